@@ -1,0 +1,231 @@
+"""HDF5 checkpoints keyed by global index, whole at every moment.
+
+Layout: attributes ``format``, ``progress`` and ``options`` (JSON); ``/fields/NAME`` with the
+global interior in axis order and its hash as an attribute. A file is written beside its place,
+flushed to disk, and renamed; the one before stays until the new one is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import h5py
+import msgspec
+import numpy as np
+import xxhash
+
+from dmr.errors import UsageError
+from dmr.field import Field
+from dmr.gather import SLAB_BYTES, slabs
+from dmr.progress import Progress, decode, encode
+from dmr.world import World
+
+FORMAT = 1
+KEEP = 2
+NAME = re.compile(r"checkpoint-(\d{10})\.h5")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Where checkpoints go, and after how many steps each (0: at SIGTERM only)."""
+
+    directory: Path
+    every: int = 0
+
+    def due(self, step: int) -> bool:
+        """Return whether a checkpoint is to be written when ``step`` steps are done."""
+        return self.every > 0 and step > 0 and step % self.every == 0
+
+
+class BrokenCheckpoint(Exception):
+    """A file that cannot be continued from, and why."""
+
+
+def write(
+    schedule: Schedule,
+    world: World,
+    fields: Mapping[str, Field],
+    progress: Progress,
+    options: Mapping[str, Any],
+    log: TextIO,
+) -> Path | None:
+    """Write a checkpoint (collective); return its path, or None where it could not be written.
+
+    A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
+    """
+    path = schedule.directory / f"checkpoint-{progress.step:010d}.h5"
+    part = path.with_suffix(".part")
+    problem: str | None = None
+    file: h5py.File | None = None
+    if world.rank == 0:
+        try:
+            schedule.directory.mkdir(parents=True, exist_ok=True)
+            file = h5py.File(part, "w", libver="latest")
+            file.attrs["format"] = FORMAT
+            file.attrs["progress"] = encode(progress).decode()
+            file.attrs["options"] = json.dumps(dict(options), sort_keys=True)
+        except OSError as error:
+            problem = str(error)
+    for name, block in fields.items():
+        problem = _write_field(world, file, name, block, problem)
+    if world.rank == 0:
+        problem = _settle(schedule, file, part, path, problem)
+        if problem is not None:
+            print(f"warning: checkpoint at step {progress.step} not written: {problem}",
+                  file=log, flush=True)
+    return None if world.comm.bcast(problem) is not None else path
+
+
+def restore(
+    schedule: Schedule,
+    world: World,
+    fields: Mapping[str, Field],
+    options: Mapping[str, Any],
+    log: TextIO,
+) -> Progress | None:
+    """Fill the fields from the newest whole checkpoint (collective); None where there is none.
+
+    Raises:
+        UsageError: the checkpoint is of another grid or other options, or none is whole.
+    """
+    found = sorted(_existing(schedule.directory)) if world.rank == 0 else []
+    broken: list[str] = []
+    for path in reversed(world.comm.bcast(found)):
+        problem: str | None = None
+        refused: str | None = None
+        if world.rank == 0:
+            try:
+                _verify(path, fields, options)
+            except BrokenCheckpoint as error:
+                problem = str(error)
+            except UsageError as error:
+                refused = str(error)
+        problem, refused = world.comm.bcast((problem, refused))
+        if refused is not None:
+            raise UsageError(refused)
+        if problem is None:
+            progress = _read(path, fields)
+            if world.rank == 0:
+                print(f"restarted from {path} at step {progress.step}", file=log, flush=True)
+            return progress
+        broken.append(f"{path.name}: {problem}")
+        if world.rank == 0:
+            print(f"warning: {path} is not whole ({problem}); trying the one before it",
+                  file=log, flush=True)
+    if broken:
+        raise UsageError(
+            f"expected a whole checkpoint in {schedule.directory}, got {'; '.join(broken)}"
+        )
+    if world.rank == 0:
+        print(f"no checkpoint in {schedule.directory}: starting from the beginning",
+              file=log, flush=True)
+    return None
+
+
+def _existing(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
+
+
+def _write_field(
+    world: World, file: h5py.File | None, name: str, block: Field, problem: str | None
+) -> str | None:
+    """Stream one field through rank 0; go on receiving even when writing has failed."""
+    digest = xxhash.xxh3_128()
+    dataset = None
+    for slab, values in slabs(world.comm, block):
+        if file is None or values is None or problem is not None:
+            continue
+        try:
+            if dataset is None:
+                dataset = file.create_dataset(f"fields/{name}", block.spec.shape, values.dtype)
+            dataset[slab.slices((0,) * len(slab.start))] = values
+            digest.update(values)
+        except OSError as error:
+            problem = str(error)
+    if dataset is not None and problem is None:
+        dataset.attrs["xxh3_128"] = digest.hexdigest()
+    return problem
+
+
+def _settle(
+    schedule: Schedule, file: h5py.File | None, part: Path, path: Path, problem: str | None
+) -> str | None:
+    """Make the new file durable under its name, or remove it."""
+    try:
+        if file is not None:
+            file.close()
+        if problem is None:
+            _sync(part)
+            part.replace(path)
+            _sync(schedule.directory)
+    except (OSError, RuntimeError) as error:
+        problem = problem or str(error)
+    if problem is not None:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        return problem
+    for old in sorted(_existing(schedule.directory))[:-KEEP]:
+        with contextlib.suppress(OSError):
+            old.unlink()
+    return None
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
+    """Read a whole checkpoint once, before any rank trusts it."""
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            version = int(file.attrs["format"])
+            if version != FORMAT:
+                raise UsageError(f"{path}: expected checkpoint format {FORMAT}, got {version}")
+            decode(file.attrs["progress"])
+            stated = json.loads(file.attrs["options"])
+            for name, block in fields.items():
+                _verify_field(path, file["fields"][name], name, block)
+    except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
+        raise BrokenCheckpoint(str(error)) from None
+    for key, value in options.items():
+        if stated.get(key) != value:
+            raise UsageError(f"{path}: expected {key} {value}, got a checkpoint of "
+                             f"{key} {stated.get(key)}")
+
+
+def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
+    shape, dtype = block.spec.shape, np.dtype(block.spec.dtype)
+    if dataset.shape != shape or dataset.dtype != dtype:
+        raise UsageError(
+            f"{path}: expected field {name} of shape {shape} and type {dtype}, "
+            f"got {dataset.shape} and {dataset.dtype}"
+        )
+    digest = xxhash.xxh3_128()
+    step = max(1, SLAB_BYTES // (int(np.prod(shape[1:])) * dtype.itemsize))
+    for start in range(0, shape[0], step):
+        digest.update(np.ascontiguousarray(dataset[start : start + step]))
+    if digest.hexdigest() != dataset.attrs["xxh3_128"]:
+        raise BrokenCheckpoint(f"field {name} does not have the hash it was written with")
+
+
+def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
+    """Read this rank's interiors; every rank reads the same file on its own."""
+    with h5py.File(path, "r", locking=False) as file:
+        for name, block in fields.items():
+            dataset = file["fields"][name]
+            values = dataset[block.box.slices((0,) * len(block.spec.shape))]
+            block.unpack(block.box, values)
+        return decode(file.attrs["progress"])

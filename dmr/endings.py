@@ -1,0 +1,98 @@
+"""How a world ends, and who is told: one message, one exit status, one completion record.
+
+Abnormal ends go through MPI_Abort, because mpiexec's status says nothing of a spawned world
+that ends in any other way (DESIGN, facts about the ground).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+from mpi4py import MPI
+
+from dmr.errors import CollectiveError
+from dmr.progress import Progress
+from dmr.world import Runtime
+from rms.protocol import CompletionRecord, EndState, write_completion
+
+ABORT_CODE = 1
+SIGTERM_CODE = 143
+
+
+class Terminated(CollectiveError):
+    """All ranks saw SIGTERM at a resize point and have saved what they could."""
+
+    exit_code = SIGTERM_CODE
+
+
+class Ending:
+    """Knows how far the job is, for whatever record its end will need."""
+
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
+        self._runtime = runtime
+        self._comm = comm
+        self._progress = Progress()
+
+    def watch(self, progress: Progress) -> None:
+        """Take step and generation from this progress from now on."""
+        self._progress = progress
+
+    def record(self, state: EndState, exit_code: int, message: str) -> None:
+        """Write the completion record, if somebody asked for one."""
+        if self._runtime.completion is None:
+            return
+        write_completion(
+            self._runtime.completion,
+            CompletionRecord(
+                state=state, exit_code=exit_code, message=message, step=self._progress.step,
+                generation=self._progress.generation, ranks=self._comm.size,
+            ),
+        )
+
+    def collective(self, error: CollectiveError) -> None:
+        """Every rank is here: rank 0 speaks, all leave in order."""
+        if self._comm.rank == 0:
+            state: EndState = "CANCELLED" if isinstance(error, Terminated) else "FAILED"
+            self.record(state, error.exit_code, str(error))
+        if self._runtime.parent is not None:
+            # A spawned world's exit status reaches nobody, so it must end by MPI_Abort.
+            self._comm.Barrier()
+            if self._comm.rank == 0:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            self._comm.Abort(error.exit_code)
+
+    def alone(self, error: BaseException) -> NoReturn:
+        """Only this rank may be here: it speaks for itself and ends all ranks."""
+        message = f"rank {self._comm.rank} of {self._comm.size}: {type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            self.record("FAILED", ABORT_CODE, message)
+        trace = "".join(traceback.format_exception(error))
+        print(f"{trace}error: {message}", file=sys.stderr, flush=True)
+        self._comm.Abort(ABORT_CODE)
+        raise AssertionError("MPI_Abort returned")
+
+
+@contextlib.contextmanager
+def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
+    """Turn whatever ends the block into the right end of the world.
+
+    Normal end: COMPLETED. A :class:`CollectiveError` passes on, recorded. A SystemExit of an
+    old world passes. Anything else ends all ranks with this rank's message.
+    """
+    end = Ending(runtime, comm)
+    try:
+        yield end
+        comm.Barrier()
+        if comm.rank == 0:
+            end.record("COMPLETED", 0, "")
+    except CollectiveError as error:
+        end.collective(error)
+        raise
+    except SystemExit:
+        raise
+    except BaseException as error:
+        end.alone(error)

@@ -1,0 +1,30 @@
+"""Errors that every rank of a world raises together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class CollectiveError(Exception):
+    """Raised by all ranks at once: the world can end in order, without MPI_Abort."""
+
+    exit_code = 1
+
+
+class UsageError(CollectiveError):
+    """Something the user asked for cannot be done; one sentence, expected and got."""
+
+    exit_code = 2
+
+
+def agree(comm: MPI.Intracomm, error: str | None) -> None:
+    """Raise :class:`UsageError` on all ranks if any rank found an error (collective).
+
+    The message of the lowest rank that has one is used.
+    """
+    found = next((text for text in comm.allgather(error) if text is not None), None)
+    if found is not None:
+        raise UsageError(found)

@@ -1,0 +1,154 @@
+"""Distributed fields: what the application states, and one rank's padded block of it.
+
+Nothing here knows which array module holds the data: NumPy, CuPy, or any module with
+``zeros``, ``asarray``, ``ascontiguousarray`` and (where its arrays do not live in host memory)
+``asnumpy``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dmr.layout import Box, Decomposition, Halo, Padding, memory_order
+
+Array = Any
+"""An array of the field's own module (numpy.ndarray, cupy.ndarray, ...)."""
+
+ArrayModule = Any
+"""numpy, cupy, or a module that offers the same few functions."""
+
+
+@dataclass(frozen=True)
+class FieldSpec:
+    """What an application states about one distributed array.
+
+    Attributes:
+        shape: global extents, 1 to 4 axes.
+        dtype: anything ``numpy.dtype`` accepts.
+        initial: returns the initial values of a box of global indices, shape ``box.shape``
+            (or broadcastable to it). Called only where nothing is restored.
+        halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
+        split: the one or two axes that are cut over the ranks, rows first.
+        xp: array module that holds the blocks.
+        order: axes from slowest to contiguous in memory; the paper's N, L, M by default.
+        thinnest: least block thickness where an axis is cut, by default the halo's.
+    """
+
+    shape: tuple[int, ...]
+    dtype: npt.DTypeLike
+    initial: Callable[[Box], Any]
+    halo: int | Halo = 0
+    split: tuple[int, ...] = (0, 1)
+    xp: ArrayModule = field(default=np, compare=False)
+    order: tuple[int, ...] | None = None
+    thinnest: int | None = None
+
+    def __post_init__(self) -> None:
+        axes = len(self.shape)
+        if not 1 <= axes <= 4 or min(self.shape) < 1:
+            raise ValueError(f"expected 1 to 4 axes of at least 1 cell, got shape {self.shape}")
+        split = self.split if axes > 1 else (0,)
+        if not 1 <= len(split) <= 2 or len(set(split)) != len(split) or max(split) >= axes:
+            raise ValueError(f"expected one or two of {axes} axes to split, got {self.split}")
+        object.__setattr__(self, "split", split)
+        if self.order is not None and sorted(self.order) != list(range(axes)):
+            raise ValueError(f"expected an order of {axes} axes, got {self.order}")
+
+    @property
+    def halos(self) -> Halo:
+        """The halo of every axis as (below, above)."""
+        if isinstance(self.halo, int):
+            return ((self.halo, self.halo),) * len(self.shape)
+        return self.halo
+
+    def thinnest_blocks(self) -> tuple[int, ...]:
+        """Return the least thickness of a block along each split axis."""
+        if self.thinnest is not None:
+            return (self.thinnest,) * len(self.split)
+        return tuple(max(1, *self.halos[axis]) for axis in self.split)
+
+    def decompose(self, grid: tuple[int, ...]) -> Decomposition:
+        """Return this array cut over a process grid."""
+        return Decomposition(self.shape, self.split, grid)
+
+    def padding(self, interior: tuple[int, ...]) -> Padding:
+        """Return how a block with this interior lies in memory."""
+        order = memory_order(self.shape) if self.order is None else self.order
+        return Padding(interior, self.halos, np.dtype(self.dtype).itemsize, order)
+
+    def signature(self) -> dict[str, Any]:
+        """Return what both sides of a resize, or a file and a run, must agree on."""
+        return {
+            "shape": list(self.shape),
+            "dtype": np.dtype(self.dtype).str,
+            "split": list(self.split),
+        }
+
+
+class Field:
+    """One rank's block of a distributed array.
+
+    Attributes:
+        spec: what the application stated.
+        layout: who owns which cells in this world.
+        box: the interior in global indices.
+        storage: the C-contiguous memory, slowest axis first, rows with their padding.
+        padded: interior and halo in axis order, a view of ``storage``.
+        interior: the owned cells in axis order, a view of ``storage``.
+    """
+
+    def __init__(self, spec: FieldSpec, layout: Decomposition, rank: int) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.box = layout.box(rank)
+        self.padding = spec.padding(self.box.shape)
+        self.storage = allocate(spec.xp, self.padding, spec.dtype)
+        self.padded = logical_view(self.storage, self.padding)
+        self.interior = self.padded[self.padding.interior_slices()]
+
+    def initialise(self) -> None:
+        """Set the interior to the application's initial values."""
+        values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)
+        self.interior[...] = values
+
+    def pack(self, box: Box) -> npt.NDArray[Any]:
+        """Return a contiguous host copy of the cells of ``box``, in axis order."""
+        view = self.interior[box.slices(self.box.start)]
+        return to_host(self.spec.xp, self.spec.xp.ascontiguousarray(view))
+
+    def unpack(self, box: Box, values: npt.NDArray[Any]) -> None:
+        """Set the cells of ``box`` from a contiguous host array of shape ``box.shape``."""
+        self.interior[box.slices(self.box.start)] = self.spec.xp.asarray(values)
+
+
+def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:
+    """Return zeroed storage whose first interior element of every row is aligned."""
+    raw = xp.zeros(padding.allocation_bytes, dtype=np.uint8)
+    shift = padding.shift_bytes(_address(raw))
+    items = raw[shift : shift + int(np.prod(padding.storage)) * padding.itemsize]
+    return items.view(np.dtype(dtype)).reshape(padding.storage)
+
+
+def logical_view(storage: Array, padding: Padding) -> Array:
+    """Return interior and halo of a block in axis order, without the padding of its rows."""
+    row = padding.padded[padding.order[-1]]
+    inverse = tuple(padding.order.index(axis) for axis in range(len(padding.order)))
+    return storage[..., :row].transpose(inverse)
+
+
+def to_host(xp: ArrayModule, array: Array) -> npt.NDArray[Any]:
+    """Return the array in host memory (itself where it is there already)."""
+    asnumpy = getattr(xp, "asnumpy", None)
+    return asnumpy(array) if asnumpy is not None else np.asarray(array)
+
+
+def _address(array: Array) -> int:
+    interface = getattr(array, "__cuda_array_interface__", None)
+    if interface is None:
+        interface = array.__array_interface__
+    return int(interface["data"][0])

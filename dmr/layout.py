@@ -1,0 +1,240 @@
+"""Who owns which cells: pure index arithmetic, no communication.
+
+A global array of ``shape`` is cut along its ``split`` axes into a process grid. Every rank
+owns one box of cells (its interior) and keeps it in a padded block: interior, halo, and
+padding that aligns the rows (Iserte & Rojek, figure 1 and equations 7 to 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isqrt, prod
+
+ALIGNMENT_BYTES = 128
+"""Rows start their interior on a multiple of this (the paper's A, one GPU memory transaction)."""
+
+Halo = tuple[tuple[int, int], ...]
+"""Halo cells below and above, for each axis."""
+
+
+@dataclass(frozen=True)
+class Box:
+    """A half-open block of global indices, ``start <= index < stop`` on every axis."""
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Cells along each axis (0 where the box is empty)."""
+        return tuple(max(0, b - a) for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return prod(self.shape)
+
+    def intersect(self, other: Box) -> Box:
+        """Return the cells in both boxes (of size 0 where they do not meet)."""
+        return Box(
+            tuple(max(a, b) for a, b in zip(self.start, other.start, strict=True)),
+            tuple(min(a, b) for a, b in zip(self.stop, other.stop, strict=True)),
+        )
+
+    def slices(self, origin: Sequence[int]) -> tuple[slice, ...]:
+        """Return the slices of these cells in an array whose first element is ``origin``."""
+        return tuple(
+            slice(a - o, b - o) for a, b, o in zip(self.start, self.stop, origin, strict=True)
+        )
+
+
+def split_range(cells: int, parts: int, index: int) -> tuple[int, int]:
+    """Return the half-open range of part ``index`` when ``cells`` are dealt to ``parts``.
+
+    The first ``cells % parts`` parts hold one cell more, so that the thickest is the paper's
+    ceil(cells / parts) (equation 7) and no part differs from another by more than one cell.
+    """
+    base, extra = divmod(cells, parts)
+    start = index * base + min(index, extra)
+    return start, start + base + (index < extra)
+
+
+def part_of(cells: int, parts: int, cell: int) -> int:
+    """Return which part of :func:`split_range` holds ``cell``."""
+    base, extra = divmod(cells, parts)
+    fat = extra * (base + 1)
+    return cell // (base + 1) if cell < fat else extra + (cell - fat) // base
+
+
+class GridError(ValueError):
+    """No process grid of this many ranks fits the array."""
+
+
+def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> tuple[int, ...]:
+    """Return the process grid of ``size`` ranks over one or two split axes.
+
+    Columns number floor(sqrt(size)) where that divides size (Iserte & Rojek, section 4), else
+    the nearest divisor of size for which every block is at least ``thinnest`` cells thick.
+
+    Args:
+        size: number of ranks, at least 1.
+        extents: cells along each split axis (rows split the first, columns the second).
+        thinnest: least thickness of a block along each split axis where that axis is cut.
+
+    Raises:
+        GridError: no factorisation fits; the message names the largest number that does.
+    """
+    if size < 1:
+        raise GridError(f"expected at least 1 rank, got {size}")
+    for grid in _candidates(size, len(extents)):
+        if _fits(grid, extents, thinnest):
+            return grid
+    most = next(
+        n
+        for n in range(size, 0, -1)
+        if any(_fits(grid, extents, thinnest) for grid in _candidates(n, len(extents)))
+    )
+    cells = " x ".join(str(n) for n in extents)
+    raise GridError(
+        f"cannot cut {cells} cells into {size} blocks at least "
+        f"{' x '.join(str(t) for t in thinnest)} cells thick where cut; "
+        f"expected at most {most} ranks, got {size}"
+    )
+
+
+def _candidates(size: int, axes: int) -> list[tuple[int, ...]]:
+    """Return the factorisations of ``size``, the paper's first, then by nearness to it."""
+    if axes == 1:
+        return [(size,)]
+    if axes != 2:
+        raise GridError(f"expected 1 or 2 split axes, got {axes}")
+    wanted = isqrt(size)
+    columns = [c for c in range(1, size + 1) if size % c == 0]
+    # On a tie take fewer columns: "otherwise the number of rows is greater" (section 4).
+    columns.sort(key=lambda c: (abs(c - wanted), c))
+    return [(size // c, c) for c in columns]
+
+
+def _fits(grid: Sequence[int], extents: Sequence[int], thinnest: Sequence[int]) -> bool:
+    return all(
+        parts == 1 or cells // parts >= max(1, least)
+        for parts, cells, least in zip(grid, extents, thinnest, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """A global array cut into one box a rank.
+
+    Ranks run down the first split axis first: rank = row + rows * column, so that top and
+    bottom neighbours differ by 1 and left and right ones by the number of rows (section 4).
+    """
+
+    shape: tuple[int, ...]
+    split: tuple[int, ...]
+    grid: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return prod(self.grid)
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return the place of ``rank`` in the process grid."""
+        place = []
+        for parts in self.grid:
+            rank, at = divmod(rank, parts)
+            place.append(at)
+        return tuple(place)
+
+    def rank_at(self, place: Sequence[int]) -> int:
+        """Return the rank at a place in the process grid."""
+        rank = 0
+        for parts, at in zip(reversed(self.grid), reversed(tuple(place)), strict=True):
+            rank = rank * parts + at
+        return rank
+
+    def box(self, rank: int) -> Box:
+        """Return the interior of ``rank`` in global indices."""
+        start, stop = [0] * len(self.shape), list(self.shape)
+        for axis, parts, at in zip(self.split, self.grid, self.coordinates(rank), strict=True):
+            start[axis], stop[axis] = split_range(self.shape[axis], parts, at)
+        return Box(tuple(start), tuple(stop))
+
+    def parts_along(self, axis: int) -> int:
+        """Return into how many parts ``axis`` is cut (1 for an axis that is not split)."""
+        return self.grid[self.split.index(axis)] if axis in self.split else 1
+
+    def neighbour(self, rank: int, axis: int, direction: int, *, periodic: bool) -> int | None:
+        """Return the rank next to ``rank`` along ``axis`` (direction -1 or +1), or None.
+
+        On a periodic axis cut into one part the neighbour is the rank itself.
+        """
+        if axis not in self.split:
+            return rank if periodic else None
+        place = list(self.coordinates(rank))
+        at = self.split.index(axis)
+        place[at] += direction
+        if not 0 <= place[at] < self.grid[at]:
+            if not periodic:
+                return None
+            place[at] %= self.grid[at]
+        return self.rank_at(place)
+
+
+@dataclass(frozen=True)
+class Padding:
+    """How one block lies in memory.
+
+    ``order`` lists the axes from the slowest to the contiguous one. Each axis has its interior
+    and its halo; rows (the contiguous axis) are padded to a multiple of ``ALIGNMENT_BYTES`` and
+    the whole is shifted so that the first interior element of every row is aligned.
+    """
+
+    interior: tuple[int, ...]
+    halo: Halo
+    itemsize: int
+    order: tuple[int, ...]
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """Cells along each axis with the halo, in axis order (no row padding)."""
+        return tuple(n + lo + hi for n, (lo, hi) in zip(self.interior, self.halo, strict=True))
+
+    @property
+    def row_items(self) -> int:
+        """Items from one row to the next: equation 10's rounding of the padded row to A."""
+        step = max(1, ALIGNMENT_BYTES // self.itemsize)
+        return -(-self.padded[self.order[-1]] // step) * step
+
+    @property
+    def storage(self) -> tuple[int, ...]:
+        """Extents of the C-contiguous storage, slowest axis first, rows with their padding."""
+        return (*(self.padded[a] for a in self.order[:-1]), self.row_items)
+
+    @property
+    def allocation_bytes(self) -> int:
+        """Bytes to allocate: equation 12's size with its A bytes for the alignment shift."""
+        return prod(self.storage) * self.itemsize + ALIGNMENT_BYTES
+
+    def shift_bytes(self, address: int) -> int:
+        """Return how far into an allocation at ``address`` the storage starts."""
+        lead = self.halo[self.order[-1]][0] * self.itemsize
+        return -(address + lead) % ALIGNMENT_BYTES
+
+    def interior_slices(self) -> tuple[slice, ...]:
+        """Return the slices of the interior in the padded block."""
+        return tuple(
+            slice(lo, lo + n) for n, (lo, _) in zip(self.interior, self.halo, strict=True)
+        )
+
+
+def memory_order(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the axes from slowest to contiguous: the paper's N, L, M for three axes.
+
+    Axes of one cell go first, so that the contiguous axis is never one of them and a 2D or 1D
+    grid wastes no memory on padding.
+    """
+    paper = (0, *range(2, len(shape)), 1) if len(shape) > 1 else (0,)
+    return tuple(sorted(paper, key=lambda axis: shape[axis] > 1))

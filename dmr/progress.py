@@ -1,0 +1,67 @@
+"""What travels with a job from world to world, and into checkpoints, besides its fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rms.protocol import Resize
+
+
+class OpenResize(msgspec.Struct):
+    """A resize whose new world has not stepped yet: what the old world measured of it."""
+
+    step: int
+    from_ranks: int
+    to_ranks: int
+    strategy: str
+    boot_s: float
+    move_s: float
+    old_stall_s: float
+    bytes: int
+    arrived_at: float = 0.0
+    """The new world's clock when the old one let go; clocks of two nodes are never compared."""
+
+
+class Progress(msgspec.Struct):
+    """Step number, replicated values and records of a job."""
+
+    step: int = 0
+    generation: int = 0
+    elapsed_s: float = 0.0
+    saved_at: int = -1
+    """Step of the newest checkpoint, so that a resize does not write it twice."""
+    values: dict[str, Any] = {}
+    resizes: list[Resize] = []
+    open_resize: OpenResize | None = None
+
+    def close_resize(self, now: float) -> Resize:
+        """Turn the open resize into a record: the new world is about to step."""
+        begun = self.open_resize
+        if begun is None:
+            raise RuntimeError("expected an open resize, got none")
+        record = Resize(
+            step=begun.step,
+            from_ranks=begun.from_ranks,
+            to_ranks=begun.to_ranks,
+            strategy=begun.strategy,
+            boot_s=begun.boot_s,
+            stall_s=begun.old_stall_s + now - begun.arrived_at,
+            move_s=begun.move_s,
+            bytes=begun.bytes,
+            gb_per_s=begun.bytes / 1e9 / begun.move_s if begun.move_s > 0 else 0.0,
+        )
+        self.resizes.append(record)
+        self.open_resize = None
+        return record
+
+
+def encode(progress: Progress) -> bytes:
+    """Return the progress as JSON."""
+    return msgspec.json.encode(progress)
+
+
+def decode(data: bytes | str) -> Progress:
+    """Read what :func:`encode` wrote; raises msgspec.DecodeError for anything else."""
+    return msgspec.json.decode(data, type=Progress)

@@ -1,0 +1,257 @@
+"""The loop the library owns: that is what makes resuming structural.
+
+Initial values are set only where nothing was restored; step number, values and records travel
+by themselves; scratch is rebuilt, not moved; and the code after :func:`run` is reached by the
+last world alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from mpi4py import MPI
+
+from dmr import checkpoint, spawn
+from dmr.endings import Terminated, ending
+from dmr.errors import UsageError, agree
+from dmr.field import Field, FieldSpec
+from dmr.progress import Progress
+from dmr.world import Runtime, World, grid_for
+from rms.protocol import Resize
+
+STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
+
+
+class Application(Protocol):
+    """What a malleable program states; :func:`run` does the rest."""
+
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Return the distributed arrays, the same on every rank and in every world."""
+        ...
+
+    def build(self, run: Run) -> None:
+        """Build what belongs to the current world: scratch, communication. Once per world."""
+        ...
+
+    def steps(self, run: Run) -> int:
+        """Return the number of steps of the whole run (called after ``build``)."""
+        ...
+
+    def step(self, run: Run) -> None:
+        """Advance the fields by one step."""
+        ...
+
+    def finish(self, run: Run) -> None:
+        """Do what is left to do after the last step, in the last world."""
+        ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When the library may act.
+
+    Attributes:
+        every: steps between resize points, where SIGTERM and resizes are noticed.
+        resizes: scripted resizes, step to ranks, done exactly at those steps.
+        strategy: one of ``STRATEGIES``.
+        checkpoint: where and how often to write checkpoints, or None.
+        restart: continue from the newest whole checkpoint, if there is one.
+        options: what must be equal for a checkpoint to be continued.
+    """
+
+    every: int = 10
+    resizes: Mapping[int, int] = field(default_factory=dict)
+    strategy: str = "auto"
+    checkpoint: checkpoint.Schedule | None = None
+    restart: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """What an application sees of its run.
+
+    Attributes:
+        world: the present world.
+        fields: this rank's blocks.
+        step: steps done so far.
+        values: replicated values that travel with the job: numbers, strings, lists of them.
+        restored: whether this world started from moved or checkpointed fields.
+    """
+
+    runtime: Runtime
+    world: World
+    fields: dict[str, Field]
+    progress: Progress
+    restored: bool
+
+    @property
+    def step(self) -> int:
+        """Steps done so far, over all worlds."""
+        return self.progress.step
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Replicated values that travel with the job."""
+        return self.progress.values
+
+    @property
+    def resizes(self) -> list[Resize]:
+        """The resizes done so far."""
+        return self.progress.resizes
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the loop so far, stalls included, over all worlds."""
+        return self.progress.elapsed_s
+
+    def say(self, text: str) -> None:
+        """Print a line, from rank 0 only."""
+        if self.world.rank == 0:
+            print(text, file=self.runtime.log, flush=True)
+
+
+def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
+    """Run an application to its last step through any number of worlds.
+
+    Returns in the last world only; the ranks of earlier worlds leave by a normal exit.
+
+    Raises:
+        UsageError: on all ranks together, for what the user asked and cannot be had.
+    """
+    plan = plan or Plan()
+    comm = runtime.comm.Dup()
+    try:
+        with ending(runtime, comm) as end:
+            specs = dict(app.fields())
+            _check(plan, runtime, specs)
+            state = _enter(runtime, comm, specs, plan)
+            end.watch(state.progress)
+            with _sigterm() as told:
+                _loop(app, state, plan, told)
+            app.finish(state)
+            return state
+    finally:
+        if not sys.is_finalizing() and comm != MPI.COMM_NULL:
+            comm.Free()
+
+
+def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec]) -> None:
+    if plan.every < 1:
+        raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
+    if plan.strategy not in STRATEGIES:
+        raise UsageError(f"expected a strategy of {', '.join(STRATEGIES)}, got {plan.strategy!r}")
+    if plan.strategy == "warm":
+        raise UsageError("strategy warm needs a launcher; under bare mpirun expected spawn")
+    if plan.strategy in ("merge", "restart"):
+        raise UsageError(
+            f"expected strategy auto or spawn (all that this version has), got {plan.strategy!r}"
+        )
+    if plan.resizes and not runtime.launched and runtime.mpiexec is None:
+        raise UsageError(
+            "no mpiexec found to start a new world with; expected one on PATH "
+            "(pip install 'malleable-mpi[mpich]' brings it)"
+        )
+    for ranks in (runtime.comm.size, *plan.resizes.values()):
+        grid_for(ranks, list(specs.values()))
+
+
+def _enter(
+    runtime: Runtime, comm: MPI.Intracomm, specs: Mapping[str, FieldSpec], plan: Plan
+) -> Run:
+    """Return the state this world starts from: moved, read, or initial."""
+    grid = grid_for(comm.size, list(specs.values()))
+    if runtime.parent is not None:
+        arrival = spawn.join(runtime, comm, specs, grid)
+        return Run(runtime, arrival.world, arrival.fields, arrival.progress, restored=True)
+    world = World(comm, 0, grid)
+    fields = world.allocate(specs)
+    if plan.restart and plan.checkpoint is not None:
+        progress = checkpoint.restore(plan.checkpoint, world, fields, plan.options, runtime.log)
+        if progress is not None:
+            return Run(runtime, world, fields, progress, restored=True)
+    error = None
+    for name, block in fields.items():
+        try:
+            block.initialise()
+        except ValueError as problem:
+            error = error or f"field {name}: {problem}"
+    agree(comm, error)
+    return Run(runtime, world, fields, Progress(), restored=False)
+
+
+def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
+    progress, clock = state.progress, state.runtime.clock
+    entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
+    app.build(state)
+    steps = app.steps(state)
+    world = state.world
+    if progress.open_resize is not None:
+        record = progress.close_resize(clock())
+        state.say(_describe(record))
+    before = progress.elapsed_s
+
+    while True:
+        progress.elapsed_s = before + clock() - entered
+        step = progress.step
+        scripted = plan.resizes.get(step)
+        if scripted is not None or step % plan.every == 0:
+            target = world.size if scripted is None or step >= steps else scripted
+            stop, target = _resize_point(world.comm, bool(told), target)
+            if stop:
+                _terminate(state, plan)
+            if target != world.size:
+                spawn.replace(state, target)  # leaves this process unless rolled back
+        if step >= steps:
+            return
+        if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
+            progress.saved_at = step
+            checkpoint.write(plan.checkpoint, world, state.fields, progress, plan.options,
+                             state.runtime.log)
+        app.step(state)
+        progress.step += 1
+
+
+def _resize_point(comm: MPI.Intracomm, told: bool, target: int) -> tuple[bool, int]:
+    """Agree on whether to stop and at which size to go on: one reduction of two numbers."""
+    if comm.size == 1:
+        return told, target
+    flags = np.array([told, target], np.int64)
+    comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
+    return bool(flags[0]), int(flags[1])
+
+
+def _terminate(state: Run, plan: Plan) -> None:
+    where = "no checkpoint folder was given"
+    if plan.checkpoint is not None:
+        path = checkpoint.write(
+            plan.checkpoint, state.world, state.fields, state.progress, plan.options,
+            state.runtime.log,
+        )
+        where = f"checkpoint {path}" if path else "the checkpoint could not be written"
+    raise Terminated(f"ended by SIGTERM at step {state.step}; {where}")
+
+
+def _describe(record: Resize) -> str:
+    return (
+        f"resize at step {record.step}: {record.from_ranks} -> {record.to_ranks} ranks by "
+        f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
+        f"stall {record.stall_s:.3f} s"
+    )
+
+
+@contextlib.contextmanager
+def _sigterm() -> Iterator[list[int]]:
+    """Collect SIGTERM in a list that the next resize point looks at."""
+    told: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    try:
+        yield told
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,148 @@
+"""Strategy spawn: the old world calls MPI_Comm_spawn, as DMR does. Needs no RMS.
+
+The two worlds speak in this order, all of it collective over the inter-communicator::
+
+    new -> old   the new world is ready
+    old -> new   header: progress, size, signature of the fields
+    new -> old   accepted, or not: the old world goes on as if nothing had been asked
+    old -> new   interiors, in hashed chunks (dmr.move)
+    new -> old   every hash agreed: only now does the old world let go of its data
+    old -> new   what the resize has cost so far
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+from mpi4py import MPI
+
+from dmr import move
+from dmr.errors import CollectiveError
+from dmr.field import Field, FieldSpec
+from dmr.progress import OpenResize, Progress, decode, encode
+from dmr.world import Runtime, World, grid_for
+
+if TYPE_CHECKING:
+    from dmr.session import Run
+
+
+class Header(msgspec.Struct):
+    """What the old world tells the new one before anything moves."""
+
+    grid: tuple[int, ...]
+    progress: Progress
+    signature: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What a new world starts from."""
+
+    world: World
+    fields: dict[str, Field]
+    progress: Progress
+
+
+class Left(SystemExit):
+    """Raised in the ranks of an old world: their part of the job is done."""
+
+
+def replace(run: Run, ranks: int) -> None:
+    """Replace the world of ``run`` by one of ``ranks`` ranks (collective).
+
+    Returns only if the resize was rolled back: then the old world simply goes on.
+    """
+    runtime, world = run.runtime, run.world
+    asked = runtime.clock()
+    try:
+        inter = _launch(runtime, world.comm, ranks)
+    except MPI.Exception as error:
+        run.say(f"resize to {ranks} ranks rolled back, spawn failed: {error.Get_error_string()}")
+        return
+    inter.Barrier()
+    ready = runtime.clock()
+    specs = {name: block.spec for name, block in run.fields.items()}
+    header = Header(world.grid, run.progress, _signature(specs))
+    _tell(inter, world.rank, msgspec.json.encode(header))
+    if not inter.allreduce(1, op=MPI.MIN):
+        inter.Disconnect()
+        run.say(f"resize to {ranks} ranks rolled back: the new world states other fields")
+        return
+    sent = 0
+    for block in run.fields.values():
+        layout = block.spec.decompose(grid_for(ranks, list(specs.values())))
+        sent += move.send(inter, block, world.rank, layout)
+    sent = world.comm.allreduce(sent)
+    if not inter.allreduce(1, op=MPI.MIN):
+        inter.Disconnect()
+        run.say(f"resize to {ranks} ranks rolled back: data did not arrive whole")
+        return
+    moved = runtime.clock()
+    _leave(run, inter, OpenResize(
+        step=run.step, from_ranks=world.size, to_ranks=ranks, strategy="spawn",
+        boot_s=ready - asked, move_s=moved - ready, old_stall_s=moved - asked, bytes=sent,
+    ))
+
+
+def join(
+    runtime: Runtime, comm: MPI.Intracomm, specs: Mapping[str, FieldSpec], grid: tuple[int, ...]
+) -> Arrival:
+    """Receive the job from the world that spawned this one (collective)."""
+    inter = runtime.parent
+    if inter is None:
+        raise RuntimeError("expected to be a spawned world")
+    inter.Barrier()
+    header = msgspec.json.decode(inter.bcast(None, root=0), type=Header)
+    same = header.signature == _signature(specs)
+    inter.allreduce(int(same), op=MPI.MIN)
+    if not same:
+        inter.Disconnect()
+        raise CollectiveError(
+            f"expected the fields {header.signature} of the old world, got {_signature(specs)}"
+        )
+    world = World(comm, header.progress.generation + 1, grid)
+    fields = world.allocate(specs)
+    intact = True
+    for block in fields.values():
+        intact &= move.receive(inter, block, world.rank, block.spec.decompose(header.grid))
+    inter.allreduce(int(comm.allreduce(int(intact), op=MPI.MIN)), op=MPI.MIN)
+    if not intact:
+        inter.Disconnect()
+        raise CollectiveError("fields did not arrive whole from the old world")
+    progress = header.progress
+    progress.open_resize = msgspec.json.decode(inter.bcast(None, root=0), type=OpenResize)
+    progress.open_resize.arrived_at = runtime.clock()
+    progress.generation = world.generation
+    inter.Disconnect()
+    return Arrival(world, fields, progress)
+
+
+def _launch(runtime: Runtime, comm: MPI.Intracomm, ranks: int) -> MPI.Intercomm:
+    info = MPI.Info.Create()
+    try:
+        info.Set("wdir", str(Path.cwd()))
+        program, *arguments = runtime.command
+        return comm.Spawn(program, arguments, maxprocs=ranks, info=info, root=0)
+    finally:
+        info.Free()
+
+
+def _leave(run: Run, inter: MPI.Intercomm, cost: OpenResize) -> NoReturn:
+    _tell(inter, run.world.rank, msgspec.json.encode(cost))
+    inter.Disconnect()
+    raise Left(0)
+
+
+def _tell(inter: MPI.Intercomm, rank: int, data: bytes) -> None:
+    inter.bcast(data, root=MPI.ROOT if rank == 0 else MPI.PROC_NULL)
+
+
+def _signature(specs: Mapping[str, FieldSpec]) -> dict[str, Any]:
+    return {name: spec.signature() for name, spec in specs.items()}
+
+
+__all__ = ["Arrival", "Left", "decode", "encode", "join", "replace"]
