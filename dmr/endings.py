@@ -21,6 +21,7 @@ from rms.protocol import CompletionRecord, EndState, write_completion
 
 ABORT_CODE = 1
 SIGTERM_CODE = 143
+SIGINT_CODE = 130
 
 
 class Terminated(CollectiveError):
@@ -94,5 +95,7 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
         raise
     except SystemExit:
         raise
+    except KeyboardInterrupt:
+        comm.Abort(SIGINT_CODE)
     except BaseException as error:
         end.alone(error)

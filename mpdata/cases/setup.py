@@ -1,0 +1,88 @@
+"""What a case is: functions of global indices, so that a block can be built anywhere.
+
+A block of a rank is evaluated from its own global indices, never gathered or scattered. To keep
+a cell's bits the same for every decomposition, transcendental functions are only ever taken on
+whole 1D tables (vector units may round the tail of an array differently) and combined by
+``+ - * /``, which are exact about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.options import Boundaries
+
+Array = npt.NDArray[np.float64]
+Index = npt.NDArray[np.int64]
+CellFunction = Callable[[Index, Index, Index], Any]
+FaceFunction = Callable[[int, Index, Index, Index], Any]
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """Cell centres along one axis, for output files."""
+
+    name: str
+    units: str
+    values: Array
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One case, ready to be evaluated block by block.
+
+    Attributes:
+        case: name.
+        grid: cells (N, M, L).
+        boundaries: what lies outside.
+        initial: psi at cells, from open-mesh global indices of shapes (n,1,1), (1,m,1), (1,1,l).
+        density: h at cells, likewise.
+        face: face values normal to an axis, likewise; per unit of ``scale``.
+        extends: whether ``face`` is defined outside the grid too.
+        steps: time steps; None where they follow from ``duration`` once the scale is known.
+        courant: if not None, face values are scaled so that the largest outgoing sum over h is
+            this; if None they are used as they are.
+        duration: time to cover in the unit of which ``face`` is a rate (then scale is dt).
+        exact: the answer after ``steps``, if known.
+        norms: error norms from the difference to ``exact`` summed over cells.
+        coordinates: for output files.
+    """
+
+    case: str
+    grid: tuple[int, int, int]
+    boundaries: Boundaries
+    initial: CellFunction
+    density: CellFunction
+    face: FaceFunction
+    extends: bool
+    steps: int | None
+    courant: float | None = None
+    duration: float | None = None
+    exact: CellFunction | None = None
+    norms: Callable[[Sums], dict[str, float]] | None = None
+    coordinates: tuple[Coordinate, Coordinate, Coordinate] | None = None
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over all cells of the difference e between the answer and the exact one."""
+
+    cells: int
+    absolute: float
+    squared: float
+    largest: float
+
+
+def open_mesh(i: Index, j: Index, k: Index) -> tuple[Index, Index, Index]:
+    """Return the three index vectors shaped to broadcast against each other."""
+    return i[:, None, None], j[None, :, None], k[None, None, :]
+
+
+def unit_density(i: Index, j: Index, k: Index) -> float:
+    """Density 1 everywhere."""
+    return 1.0

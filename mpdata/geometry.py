@@ -1,0 +1,149 @@
+"""Index arithmetic of one block, shared by every array of it.
+
+All arrays of a block, cells and faces alike, have one shape: along an axis of n > 1 cells
+``halo`` cells below, n inside, ``halo`` + 1 above; along an axis of one cell just that cell.
+Face i lies between cells i-1 and i and is kept at the index of cell i, so the faces of cell p
+along an axis are p and p + 1, and one more row above holds the last face.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.options import Boundaries
+
+Index = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One block of the grid.
+
+    Attributes:
+        grid: cells of the whole grid (N, M, L).
+        start, stop: the block's interior in global cell indices.
+        halo: cells of psi around the block.
+        boundaries: what lies outside the grid.
+    """
+
+    grid: tuple[int, int, int]
+    start: tuple[int, int, int]
+    stop: tuple[int, int, int]
+    halo: int
+    boundaries: Boundaries
+
+    @property
+    def active(self) -> tuple[int, ...]:
+        """The axes along which anything moves: those of more than one cell."""
+        return tuple(axis for axis in range(3) if self.grid[axis] > 1)
+
+    @property
+    def interior(self) -> tuple[int, int, int]:
+        """Cells inside the block."""
+        n, m, el = (b - a for a, b in zip(self.start, self.stop, strict=True))
+        return n, m, el
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Extents of every array of the block."""
+        n, m, el = (
+            cells + 2 * self.halo + 1 if axis in self.active else 1
+            for axis, cells in enumerate(self.interior)
+        )
+        return n, m, el
+
+    def touches(self, axis: int) -> tuple[bool, bool]:
+        """Return whether the lower and the upper side of the block are edges of the domain."""
+        if self.boundaries[axis].kind == "periodic" or axis not in self.active:
+            return False, False
+        return self.start[axis] == 0, self.stop[axis] == self.grid[axis]
+
+    def cells(
+        self,
+        ring: int,
+        shift: tuple[int, int] | None = None,
+        extra: int | None = None,
+        shift2: tuple[int, int] | None = None,
+    ) -> tuple[slice, slice, slice]:
+        """Return the slices of the interior widened by ``ring`` cells on every side.
+
+        Args:
+            ring: cells added on each side of each active axis.
+            shift: (axis, cells) to move the region along one axis.
+            extra: axis along which one more layer is taken above (for faces).
+            shift2: a second shift.
+        """
+        bounds = [[0, 1], [0, 1], [0, 1]]
+        for axis in self.active:
+            bounds[axis] = [self.halo - ring, self.halo + self.interior[axis] + ring]
+        for moved in (shift, shift2):
+            if moved is not None:
+                bounds[moved[0]][0] += moved[1]
+                bounds[moved[0]][1] += moved[1]
+        if extra is not None:
+            bounds[extra][1] += 1
+        i, j, k = (slice(low, high) for low, high in bounds)
+        return i, j, k
+
+    def global_cells(self, *, extends: bool = False) -> tuple[Index, Index, Index]:
+        """Return the global cell index of every layer along each axis, halo included.
+
+        Periodic axes wrap; on others the index outside is the nearest cell's, or the true one
+        where ``extends`` says that the case is defined there.
+        """
+        i, j, k = (self._global(axis, self.grid[axis] - 1, extends=extends) for axis in range(3))
+        return i, j, k
+
+    def global_faces(self, normal: int, *, extends: bool) -> tuple[Index, Index, Index]:
+        """Return the global indices of the faces normal to ``normal``, as for the cells."""
+        i, j, k = (
+            self._global(axis, self.grid[axis] - (axis != normal), extends=extends)
+            for axis in range(3)
+        )
+        return i, j, k
+
+    def _global(self, axis: int, last: int, *, extends: bool) -> Index:
+        if axis not in self.active:
+            return np.zeros(1, np.int64)
+        low = self.start[axis] - self.halo
+        index = np.arange(low, low + self.shape[axis], dtype=np.int64)
+        kind = self.boundaries[axis].kind
+        if kind == "periodic":
+            return index % self.grid[axis]
+        if extends and kind != "wall":
+            return index
+        return index.clip(0, last)
+
+
+def fill_edges(array: Any, geometry: Geometry) -> None:
+    """Set psi outside the domain from the nearest cell or the fixed value (in place).
+
+    Done before the first and again before every further pass, axis by axis from the last to
+    the first, so that corners do not depend on how the grid is cut.
+    """
+    for axis in (2, 1, 0):
+        fill_edge(array, geometry, axis)
+
+
+def fill_edge(array: Any, geometry: Geometry, axis: int) -> None:
+    """Set psi beyond the edges of one axis (nothing where the block touches none)."""
+    low, high = geometry.touches(axis)
+    boundary, halo = geometry.boundaries[axis], geometry.halo
+    layers = array.swapaxes(0, axis)
+    last = halo + geometry.interior[axis]
+    if low:
+        layers[:halo] = boundary.value if boundary.kind == "fixed" else layers[halo : halo + 1]
+    if high:
+        layers[last:] = boundary.value if boundary.kind == "fixed" else layers[last - 1 : last]
+
+
+def wrap_axis(array: Any, geometry: Geometry, axis: int) -> None:
+    """Set the halo of a periodic axis that this block spans whole (any halo, any extent)."""
+    halo, cells = geometry.halo, geometry.interior[axis]
+    layers = array.swapaxes(0, axis)
+    for layer in (*range(halo), *range(halo + cells, 2 * halo + cells)):
+        layers[layer] = layers[halo + (layer - halo) % cells]

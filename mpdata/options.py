@@ -1,0 +1,79 @@
+"""What scheme is run, and on which boundaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from mpdata.errors import InputError
+
+KINDS = ("periodic", "open", "wall", "fixed")
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """What lies outside the grid along one axis, on both sides.
+
+    ``periodic``: the other side. ``open``: psi and h of the nearest cell. ``wall``: the same,
+    and no flux through it. ``fixed``: psi is ``value``, the rest as open.
+    """
+
+    kind: str
+    value: float = 0.0
+
+    def __str__(self) -> str:
+        return f"fixed:{self.value:g}" if self.kind == "fixed" else self.kind
+
+
+Boundaries = tuple[Boundary, Boundary, Boundary]
+
+
+def parse_boundaries(text: str) -> Boundaries:
+    """Read ``B`` or ``B,B,B`` with B of periodic, open, wall, fixed:VALUE."""
+    parts = [_parse_one(part) for part in text.split(",")]
+    if len(parts) == 1:
+        parts *= 3
+    if len(parts) != 3:
+        raise InputError(f"expected one boundary or three, got {len(parts)} in {text!r}")
+    return parts[0], parts[1], parts[2]
+
+
+def _parse_one(text: str) -> Boundary:
+    kind, _, value = text.strip().partition(":")
+    if kind == "fixed":
+        try:
+            number = float(value)
+        except ValueError:
+            number = float("nan")
+        if not isfinite(number):
+            raise InputError(f"expected a number in fixed:VALUE, got {text!r}")
+        return Boundary("fixed", number)
+    if kind not in KINDS or value:
+        raise InputError(f"expected a boundary of periodic, open, wall, fixed:VALUE, got {text!r}")
+    return Boundary(kind)
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """The options of MPDATA.
+
+    Attributes:
+        iterations: donor-cell passes; 1 is upwind, 2 the basic scheme.
+        limiter: the non-oscillatory option (no effect on one pass).
+    """
+
+    iterations: int = 2
+    limiter: bool = True
+
+    def __post_init__(self) -> None:
+        if self.iterations not in (1, 2, 3):
+            raise InputError(f"expected 1 to 3 iterations, got {self.iterations}")
+
+    @property
+    def halo(self) -> int:
+        """Cells of psi needed around a block for one exchange a step.
+
+        Every pass needs one cell more, a limited corrective pass two: its betas look at the
+        faces and extrema of the neighbouring cells. So 1; 2 or 3 limited; 3 or 5 limited.
+        """
+        return 1 + (self.iterations - 1) * (2 if self.limiter else 1)

@@ -1,0 +1,76 @@
+"""MPDATA on a whole grid in one process: the solver without MPI, for use by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.backends import choose_backend, make_kernels
+from mpdata.cases.setup import Setup, open_mesh
+from mpdata.errors import InputError
+from mpdata.flow import sample, scale_for, scaled, unstable
+from mpdata.geometry import Geometry, fill_edge, wrap_axis
+from mpdata.numerics.step import Stepper
+from mpdata.options import Scheme
+
+Array = npt.NDArray[Any]
+
+
+class Solver:
+    """Advects the field of a case.
+
+    Args:
+        setup: the case.
+        scheme: passes and limiter.
+        dtype: numpy.float64 or numpy.float32, from end to end.
+        backend: ``auto``, ``numpy`` or ``numba``.
+        threads: CPU threads.
+
+    Raises:
+        InputError: what the case, the scheme or the backend cannot do.
+    """
+
+    def __init__(
+        self, setup: Setup, scheme: Scheme | None = None, dtype: npt.DTypeLike = np.float64,
+        backend: str = "auto", threads: int = 1,
+    ) -> None:
+        self.setup, scheme = setup, scheme or Scheme()
+        self.geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, scheme.halo, setup.boundaries)
+
+        def allocate() -> Array:
+            return np.zeros(self.geometry.shape, dtype)
+
+        raw = sample(setup, self.geometry)
+        scale = scale_for(setup, raw.peak)
+        problem = unstable(raw.peak, scale)
+        if problem is not None:
+            raise InputError(problem)
+        self.flow = scaled(raw, self.geometry, scale, dtype, allocate)
+        self._psi = allocate()
+        cells = (np.arange(n) for n in setup.grid)
+        self.psi[...] = setup.initial(*open_mesh(*cells))
+        kernels = make_kernels(choose_backend(backend), self.geometry, self._psi, threads)
+        self._stepper = Stepper(self.geometry, scheme, kernels, allocate)
+
+    @property
+    def psi(self) -> Array:
+        """The field (N, M, L), a view."""
+        view: Array = self._psi[self.geometry.cells(0)]
+        return view
+
+    @property
+    def density(self) -> Array:
+        """The density (N, M, L), a view."""
+        view: Array = self.flow.h[self.geometry.cells(0)]
+        return view
+
+    def advance(self, steps: int) -> None:
+        """Advance the field by a number of steps."""
+        for _ in range(steps):
+            for axis in reversed(self.geometry.active):
+                if self.geometry.boundaries[axis].kind == "periodic":
+                    wrap_axis(self._psi, self.geometry, axis)
+                fill_edge(self._psi, self.geometry, axis)
+            self._stepper.advance(self._psi, self.flow.C, self.flow.h)
