@@ -111,6 +111,10 @@ class Field:
         self.padded = logical_view(self.storage, self.padding)
         self.interior = self.padded[self.padding.interior_slices()]
 
+    def scratch(self) -> Array:
+        """Return a zeroed array laid out as ``padded``, for the application's own use."""
+        return logical_view(allocate(self.spec.xp, self.padding, self.spec.dtype), self.padding)
+
     def initialise(self) -> None:
         """Set the interior to the application's initial values."""
         values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)

@@ -1,0 +1,152 @@
+"""The command ``mpdata``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpdata.errors import InputError
+from rms.commandline import Parser, add_common, emit_json, is_first_rank, parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status."""
+    arguments = _parser().parse_args(argv)
+    try:
+        status: int = arguments.call(arguments)
+        return status
+    except InputError as error:
+        if is_first_rank(os.environ):
+            print(f"mpdata: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> Parser:
+    top = parser("mpdata", "3D MPDATA advection, malleable under MPI.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="advect a field (also under mpirun)", allow_abbrev=False)
+    _add_run(run)
+    cases = commands.add_parser("cases", help="list the cases", allow_abbrev=False)
+    cases.set_defaults(call=_cases)
+    verify = commands.add_parser("verify", help="run the published cases", allow_abbrev=False)
+    verify.add_argument("--case", metavar="NAME", help="only this case")
+    verify.add_argument("--backend", default="auto", help="auto, numpy or numba")
+    verify.set_defaults(call=_verify)
+    plot = commands.add_parser("plot", help="draw a field output file", allow_abbrev=False)
+    plot.add_argument("file", type=Path, metavar="FILE.h5")
+    plot.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside it")
+    plot.add_argument("--frames", type=int, nargs="+", metavar="I", help="default: first and last")
+    plot.add_argument("--winds", type=Path, nargs=2, metavar=("U.nc", "V.nc"),
+                      help="draw these winds under the plume")
+    plot.add_argument("--month", type=int, default=1, metavar="K")
+    plot.set_defaults(call=_plot)
+    for command in (run, cases, verify, plot):
+        add_common(command)
+    return top
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    add = run.add_argument
+    add("--case", metavar="NAME", help="a case of `mpdata cases` (default sphere)")
+    add("--winds", type=Path, nargs=2, metavar=("U.nc", "V.nc"), help="CF wind files (case winds)")
+    add("--month", type=int, default=1, metavar="K", help="month of the wind files (default 1)")
+    add("--days", type=float, metavar="D", help="case winds: days to cover (default 10)")
+    add("--input", type=Path, metavar="FILE", help="your arrays, .npz or .h5, instead of a case")
+    add("--grid", type=int, nargs=3, metavar=("N", "M", "L"), help="cells")
+    add("--steps", type=int, metavar="K", help="time steps")
+    add("--courant", type=float, metavar="C", help="Courant number, where the case leaves it free")
+    add("--iterations", type=int, default=2, metavar="1..3", help="donor-cell passes (default 2)")
+    add("--limiter", action=argparse.BooleanOptionalAction, default=True,
+        help="the non-oscillatory option")
+    add("--gauge", default="standard", metavar="standard", help="variant")
+    add("--third-order", action="store_true", help="variant (not in this version)")
+    add("--divergent-flow", action="store_true", help="variant (not in this version)")
+    add("--boundary", metavar="B[,B,B]", help="periodic, open, wall or fixed:VALUE")
+    add("--dtype", default="f8", metavar="f8|f4", help="type of all fields (default f8)")
+    add("--backend", default="auto", metavar="NAME", help="auto, numpy, numba")
+    add("--threads", type=int, default=1, metavar="T", help="CPU threads per rank (default 1)")
+    add("--every", type=int, default=10, metavar="S", help="steps between resize points")
+    add("--resize-at", metavar="STEP:RANKS[,...]", help="scripted resizes")
+    add("--strategy", default="auto", metavar="NAME", help="auto, spawn (others need a launcher)")
+    add("--checkpoint-every", type=int, default=0, metavar="S", help="steps between checkpoints")
+    add("--checkpoint-dir", type=Path, metavar="D", help="folder of checkpoints")
+    add("--restart", action="store_true", help="continue from the newest whole checkpoint")
+    add("--output", type=Path, metavar="FILE.h5", help="field output")
+    add("--output-every", type=int, default=0, metavar="S", help="steps between outputs")
+    add("--final", type=Path, metavar="FILE.npy", help="the final field (N, M, L)")
+    add("--seed", type=int, default=1, metavar="X", help="seed of case random")
+    add("--completion", type=Path, metavar="FILE", help="write the completion record here")
+    run.set_defaults(call=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from mpdata.run import run_command
+
+    return run_command(arguments)
+
+
+def _cases(arguments: argparse.Namespace) -> int:
+    from mpdata.cases import CASES
+
+    rows = [
+        {"name": c.name, "grid": list(c.grid), "boundary": c.boundaries, "summary": c.summary,
+         "source": c.source}
+        for c in CASES.values()
+    ]
+    if arguments.json is not None:
+        emit_json(arguments.json, rows)
+    if arguments.json != "-":
+        for case in CASES.values():
+            grid = " x ".join(map(str, case.grid))
+            print(f"{case.name:15s} {grid:13s} {case.summary} ({case.source})")
+    return 0
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    from mpdata.backends import choose_backend
+    from mpdata.verify import verify
+
+    backend = choose_backend(arguments.backend)
+    rows, good = [], True
+    show = arguments.json != "-"
+    if show:
+        print(f"{'case':15s} {'quantity':26s} {'computed':>15s} {'published':>13s} "
+              f"{'deviation':>10s} {'allowed':>8s}")
+    for check in verify(arguments.case, backend):
+        good &= check.ok
+        rows.append({
+            "case": check.case, "quantity": check.quantity, "computed": check.computed,
+            "published": check.published, "deviation": check.deviation,
+            "tolerance": check.tolerance, "ok": check.ok,
+        })
+        if show:
+            print(f"{check.case:15s} {check.quantity:26s} {check.computed:15.8g} "
+                  f"{check.published:13.8g} {check.deviation:10.1e} {check.tolerance:8.1e} "
+                  f"{'ok' if check.ok else 'NOT MET'}", flush=True)
+    if arguments.json is not None:
+        emit_json(arguments.json, {"backend": backend, "ok": good, "checks": rows})
+    return 0 if good else 1
+
+
+def _plot(arguments: argparse.Namespace) -> int:
+    from mpdata.plot import plot_file
+
+    out = arguments.out or arguments.file.with_suffix(".png")
+    winds = tuple(arguments.winds) if arguments.winds else None
+    frames = plot_file(arguments.file, out, arguments.frames, winds, arguments.month)
+    if arguments.json is not None:
+        emit_json(arguments.json, {"png": str(out), "frames": frames})
+    if arguments.json != "-":
+        print(f"wrote {out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

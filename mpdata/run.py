@@ -1,0 +1,200 @@
+"""``mpdata run``: from arguments to a run under dmr, and from its end to a report."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from mpdata.backends import choose_backend
+from mpdata.cases import Request, Setup, array_case, make_setup
+from mpdata.errors import InputError
+from mpdata.options import Scheme, parse_boundaries
+from mpdata.report import summary
+from rms.commandline import check_writable, emit_json
+
+NO_MPI = (
+    "no MPI library could be loaded; expected MPICH or Open MPI "
+    "(pip install 'malleable-mpi[mpich]' brings one)"
+)
+
+
+def run_command(arguments: argparse.Namespace) -> int:
+    """Run a case under whatever launched this process; return the exit status."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"{NO_MPI}: {error}") from None
+    import dmr
+
+    runtime = dmr.Runtime.here(MPI.COMM_WORLD)
+    to_stdout = arguments.json == "-"
+    if to_stdout:
+        runtime = replace(runtime, log=sys.stderr)
+    if arguments.completion is not None:
+        runtime = replace(runtime, completion=arguments.completion)
+    try:
+        return _run(arguments, runtime, None if to_stdout else sys.stdout)
+    except dmr.CollectiveError as error:
+        if runtime.comm.rank == 0:
+            print(f"mpdata: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) -> int:
+    import dmr
+    from mpdata.app import Advection, RunConfig
+
+    config: RunConfig | None = None
+    problem: str | None = None
+    try:
+        setup = _setup(arguments, os.environ)
+        config = RunConfig(
+            setup=setup,
+            scheme=_scheme(arguments),
+            dtype=_dtype(arguments.dtype),
+            backend=choose_backend(arguments.backend),
+            threads=_positive(arguments.threads, "thread", "--threads"),
+            final=arguments.final,
+            output=arguments.output,
+            output_every=_output_every(arguments),
+            terminal=terminal if runtime.comm.size == 1 else None,
+        )
+        plan = _plan(arguments, config.options)
+    except InputError as error:
+        problem = str(error)
+    dmr.agree(runtime.comm, problem)
+    if config is None:
+        raise RuntimeError("expected a configuration or an error")
+    app = Advection(config)
+    dmr.run(app, runtime, plan)
+    if app.result is not None:
+        if arguments.json is not None:
+            emit_json(arguments.json, app.result)
+        if arguments.json != "-":
+            print(summary(app.result), flush=True)
+    return 0
+
+
+def _setup(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
+    boundaries = None if arguments.boundary is None else parse_boundaries(arguments.boundary)
+    if arguments.steps is not None and arguments.steps < 1:
+        raise InputError(f"expected at least 1 step, got {arguments.steps}")
+    if arguments.input is not None:
+        return _input_setup(arguments)
+    name = arguments.case or ("winds" if arguments.winds else "sphere")
+    if arguments.winds and name != "winds":
+        raise InputError(f"expected case winds with --winds, got {name!r}")
+    if arguments.days is not None and name != "winds":
+        raise InputError(f"expected case winds with --days, got {name!r}")
+    winds = arguments.winds or (_usual_winds(env) if name == "winds" else None)
+    return make_setup(name, Request(
+        grid=tuple(arguments.grid) if arguments.grid else None, boundaries=boundaries,
+        steps=arguments.steps, courant=arguments.courant, seed=arguments.seed,
+        winds=tuple(winds) if winds else None, month=arguments.month, days=arguments.days,
+    ))
+
+
+def _input_setup(arguments: argparse.Namespace) -> Setup:
+    for option in ("case", "winds", "grid", "courant", "days"):
+        if getattr(arguments, option) is not None:
+            raise InputError(
+                f"--input brings its own grid and face values; expected no --{option} with it"
+            )
+    if arguments.steps is None:
+        raise InputError("expected --steps K with --input, got none")
+    return array_case(
+        arguments.input, parse_boundaries(arguments.boundary or "periodic"), arguments.steps
+    )
+
+
+def _usual_winds(env: Mapping[str, str]) -> tuple[Path, Path] | None:
+    """Return the wind files of the folder MPDATA_WINDS, or of the demo where it has been run."""
+    for folder in (env.get("MPDATA_WINDS"), "demo/winds"):
+        if folder is not None:
+            pair = Path(folder) / "uwnd_mean.nc", Path(folder) / "vwnd_mean.nc"
+            if all(path.is_file() for path in pair):
+                return pair
+    return None
+
+
+def _scheme(arguments: argparse.Namespace) -> Scheme:
+    if arguments.gauge not in ("standard", "infinite"):
+        raise InputError(f"expected a gauge of standard, infinite, got {arguments.gauge!r}")
+    for wanted, name in (
+        (arguments.gauge == "infinite", "--gauge infinite"),
+        (arguments.third_order, "--third-order"),
+        (arguments.divergent_flow, "--divergent-flow"),
+    ):
+        if wanted:
+            raise InputError(f"{name} is not in this version; expected to run without it")
+    return Scheme(arguments.iterations, arguments.limiter)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name not in ("f8", "f4"):
+        raise InputError(f"expected a dtype of f8, f4, got {name!r}")
+    return np.dtype(name)
+
+
+def _positive(value: int, what: str, option: str) -> int:
+    if value < 1:
+        raise InputError(f"expected at least 1 {what} in {option}, got {value}")
+    return value
+
+
+def _output_every(arguments: argparse.Namespace) -> int:
+    if arguments.output_every < 0 or (arguments.output_every > 0) != (arguments.output is not None):
+        raise InputError(
+            "expected --output FILE.h5 and --output-every S (at least 1) together, got "
+            f"--output {arguments.output} and --output-every {arguments.output_every}"
+        )
+    return int(arguments.output_every)
+
+
+def _plan(arguments: argparse.Namespace, options: Mapping[str, Any]) -> Any:
+    import dmr
+
+    for target, option in ((arguments.json, "--json"), (arguments.final, "--final"),
+                           (arguments.output, "--output")):
+        problem = check_writable(target, option)
+        if problem is not None:
+            raise InputError(problem)
+    every, folder = arguments.checkpoint_every, arguments.checkpoint_dir
+    if every < 0:
+        raise InputError(f"expected at least 0 steps in --checkpoint-every, got {every}")
+    if folder is None and (every or arguments.restart):
+        raise InputError("expected --checkpoint-dir D with --checkpoint-every or --restart")
+    return dmr.Plan(
+        every=_positive(arguments.every, "step", "--every"),
+        resizes=parse_resizes(arguments.resize_at or ""),
+        strategy=arguments.strategy,
+        checkpoint=None if folder is None else dmr.Schedule(folder, every),
+        restart=arguments.restart,
+        options=options,
+    )
+
+
+def parse_resizes(text: str) -> dict[int, int]:
+    """Read ``STEP:RANKS[,STEP:RANKS...]``, steps rising.
+
+    Raises:
+        InputError: anything else.
+    """
+    resizes: dict[int, int] = {}
+    for part in filter(None, text.split(",")):
+        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", part)
+        if match is None or int(match[2]) < 1:
+            raise InputError(f"expected --resize-at STEP:RANKS[,STEP:RANKS...], got {part!r}")
+        step = int(match[1])
+        if resizes and step <= max(resizes):
+            raise InputError(f"expected rising steps in --resize-at, got {text!r}")
+        resizes[step] = int(match[2])
+    return resizes
