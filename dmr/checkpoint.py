@@ -44,7 +44,7 @@ class Schedule:
         return self.every > 0 and step > 0 and step % self.every == 0
 
 
-class BrokenCheckpoint(Exception):
+class BrokenCheckpointError(Exception):
     """A file that cannot be continued from, and why."""
 
 
@@ -78,8 +78,11 @@ def write(
     if world.rank == 0:
         problem = _settle(schedule, file, part, path, problem)
         if problem is not None:
-            print(f"warning: checkpoint at step {progress.step} not written: {problem}",
-                  file=log, flush=True)
+            print(
+                f"warning: checkpoint at step {progress.step} not written: {problem}",
+                file=log,
+                flush=True,
+            )
     return None if world.comm.bcast(problem) is not None else path
 
 
@@ -103,7 +106,7 @@ def restore(
         if world.rank == 0:
             try:
                 _verify(path, fields, options)
-            except BrokenCheckpoint as error:
+            except BrokenCheckpointError as error:
                 problem = str(error)
             except UsageError as error:
                 refused = str(error)
@@ -117,15 +120,21 @@ def restore(
             return progress
         broken.append(f"{path.name}: {problem}")
         if world.rank == 0:
-            print(f"warning: {path} is not whole ({problem}); trying the one before it",
-                  file=log, flush=True)
+            print(
+                f"warning: {path} is not whole ({problem}); trying the one before it",
+                file=log,
+                flush=True,
+            )
     if broken:
         raise UsageError(
             f"expected a whole checkpoint in {schedule.directory}, got {'; '.join(broken)}"
         )
     if world.rank == 0:
-        print(f"no checkpoint in {schedule.directory}: starting from the beginning",
-              file=log, flush=True)
+        print(
+            f"no checkpoint in {schedule.directory}: starting from the beginning",
+            file=log,
+            flush=True,
+        )
     return None
 
 
@@ -148,7 +157,7 @@ def _write_field(
             if dataset is None:
                 dataset = file.create_dataset(f"fields/{name}", block.spec.shape, values.dtype)
             dataset[slab.slices((0,) * len(slab.start))] = values
-            digest.update(values)
+            digest.update(values.data)
         except OSError as error:
             problem = str(error)
     if dataset is not None and problem is None:
@@ -199,11 +208,12 @@ def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any])
             for name, block in fields.items():
                 _verify_field(path, file["fields"][name], name, block)
     except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
-        raise BrokenCheckpoint(str(error)) from None
+        raise BrokenCheckpointError(str(error)) from None
     for key, value in options.items():
         if stated.get(key) != value:
-            raise UsageError(f"{path}: expected {key} {value}, got a checkpoint of "
-                             f"{key} {stated.get(key)}")
+            raise UsageError(
+                f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"
+            )
 
 
 def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
@@ -216,9 +226,9 @@ def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) ->
     digest = xxhash.xxh3_128()
     step = max(1, SLAB_BYTES // (int(np.prod(shape[1:])) * dtype.itemsize))
     for start in range(0, shape[0], step):
-        digest.update(np.ascontiguousarray(dataset[start : start + step]))
+        digest.update(np.ascontiguousarray(dataset[start : start + step]).data)
     if digest.hexdigest() != dataset.attrs["xxh3_128"]:
-        raise BrokenCheckpoint(f"field {name} does not have the hash it was written with")
+        raise BrokenCheckpointError(f"field {name} does not have the hash it was written with")
 
 
 def _read(path: Path, fields: Mapping[str, Field]) -> Progress:

@@ -24,7 +24,7 @@ SIGTERM_CODE = 143
 SIGINT_CODE = 130
 
 
-class Terminated(CollectiveError):
+class TerminatedError(CollectiveError):
     """All ranks saw SIGTERM at a resize point and have saved what they could."""
 
     exit_code = SIGTERM_CODE
@@ -49,15 +49,19 @@ class Ending:
         write_completion(
             self._runtime.completion,
             CompletionRecord(
-                state=state, exit_code=exit_code, message=message, step=self._progress.step,
-                generation=self._progress.generation, ranks=self._comm.size,
+                state=state,
+                exit_code=exit_code,
+                message=message,
+                step=self._progress.step,
+                generation=self._progress.generation,
+                ranks=self._comm.size,
             ),
         )
 
     def collective(self, error: CollectiveError) -> None:
         """Every rank is here: rank 0 speaks, all leave in order."""
         if self._comm.rank == 0:
-            state: EndState = "CANCELLED" if isinstance(error, Terminated) else "FAILED"
+            state: EndState = "CANCELLED" if isinstance(error, TerminatedError) else "FAILED"
             self.record(state, error.exit_code, str(error))
         if self._runtime.parent is not None:
             # A spawned world's exit status reaches nobody, so it must end by MPI_Abort.

@@ -225,9 +225,7 @@ class Padding:
 
     def interior_slices(self) -> tuple[slice, ...]:
         """Return the slices of the interior in the padded block."""
-        return tuple(
-            slice(lo, lo + n) for n, (lo, _) in zip(self.interior, self.halo, strict=True)
-        )
+        return tuple(slice(lo, lo + n) for n, (lo, _) in zip(self.interior, self.halo, strict=True))
 
 
 def memory_order(shape: Sequence[int]) -> tuple[int, ...]:

@@ -83,4 +83,4 @@ def _pieces(field: Field, plan: list[Transfer]) -> Any:
 
 
 def _digest(values: Buffer) -> Buffer:
-    return np.frombuffer(xxhash.xxh3_64_digest(values), np.uint8)
+    return np.frombuffer(xxhash.xxh3_64_digest(values.data), np.uint8)

@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from dmr import checkpoint, spawn
-from dmr.endings import Terminated, ending
+from dmr.endings import TerminatedError, ending
 from dmr.errors import UsageError, agree
 from dmr.field import Field, FieldSpec
 from dmr.progress import Progress
@@ -215,8 +215,9 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
             return
         if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
             progress.saved_at = step
-            checkpoint.write(plan.checkpoint, world, state.fields, progress, plan.options,
-                             state.runtime.log)
+            checkpoint.write(
+                plan.checkpoint, world, state.fields, progress, plan.options, state.runtime.log
+            )
         app.step(state)
         progress.step += 1
 
@@ -234,11 +235,15 @@ def _terminate(state: Run, plan: Plan) -> None:
     where = "no checkpoint folder was given"
     if plan.checkpoint is not None:
         path = checkpoint.write(
-            plan.checkpoint, state.world, state.fields, state.progress, plan.options,
+            plan.checkpoint,
+            state.world,
+            state.fields,
+            state.progress,
+            plan.options,
             state.runtime.log,
         )
         where = f"checkpoint {path}" if path else "the checkpoint could not be written"
-    raise Terminated(f"ended by SIGTERM at step {state.step}; {where}")
+    raise TerminatedError(f"ended by SIGTERM at step {state.step}; {where}")
 
 
 def _describe(record: Resize) -> str:

@@ -12,6 +12,7 @@ The two worlds speak in this order, all of it collective over the inter-communic
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,10 @@ from dmr.world import Runtime, World, grid_for
 
 if TYPE_CHECKING:
     from dmr.session import Run
+
+
+POLL_S = 0.0005
+"""Sleep between looks for the new world, far below the time that booting it takes."""
 
 
 class Header(msgspec.Struct):
@@ -62,7 +67,7 @@ def replace(run: Run, ranks: int) -> None:
     except MPI.Exception as error:
         run.say(f"resize to {ranks} ranks rolled back, spawn failed: {error.Get_error_string()}")
         return
-    inter.Barrier()
+    _meet(inter)
     ready = runtime.clock()
     specs = {name: block.spec for name, block in run.fields.items()}
     header = Header(world.grid, run.progress, _signature(specs))
@@ -81,10 +86,20 @@ def replace(run: Run, ranks: int) -> None:
         run.say(f"resize to {ranks} ranks rolled back: data did not arrive whole")
         return
     moved = runtime.clock()
-    _leave(run, inter, OpenResize(
-        step=run.step, from_ranks=world.size, to_ranks=ranks, strategy="spawn",
-        boot_s=ready - asked, move_s=moved - ready, old_stall_s=moved - asked, bytes=sent,
-    ))
+    _leave(
+        run,
+        inter,
+        OpenResize(
+            step=run.step,
+            from_ranks=world.size,
+            to_ranks=ranks,
+            strategy="spawn",
+            boot_s=ready - asked,
+            move_s=moved - ready,
+            old_stall_s=moved - asked,
+            bytes=sent,
+        ),
+    )
 
 
 def join(
@@ -94,7 +109,7 @@ def join(
     inter = runtime.parent
     if inter is None:
         raise RuntimeError("expected to be a spawned world")
-    inter.Barrier()
+    _meet(inter)
     header = msgspec.json.decode(inter.bcast(None, root=0), type=Header)
     same = header.signature == _signature(specs)
     inter.allreduce(int(same), op=MPI.MIN)
@@ -126,6 +141,13 @@ def _launch(runtime: Runtime, comm: MPI.Intracomm, ranks: int) -> MPI.Intercomm:
         return comm.Spawn(program, arguments, maxprocs=ranks, info=info, root=0)
     finally:
         info.Free()
+
+
+def _meet(inter: MPI.Intercomm) -> None:
+    """Wait for the other world without spinning: its ranks may need this very core to boot."""
+    request = inter.Ibarrier()
+    while not request.Test():
+        time.sleep(POLL_S)
 
 
 def _leave(run: Run, inter: MPI.Intercomm, cost: OpenResize) -> NoReturn:

@@ -58,9 +58,8 @@ class Runtime:
             command=(sys.executable, *sys.orig_argv[1:]),
             clock=time.perf_counter,
             launched=any(name in env for name in LAUNCHER_VARIABLES),
-            mpiexec=shutil.which("mpiexec", path=env.get("PATH")) or shutil.which(
-                "mpiexec", path=beside
-            ),
+            mpiexec=shutil.which("mpiexec", path=env.get("PATH"))
+            or shutil.which("mpiexec", path=beside),
             completion=Path(record) if record else None,
             log=sys.stdout,
         )

@@ -43,8 +43,13 @@ def _parser() -> Parser:
     plot.add_argument("file", type=Path, metavar="FILE.h5")
     plot.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside it")
     plot.add_argument("--frames", type=int, nargs="+", metavar="I", help="default: first and last")
-    plot.add_argument("--winds", type=Path, nargs=2, metavar=("U.nc", "V.nc"),
-                      help="draw these winds under the plume")
+    plot.add_argument(
+        "--winds",
+        type=Path,
+        nargs=2,
+        metavar=("U.nc", "V.nc"),
+        help="draw these winds under the plume",
+    )
     plot.add_argument("--month", type=int, default=1, metavar="K")
     plot.set_defaults(call=_plot)
     for command in (run, cases, verify, plot):
@@ -63,8 +68,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--steps", type=int, metavar="K", help="time steps")
     add("--courant", type=float, metavar="C", help="Courant number, where the case leaves it free")
     add("--iterations", type=int, default=2, metavar="1..3", help="donor-cell passes (default 2)")
-    add("--limiter", action=argparse.BooleanOptionalAction, default=True,
-        help="the non-oscillatory option")
+    add(
+        "--limiter",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the non-oscillatory option",
+    )
     add("--gauge", default="standard", metavar="standard", help="variant")
     add("--third-order", action="store_true", help="variant (not in this version)")
     add("--divergent-flow", action="store_true", help="variant (not in this version)")
@@ -96,8 +105,13 @@ def _cases(arguments: argparse.Namespace) -> int:
     from mpdata.cases import CASES
 
     rows = [
-        {"name": c.name, "grid": list(c.grid), "boundary": c.boundaries, "summary": c.summary,
-         "source": c.source}
+        {
+            "name": c.name,
+            "grid": list(c.grid),
+            "boundary": c.boundaries,
+            "summary": c.summary,
+            "source": c.source,
+        }
         for c in CASES.values()
     ]
     if arguments.json is not None:
@@ -117,19 +131,30 @@ def _verify(arguments: argparse.Namespace) -> int:
     rows, good = [], True
     show = arguments.json != "-"
     if show:
-        print(f"{'case':15s} {'quantity':26s} {'computed':>15s} {'published':>13s} "
-              f"{'deviation':>10s} {'allowed':>8s}")
+        print(
+            f"{'case':15s} {'quantity':26s} {'computed':>15s} {'published':>13s} "
+            f"{'deviation':>10s} {'allowed':>8s}"
+        )
     for check in verify(arguments.case, backend):
         good &= check.ok
-        rows.append({
-            "case": check.case, "quantity": check.quantity, "computed": check.computed,
-            "published": check.published, "deviation": check.deviation,
-            "tolerance": check.tolerance, "ok": check.ok,
-        })
+        rows.append(
+            {
+                "case": check.case,
+                "quantity": check.quantity,
+                "computed": check.computed,
+                "published": check.published,
+                "deviation": check.deviation,
+                "tolerance": check.tolerance,
+                "ok": check.ok,
+            }
+        )
         if show:
-            print(f"{check.case:15s} {check.quantity:26s} {check.computed:15.8g} "
-                  f"{check.published:13.8g} {check.deviation:10.1e} {check.tolerance:8.1e} "
-                  f"{'ok' if check.ok else 'NOT MET'}", flush=True)
+            print(
+                f"{check.case:15s} {check.quantity:26s} {check.computed:15.8g} "
+                f"{check.published:13.8g} {check.deviation:10.1e} {check.tolerance:8.1e} "
+                f"{'ok' if check.ok else 'NOT MET'}",
+                flush=True,
+            )
     if arguments.json is not None:
         emit_json(arguments.json, {"backend": backend, "ok": good, "checks": rows})
     return 0 if good else 1

@@ -19,12 +19,13 @@ from mpdata.cases import Setup
 from mpdata.cases.setup import open_mesh
 from mpdata.diagnostics import Diagnostics, FinalWriter
 from mpdata.errors import InputError
-from mpdata.flow import Sample, sample, scale_for, scaled, unstable
+from mpdata.flow import Sample, sample, scale_for, scaled, steps_for, unstable
 from mpdata.geometry import Geometry
 from mpdata.halo import HaloExchange
 from mpdata.numerics.step import Stepper
 from mpdata.options import Scheme
 from mpdata.report import Ticker
+
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -76,8 +77,9 @@ class Advection:
         """Evaluate the flow on this world's block and set up scratch and communication."""
         config, psi, comm = self.config, run.fields["psi"], run.world.comm
         setup, scheme = config.setup, config.scheme
-        self.geometry = Geometry(setup.grid, _three(psi.box.start), _three(psi.box.stop),
-                                 scheme.halo, setup.boundaries)
+        self.geometry = Geometry(
+            setup.grid, _three(psi.box.start), _three(psi.box.stop), scheme.halo, setup.boundaries
+        )
         raw = self._sample(run)
         if "scale" not in run.values:
             peak = max(comm.allgather(raw.peak), key=lambda p: p.value)
@@ -98,10 +100,7 @@ class Advection:
 
     def steps(self, run: dmr.Run) -> int:
         """Return the case's steps, or as many as make up its duration."""
-        setup = self.config.setup
-        if setup.steps is not None:
-            return setup.steps
-        return round((setup.duration or 0.0) / run.values["scale"])
+        return steps_for(self.config.setup, run.values["scale"])
 
     def step(self, run: dmr.Run) -> None:
         """Fill the halo and advance by one step."""
@@ -218,8 +217,11 @@ class Advection:
             "steps": run.step,
             "dtype": f"f{self.config.dtype.itemsize}",
             "backend": self.config.backend,
-            "options": {**self.config.options, "threads": self.config.threads,
-                        "halo": self.config.scheme.halo},
+            "options": {
+                **self.config.options,
+                "threads": self.config.threads,
+                "halo": self.config.scheme.halo,
+            },
             "ranks": run.world.size,
             "seconds": run.elapsed_s,
             "ns_per_cell_step": ns,

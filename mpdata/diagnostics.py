@@ -36,7 +36,7 @@ class Diagnostics:
         """Take the slab of rows ``start`` and following, shape (rows, M, L)."""
         # -0.0 becomes 0.0 before hashing: the two are equal and must hash alike.
         little = (values + 0).astype(values.dtype.newbyteorder("<"), copy=False)
-        self._digest.update(np.ascontiguousarray(little))
+        self._digest.update(np.ascontiguousarray(little).data)
         self.min = min(self.min, float(values.min()))
         self.max = max(self.max, float(values.max()))
         wide = values.astype(np.float64)

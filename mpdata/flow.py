@@ -74,6 +74,13 @@ def scale_for(setup: Setup, peak: Peak) -> float:
     return setup.duration / ceil(setup.duration / scale)
 
 
+def steps_for(setup: Setup, scale: float) -> int:
+    """Return the steps of a case whose face values are scaled by ``scale``."""
+    if setup.steps is not None:
+        return setup.steps
+    return round((setup.duration or 0.0) / scale)
+
+
 def scaled(
     raw: Sample, geo: Geometry, scale: float, dtype: npt.DTypeLike, allocate: Callable[[], Array]
 ) -> Flow:

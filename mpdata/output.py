@@ -26,7 +26,10 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
             file.attrs["Conventions"] = "CF-1.10"
             file.attrs["title"] = f"MPDATA, case {setup.case}"
             psi = file.create_dataset(
-                "psi", (0, n, m, el), dtype=np.dtype(dtype), maxshape=(None, n, m, el),
+                "psi",
+                (0, n, m, el),
+                dtype=np.dtype(dtype),
+                maxshape=(None, n, m, el),
                 chunks=(1, n, m, el) if n * m * el < 1 << 20 else (1, 1, m, el),
             )
             psi.attrs["units"] = "1"

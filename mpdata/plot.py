@@ -14,8 +14,11 @@ from mpdata.errors import InputError
 
 
 def plot_file(
-    path: Path, out: Path, frames: Sequence[int] | None = None,
-    winds: tuple[Path, Path] | None = None, month: int = 1,
+    path: Path,
+    out: Path,
+    frames: Sequence[int] | None = None,
+    winds: tuple[Path, Path] | None = None,
+    month: int = 1,
 ) -> list[int]:
     """Draw frames of an output file into a PNG; return the frames drawn.
 
@@ -61,11 +64,10 @@ def _draw(
     )
     try:
         wind = None if winds is None or not mapped else read_winds(*winds, month)
-        image = None
-        for frame, panel in zip(frames, axes.ravel(), strict=True):
-            image = _panel(file, panel, frame, wind if mapped else None, mapped)
         label = "largest psi in the column" if file["psi"].shape[3] > 1 else "psi"
-        figure.colorbar(image, ax=axes, label=label, shrink=0.8)
+        for frame, panel in zip(frames, axes.ravel(), strict=True):
+            image = _panel(file, panel, frame, wind, mapped)
+            figure.colorbar(image, ax=panel, label=label)
         figure.savefig(out, dpi=130)
     finally:
         plt.close(figure)
@@ -83,12 +85,19 @@ def _panel(file: h5py.File, panel: Any, frame: int, wind: Any, mapped: bool) -> 
     if wind is not None:
         speed = np.hypot(wind.u, wind.v)
         panel.streamplot(
-            wind.longitude, wind.latitude, wind.u.T, wind.v.T, density=(2.4, 1.2),
-            color="0.75", linewidth=0.3 + 1.2 * speed.T / speed.max(), arrowsize=0.6, zorder=0,
+            wind.longitude,
+            wind.latitude,
+            wind.u.T,
+            wind.v.T,
+            density=(2.4, 1.2),
+            color="0.75",
+            linewidth=0.3 + 1.2 * speed.T / speed.max(),
+            arrowsize=0.6,
+            zorder=0,
         )
     visible = np.ma.masked_less(column, low + 0.01 * (float(column.max()) - low))
     image = panel.pcolormesh(
-        x, y, visible if mapped else column, shading="nearest", cmap="viridis_r", zorder=1
+        x, y, visible if mapped else column, shading="nearest", cmap="magma_r", zorder=1
     )
     panel.set_title(_title(file, frame), fontsize=10)
     panel.set_xlabel("degrees east" if mapped else "x")

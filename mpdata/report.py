@@ -36,8 +36,10 @@ class Ticker:
             from rich.progress import Progress, TimeRemainingColumn
 
             self._bar = Progress(
-                *Progress.get_default_columns()[:-1], TimeRemainingColumn(),
-                console=Console(file=terminal), transient=True,
+                *Progress.get_default_columns()[:-1],
+                TimeRemainingColumn(),
+                console=Console(file=terminal),
+                transient=True,
             )
             self._task = self._bar.add_task("steps", total=steps, completed=run.step)
             self._bar.start()

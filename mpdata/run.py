@@ -95,11 +95,19 @@ def _setup(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
     if arguments.days is not None and name != "winds":
         raise InputError(f"expected case winds with --days, got {name!r}")
     winds = arguments.winds or (_usual_winds(env) if name == "winds" else None)
-    return make_setup(name, Request(
-        grid=tuple(arguments.grid) if arguments.grid else None, boundaries=boundaries,
-        steps=arguments.steps, courant=arguments.courant, seed=arguments.seed,
-        winds=tuple(winds) if winds else None, month=arguments.month, days=arguments.days,
-    ))
+    return make_setup(
+        name,
+        Request(
+            grid=tuple(arguments.grid) if arguments.grid else None,
+            boundaries=boundaries,
+            steps=arguments.steps,
+            courant=arguments.courant,
+            seed=arguments.seed,
+            winds=tuple(winds) if winds else None,
+            month=arguments.month,
+            days=arguments.days,
+        ),
+    )
 
 
 def _input_setup(arguments: argparse.Namespace) -> Setup:
@@ -162,8 +170,11 @@ def _output_every(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace, options: Mapping[str, Any]) -> Any:
     import dmr
 
-    for target, option in ((arguments.json, "--json"), (arguments.final, "--final"),
-                           (arguments.output, "--output")):
+    for target, option in (
+        (arguments.json, "--json"),
+        (arguments.final, "--final"),
+        (arguments.output, "--output"),
+    ):
         problem = check_writable(target, option)
         if problem is not None:
             raise InputError(problem)

@@ -10,12 +10,20 @@ import numpy.typing as npt
 from mpdata.backends import choose_backend, make_kernels
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
-from mpdata.flow import sample, scale_for, scaled, unstable
+from mpdata.flow import sample, scale_for, scaled, steps_for, unstable
 from mpdata.geometry import Geometry, fill_edge, wrap_axis
 from mpdata.numerics.step import Stepper
 from mpdata.options import Scheme
 
 Array = npt.NDArray[Any]
+
+
+def count_steps(setup: Setup) -> int:
+    """Return the steps of a case, also where they follow from its flow's own stability limit."""
+    if setup.steps is not None:
+        return setup.steps
+    geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, 1, setup.boundaries)
+    return steps_for(setup, scale_for(setup, sample(setup, geometry).peak))
 
 
 class Solver:
@@ -33,8 +41,12 @@ class Solver:
     """
 
     def __init__(
-        self, setup: Setup, scheme: Scheme | None = None, dtype: npt.DTypeLike = np.float64,
-        backend: str = "auto", threads: int = 1,
+        self,
+        setup: Setup,
+        scheme: Scheme | None = None,
+        dtype: npt.DTypeLike = np.float64,
+        backend: str = "auto",
+        threads: int = 1,
     ) -> None:
         self.setup, scheme = setup, scheme or Scheme()
         self.geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, scheme.halo, setup.boundaries)

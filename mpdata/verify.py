@@ -17,12 +17,27 @@ from mpdata.solver import Solver
 VARIANTS = {"upwind": Scheme(1, False), "basic": Scheme(2, False), "limiter": Scheme(2, True)}
 
 SPHERE = {
-    "upwind": {"max": 1.72131033, "min": 0.0, "linf": 3.38441916, "l2": 0.00567238,
-               "l1": 0.00128141},
-    "basic": {"max": 4.94170863, "min": 0.0, "linf": 2.92022414, "l2": 0.00367407,
-              "l1": 0.00065310},
-    "limiter": {"max": 3.99999989, "min": 0.0, "linf": 2.90357355, "l2": 0.00365567,
-                "l1": 0.00064920},
+    "upwind": {
+        "max": 1.72131033,
+        "min": 0.0,
+        "linf": 3.38441916,
+        "l2": 0.00567238,
+        "l1": 0.00128141,
+    },
+    "basic": {
+        "max": 4.94170863,
+        "min": 0.0,
+        "linf": 2.92022414,
+        "l2": 0.00367407,
+        "l1": 0.00065310,
+    },
+    "limiter": {
+        "max": 3.99999989,
+        "min": 0.0,
+        "linf": 2.90357355,
+        "l2": 0.00365567,
+        "l1": 0.00064920,
+    },
 }
 CONE = {
     "basic": {"min": 0.86381076, "max": 3.54697914, "rms": 0.00037726},
@@ -129,8 +144,9 @@ def verify(case: str | None = None, backend: str = "auto") -> Iterator[Check]:
         InputError: no published figures for this case.
     """
     if case is not None and case not in CHECKS:
-        raise InputError(f"expected a case with published figures of {', '.join(CHECKS)}, "
-                         f"got {case!r}")
+        raise InputError(
+            f"expected a case with published figures of {', '.join(CHECKS)}, got {case!r}"
+        )
     for name, checks in CHECKS.items():
         if case in (None, name):
             yield from checks(backend)

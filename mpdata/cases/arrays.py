@@ -33,9 +33,7 @@ def array_case(path: Path, boundaries: Boundaries, steps: int | None) -> Setup:
     if len(grid) != 3:
         raise InputError(f"expected psi of shape (N, M, L), got {grid} in {path}")
     n, m, el = grid
-    wanted = {
-        "h": (n, m, el), "c1": (n + 1, m, el), "c2": (n, m + 1, el), "c3": (n, m, el + 1)
-    }
+    wanted = {"h": (n, m, el), "c1": (n + 1, m, el), "c2": (n, m + 1, el), "c3": (n, m, el + 1)}
     for name, shape in wanted.items():
         if name in data and tuple(data[name].shape) != shape:
             raise InputError(
@@ -60,11 +58,14 @@ def array_case(path: Path, boundaries: Boundaries, steps: int | None) -> Setup:
         return values
 
     return Setup(
-        f"input:{path.name}", (n, m, el), boundaries,
+        f"input:{path.name}",
+        (n, m, el),
+        boundaries,
         initial=lambda i, j, k: cells("psi", i, j, k),
         density=(lambda i, j, k: cells("h", i, j, k)) if "h" in data else unit_density,
         face=lambda axis, i, j, k: cells(f"c{axis + 1}", i, j, k),
-        extends=False, steps=steps,
+        extends=False,
+        steps=steps,
     )
 
 
@@ -79,7 +80,7 @@ def _open(path: Path) -> Mapping[str, Any]:
             file = h5py.File(path, "r", locking=False)
             return {name: file[name] for name in NAMES if isinstance(file.get(name), h5py.Dataset)}
     except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
-        raise InputError(f"expected arrays in {path}, got a file that cannot be read: {error}") from None
+        raise InputError(f"expected arrays in {path}, which cannot be read: {error}") from None
     raise InputError(f"expected an input file ending in .npz or .h5, got {path}")
 
 

@@ -30,7 +30,14 @@ def random_case(
         return 0.8 + 0.4 * _uniform(grid, seed, DENSITY, i, j, k)
 
     return Setup(
-        "random", grid, boundaries, initial, density, potential.face, extends=True, steps=100,
+        "random",
+        grid,
+        boundaries,
+        initial,
+        density,
+        potential.face,
+        extends=True,
+        steps=100,
         courant=courant,
     )
 
@@ -73,8 +80,13 @@ class _Potential:
         self.tables = [
             [
                 [
-                    _table(grid[axis], kinds[axis], int(waves[a, m, axis]),
-                           float(phase[a, m, axis]), centred=axis == a)
+                    _table(
+                        grid[axis],
+                        kinds[axis],
+                        int(waves[a, m, axis]),
+                        float(phase[a, m, axis]),
+                        centred=axis == a,
+                    )
                     for axis in range(3)
                 ]
                 for m in range(MODES)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mpdata.options import Boundaries
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 Index = npt.NDArray[np.int64]
 CellFunction = Callable[[Index, Index, Index], Any]
 FaceFunction = Callable[[int, Index, Index, Index], Any]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from mpdata.errors import InputError
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 
 COMPONENTS = {
     "eastward": ("eastward_wind", ("uwnd", "u", "ua", "u200", "U")),
@@ -60,14 +60,10 @@ def _read(path: Path, component: str, month: int) -> tuple[Array, Array, Array]:
         with h5py.File(path, "r", locking=False) as file:
             return _decode(file, path, component, month)
     except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"expected a whole NetCDF-4 file (HDF5), got {path}: {error}"
-        ) from None
+        raise InputError(f"expected a whole NetCDF-4 file (HDF5), got {path}: {error}") from None
 
 
-def _decode(
-    file: h5py.File, path: Path, component: str, month: int
-) -> tuple[Array, Array, Array]:
+def _decode(file: h5py.File, path: Path, component: str, month: int) -> tuple[Array, Array, Array]:
     standard, names = COMPONENTS[component]
     wind = _variable(file, standard, names)
     if wind is None:
@@ -93,7 +89,7 @@ def _decode(
 
 
 def _variable(file: h5py.File, standard: str, names: tuple[str, ...]) -> Any:
-    for name, item in file.items():
+    for item in file.values():
         if isinstance(item, h5py.Dataset) and _text(item.attrs.get("standard_name")) == standard:
             return item
     for name in names:

@@ -29,8 +29,13 @@ PLUME_RADIUS = (14.0, 10.0, 0.35)
 
 
 def winds_case(
-    grid: tuple[int, int, int], boundaries: Boundaries, winds: Winds, *,
-    month: int, courant: float = 0.9, days: float = 10.0,
+    grid: tuple[int, int, int],
+    boundaries: Boundaries,
+    winds: Winds,
+    *,
+    month: int,
+    courant: float = 0.9,
+    days: float = 10.0,
 ) -> Setup:
     """Return the case on the month's winds; time step from its own stability limit."""
     if grid[0] < 2 or grid[1] < 2 or grid[2] < 2:
@@ -44,10 +49,16 @@ def winds_case(
         _bell(flow.height, PLUME[2], PLUME_RADIUS[2]),
     ]
     return Setup(
-        "winds", grid, boundaries,
+        "winds",
+        grid,
+        boundaries,
         initial=lambda i, j, k: plume[0][i] * plume[1][j] * plume[2][k],
         density=lambda i, j, k: flow.cosine[j],
-        face=flow.face, extends=False, steps=None, courant=courant, duration=days * 86400.0,
+        face=flow.face,
+        extends=False,
+        steps=None,
+        courant=courant,
+        duration=days * 86400.0,
         coordinates=(
             Coordinate("longitude", "degrees_east", flow.longitude),
             Coordinate("latitude", "degrees_north", flow.latitude),
@@ -73,7 +84,8 @@ class _Channel:
         # No flow through the walls.
         self.cosine_edge[0] = self.cosine_edge[m] = 0.0
         self.per_metre = (
-            1 / (EARTH_RADIUS_M * radians(360.0 / n)), 1 / (EARTH_RADIUS_M * radians(step))
+            1 / (EARTH_RADIUS_M * radians(360.0 / n)),
+            1 / (EARTH_RADIUS_M * radians(step)),
         )
         self.mode = _mode(levels)
         self.below = np.concatenate([[0.0], np.cumsum(self.mode)])
@@ -96,11 +108,13 @@ class _Channel:
 
     def _east(self, i: Index, j: Index) -> Array:
         u = _interpolate(self.winds.u, self.u_weights, i % self.grid[0], j)
-        return u * self.per_metre[0]
+        rate: Array = u * self.per_metre[0]
+        return rate
 
     def _north(self, i: Index, j: Index) -> Array:
         v = _interpolate(self.winds.v, self.v_weights, i % self.grid[0], j)
-        return v * self.cosine_edge[j] * self.per_metre[1]
+        rate: Array = v * self.cosine_edge[j] * self.per_metre[1]
+        return rate
 
 
 class _Weights:
@@ -126,7 +140,8 @@ def _interpolate(values: Array, weights: tuple[_Weights, _Weights], i: Index, j:
     p, q = x.weight[i], y.weight[j]
     south = values[x.low[i], y.low[j]] * (1 - p) + values[x.high[i], y.low[j]] * p
     north = values[x.low[i], y.high[j]] * (1 - p) + values[x.high[i], y.high[j]] * p
-    return south * (1 - q) + north * q
+    between: Array = south * (1 - q) + north * q
+    return between
 
 
 def _mode(levels: int) -> Array:

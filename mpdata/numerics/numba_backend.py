@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,8 +35,9 @@ class NumbaKernels:
     def donor_cell(self, out: Array, psi: Array, C: list[Array], h: Array, ring: int) -> None:
         """One donor-cell pass."""
         faces = self._by_axis(C)
-        self._run(nk.donor_cell, ring, None, _flat(out), _flat(psi), *faces, _flat(h),
-                  *self._neighbours)
+        self._run(
+            nk.donor_cell, ring, None, _flat(out), _flat(psi), *faces, _flat(h), *self._neighbours
+        )
 
     def antidiffusive_velocity(
         self, out: Array, a: int, psi: Array, C: list[Array], h: Array, ring: int
@@ -46,9 +48,18 @@ class NumbaKernels:
         d, e = ([*others, a, a])[:2]
         strides = (np.uint64(self.strides[axis]) for axis in (a, d, e))
         self._run(
-            nk.antidiffusive_velocity, ring, a, _flat(out), _flat(psi),
-            _flat(C[a]), _flat(C[d]), _flat(C[e]), _flat(h), psi.dtype.type(EPSILON),
-            self._axes, *strides,
+            nk.antidiffusive_velocity,
+            ring,
+            a,
+            _flat(out),
+            _flat(psi),
+            _flat(C[a]),
+            _flat(C[d]),
+            _flat(C[e]),
+            _flat(h),
+            psi.dtype.type(EPSILON),
+            self._axes,
+            *strides,
         )
 
     def betas(
@@ -56,14 +67,29 @@ class NumbaKernels:
     ) -> None:
         """Both betas of the limiter."""
         self._run(
-            nk.betas, ring, None, _flat(up), _flat(down), _flat(before), _flat(psi),
-            *self._by_axis(V), _flat(h), psi.dtype.type(EPSILON), *self._neighbours,
+            nk.betas,
+            ring,
+            None,
+            _flat(up),
+            _flat(down),
+            _flat(before),
+            _flat(psi),
+            *self._by_axis(V),
+            _flat(h),
+            psi.dtype.type(EPSILON),
+            *self._neighbours,
         )
 
     def limit(self, V: Array, a: int, psi: Array, up: Array, down: Array, ring: int) -> None:
         """Limit a pseudo-velocity in place."""
         self._run(
-            nk.limit, ring, a, _flat(V), _flat(psi), _flat(up), _flat(down),
+            nk.limit,
+            ring,
+            a,
+            _flat(V),
+            _flat(psi),
+            _flat(up),
+            _flat(down),
             np.uint64(self.strides[a]),
         )
 
@@ -102,8 +128,8 @@ class NumbaKernels:
             return
         cuts = [layers * part // self.threads for part in range(self.threads + 1)]
         done = [
-            self._pool.submit(kernel, *args, *place, first, last)
-            for first, last in zip(cuts, cuts[1:], strict=False)
+            self._pool.submit(kernel, *(*args, *place, first, last))
+            for first, last in pairwise(cuts)
             if first < last
         ]
         for future in done:
@@ -115,6 +141,8 @@ def _flat(array: Array) -> Array:
     items = 1 + sum(
         (n - 1) * (s // array.itemsize) for n, s in zip(array.shape, array.strides, strict=True)
     )
-    return np.lib.stride_tricks.as_strided(array, (items,), (array.itemsize,)) if array.size else (
-        array.reshape(-1)
+    return (
+        np.lib.stride_tricks.as_strided(array, (items,), (array.itemsize,))
+        if array.size
+        else (array.reshape(-1))
     )

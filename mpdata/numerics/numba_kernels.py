@@ -28,9 +28,22 @@ def flux(left: Any, right: Any, c: Any) -> Any:
 
 @jit
 def donor_cell(
-    out: Array, psi: Array, c0: Array, c1: Array, c2: Array, h: Array,
-    axes: int, s1: Any, s2: Any,
-    base: Any, n0: int, n1: int, r1: Any, r2: Any, first: int, last: int,
+    out: Array,
+    psi: Array,
+    c0: Array,
+    c1: Array,
+    c2: Array,
+    h: Array,
+    axes: int,
+    s1: Any,
+    s2: Any,
+    base: Any,
+    n0: int,
+    n1: int,
+    r1: Any,
+    r2: Any,
+    first: int,
+    last: int,
 ) -> None:
     """One donor-cell pass."""
     one = np.uint64(1)
@@ -59,9 +72,24 @@ def _cross(psi: Array, ce: Array, p: Any, sa: Any, se: Any, eps: Any) -> Any:
 
 @jit
 def antidiffusive_velocity(
-    out: Array, psi: Array, ca: Array, cd: Array, ce: Array, h: Array, eps: Any,
-    axes: int, sa: Any, sd: Any, se: Any,
-    base: Any, n0: int, n1: int, r1: Any, r2: Any, first: int, last: int,
+    out: Array,
+    psi: Array,
+    ca: Array,
+    cd: Array,
+    ce: Array,
+    h: Array,
+    eps: Any,
+    axes: int,
+    sa: Any,
+    sd: Any,
+    se: Any,
+    base: Any,
+    n0: int,
+    n1: int,
+    r1: Any,
+    r2: Any,
+    first: int,
+    last: int,
 ) -> None:
     """Pseudo-velocity normal to one axis (stride sa), cross terms along sd and se."""
     half = out.dtype.type(0.5)
@@ -84,10 +112,25 @@ def antidiffusive_velocity(
 
 @jit
 def betas(
-    up: Array, down: Array, before: Array, psi: Array,
-    v0: Array, v1: Array, v2: Array, h: Array, eps: Any,
-    axes: int, s1: Any, s2: Any,
-    base: Any, n0: int, n1: int, r1: Any, r2: Any, first: int, last: int,
+    up: Array,
+    down: Array,
+    before: Array,
+    psi: Array,
+    v0: Array,
+    v1: Array,
+    v2: Array,
+    h: Array,
+    eps: Any,
+    axes: int,
+    s1: Any,
+    s2: Any,
+    base: Any,
+    n0: int,
+    n1: int,
+    r1: Any,
+    r2: Any,
+    first: int,
+    last: int,
 ) -> None:
     """Both betas of the limiter."""
     one = np.uint64(1)
@@ -132,8 +175,18 @@ def betas(
 
 @jit
 def limit(
-    v: Array, psi: Array, up: Array, down: Array, sa: Any,
-    base: Any, n0: int, n1: int, r1: Any, r2: Any, first: int, last: int,
+    v: Array,
+    psi: Array,
+    up: Array,
+    down: Array,
+    sa: Any,
+    base: Any,
+    n0: int,
+    n1: int,
+    r1: Any,
+    r2: Any,
+    first: int,
+    last: int,
 ) -> None:
     """Limit the pseudo-velocity normal to the axis of stride sa, in place."""
     one = v.dtype.type(1)

