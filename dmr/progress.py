@@ -20,6 +20,8 @@ class OpenResize(msgspec.Struct):
     move_s: float
     old_stall_s: float
     bytes: int
+    told: bool
+    """Whether SIGTERM came while the old world was busy with the resize."""
     arrived_at: float = 0.0
     """The new world's clock when the old one let go; clocks of two nodes are never compared."""
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -28,28 +29,26 @@ from rms.protocol import Resize
 STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
 
 
-class Application(Protocol):
+class Application(ABC):
     """What a malleable program states; :func:`run` does the rest."""
 
+    @abstractmethod
     def fields(self) -> Mapping[str, FieldSpec]:
         """Return the distributed arrays, the same on every rank and in every world."""
-        ...
 
-    def build(self, run: Run) -> None:
+    def build(self, run: Run) -> None:  # noqa: B027 - nothing to build is a fair answer
         """Build what belongs to the current world: scratch, communication. Once per world."""
-        ...
 
+    @abstractmethod
     def steps(self, run: Run) -> int:
         """Return the number of steps of the whole run (called after ``build``)."""
-        ...
 
+    @abstractmethod
     def step(self, run: Run) -> None:
         """Advance the fields by one step."""
-        ...
 
-    def finish(self, run: Run) -> None:
+    def finish(self, run: Run) -> None:  # noqa: B027
         """Do what is left to do after the last step, in the last world."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -128,13 +127,12 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
     plan = plan or Plan()
     comm = runtime.comm.Dup()
     try:
-        with ending(runtime, comm) as end:
+        with ending(runtime, comm) as end, _sigterm() as told:
             specs = dict(app.fields())
             _check(plan, runtime, specs)
             state = _enter(runtime, comm, specs, plan)
             end.watch(state.progress)
-            with _sigterm() as told:
-                _loop(app, state, plan, told)
+            _loop(app, state, plan, told)
             app.finish(state)
             return state
     finally:
@@ -196,6 +194,8 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
         raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
     world = state.world
     if progress.open_resize is not None:
+        if progress.open_resize.told:
+            told.append(signal.SIGTERM)
         record = progress.close_resize(clock())
         state.say(_describe(record))
     before = progress.elapsed_s
@@ -210,7 +210,7 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
             if stop:
                 _terminate(state, plan)
             if target != world.size:
-                spawn.replace(state, target)  # leaves this process unless rolled back
+                spawn.replace(state, target, told)  # leaves this process unless rolled back
         if step >= steps:
             return
         if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
@@ -256,10 +256,17 @@ def _describe(record: Resize) -> str:
 
 @contextlib.contextmanager
 def _sigterm() -> Iterator[list[int]]:
-    """Collect SIGTERM in a list that the next resize point looks at."""
+    """Collect SIGTERM in a list that the next resize point looks at.
+
+    A rank that has left keeps ignoring it: killed by it while it ends, it would look to mpiexec
+    like a failure and take the new world with it.
+    """
     told: list[int] = []
     previous = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
         yield told
+    except spawn.Left:
+        previous = signal.SIG_IGN
+        raise
     finally:
         signal.signal(signal.SIGTERM, previous)

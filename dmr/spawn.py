@@ -13,7 +13,7 @@ The two worlds speak in this order, all of it collective over the inter-communic
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -55,8 +55,10 @@ class Left(SystemExit):
     """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
-def replace(run: Run, ranks: int) -> None:
+def replace(run: Run, ranks: int, told: Sequence[int]) -> None:
     """Replace the world of ``run`` by one of ``ranks`` ranks (collective).
+
+    ``told`` holds the signals that have come in so far; the new world hears of them.
 
     Returns only if the resize was rolled back: then the old world simply goes on.
     """
@@ -98,6 +100,7 @@ def replace(run: Run, ranks: int) -> None:
             move_s=moved - ready,
             old_stall_s=moved - asked,
             bytes=sent,
+            told=bool(told),
         ),
     )
 

@@ -53,7 +53,7 @@ class RunConfig:
         }
 
 
-class Advection:
+class Advection(dmr.Application):
     """The application: one field, one flow, one step."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -31,7 +31,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise InputError(f"{NO_MPI}: {error}") from None
+        raise InputError(f"{NO_MPI}: {' '.join(str(error).split())}") from None
     import dmr
 
     runtime = dmr.Runtime.here(MPI.COMM_WORLD)

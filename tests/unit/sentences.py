@@ -12,9 +12,9 @@ import pytest
 @contextmanager
 def one_sentence(kind: type[Exception], says: str = "") -> Iterator[None]:
     """Expect an error of one line that says what was expected and what was got."""
-    with pytest.raises(kind, match=re.escape(says)) as caught:
+    with pytest.raises(kind, match=re.escape(says) or None) as caught:
         yield
     message = str(caught.value)
     assert "\n" not in message
     assert re.search(r"expected|needs", message), message
-    assert "got" in message, message
+    assert re.search(r"got|which", message), message

@@ -25,6 +25,9 @@ from dmr.layout import (
     split_range,
 )
 
+Extents = tuple[int, ...]
+Wish = tuple[int, Extents, Extents]
+
 CELLS, PARTS = st.integers(1, 60), st.integers(1, 70)
 DTYPES = st.sampled_from(["i1", "f2", "f4", "i8", "f8", "c16"])
 
@@ -82,7 +85,9 @@ def test_ranks_run_down_the_rows_first() -> None:
 
 
 @given(decompositions(), st.booleans(), st.data())
-def test_neighbours_are_symmetric(layout: Decomposition, periodic: bool, data: st.DataObject) -> None:
+def test_neighbours_are_symmetric(
+    layout: Decomposition, periodic: bool, data: st.DataObject
+) -> None:
     axis = data.draw(st.integers(0, len(layout.shape) - 1))
     for rank in range(layout.size):
         above = layout.neighbour(rank, axis, 1, periodic=periodic)
@@ -122,7 +127,7 @@ def factorisations(size: int, axes: int) -> list[tuple[int, ...]]:
     return [(rows, size // rows) for rows in range(1, size + 1) if size % rows == 0]
 
 
-def fits(grid: tuple[int, ...], extents: tuple[int, ...], thinnest: tuple[int, ...]) -> bool:
+def fits(grid: Extents, extents: Extents, thinnest: Extents) -> bool:
     """Whether every block of every axis that is cut is thick enough, block by block."""
     for parts, cells, least in zip(grid, extents, thinnest, strict=True):
         sizes = np.diff([split_range(cells, parts, index) for index in range(parts)])
@@ -131,12 +136,12 @@ def fits(grid: tuple[int, ...], extents: tuple[int, ...], thinnest: tuple[int, .
     return True
 
 
-def fitting(size: int, extents: tuple[int, ...], thinnest: tuple[int, ...]) -> list[tuple[int, ...]]:
+def fitting(size: int, extents: Extents, thinnest: Extents) -> list[Extents]:
     return [g for g in factorisations(size, len(extents)) if fits(g, extents, thinnest)]
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+def wishes(draw: st.DrawFn) -> Wish:
     """Return ranks, extents of the split axes, and the thinnest blocks allowed."""
     axes = draw(st.integers(1, 2))
     extents = draw(st.tuples(*[st.integers(1, 30)] * axes))
@@ -145,9 +150,7 @@ def wishes(draw: st.DrawFn) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
 
 
 @given(wishes())
-def test_a_grid_is_found_exactly_where_a_factorisation_fits(
-    wish: tuple[int, tuple[int, ...], tuple[int, ...]],
-) -> None:
+def test_a_grid_is_found_exactly_where_a_factorisation_fits(wish: Wish) -> None:
     size, extents, thinnest = wish
     possible = fitting(size, extents, thinnest)
     if possible:
@@ -158,9 +161,7 @@ def test_a_grid_is_found_exactly_where_a_factorisation_fits(
 
 
 @given(wishes())
-def test_columns_are_the_fitting_divisor_nearest_to_the_root(
-    wish: tuple[int, tuple[int, ...], tuple[int, ...]],
-) -> None:
+def test_columns_are_the_fitting_divisor_nearest_to_the_root(wish: Wish) -> None:
     size, extents, thinnest = wish
     columns = [grid[1] for grid in fitting(size, extents, thinnest) if len(grid) == 2]
     assume(columns)
@@ -169,8 +170,18 @@ def test_columns_are_the_fitting_divisor_nearest_to_the_root(
 
 
 @pytest.mark.parametrize(
-    ("size", "grid"), [(1, (1, 1)), (2, (2, 1)), (4, (2, 2)), (6, (3, 2)), (12, (4, 3)),
-                       (16, (4, 4)), (20, (5, 4)), (5, (5, 1)), (7, (7, 1))],
+    ("size", "grid"),
+    [
+        (1, (1, 1)),
+        (2, (2, 1)),
+        (4, (2, 2)),
+        (6, (3, 2)),
+        (12, (4, 3)),
+        (16, (4, 4)),
+        (20, (5, 4)),
+        (5, (5, 1)),
+        (7, (7, 1)),
+    ],
 )
 def test_columns_are_the_root_rounded_down_where_it_divides(
     size: int, grid: tuple[int, int]
@@ -179,9 +190,7 @@ def test_columns_are_the_root_rounded_down_where_it_divides(
 
 
 @given(wishes())
-def test_grid_error_names_the_largest_number_below_that_fits(
-    wish: tuple[int, tuple[int, ...], tuple[int, ...]],
-) -> None:
+def test_grid_error_names_the_largest_number_below_that_fits(wish: Wish) -> None:
     size, extents, thinnest = wish
     assume(not fitting(size, extents, thinnest))
     with pytest.raises(GridError) as caught:
@@ -203,8 +212,12 @@ def blocks(draw: st.DrawFn) -> Field:
     """Return a field of one rank with any type, halo and order."""
     shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     spec = FieldSpec(
-        tuple(shape), draw(DTYPES), lambda box: 0, halo=draw(halos(len(shape))),
-        order=tuple(draw(st.permutations(range(len(shape))))), split=(0,),
+        tuple(shape),
+        draw(DTYPES),
+        lambda box: 0,
+        halo=draw(halos(len(shape))),
+        order=tuple(draw(st.permutations(range(len(shape))))),
+        split=(0,),
     )
     return Field(spec, spec.decompose((1,)), 0)
 
@@ -270,9 +283,16 @@ def test_padding_of_the_papers_block() -> None:
 
 @pytest.mark.parametrize(
     ("shape", "order"),
-    [((5,), (0,)), ((5, 6), (0, 1)), ((5, 6, 7), (0, 2, 1)), ((5, 6, 1), (2, 0, 1)),
-     ((5, 1, 7), (1, 0, 2)), ((1, 6, 1), (0, 2, 1)), ((1, 1, 7), (0, 1, 2)),
-     ((3, 4, 5, 6), (0, 2, 3, 1))],
+    [
+        ((5,), (0,)),
+        ((5, 6), (0, 1)),
+        ((5, 6, 7), (0, 2, 1)),
+        ((5, 6, 1), (2, 0, 1)),
+        ((5, 1, 7), (1, 0, 2)),
+        ((1, 6, 1), (0, 2, 1)),
+        ((1, 1, 7), (0, 1, 2)),
+        ((3, 4, 5, 6), (0, 2, 3, 1)),
+    ],
 )
 def test_memory_order_is_the_papers_with_single_cells_first(
     shape: tuple[int, ...], order: tuple[int, ...]

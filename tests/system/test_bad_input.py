@@ -1,0 +1,198 @@
+"""What a user gets wrong: one sentence on standard error, exit 2, nothing half-written."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MPDATA, MPIEXEC, Run
+
+SMALL = ["--case", "random", "--grid", "12", "10", "4", "--steps", "4"]
+
+
+def sentence(done: object) -> str:
+    """Return standard error without what mpiexec adds to a non-zero exit."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]  # type: ignore[attr-defined]
+    return "\n".join(lines)
+
+
+BAD = [
+    (["--case", "nowhere"], "expected a case of sphere, cone"),
+    (["--backend", "fortran"], "expected a backend of auto, numpy, numba"),
+    (["--backend", "cupy"], "backend cupy is not in this version"),
+    (["--boundary", "sticky"], "expected a boundary of periodic, open, wall, fixed:VALUE"),
+    (["--boundary", "open,open"], "expected one boundary or three, got 2"),
+    (["--boundary", "fixed:much"], "expected a number in fixed:VALUE"),
+    (["--strategy", "magic"], "expected a strategy of auto, spawn"),
+    (["--strategy", "warm"], "strategy warm needs a launcher; under bare mpirun expected spawn"),
+    (["--strategy", "merge"], "expected strategy auto or spawn"),
+    (["--iterations", "4"], "expected 1 to 3 iterations, got 4"),
+    (["--dtype", "f2"], "expected a dtype of f8, f4"),
+    (["--steps", "0"], "expected at least 1 step"),
+    (["--every", "0"], "expected at least 1 step in --every"),
+    (["--threads", "0"], "expected at least 1 thread"),
+    (["--grid", "0", "4", "4"], "expected at least 1 cell"),
+    (["--courant", "1.5"], "expected a Courant number in (0, 1]"),
+    (["--seed", "-1"], "expected a seed of at least 0"),
+    (["--case", "cone", "--courant", "0.5"], "fixes its own Courant numbers"),
+    (["--resize-at", "5"], "expected --resize-at STEP:RANKS"),
+    (["--resize-at", "3:2,2:1"], "expected rising steps"),
+    (["--resize-at", "9:2"], "expected resizes before the last step 4, got step 9"),
+    (["--resize-at", "2:60"], "expected at most"),
+    (["--restart"], "expected --checkpoint-dir D"),
+    (["--output", "x.h5"], "expected --output FILE.h5 and --output-every S"),
+    (["--json", "no/such/folder/x.json"], "expected an existing folder for --json"),
+    (["--case", "winds", "--winds", "u.nc", "v.nc"], "expected a wind file, got u.nc"),
+    (["--gauge", "infinite"], "--gauge infinite is not in this version"),
+    (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+    (["--input", "missing.npz"], "expected no --case with it"),
+]
+
+
+@pytest.mark.parametrize(("extra", "expected"), BAD)
+def test_one_sentence_and_exit_2(run: Run, tmp_path: Path, extra: list[str], expected: str) -> None:
+    done = run(*MPDATA, "run", *SMALL, *extra)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks", "extra", "expected"),
+    [
+        (3, ["--case", "nowhere"], "expected a case of"),
+        (4, ["--grid", "5", "5", "4"], "cannot cut 5 x 5 cells into 4 blocks at least 3 x 3"),
+        (6, ["--grid", "12", "1", "4"], "expected at most 4 ranks, got 6"),
+    ],
+)
+def test_many_ranks_still_say_it_once(
+    run: Run, ranks: int, extra: list[str], expected: str
+) -> None:
+    done = run(MPIEXEC, "-n", str(ranks), *MPDATA, "run", *SMALL, *extra)
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    assert expected in done.stderr
+
+
+def write_arrays(path: Path, **changes: np.ndarray) -> None:
+    n, m, el = 6, 5, 4
+    arrays = {
+        "psi": np.ones((n, m, el)),
+        "h": np.ones((n, m, el)),
+        "c1": np.full((n + 1, m, el), 0.2),
+        "c2": np.full((n, m + 1, el), 0.2),
+        "c3": np.full((n, m, el + 1), 0.2),
+    }
+    np.savez(path, **(arrays | changes))
+
+
+def spoilt(shape: tuple[int, ...], at: tuple[int, ...], value: float, base: float) -> np.ndarray:
+    array = np.full(shape, float(base))
+    array[at] = value
+    return array
+
+
+ARRAYS = [
+    ({"c1": np.ones((6, 5, 4))}, "expected c1 of shape (7, 5, 4), got (6, 5, 4)"),
+    ({"psi": spoilt((6, 5, 4), (5, 4, 3), np.nan, 1)}, "expected finite numbers in psi"),
+    (
+        {"h": spoilt((6, 5, 4), (1, 2, 3), -1, 1)},
+        "expected positive numbers in h, got -1 at (1, 2, 3)",
+    ),
+    ({"c2": spoilt((6, 6, 4), (0, 0, 0), 0.1, 0.2)}, "expected c2 of the first and the last face"),
+    ({"c3": np.full((6, 5, 5), 0.9)}, "unstable: expected outgoing |c| over h of at most 1"),
+    ({"psi": spoilt((6, 5, 4), (0, 0, 0), -1, 1)}, "expected psi of one sign"),
+]
+
+
+@pytest.mark.parametrize(("changes", "expected"), ARRAYS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_bad_arrays(
+    run: Run, tmp_path: Path, changes: dict[str, np.ndarray], expected: str, ranks: int
+) -> None:
+    write_arrays(tmp_path / "in.npz", **changes)
+    done = run(
+        MPIEXEC,
+        "-n",
+        str(ranks),
+        *MPDATA,
+        "run",
+        "--input",
+        "in.npz",
+        "--steps",
+        "2",
+        "--json",
+        "out.json",
+    )
+    assert done.returncode == 2
+    assert expected in done.stderr and done.stderr.count("error:") == 1
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_good_arrays_run(run: Run, tmp_path: Path) -> None:
+    write_arrays(tmp_path / "in.npz")
+    done = run(MPIEXEC, "-n", "2", *MPDATA, "run", "--input", "in.npz", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert "min 1, max 1" in done.stdout
+
+
+def test_all_checkpoints_damaged_is_said(run: Run, tmp_path: Path) -> None:
+    saving = ["--checkpoint-every", "1", "--checkpoint-dir", "saved"]
+    assert run(*MPDATA, "run", *SMALL, *saving).returncode == 0
+    for path in (tmp_path / "saved").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    done = run(*MPDATA, "run", *SMALL, *saving, "--restart")
+    assert done.returncode == 2
+    assert "expected a whole checkpoint in saved" in done.stderr
+
+
+def test_an_unwritable_checkpoint_folder_is_a_warning(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "saved").write_text("a file where the folder should be")
+    done = run(*MPDATA, "run", *SMALL, "--checkpoint-every", "2", "--checkpoint-dir", "saved")
+    assert done.returncode == 0
+    assert "warning: checkpoint at step 2 not written" in done.stdout
+
+
+def test_no_mpiexec_for_a_resize_is_said(run: Run, tmp_path: Path) -> None:
+    # A virtual environment whose bin has a Python and nothing else.
+    lonely = tmp_path / "bin"
+    lonely.mkdir()
+    program = (
+        "import sys; sys.executable = sys.argv.pop(1); from mpdata.__main__ import main; "
+        "sys.exit(main())"
+    )
+    done = run(
+        sys.executable,
+        "-c",
+        program,
+        str(lonely / "python"),
+        "run",
+        *SMALL,
+        "--resize-at",
+        "2:2",
+        env={"PATH": str(lonely)},
+    )
+    assert done.returncode == 2
+    assert "no mpiexec found" in done.stderr and "malleable-mpi[mpich]" in done.stderr
+
+
+def test_no_mpi_library_is_said(run: Run, tmp_path: Path) -> None:
+    # mpi4py takes the library named here and nothing else.
+    done = run(*MPDATA, "run", *SMALL, env={"MPI4PY_LIBMPI": str(tmp_path / "nowhere.so")})
+    assert done.returncode == 2
+    assert "no MPI library could be loaded" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["mpdata", "dmr", "rms"])
+def test_version(run: Run, command: str) -> None:
+    done = run(str(Path(sys.executable).parent / command), "--version")
+    assert done.returncode == 0 and done.stdout.startswith(command)
+
+
+def test_dmr_completion_without_a_record(run: Run) -> None:
+    done = run(sys.executable, "-m", "dmr", "completion", "none.json")
+    assert done.returncode == 1 and "died without a word" in done.stderr

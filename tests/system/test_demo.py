@@ -1,0 +1,80 @@
+"""The demo as a newcomer meets it, and the real winds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import DEADLINE_S, marked, started
+
+from mpdata.cases import Request, make_setup
+from mpdata.options import Scheme
+from mpdata.solver import Solver, count_steps
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def winds() -> tuple[Path, Path]:
+    folder = Path(os.environ.get("MPDATA_WINDS", ROOT / "demo" / "winds"))
+    pair = folder / "uwnd_mean.nc", folder / "vwnd_mean.nc"
+    if not all(path.is_file() for path in pair):
+        pytest.skip("the public wind files are not here: scripts/demo or scripts/test fetch them")
+    return pair
+
+
+def case(winds: tuple[Path, Path], month: int = 1) -> Request:
+    return Request(grid=(180, 75, 16), winds=winds, month=month, days=5.0)
+
+
+def test_on_real_winds_a_constant_stays_constant(winds: tuple[Path, Path]) -> None:
+    setup = make_setup("winds", case(winds))
+    steps = count_steps(setup)
+    still = replace(setup, initial=lambda i, j, k: 1.0 + 0.0 * (i + j + k))
+    solver = Solver(still, Scheme())
+    solver.advance(steps)
+    assert steps > 200
+    assert np.abs(solver.psi - 1.0).max() <= 1e-13
+
+
+@pytest.mark.parametrize("month", [1, 7])
+def test_on_real_winds_mass_is_kept_and_so_are_the_bounds(
+    winds: tuple[Path, Path], month: int
+) -> None:
+    setup = make_setup("winds", case(winds, month))
+    solver = Solver(setup, Scheme())
+    high = float(solver.psi.max())
+    mass = float((solver.psi * solver.density).sum())
+    start = solver.psi.copy()
+    solver.advance(count_steps(setup))
+    assert abs(float((solver.psi * solver.density).sum()) - mass) <= 1e-13 * mass
+    assert solver.psi.min() >= 0 and solver.psi.max() <= high * (1 + 1e-13)
+    assert np.abs(solver.psi - start).max() > 0.1, "expected the plume to have moved"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_on_the_demo_leaves_no_process(
+    winds: tuple[Path, Path], number: signal.Signals, tmp_path: Path
+) -> None:
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("the demo would first install itself into .venv: run by scripts/test only")
+    with started([str(ROOT / "scripts" / "demo"), "--winds", *map(str, winds), "--out", str(tmp_path)]) as demo:
+        wait_for(lambda: len(marked(demo.mark)) >= 4)  # the demo, mpiexec, its proxy, ranks
+        time.sleep(1.0)
+        demo.send_signal(number)
+        demo.communicate(timeout=DEADLINE_S)
+        assert demo.returncode == 130
+        assert marked(demo.mark) == []
+
+
+def wait_for(condition: object) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < until, "the demo did not start its job"
+        time.sleep(0.05)

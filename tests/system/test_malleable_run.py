@@ -1,0 +1,254 @@
+"""The main job under plain mpirun: grows, shrinks, dies and comes back with the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, marked, started
+
+from mpdata.cases import Request, make_setup
+from mpdata.diagnostics import Diagnostics
+
+FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_run.py"))]
+RANDOM = ["--case", "random", "--seed", "7", "--grid", "48", "40", "16", "--steps", "30"]
+COMBINATIONS = [
+    (boundary, dtype, limiter)
+    for boundary in ("periodic", "open", "wall")
+    for dtype in ("f8", "f4")
+    for limiter in ("--limiter", "--no-limiter")
+]
+
+
+def options(boundary: str, dtype: str, limiter: str) -> list[str]:
+    return [*RANDOM, "--boundary", boundary, "--dtype", dtype, limiter]
+
+
+@pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
+def test_resizes_leave_the_same_bits(
+    mpdata_run: Mpirun, boundary: str, dtype: str, limiter: str
+) -> None:
+    wanted = options(boundary, dtype, limiter)
+    steady = mpdata_run(1, *wanted)
+    moved = mpdata_run(2, *wanted, "--resize-at", "10:4,20:3")
+    assert [(r["step"], r["from"], r["to"]) for r in moved["resizes"]] == [(10, 2, 4), (20, 4, 3)]
+    assert all(r["bytes"] == 48 * 40 * 16 * int(dtype[1]) for r in moved["resizes"])
+    assert all(r["stall_s"] >= r["move_s"] > 0 for r in moved["resizes"])
+    assert moved["ranks"] == 3 and steady["resizes"] == []
+    assert moved["sha256"] == steady["sha256"]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+def test_any_number_of_ranks_gives_the_same_bits(
+    mpdata_run: Mpirun, ranks: int, tmp_path: Path
+) -> None:
+    final = tmp_path / "final.npy"
+    found = mpdata_run(ranks, *RANDOM, "--final", str(final))
+    alone = mpdata_run(1, *RANDOM)
+    assert found["sha256"] == alone["sha256"]
+    check = Diagnostics(make_setup("random", Request(grid=(48, 40, 16), seed=7)), compare=False)
+    check.add(0, np.load(final))
+    assert check.sha256 == found["sha256"] and check.mass == found["mass_final"]
+
+
+@pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
+def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
+    run: Run, mpdata_run: Mpirun, tmp_path: Path, boundary: str, dtype: str, limiter: str
+) -> None:
+    wanted = options(boundary, dtype, limiter)
+    saving = ["--checkpoint-every", "5", "--checkpoint-dir", "saved"]
+    record = tmp_path / "record.json"
+    died = run(
+        MPIEXEC,
+        "-n",
+        "4",
+        *FAULTY,
+        "kill-all",
+        "17",
+        "run",
+        *wanted,
+        *saving,
+        "--completion",
+        str(record),
+    )
+    assert died.returncode != 0 and not record.exists()
+    whole = mpdata_run(1, *wanted)
+    again = mpdata_run(3, *wanted, *saving, "--restart")
+    assert again["sha256"] == whole["sha256"]
+    assert again["steps"] == 30 and again["ranks"] == 3
+
+
+def test_killed_after_a_resize_is_not_taken_for_completed(run: Run, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    run(
+        MPIEXEC,
+        "-n",
+        "2",
+        *FAULTY,
+        "kill-last",
+        "15",
+        "run",
+        *RANDOM,
+        "--resize-at",
+        "10:3",
+        "--json",
+        "out.json",
+        "--completion",
+        str(record),
+    )
+    told = run(sys.executable, "-m", "dmr", "completion", str(record))
+    assert told.returncode == 1
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_completion_record_says_completed_after_resizes(run: Run, tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    run(
+        MPIEXEC,
+        "-n",
+        "1",
+        *MPDATA,
+        "run",
+        *RANDOM,
+        "--resize-at",
+        "10:2",
+        env={"DMR_COMPLETION": str(record)},
+    )
+    told = run(sys.executable, "-m", "dmr", "completion", str(record), "--json", "-")
+    assert told.returncode == 0
+    found = json.loads(told.stdout)
+    assert (found["state"], found["step"], found["generation"]) == ("COMPLETED", 30, 1)
+
+
+@pytest.mark.parametrize("resize", [[], ["--resize-at", "10:3"]])
+def test_an_exception_on_one_rank_ends_all_with_its_message(
+    run: Run, tmp_path: Path, resize: list[str]
+) -> None:
+    record = tmp_path / "record.json"
+    died = run(
+        MPIEXEC,
+        "-n",
+        "2",
+        *FAULTY,
+        "raise-last",
+        "15",
+        "run",
+        *RANDOM,
+        *resize,
+        "--completion",
+        str(record),
+    )
+    last = 2 if resize else 1
+    sentence = f"rank {last} of {last + 1}: ArithmeticError: the dog ate the flux"
+    assert died.returncode != 0
+    assert sentence in died.stderr
+    found = json.loads(record.read_text())
+    assert (found["state"], found["message"]) == ("FAILED", sentence)
+
+
+@pytest.mark.parametrize("resize", [[], ["--resize-at", "10:3"]])
+def test_sigterm_checkpoints_and_ends(
+    run: Run, mpdata_run: Mpirun, tmp_path: Path, resize: list[str]
+) -> None:
+    record = tmp_path / "record.json"
+    saving = ["--checkpoint-dir", str(tmp_path / "saved"), "--every", "3"]
+    command = [
+        MPIEXEC,
+        "-n",
+        "2",
+        *FAULTY,
+        "linger",
+        "16",
+        "run",
+        *RANDOM,
+        *saving,
+        *resize,
+        "--completion",
+        str(record),
+    ]
+    with started(command, cwd=tmp_path) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if line.startswith("lingering"):
+                break
+        job.send_signal(signal.SIGTERM)
+        rest = job.communicate(timeout=DEADLINE_S)[0]
+    assert "ended by SIGTERM at step 18" in rest
+    assert [p.name for p in (tmp_path / "saved").iterdir()] == ["checkpoint-0000000018.h5"]
+    assert json.loads(record.read_text())["state"] == "CANCELLED"
+    again = mpdata_run(1, *RANDOM, *saving, "--restart")
+    assert again["sha256"] == mpdata_run(1, *RANDOM)["sha256"]
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
+    run: Run, mpdata_run: Mpirun, tmp_path: Path
+) -> None:
+    saved = tmp_path / "saved"
+    wanted = ["--case", "random", "--seed", "3", "--grid", "64", "64", "32", "--steps", "60"]
+    saving = ["--checkpoint-every", "1", "--checkpoint-dir", str(saved)]
+    command = [
+        MPIEXEC,
+        "-n",
+        "2",
+        *MPDATA,
+        "run",
+        *wanted,
+        *saving,
+        "--restart",
+        "--json",
+        str(tmp_path / "early.json"),
+    ]
+    moments = random.Random(20)
+    for _ in range(5):
+        before = newest(saved)
+        with started(command, cwd=tmp_path) as job:
+            while newest(saved) == before and job.poll() is None:
+                time.sleep(0.002)
+            time.sleep(moments.uniform(0.0, 0.05))
+            for pid in marked(job.mark):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    assert not (tmp_path / "early.json").exists(), "expected to be killed before the end"
+    again = mpdata_run(3, *wanted, *saving, "--restart")
+    assert again["sha256"] == mpdata_run(1, *wanted)["sha256"]
+
+
+def newest(folder: Path) -> str:
+    names = [p.name for p in folder.glob("checkpoint-*.h5")] if folder.exists() else []
+    return max(names, default="")
+
+
+def test_numpy_and_numba_agree(mpdata_run: Mpirun, tmp_path: Path) -> None:
+    fields = []
+    for backend in ("numpy", "numba"):
+        path = tmp_path / f"{backend}.npy"
+        mpdata_run(2, *RANDOM, "--backend", backend, "--final", str(path))
+        fields.append(np.load(path))
+    a, b = fields
+    assert np.abs(a - b).max() <= 1e-13 * np.abs(a).max()
+
+
+def test_output_frames_survive_a_resize(run: Run, mpdata_run: Mpirun, tmp_path: Path) -> None:
+    import h5py
+
+    out = ["--output-every", "10"]
+    mpdata_run(1, *RANDOM, "--output", "a.h5", *out)
+    mpdata_run(2, *RANDOM, "--output", "b.h5", *out, "--resize-at", "15:1")
+    with h5py.File(tmp_path / "a.h5") as a, h5py.File(tmp_path / "b.h5") as b:
+        assert list(a["step"]) == list(b["step"]) == [0, 10, 20, 30]
+        assert np.array_equal(a["psi"], b["psi"])
+    assert run(*MPDATA, "plot", "b.h5").returncode == 0
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_json_on_stdout_is_all_there_is_on_stdout(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "2", *MPDATA, "run", *RANDOM, "--json", "-", "--resize-at", "10:3")
+    assert json.loads(done.stdout)["ranks"] == 3
