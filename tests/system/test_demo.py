@@ -64,8 +64,11 @@ def test_ctrl_c_on_the_demo_leaves_no_process(
 ) -> None:
     if Path(sys.prefix) != ROOT / ".venv":
         pytest.skip("the demo would first install itself into .venv: run by scripts/test only")
-    with started([str(ROOT / "scripts" / "demo"), "--winds", *map(str, winds), "--out", str(tmp_path)]) as demo:
-        wait_for(lambda: len(marked(demo.mark)) >= 4)  # the demo, mpiexec, its proxy, ranks
+    with started(
+        [str(ROOT / "scripts" / "demo"), "--winds", *map(str, winds), "--out", str(tmp_path)]
+    ) as demo:
+        # The demo, mpiexec, its proxy, at least one rank.
+        wait_for(lambda: len(marked(demo.mark)) >= 4)
         time.sleep(1.0)
         demo.send_signal(number)
         demo.communicate(timeout=DEADLINE_S)

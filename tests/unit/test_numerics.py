@@ -1,0 +1,377 @@
+"""What MPDATA must do whatever the flow, and its formulas against plain loops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import permutations, product
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from whole_grids import Whole, as_setup, evaluate
+
+from mpdata.cases import Request, Setup, make_setup
+from mpdata.geometry import Geometry
+from mpdata.numerics import reference
+from mpdata.options import Boundary, Scheme, parse_boundaries
+from mpdata.solver import Solver
+
+Array = npt.NDArray[np.float64]
+Cell = tuple[int, int, int]
+Triple = tuple[int, int, int]
+
+EPS = 1e-15
+CUBE, PLANE, LINE = (7, 6, 5), (8, 7, 1), (12, 1, 1)
+PERIODIC = parse_boundaries("periodic")
+SCHEMES = [Scheme(n, limiter) for n in (1, 2, 3) for limiter in (False, True)][1:]
+LIMITED = [Scheme(1), Scheme(2), Scheme(3)]
+KINDS = ["periodic", "open", "wall", "fixed:1.7", "periodic,wall,open", "open,fixed:1.7,wall"]
+
+
+def random_setup(grid: Triple, boundaries: str = "periodic", seed: int = 1) -> Setup:
+    return make_setup(
+        "random", Request(grid=grid, boundaries=parse_boundaries(boundaries), seed=seed)
+    )
+
+
+def advanced(setup: Setup, scheme: Scheme, steps: int) -> Solver:
+    solver = Solver(setup, scheme, backend="numpy")
+    solver.advance(steps)
+    return solver
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("boundaries", KINDS)
+@pytest.mark.parametrize("grid", [CUBE, PLANE], ids=str)
+def test_a_constant_stays_constant(grid: Triple, boundaries: str, scheme: Scheme) -> None:
+    setup = replace(random_setup(grid, boundaries), initial=lambda i, j, k: 1.7)
+    psi = advanced(setup, scheme, 3).psi
+    assert np.abs(psi / 1.7 - 1).max() <= 1e-14
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("boundaries", ["periodic", "wall", "periodic,wall,periodic"])
+@pytest.mark.parametrize("grid", [CUBE, PLANE, (1, 6, 5)], ids=str)
+def test_mass_is_kept_where_nothing_flows_out(
+    grid: Triple, boundaries: str, scheme: Scheme
+) -> None:
+    solver = Solver(random_setup(grid, boundaries), scheme, backend="numpy")
+    before, field = (solver.density * solver.psi).sum(), solver.psi.copy()
+    solver.advance(20)
+    assert (solver.density * solver.psi).sum() == pytest.approx(before, rel=1e-13)
+    assert np.abs(solver.psi - field).max() > 0.1
+
+
+@pytest.mark.parametrize("scheme", LIMITED, ids=str)
+@pytest.mark.parametrize("boundaries", KINDS)
+@pytest.mark.parametrize("grid", [CUBE, PLANE], ids=str)
+def test_the_limiter_makes_no_new_extrema(grid: Triple, boundaries: str, scheme: Scheme) -> None:
+    solver = Solver(random_setup(grid, boundaries), scheme, backend="numpy")
+    outside = [b.value for b in solver.setup.boundaries if b.kind == "fixed"]
+    low = min(float(solver.psi.min()), *outside, 2.0)
+    high = max(float(solver.psi.max()), *outside, 0.5)
+    for _ in range(10):
+        solver.advance(1)
+        assert low - 1e-12 <= solver.psi.min()
+        assert solver.psi.max() <= high + 1e-12
+
+
+def neighbourhood(psi: Array) -> Array:
+    """Return every cell beside its periodic neighbours, stacked."""
+    moved = [np.roll(psi, by, axis) for axis in range(3) for by in (-1, 1)]
+    return np.stack([psi, *moved])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_limited_psi_stays_between_its_neighbours_before_and_after_the_upwind_pass(
+    seed: int,
+) -> None:
+    setup = random_setup(CUBE, seed=seed)
+    before = evaluate(setup).psi
+    upwind = advanced(setup, Scheme(1), 1).psi
+    around = np.concatenate([neighbourhood(before), neighbourhood(upwind)])
+    psi = advanced(setup, Scheme(2), 1).psi
+    assert (psi >= around.min(axis=0) - 1e-12).all()
+    assert (psi <= around.max(axis=0) + 1e-12).all()
+
+
+@pytest.mark.parametrize("grid", [CUBE, PLANE, LINE], ids=str)
+def test_the_basic_scheme_does_make_new_extrema(grid: Triple) -> None:
+    psi = advanced(spikes(random_setup(grid)), Scheme(2, limiter=False), 1).psi
+    limited = advanced(spikes(random_setup(grid)), Scheme(2), 1).psi
+    assert np.abs(psi - limited).max() > 1e-3
+
+
+def spikes(setup: Setup) -> Setup:
+    """Return the case with psi zero but for some cells."""
+
+    def initial(i: Any, j: Any, k: Any) -> Any:
+        return np.where((i * 7 + j * 3 + k) % 5 == 0, 1.0, 0.0)
+
+    return replace(setup, initial=initial)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("boundaries", ["periodic", "open", "wall", "fixed:0"])
+@pytest.mark.parametrize("grid", [CUBE, PLANE, LINE], ids=str)
+def test_psi_stays_above_zero(grid: Triple, boundaries: str, scheme: Scheme) -> None:
+    solver = Solver(spikes(random_setup(grid, boundaries)), scheme, backend="numpy")
+    for _ in range(10):
+        solver.advance(1)
+        assert solver.psi.min() >= -1e-15
+
+
+@pytest.mark.parametrize("iterations", [2, 3])
+@pytest.mark.parametrize("limiter", [False, True])
+def test_corrective_passes_bring_the_answer_nearer(iterations: int, limiter: bool) -> None:
+    setup = make_setup("gaussian", Request(grid=(24, 24, 1)))
+    start = evaluate(setup).psi
+    errors = [
+        np.abs(advanced(setup, scheme, setup.steps or 0).psi - start).mean()
+        for scheme in (Scheme(iterations - 1, limiter), Scheme(iterations, limiter))
+    ]
+    assert errors[1] < 0.9 * errors[0]
+
+
+# Plain loops over a small periodic grid, written from the formulas alone. ``c[a][cell]`` is the
+# face between a cell and the one below it along axis a.
+
+
+def cells(shape: tuple[int, ...]) -> Iterator[Cell]:
+    n, m, el = shape
+    yield from product(range(n), range(m), range(el))
+
+
+class Loops:
+    """Scalar MPDATA on a periodic grid."""
+
+    def __init__(self, whole: Whole) -> None:
+        self.shape = whole.psi.shape
+        self.h = whole.h
+        self.axes = whole.active
+
+    def at(self, cell: Cell, *moves: tuple[int, int]) -> Cell:
+        """Return a cell moved along axes, around the edges."""
+        place = list(cell)
+        for axis, by in moves:
+            place[axis] = (place[axis] + by) % self.shape[axis]
+        return place[0], place[1], place[2]
+
+    def flux(self, psi: Array, c: Array, a: int, cell: Cell) -> float:
+        """Return what flows up through the face below a cell."""
+        speed = float(c[cell])
+        return speed * float(psi[self.at(cell, (a, -1))] if speed > 0 else psi[cell])
+
+    def donor_cell(self, psi: Array, c: list[Array]) -> Array:
+        new = np.empty_like(psi)
+        for cell in cells(psi.shape):
+            gain = 0.0
+            for a in self.axes:
+                gain += self.flux(psi, c[a], a, cell)
+                gain -= self.flux(psi, c[a], a, self.at(cell, (a, 1)))
+            new[cell] = psi[cell] + gain / self.h[cell]
+        return new
+
+    def pseudo_velocity(self, psi: Array, c: list[Array], a: int) -> Array:
+        """V = (|C| - C^2/Gbar) A - C/(2 Gbar) sum over e of Cbar_e B_e."""
+        found = np.empty_like(psi)
+        for cell in cells(psi.shape):
+            below = self.at(cell, (a, -1))
+            speed, g = float(c[a][cell]), 0.5 * (self.h[below] + self.h[cell])
+            gradient = (psi[cell] - psi[below]) / (psi[cell] + psi[below] + EPS)
+            cross = 0.0
+            for e in self.axes:
+                if e == a:
+                    continue
+                upper = psi[self.at(cell, (e, 1))] + psi[self.at(below, (e, 1))]
+                lower = psi[self.at(cell, (e, -1))] + psi[self.at(below, (e, -1))]
+                faces = (cell, self.at(cell, (e, 1)), below, self.at(below, (e, 1)))
+                mean = sum(float(c[e][face]) for face in faces) / 4
+                cross += mean * (upper - lower) / (upper + lower + EPS)
+            found[cell] = (abs(speed) - speed**2 / g) * gradient - speed / (2 * g) * cross
+        return found
+
+    def betas(self, before: Array, psi: Array, v: list[Array]) -> tuple[Array, Array]:
+        """Return the shares of inflow and outflow that make no new extremum."""
+        up, down = np.empty_like(psi), np.empty_like(psi)
+        for cell in cells(psi.shape):
+            around = [self.at(cell, (a, by)) for a in self.axes for by in (-1, 1)] + [cell]
+            known = [float(field[at]) for field in (before, psi) for at in around]
+            inflow = outflow = 0.0
+            for a in self.axes:
+                below = self.flux(psi, v[a], a, cell)
+                above = self.flux(psi, v[a], a, self.at(cell, (a, 1)))
+                inflow += max(below, 0.0) + max(-above, 0.0)
+                outflow += max(-below, 0.0) + max(above, 0.0)
+            up[cell] = (max(known) - psi[cell]) * self.h[cell] / (inflow + EPS)
+            down[cell] = (psi[cell] - min(known)) * self.h[cell] / (outflow + EPS)
+        return up, down
+
+    def limited(self, before: Array, psi: Array, v: list[Array]) -> list[Array]:
+        up, down = self.betas(before, psi, v)
+        found = [values.copy() for values in v]
+        for a in self.axes:
+            for cell in cells(psi.shape):
+                below = self.at(cell, (a, -1))
+                rising = min(1.0, down[below], up[cell])
+                falling = min(1.0, up[below], down[cell])
+                found[a][cell] *= rising if v[a][cell] > 0 else falling
+        return found
+
+    def step(self, before: Array, c: list[Array], scheme: Scheme) -> Array:
+        psi = self.donor_cell(before, c)
+        for _ in range(scheme.iterations - 1):
+            v = [self.pseudo_velocity(psi, c, a) if a in self.axes else psi for a in range(3)]
+            if scheme.limiter:
+                v = self.limited(before, psi, v)
+            psi, c = self.donor_cell(psi, v), v
+        return psi
+
+
+def stable(grid: Triple, seed: int = 1) -> Whole:
+    """Return a random case on its whole grid, scaled as it will be run."""
+    setup = random_setup(grid, seed=seed)
+    flow = Solver(setup, Scheme(1), backend="numpy").flow
+    whole = evaluate(setup)
+    inner = [
+        tuple(slice(1, 1 + n + (a == b)) if n > 1 else slice(1) for b, n in enumerate(grid))
+        for a in range(3)
+    ]
+    c = [flow.C[a][inner[a]] if n > 1 else whole.c[a] for a, n in enumerate(grid)]
+    return Whole(whole.psi, whole.h, (c[0], c[1], c[2]))
+
+
+def lower_faces(whole: Whole) -> list[Array]:
+    """Return the faces below every cell, one for each cell."""
+    n, m, el = whole.psi.shape
+    return [c[:n, :m, :el] for c in whole.c]
+
+
+TINY = [(3, 4, 2), (4, 3, 1), (1, 3, 4), (5, 1, 1)]
+
+
+@pytest.mark.parametrize("grid", TINY, ids=str)
+def test_one_iteration_is_the_donor_cell_formula(grid: Triple) -> None:
+    whole = stable(grid)
+    wanted = Loops(whole).donor_cell(whole.psi, lower_faces(whole))
+    found = advanced(as_setup(whole, PERIODIC), Scheme(1), 1).psi
+    assert np.abs(found - wanted).max() <= 1e-15 * 4
+    assert np.abs(found - whole.psi).max() > 0.01
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_pseudo_velocity_has_all_cross_terms_and_the_density_at_faces(
+    axis: int, seed: int
+) -> None:
+    whole = stable((4, 5, 3), seed)
+    geo = Geometry(whole.psi.shape, (0, 0, 0), whole.psi.shape, 2, PERIODIC)
+    mesh = np.ix_(*geo.global_cells())
+    found = np.full(geo.shape, np.nan)
+    faces = [values[mesh] for values in lower_faces(whole)]
+    reference.antidiffusive_velocity(found, axis, whole.psi[mesh], faces, whole.h[mesh], geo, 0)
+    wanted = Loops(whole).pseudo_velocity(whole.psi, lower_faces(whole), axis)
+    assert np.abs(found[geo.cells(0)] - wanted).max() <= 1e-15
+    last = found[geo.cells(0, (axis, 1))].take(-1, axis)
+    assert np.abs(last - wanted.take(0, axis)).max() <= 1e-15
+
+
+@pytest.mark.parametrize("scheme", SCHEMES[1:], ids=str)
+@pytest.mark.parametrize("grid", TINY, ids=str)
+def test_a_step_is_what_plain_loops_give(grid: Triple, scheme: Scheme) -> None:
+    whole = stable(grid)
+    wanted = Loops(whole).step(whole.psi, lower_faces(whole), scheme)
+    found = advanced(as_setup(whole, PERIODIC), scheme, 1).psi
+    assert np.abs(found - wanted).max() <= 1e-13
+
+
+def embedded(whole: Whole, axes: tuple[int, ...]) -> Whole:
+    """Move the active axes of a grid, in their order, to other places."""
+    order = [*whole.active, *(a for a in range(3) if a not in whole.active)]
+    places = [*axes, *(a for a in range(3) if a not in axes)]
+    back = [order[places.index(a)] for a in range(3)]
+    c = [whole.c[back[a]].transpose(back) for a in range(3)]
+    return Whole(whole.psi.transpose(back), whole.h.transpose(back), (c[0], c[1], c[2]))
+
+
+@pytest.mark.parametrize("axes", list(permutations(range(3), 2)), ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("boundaries", ["periodic", "wall", "open", "fixed:1.2"])
+def test_a_plane_gives_the_same_wherever_its_axes_are(
+    boundaries: str, scheme: Scheme, axes: tuple[int, ...]
+) -> None:
+    kind = parse_boundaries(boundaries)
+    whole = evaluate(random_setup((7, 5, 1), boundaries))
+    moved = embedded(whole, axes)
+    assert sorted(moved.active) == sorted(axes)
+    here = advanced(as_setup(whole, kind, courant=0.9), scheme, 3).psi
+    there = advanced(as_setup(moved, kind, courant=0.9), scheme, 3).psi
+    back = there.squeeze() if axes[0] < axes[1] else there.squeeze().T
+    assert np.abs(back - here.squeeze()).max() <= 1e-14 * np.abs(here).max()
+
+
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("boundaries", ["periodic", "open", "fixed:1.2"])
+def test_a_line_gives_the_same_along_every_axis(boundaries: str, scheme: Scheme, axis: int) -> None:
+    kind = parse_boundaries(boundaries)
+    whole = evaluate(random_setup((9, 1, 1), boundaries))
+    here = advanced(as_setup(whole, kind, courant=0.9), scheme, 3).psi
+    there = advanced(as_setup(embedded(whole, (axis,)), kind, courant=0.9), scheme, 3).psi
+    assert np.abs(there.ravel() - here.ravel()).max() <= 1e-14 * np.abs(here).max()
+
+
+def turned(array: Array, axis: int, by: int, *, face: bool) -> Array:
+    """Roll a periodic array; a face array has its first layer again as the last."""
+    if not face:
+        return np.roll(array, by, axis)
+    once = np.roll(array.take(range(array.shape[axis] - 1), axis), by, axis)
+    return np.concatenate([once, once.take([0], axis)], axis)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize(("axis", "by"), [(0, 1), (1, 3), (2, -2)])
+def test_a_periodic_grid_has_no_beginning(scheme: Scheme, axis: int, by: int) -> None:
+    whole = stable(CUBE)
+    c = [turned(values, axis, by, face=a == axis) for a, values in enumerate(whole.c)]
+    other = Whole(
+        turned(whole.psi, axis, by, face=False),
+        turned(whole.h, axis, by, face=False),
+        (c[0], c[1], c[2]),
+    )
+    here = advanced(as_setup(whole, PERIODIC), scheme, 4).psi
+    there = advanced(as_setup(other, PERIODIC), scheme, 4).psi
+    assert there.tobytes() == np.roll(here, by, axis).tobytes()
+
+
+def test_axes_of_one_cell_have_no_flux() -> None:
+    whole = stable(PLANE)
+    strong = Whole(whole.psi, whole.h, (whole.c[0], whole.c[1], np.full((8, 7, 2), 5.0)))
+    here = advanced(as_setup(whole, PERIODIC), Scheme(2), 2).psi
+    there = advanced(as_setup(strong, PERIODIC), Scheme(2), 2).psi
+    assert there.tobytes() == here.tobytes()
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_a_fixed_boundary_flows_in(scheme: Scheme) -> None:
+    # Courant number 1 to the right moves every value by one whole cell a step.
+    whole = Whole(
+        1.0 + np.arange(6.0).reshape(6, 1, 1),
+        np.ones((6, 1, 1)),
+        (np.ones((7, 1, 1)), np.zeros((6, 2, 1)), np.zeros((6, 1, 2))),
+    )
+    kind = (Boundary("fixed", 9.0), Boundary("open"), Boundary("open"))
+    psi = advanced(as_setup(whole, kind), scheme, 2).psi
+    assert psi.ravel() == pytest.approx([9, 9, 1, 2, 3, 4], rel=1e-14)
+
+
+def test_nothing_passes_a_wall() -> None:
+    whole = Whole(
+        np.ones((4, 1, 1)),
+        np.ones((4, 1, 1)),
+        (np.full((5, 1, 1), 0.5), np.zeros((4, 2, 1)), np.zeros((4, 1, 2))),
+    )
+    psi = advanced(as_setup(whole, parse_boundaries("wall")), Scheme(1), 1).psi
+    assert psi.ravel().tolist() == [0.5, 1.0, 1.0, 1.5]
