@@ -245,7 +245,9 @@ def test_folders_are_refused(tmp_path: Path, suffix: str) -> None:
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("content", [b"", b"not a file of arrays", b"PK\x03\x04 torn"], ids=repr)
+@pytest.mark.parametrize(
+    "content", [b"", b"not a file of arrays", b"PK\x03\x04 torn"], ids=["empty", "text", "zip"]
+)
 def test_files_of_something_else_are_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     (tmp_path / f"mine{suffix}").write_bytes(content)
     with one_sentence(InputError):

@@ -1,0 +1,139 @@
+"""Every backend gives the reference's answer, and threads change no bit of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from mpdata.cases import Request, Setup, make_setup
+from mpdata.numerics.numba_backend import NumbaKernels
+from mpdata.numerics.step import Stepper
+from mpdata.options import Scheme, parse_boundaries
+from mpdata.solver import Solver
+
+Triple = tuple[int, int, int]
+
+SCHEMES = [Scheme(1), *(Scheme(n, limiter) for n in (2, 3) for limiter in (False, True))]
+BOUNDARIES = ["periodic", "open", "wall", "fixed:1.5", "periodic,wall,open"]
+GRIDS: list[Triple] = [(7, 6, 5), (8, 7, 1), (8, 1, 7), (1, 8, 7), (9, 1, 1), (1, 9, 1), (1, 1, 9)]
+TOLERANCE = {"f8": 1e-13, "f4": 2e-6}
+STEPS = 3
+
+
+def random_setup(grid: Triple, boundaries: str = "periodic") -> Setup:
+    return make_setup("random", Request(grid=grid, boundaries=parse_boundaries(boundaries)))
+
+
+def answer(
+    setup: Setup, scheme: Scheme, backend: str, dtype: str = "f8", threads: int = 1
+) -> npt.NDArray[np.floating]:
+    solver = Solver(setup, scheme, dtype, backend, threads)
+    solver.advance(STEPS)
+    return solver.psi
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("boundaries", BOUNDARIES)
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+def test_numba_gives_the_answer_of_numpy(
+    grid: Triple, dtype: str, boundaries: str, scheme: Scheme
+) -> None:
+    setup = random_setup(grid, boundaries)
+    a, b = (answer(setup, scheme, backend, dtype) for backend in ("numpy", "numba"))
+    assert np.abs(a - b).max() <= TOLERANCE[dtype] * np.abs(a).max()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("grid", [(7, 6, 5), (8, 7, 1), (9, 1, 1)], ids=str)
+def test_threads_change_no_bit(grid: Triple, dtype: str, scheme: Scheme, threads: int) -> None:
+    setup = random_setup(grid, "periodic,wall,open")
+    one = answer(setup, scheme, "numba", dtype)
+    assert answer(setup, scheme, "numba", dtype, threads).tobytes() == one.tobytes()
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_float32_stays_float32_from_end_to_end(backend: str, scheme: Scheme) -> None:
+    solver = Solver(random_setup((7, 6, 5)), scheme, "f4", backend)
+    solver.advance(STEPS)
+    held = [solver.psi, solver.density, *solver.flow.C, *scratch(solver)]
+    assert {array.dtype for array in held if array.size} == {np.dtype("f4")}
+
+
+def scratch(solver: Solver) -> list[npt.NDArray[np.floating]]:
+    """Return every array that the stepper holds, wherever it keeps them."""
+    found: list[npt.NDArray[np.floating]] = []
+    todo: list[object] = list(vars(stepper_of(solver)).values())
+    while todo:
+        item = todo.pop()
+        if isinstance(item, list):
+            todo += item
+        elif isinstance(item, np.ndarray):
+            found.append(item)
+    return found
+
+
+def stepper_of(solver: Solver) -> Stepper:
+    return next(value for value in vars(solver).values() if isinstance(value, Stepper))
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_float32_is_computed_in_float32(backend: str) -> None:
+    # Were the passes done in float64 and rounded, one step would be the rounded float64 one.
+    setup = random_setup((7, 6, 5))
+    narrow = Solver(setup, Scheme(2), "f4", backend)
+    wide = Solver(setup, Scheme(2), "f8", backend)
+    for array, other in zip(held(wide), held(narrow), strict=True):
+        array[...] = other
+    narrow.advance(1)
+    wide.advance(1)
+    assert (narrow.psi != wide.psi.astype("f4")).mean() > 0.2
+
+
+def held(solver: Solver) -> list[npt.NDArray[np.floating]]:
+    return [solver.psi, solver.flow.h, *solver.flow.C]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_a_single_cell_stays_as_it_is(backend: str, scheme: Scheme) -> None:
+    setup = random_setup((1, 1, 1))
+    before = Solver(setup, scheme, backend="numpy").psi.copy()
+    assert answer(setup, scheme, backend).tobytes() == before.tobytes()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0)], ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_numba_follows_the_order_in_memory(order: Triple, scheme: Scheme) -> None:
+    # dmr's blocks lie in the paper's order N, L, M, and their rows are padded.
+    solver = Solver(random_setup((7, 6, 5)), scheme, backend="numba")
+    plain = answer(solver.setup, scheme, "numpy")
+    geo = solver.geometry
+
+    def allocate() -> npt.NDArray[np.floating]:
+        n, m, el = (geo.shape[axis] for axis in order)
+        padded = np.zeros((n, m, el + 3))[:, :, :el]
+        return padded.transpose([order.index(axis) for axis in range(3)])
+
+    def laid_out(array: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
+        copy = allocate()
+        copy[...] = array
+        return copy
+
+    cells = geo.cells(0)
+    around = np.ix_(*geo.global_cells())
+    psi, C, h = (
+        laid_out(solver.psi[around]),
+        list(map(laid_out, solver.flow.C)),
+        laid_out(solver.flow.h),
+    )
+    n, m, el = (stride // psi.itemsize for stride in psi.strides)
+    stepper = Stepper(geo, scheme, NumbaKernels(geo, (n, m, el)), allocate)
+    for _ in range(STEPS):
+        stepper.advance(psi, C, h)
+        psi[...] = psi[cells][around]
+    assert np.abs(psi[cells] - plain).max() <= 1e-13 * np.abs(plain).max()

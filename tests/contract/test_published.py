@@ -1,0 +1,94 @@
+"""The published figures, and that ours are copied from them without a slip.
+
+The long cases (sphere, cone) are left to ``mpdata verify``.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpdata import verify as published
+from mpdata.cases import Request, make_setup
+from mpdata.errors import InputError
+from mpdata.options import Scheme
+from mpdata.verify import CHECKS, Check, run_case, verify
+
+BACKENDS = ["numpy", "numba"]
+FIGURES = "mpdata_published.toml"
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("case", "figures"), [("periodic-3x3", 3), ("periodic-3x3-b", 3), ("convergence-1d", 4)]
+)
+def test_the_short_cases_meet_every_published_figure(case: str, figures: int, backend: str) -> None:
+    checks = list(verify(case, backend))
+    assert len(checks) == figures
+    assert {check.case for check in checks} == {case}
+    assert [check.quantity for check in checks if not check.ok] == []
+
+
+def test_a_check_fails_outside_its_tolerance_only() -> None:
+    assert Check("a", "b", computed=1.5, published=1.0, tolerance=0.5).ok
+    assert not Check("a", "b", computed=0.4, published=1.0, tolerance=0.5).ok
+    assert not Check("a", "b", computed=float("nan"), published=1.0, tolerance=0.5).ok
+
+
+def test_cases_without_published_figures_are_refused() -> None:
+    with pytest.raises(InputError, match=r"expected a case .* got 'gaussian'"):
+        list(verify("gaussian"))
+
+
+def test_all_published_cases_can_be_run_by_name() -> None:
+    assert set(CHECKS) == {"periodic-3x3", "periodic-3x3-b", "convergence-1d", "cone", "sphere"}
+
+
+def test_the_order_of_convergence_is_second() -> None:
+    errors = [check.computed for check in verify("convergence-1d", "numpy")]
+    ratios = [coarse / fine for coarse, fine in pairwise(errors)]
+    assert all(3.5 < ratio < 4.5 for ratio in ratios)
+
+
+@pytest.fixture(scope="module")
+def source() -> dict[str, Any]:
+    """The figures as they came with the project's data."""
+    named = os.environ.get("MALLEABLE_DATA")
+    folders = [Path(named)] if named else []
+    for folder in (*folders, REPOSITORY.parent / "shared" / "data"):
+        if (folder / FIGURES).is_file():
+            return tomllib.loads((folder / FIGURES).read_text())
+    pytest.skip(f"no {FIGURES} in ../shared/data or in the folder named by MALLEABLE_DATA")
+
+
+@pytest.mark.parametrize("variant", ["upwind", "basic", "limiter"])
+def test_figures_of_the_sphere_are_the_source_s(source: dict[str, Any], variant: str) -> None:
+    assert published.SPHERE[variant] == source["sphere"][variant]
+
+
+@pytest.mark.parametrize("variant", ["basic", "limiter"])
+def test_figures_of_the_cone_are_the_source_s(source: dict[str, Any], variant: str) -> None:
+    assert published.CONE[variant] == source["cone"][variant]
+
+
+def test_figures_of_the_convergence_are_the_source_s(source: dict[str, Any]) -> None:
+    assert list(published.CONVERGENCE) == source["convergence-1d"]["basic"]
+
+
+@pytest.mark.parametrize(("case", "letter"), [("periodic-3x3", "a"), ("periodic-3x3-b", "b")])
+def test_figures_of_the_periodic_cases_are_the_source_s(
+    source: dict[str, Any], case: str, letter: str
+) -> None:
+    figures = {f"{i},{j}": value for (i, j), value in published.PERIODIC[case].items()}
+    assert figures == source["periodic-3x3"][letter]["result"]
+
+
+def test_a_case_reports_its_range_and_the_norms_of_its_source() -> None:
+    found = run_case(make_setup("convergence-1d", Request()), Scheme(2, False), "numpy")
+    assert set(found) == {"min", "max", "l2"}
