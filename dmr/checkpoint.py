@@ -138,6 +138,22 @@ def restore(
     return None
 
 
+def refuse_others(schedule: Schedule, world: World) -> None:
+    """Refuse a folder with checkpoints where none is to be continued (collective).
+
+    They would be taken for this run's, or pruned in favour of its own.
+
+    Raises:
+        UsageError: the folder has checkpoints.
+    """
+    found = world.comm.bcast(len(_existing(schedule.directory)) if world.rank == 0 else 0)
+    if found:
+        raise UsageError(
+            f"expected no checkpoints in {schedule.directory}, or --restart to continue from "
+            f"them, got {found}"
+        )
+
+
 def _existing(directory: Path) -> list[Path]:
     if not directory.is_dir():
         return []
@@ -182,9 +198,12 @@ def _settle(
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
         return problem
-    for old in sorted(_existing(schedule.directory))[:-KEEP]:
-        with contextlib.suppress(OSError):
-            old.unlink()
+    kept = [old for old in sorted(_existing(schedule.directory)) if old <= path][-KEEP:]
+    for other in _existing(schedule.directory):
+        # What lies ahead of this step was found damaged when the run was restarted before it.
+        if other not in kept:
+            with contextlib.suppress(OSError):
+                other.unlink()
     return None
 
 

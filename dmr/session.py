@@ -174,6 +174,8 @@ def _enter(
         progress = checkpoint.restore(plan.checkpoint, world, fields, plan.options, runtime.log)
         if progress is not None:
             return Run(runtime, world, fields, progress, restored=True)
+    elif plan.checkpoint is not None:
+        checkpoint.refuse_others(plan.checkpoint, world)
     error = None
     for name, block in fields.items():
         try:

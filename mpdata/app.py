@@ -182,17 +182,15 @@ class Advection(dmr.Application):
         path, every = self.config.output, self.config.output_every
         if path is None or not every:
             return
-        problem = None
-        if run.world.rank == 0 and first:
+        frame, problem = None, None
+        if run.world.rank == 0:
             try:
-                output.create(path, self.config.setup, self.config.dtype)
+                if first or not path.exists():
+                    output.create(path, self.config.setup, self.config.dtype)
+                frame = output.Frame(path, step // every, step, step * run.values["scale"])
             except InputError as error:
                 problem = str(error)
-        if first:
-            dmr.agree(run.world.comm, problem)
-        frame = None
-        if run.world.rank == 0:
-            frame = output.Frame(path, step // every, step, step * run.values["scale"])
+        dmr.agree(run.world.comm, problem)
         for start, values in self._slabs(run):
             if frame is not None:
                 frame.add(start, values)

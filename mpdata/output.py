@@ -51,7 +51,10 @@ class Frame:
     """One frame while it is written, slab by slab; frames of an interrupted run are replaced."""
 
     def __init__(self, path: Path, number: int, step: int, time: float) -> None:
-        self._file = h5py.File(path, "r+", libver="latest")
+        try:
+            self._file = h5py.File(path, "r+", libver="latest")
+        except OSError as error:
+            raise InputError(f"expected to add a frame to {path}, got: {error}") from None
         self._number = number
         for name in ("psi", "step", "time"):
             self._file[name].resize(number + 1, axis=0)

@@ -196,3 +196,12 @@ def test_version(run: Run, command: str) -> None:
 def test_dmr_completion_without_a_record(run: Run) -> None:
     done = run(sys.executable, "-m", "dmr", "completion", "none.json")
     assert done.returncode == 1 and "died without a word" in done.stderr
+
+
+def test_checkpoints_of_an_earlier_run_are_not_mixed_up(run: Run, tmp_path: Path) -> None:
+    saving = ["--checkpoint-every", "2", "--checkpoint-dir", "saved"]
+    assert run(*MPDATA, "run", *SMALL, *saving).returncode == 0
+    before = sorted(path.name for path in (tmp_path / "saved").iterdir())
+    done = run(*MPDATA, "run", *SMALL, *saving)
+    assert done.returncode == 2 and "or --restart to continue from them" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == before
