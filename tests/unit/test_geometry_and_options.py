@@ -17,7 +17,7 @@ Triple = tuple[int, int, int]
 
 PERIODIC, OPEN, WALL = Boundary("periodic"), Boundary("open"), Boundary("wall")
 FIXED = Boundary("fixed", 9.5)
-KINDS = st.sampled_from([PERIODIC, OPEN, WALL, FIXED])
+KINDS = st.sampled_from([PERIODIC, OPEN, WALL, FIXED, Boundary("fixed", -3.5)])
 
 
 @pytest.mark.parametrize(
