@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dmr.layout import Box, Decomposition, Halo, Padding, memory_order
+from dmr.layout import (
+    ALIGNMENT_BYTES,
+    Box,
+    Decomposition,
+    Halo,
+    Padding,
+    memory_order,
+)
 
 Array = Any
 """An array of the field's own module (numpy.ndarray, cupy.ndarray, ...)."""
@@ -52,12 +59,26 @@ class FieldSpec:
         axes = len(self.shape)
         if not 1 <= axes <= 4 or min(self.shape) < 1:
             raise ValueError(f"expected 1 to 4 axes of at least 1 cell, got shape {self.shape}")
-        split = self.split if axes > 1 else (0,)
-        if not 1 <= len(split) <= 2 or len(set(split)) != len(split) or max(split) >= axes:
+        split = (0,) if axes == 1 and self.split == (0, 1) else self.split
+        inside = all(0 <= axis < axes for axis in split)
+        if not 1 <= len(split) <= 2 or len(set(split)) != len(split) or not inside:
             raise ValueError(f"expected one or two of {axes} axes to split, got {self.split}")
+        if ALIGNMENT_BYTES % np.dtype(self.dtype).itemsize:
+            raise ValueError(
+                f"expected items of a size that divides {ALIGNMENT_BYTES} bytes, got {self.dtype}"
+            )
         object.__setattr__(self, "split", split)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
+
+        if isinstance(self.halo, int):
+            good = self.halo >= 0
+        else:
+            good = len(self.halo) == axes and min(min(side) for side in self.halo) >= 0
+        if not good:
+            raise ValueError(
+                f"expected a halo of 0 or more on each of {axes} axes, got {self.halo}"
+            )
 
     @property
     def halos(self) -> Halo:

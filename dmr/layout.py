@@ -99,7 +99,7 @@ def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> t
     raise GridError(
         f"cannot cut {cells} cells into {size} blocks at least "
         f"{' x '.join(str(t) for t in thinnest)} cells thick where cut; "
-        f"expected at most {most} ranks, got {size}"
+        f"expected fewer, such as {most} ranks, got {size}"
     )
 
 

@@ -22,6 +22,8 @@ class OpenResize(msgspec.Struct):
     bytes: int
     told: bool
     """Whether SIGTERM came while the old world was busy with the resize."""
+    wish: int
+    """Number of the RMS's wish that this fulfils, 0 for a scripted resize."""
     arrived_at: float = 0.0
     """The new world's clock when the old one let go; clocks of two nodes are never compared."""
 
@@ -34,6 +36,8 @@ class Progress(msgspec.Struct):
     elapsed_s: float = 0.0
     saved_at: int = -1
     """Step of the newest checkpoint, so that a resize does not write it twice."""
+    wish: int = 0
+    """Number of the newest wish of the RMS that was answered."""
     values: dict[str, Any] = {}
     resizes: list[Resize] = []
     open_resize: OpenResize | None = None

@@ -19,12 +19,13 @@ import numpy as np
 from mpi4py import MPI
 
 from dmr import checkpoint, spawn
+from dmr.client import Link
 from dmr.endings import TerminatedError, ending
 from dmr.errors import UsageError, agree
 from dmr.field import Field, FieldSpec
 from dmr.progress import Progress
 from dmr.world import Runtime, World, grid_for
-from rms.protocol import Resize
+from rms.protocol import Begun, Done, Resize, RolledBack
 
 STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
 
@@ -82,6 +83,7 @@ class Run:
         step: steps done so far.
         values: replicated values that travel with the job: numbers, strings, lists of them.
         restored: whether this world started from moved or checkpointed fields.
+        link: rank 0's line to the RMS, where there is one.
     """
 
     runtime: Runtime
@@ -89,6 +91,7 @@ class Run:
     fields: dict[str, Field]
     progress: Progress
     restored: bool
+    link: Link | None = None
 
     @property
     def step(self) -> int:
@@ -132,12 +135,26 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
             _check(plan, runtime, specs)
             state = _enter(runtime, comm, specs, plan)
             end.watch(state.progress)
-            _loop(app, state, plan, told)
+            with _linked(state):
+                _loop(app, state, plan, told)
             app.finish(state)
             return state
     finally:
         if not sys.is_finalizing() and comm != MPI.COMM_NULL:
             comm.Free()
+
+
+@contextlib.contextmanager
+def _linked(state: Run) -> Iterator[None]:
+    """Keep a line from rank 0 to the RMS that launched this world, if one did."""
+    manager = state.runtime.manager
+    if manager is not None and state.world.rank == 0:
+        state.link = Link(manager, state.progress.wish)
+    try:
+        yield
+    finally:
+        if state.link is not None:
+            state.link.close()
 
 
 def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec]) -> None:
@@ -198,21 +215,25 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
     if progress.open_resize is not None:
         if progress.open_resize.told:
             told.append(signal.SIGTERM)
+        wish = progress.open_resize.wish
         record = progress.close_resize(clock())
         state.say(_describe(record))
+        if state.link is not None and wish:
+            state.link.report(Done(wish, record))
     before = progress.elapsed_s
 
     while True:
         progress.elapsed_s = before + clock() - entered
         step = progress.step
+        if state.link is not None:
+            state.link.step, state.link.steps = step, steps
         scripted = plan.resizes.get(step)
         if scripted is not None or step % plan.every == 0:
-            target = world.size if scripted is None else scripted
-            stop, target = _resize_point(world.comm, bool(told), target)
+            stop, target = _resize_point(state, bool(told), scripted)
             if stop:
                 _terminate(state, plan)
-            if target != world.size:
-                spawn.replace(state, target, told)  # leaves this process unless rolled back
+            if target is not None:
+                _resize(state, target, told)  # leaves this process unless rolled back
         if step >= steps:
             return
         if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
@@ -224,13 +245,36 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
         progress.step += 1
 
 
-def _resize_point(comm: MPI.Intracomm, told: bool, target: int) -> tuple[bool, int]:
-    """Agree on whether to stop and at which size to go on: one reduction of two numbers."""
-    if comm.size == 1:
-        return told, target
-    flags = np.array([told, target], np.int64)
-    comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
-    return bool(flags[0]), int(flags[1])
+def _resize_point(state: Run, told: bool, scripted: int | None) -> tuple[bool, spawn.Target | None]:
+    """Agree on whether to stop and on what to become: one reduction of two numbers.
+
+    The wish of an RMS is known to rank 0 only; its slots are sent round where there is one.
+    """
+    world, link = state.world, state.link
+    wish = None if link is None else link.wish
+    stop, number = told, 0 if wish is None else wish.number
+    if world.size > 1:
+        flags = np.array([stop, number], np.int64)
+        world.comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
+        stop, number = bool(flags[0]), int(flags[1])
+    if number:
+        slots = world.comm.bcast(None if wish is None else wish.slots)
+        return stop, spawn.Target(len(slots), slots, number)
+    if scripted is None or scripted == world.size:
+        return stop, None
+    return stop, spawn.Target(scripted)
+
+
+def _resize(state: Run, target: spawn.Target, told: list[int]) -> None:
+    """Replace the world; comes back only if the old one goes on."""
+    link = state.link
+    if link is not None and target.wish:
+        link.report(Begun(target.wish))
+    why = spawn.replace(state, target, told)
+    state.say(f"resize to {target.ranks} ranks rolled back: {why}")
+    state.progress.wish = max(state.progress.wish, target.wish)
+    if link is not None and target.wish:
+        link.report(RolledBack(target.wish, why))
 
 
 def _terminate(state: Run, plan: Plan) -> None:

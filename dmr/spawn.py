@@ -25,6 +25,7 @@ from dmr import move
 from dmr.field import Field, FieldSpec
 from dmr.progress import OpenResize, Progress
 from dmr.world import Runtime, World, grid_for
+from rms.protocol import SLOTS_VARIABLE
 
 if TYPE_CHECKING:
     from dmr.session import Run
@@ -51,24 +52,32 @@ class Arrival:
     progress: Progress
 
 
+@dataclass(frozen=True)
+class Target:
+    """What a resize is to lead to: how many ranks, on which slots if an RMS wishes it."""
+
+    ranks: int
+    slots: tuple[str, ...] = ()
+    wish: int = 0
+
+
 class Left(SystemExit):
     """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
-def replace(run: Run, ranks: int, told: Sequence[int]) -> None:
-    """Replace the world of ``run`` by one of ``ranks`` ranks (collective).
+def replace(run: Run, target: Target, told: Sequence[int]) -> str:
+    """Replace the world of ``run`` by one at ``target`` (collective).
 
     ``told`` holds the signals that have come in so far; the new world hears of them.
 
-    Returns only if the resize was rolled back: then the old world simply goes on.
+    Returns only if the resize was rolled back, and why: then the old world simply goes on.
     """
-    runtime, world = run.runtime, run.world
+    runtime, world, ranks = run.runtime, run.world, target.ranks
     asked = runtime.clock()
     try:
-        inter = _launch(runtime, world.comm, ranks)
+        inter = _launch(runtime, world.comm, target)
     except MPI.Exception as error:
-        run.say(f"resize to {ranks} ranks rolled back, spawn failed: {error.Get_error_string()}")
-        return
+        return f"spawn failed: {error.Get_error_string()}"
     _meet(inter)
     ready = runtime.clock()
     specs = {name: block.spec for name, block in run.fields.items()}
@@ -76,8 +85,7 @@ def replace(run: Run, ranks: int, told: Sequence[int]) -> None:
     _tell(inter, world.rank, msgspec.json.encode(header))
     if not inter.allreduce(1, op=MPI.MIN):
         inter.Disconnect()
-        run.say(f"resize to {ranks} ranks rolled back: the new world states other fields")
-        return
+        return "the new world states other fields"
     sent = 0
     for block in run.fields.values():
         layout = block.spec.decompose(grid_for(ranks, list(specs.values())))
@@ -85,10 +93,9 @@ def replace(run: Run, ranks: int, told: Sequence[int]) -> None:
     sent = world.comm.allreduce(sent)
     if not inter.allreduce(1, op=MPI.MIN):
         inter.Disconnect()
-        run.say(f"resize to {ranks} ranks rolled back: data did not arrive whole")
-        return
+        return "data did not arrive whole"
     moved = runtime.clock()
-    _leave(
+    return _leave(
         run,
         inter,
         OpenResize(
@@ -101,6 +108,7 @@ def replace(run: Run, ranks: int, told: Sequence[int]) -> None:
             old_stall_s=moved - asked,
             bytes=sent,
             told=bool(told),
+            wish=target.wish,
         ),
     )
 
@@ -132,16 +140,21 @@ def join(
     progress.open_resize.arrived_at = runtime.clock()
     progress.elapsed_s += progress.open_resize.old_stall_s
     progress.generation = world.generation
+    progress.wish = max(progress.wish, progress.open_resize.wish)
     inter.Disconnect()
     return Arrival(world, fields, progress)
 
 
-def _launch(runtime: Runtime, comm: MPI.Intracomm, ranks: int) -> MPI.Intercomm:
+def _launch(runtime: Runtime, comm: MPI.Intracomm, target: Target) -> MPI.Intercomm:
     info = MPI.Info.Create()
     try:
         info.Set("wdir", str(Path.cwd()))
-        program, *arguments = runtime.command
-        return comm.Spawn(program, arguments, maxprocs=ranks, info=info, root=0)
+        command = runtime.command
+        if target.slots:
+            # Spawn cannot set the environment; env(1) can.
+            command = ("env", f"{SLOTS_VARIABLE}={' '.join(target.slots)}", *command)
+        program, *arguments = command
+        return comm.Spawn(program, arguments, maxprocs=target.ranks, info=info, root=0)
     finally:
         info.Free()
 

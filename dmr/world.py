@@ -13,10 +13,11 @@ from typing import TextIO
 
 from mpi4py import MPI
 
+from dmr.client import Manager
 from dmr.errors import UsageError
 from dmr.field import Field, FieldSpec
 from dmr.layout import GridError, choose_grid
-from rms.protocol import COMPLETION_VARIABLE
+from rms.protocol import COMPLETION_VARIABLE, SLOTS_VARIABLE
 
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec (MPICH, Open MPI, Slurm) for the ranks it starts."""
@@ -34,6 +35,7 @@ class Runtime:
         launched: whether mpiexec started this process.
         mpiexec: path of mpiexec, or None where there is none.
         completion: where to write the completion record, or None.
+        manager: the RMS that launched this world, or None under bare mpirun.
         log: where rank 0 reports.
     """
 
@@ -45,10 +47,13 @@ class Runtime:
     mpiexec: str | None
     completion: Path | None
     log: TextIO
+    manager: Manager | None = None
 
     @classmethod
     def here(cls, comm: MPI.Intracomm, env: Mapping[str, str] = os.environ) -> Runtime:
         """Read the surroundings of this process; call it from ``__main__`` only."""
+        if SLOTS_VARIABLE in env:
+            bind(env[SLOTS_VARIABLE].split()[comm.rank])
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
         beside = str(Path(sys.executable).parent)
@@ -62,6 +67,7 @@ class Runtime:
             or shutil.which("mpiexec", path=beside),
             completion=Path(record) if record else None,
             log=sys.stdout,
+            manager=Manager.from_env(env),
         )
 
 
@@ -94,6 +100,15 @@ class World:
         return {
             name: Field(spec, spec.decompose(self.grid), self.rank) for name, spec in specs.items()
         }
+
+
+def bind(slot: str) -> None:
+    """Keep this process on its slot: ``cpu:N`` a core, ``gpu:N`` a device (before CUDA starts)."""
+    kind, _, number = slot.partition(":")
+    if kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = number
+    elif kind == "cpu" and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {int(number)})
 
 
 def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:

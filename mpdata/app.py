@@ -50,6 +50,7 @@ class RunConfig:
             "limiter": self.scheme.limiter,
             "boundary": ",".join(str(b) for b in self.setup.boundaries),
             "backend": self.backend,
+            **dict(self.setup.identity),
         }
 
 

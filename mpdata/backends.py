@@ -31,7 +31,7 @@ def choose_backend(name: str) -> str:
 
 def make_kernels(name: str, geometry: Geometry, like: Any, threads: int) -> Kernels:
     """Return a backend's formulas for one block whose arrays are laid out as ``like``."""
-    if name == "numpy":
+    if name == "numpy" or not geometry.active:
         return NumpyKernels(geometry)
     # Imported where chosen: who uses NumPy should not pay half a second for Numba.
     from mpdata.numerics.numba_backend import NumbaKernels

@@ -22,7 +22,7 @@ class Boundary:
     value: float = 0.0
 
     def __str__(self) -> str:
-        return f"fixed:{self.value:g}" if self.kind == "fixed" else self.kind
+        return f"fixed:{self.value!r}" if self.kind == "fixed" else self.kind
 
 
 Boundaries = tuple[Boundary, Boundary, Boundary]

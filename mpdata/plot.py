@@ -29,11 +29,13 @@ def plot_file(
         raise InputError(f"expected an output file, got {path}, which does not exist")
     try:
         with h5py.File(path, "r", locking=False) as file:
-            if "psi" not in file or file["psi"].ndim != 4:
+            if not isinstance(file.get("psi"), h5py.Dataset) or file["psi"].ndim != 4:
                 raise InputError(f"expected psi (time, N, M, L) in {path}, got none")
             chosen = _frames(file["psi"].shape[0], frames, path)
             _draw(file, out, chosen, winds, month)
-    except OSError as error:
+    except InputError:
+        raise
+    except (OSError, KeyError, ValueError) as error:
         raise InputError(f"expected a field output file, got {path}: {error}") from None
     return chosen
 
@@ -102,8 +104,10 @@ def _panel(file: h5py.File, panel: Any, frame: int, wind: Any, mapped: bool) -> 
     panel.set_title(_title(file, frame), fontsize=10)
     panel.set_xlabel("degrees east" if mapped else "x")
     panel.set_ylabel("degrees north" if mapped else "y")
-    panel.set_xlim(float(x[0]), float(x[-1]))
-    panel.set_ylim(float(y[0]), float(y[-1]))
+    if len(x) > 1:
+        panel.set_xlim(float(x[0]), float(x[-1]))
+    if len(y) > 1:
+        panel.set_ylim(float(y[0]), float(y[-1]))
     panel.set_aspect("auto" if mapped or min(column.shape) < 4 else "equal")
     return image
 

@@ -61,6 +61,8 @@ class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write_completion(path: Path, record: CompletionRecord) -> None:
     """Write the record so that a reader sees all of it or none."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = record.message.encode("utf-8", "backslashreplace").decode()
+    record = msgspec.structs.replace(record, message=text)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     with part.open("wb") as file:
         file.write(msgspec.json.encode(record) + b"\n")
@@ -79,10 +81,57 @@ def read_completion(path: Path) -> CompletionRecord:
     data = path.read_bytes()
     try:
         record = msgspec.json.decode(data, type=CompletionRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"{path}: expected a completion record, got {error}") from None
     if record.format != COMPLETION_FORMAT:
         raise ProtocolError(
             f"{path}: expected completion format {COMPLETION_FORMAT}, got {record.format}"
         )
     return record
+
+
+# --- what a running job and its daemon say to each other -------------------------------------
+
+SERVER_VARIABLE = "RMS_SERVER"
+JOB_VARIABLE = "RMS_JOB_ID"
+TOKEN_VARIABLE = "RMS_TOKEN"
+SLOTS_VARIABLE = "DMR_SLOTS"
+"""Set for the ranks of a world: one slot each, in rank order, such as ``cpu:0 cpu:1``."""
+
+
+class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Daemon to job: go over to these slots, one rank on each, at your next resize point."""
+
+    number: int
+    slots: tuple[str, ...]
+
+
+class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Job to daemon: how far it is, and the newest wish it knows of. Answered by a wish or null."""
+
+    step: int
+    steps: int
+    known: int
+
+
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: it has stopped stepping to fulfil a wish."""
+
+    number: int
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: the new world is about to step; the old one's slots are free."""
+
+    number: int
+    resize: Resize
+
+
+class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: the old world goes on."""
+
+    number: int
+    why: str
+
+
+Report = Begun | Done | RolledBack

@@ -9,7 +9,7 @@ from pathlib import Path
 from mpdata.cases import analytic
 from mpdata.cases.arrays import array_case
 from mpdata.cases.random_flow import random_case
-from mpdata.cases.setup import Setup
+from mpdata.cases.setup import Setup, fingerprint
 from mpdata.cases.windfile import read_winds
 from mpdata.cases.winds import winds_case
 from mpdata.errors import InputError
@@ -161,17 +161,29 @@ def make_setup(name: str, request: Request) -> Setup:
         raise InputError(f"expected a Courant number in (0, 1], got {request.courant:g}")
     if not case.free_courant:
         analytic.fixed_courant(name, request.courant)
-    if request.seed < 0:
-        raise InputError(f"expected a seed of at least 0, got {request.seed}")
+    if not 0 <= request.seed < 2**63:
+        raise InputError(f"expected a seed from 0 to 2^63 - 1, got {request.seed}")
     if request.days is not None and not request.days > 0:
         raise InputError(f"expected more than 0 days, got {request.days:g}")
     grid = request.grid or case.grid
     check_grid(grid)
     setup = case.build(request, grid, request.boundaries or parse_boundaries(case.boundaries))
+    setup = replace(setup, identity=_identity(request, setup))
     if request.steps is None or request.steps == setup.steps:
         return setup
     # The answer is known at the case's own last step only; a rate keeps its stable dt.
     return replace(setup, steps=request.steps, duration=None, exact=None, norms=None)
+
+
+def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
+    """Return what decides the answer beside case, grid, boundaries and scheme."""
+    found = [("courant", repr(setup.courant if setup.courant is not None else request.courant))]
+    if setup.case == "random":
+        found.append(("seed", str(request.seed)))
+    if setup.case == "winds" and request.winds is not None:
+        found.append(("month", str(request.month)))
+        found += [(name, fingerprint(path)) for name, path in zip("uv", request.winds, strict=True)]
+    return tuple(found)
 
 
 def check_grid(grid: tuple[int, int, int]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +12,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpdata.cases.setup import Array, Index, Setup, unit_density
+from mpdata.cases.setup import Array, Index, Setup, fingerprint, unit_density
 from mpdata.errors import InputError
 from mpdata.options import Boundaries
+
+UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+    tokenize.TokenError,
+)
+"""What NumPy and HDF5 raise for files that are not theirs, cut off or damaged."""
 
 NAMES = ("psi", "c1", "c2", "c3", "h")
 
@@ -32,6 +45,8 @@ def array_case(path: Path, boundaries: Boundaries, steps: int | None) -> Setup:
     grid = tuple(data["psi"].shape)
     if len(grid) != 3:
         raise InputError(f"expected psi of shape (N, M, L), got {grid} in {path}")
+    if min(grid) < 1:
+        raise InputError(f"expected at least 1 cell on every axis, got {grid} in {path}")
     n, m, el = grid
     wanted = {"h": (n, m, el), "c1": (n + 1, m, el), "c2": (n, m + 1, el), "c3": (n, m, el + 1)}
     for name, shape in wanted.items():
@@ -46,7 +61,10 @@ def array_case(path: Path, boundaries: Boundaries, steps: int | None) -> Setup:
             raise InputError(f"expected numbers in {name}, got {data[name].dtype} in {path}")
 
     def cells(name: str, i: Index, j: Index, k: Index) -> Array:
-        values = _pick(data[name], i.ravel(), j.ravel(), k.ravel())
+        try:
+            values = _pick(data[name], i.ravel(), j.ravel(), k.ravel())
+        except OSError as error:
+            raise InputError(f"expected arrays in {path}, which cannot be read: {error}") from None
         wrong = ~np.isfinite(values)
         if name == "h":
             wrong |= values <= 0
@@ -66,6 +84,7 @@ def array_case(path: Path, boundaries: Boundaries, steps: int | None) -> Setup:
         face=lambda axis, i, j, k: cells(f"c{axis + 1}", i, j, k),
         extends=False,
         steps=steps,
+        identity=(("input", fingerprint(path)),),
     )
 
 
@@ -74,12 +93,15 @@ def _open(path: Path) -> Mapping[str, Any]:
         raise InputError(f"expected an input file, got {path}, which does not exist")
     try:
         if path.suffix == ".npz":
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as stream:
+                archive = np.load(stream, allow_pickle=False)
+                if not isinstance(archive, np.lib.npyio.NpzFile):
+                    raise ValueError("a single array")
                 return {name: archive[name] for name in NAMES if name in archive}
         if path.suffix in (".h5", ".hdf5"):
             file = h5py.File(path, "r", locking=False)
             return {name: file[name] for name in NAMES if isinstance(file.get(name), h5py.Dataset)}
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError) as error:
+    except UNREADABLE as error:
         raise InputError(f"expected arrays in {path}, which cannot be read: {error}") from None
     raise InputError(f"expected an input file ending in .npz or .h5, got {path}")
 

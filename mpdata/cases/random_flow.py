@@ -71,6 +71,7 @@ class _Potential:
 
     def __init__(self, grid: tuple[int, int, int], boundaries: Boundaries, seed: int) -> None:
         self.grid = grid
+        self.closed = any(b.kind == "wall" for b, n in zip(boundaries, grid, strict=True) if n > 1)
         rng = np.random.Generator(np.random.Philox(key=[seed, PHASES]))
         kinds = [b.kind for b in boundaries]
         self.amplitude = rng.uniform(0.5, 1.0, (3, MODES))
@@ -114,7 +115,7 @@ class _Potential:
             total = total + sign * (self.component(a, above) - self.component(a, index))
         # In 1D the only divergence-free flow is a uniform one.
         if sum(n > 1 for n in self.grid) == 1:
-            return np.ones((1, 1, 1))
+            return np.full((1, 1, 1), 0.0 if self.closed else 1.0)
         return total
 
 

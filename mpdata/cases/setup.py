@@ -8,8 +8,10 @@ whole 1D tables (vector units may round the tail of an array differently) and co
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,8 @@ class Setup:
         exact: the answer after ``steps``, if known.
         norms: error norms from the difference to ``exact`` summed over cells.
         coordinates: for output files.
+        identity: what else decides the answer (seed, wind file, ...): a checkpoint of another is
+            not continued.
     """
 
     case: str
@@ -66,6 +70,7 @@ class Setup:
     exact: CellFunction | None = None
     norms: Callable[[Sums], dict[str, float]] | None = None
     coordinates: tuple[Coordinate, Coordinate, Coordinate] | None = None
+    identity: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,16 @@ class Sums:
 def open_mesh(i: Index, j: Index, k: Index) -> tuple[Index, Index, Index]:
     """Return the three index vectors shaped to broadcast against each other."""
     return i[:, None, None], j[None, :, None], k[None, None, :]
+
+
+def fingerprint(path: Path) -> str:
+    """Return a short hash that tells files apart: of their size, first and last MiB."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest = hashlib.sha256(str(size).encode() + file.read(1 << 20))
+        file.seek(max(0, size - (1 << 20)))
+        digest.update(file.read())
+    return digest.hexdigest()[:16]
 
 
 def unit_density(i: Index, j: Index, k: Index) -> float:

@@ -59,7 +59,9 @@ def _read(path: Path, component: str, month: int) -> tuple[Array, Array, Array]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             return _decode(file, path, component, month)
-    except (OSError, RuntimeError) as error:
+    except InputError:
+        raise
+    except (OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
         raise InputError(f"expected a whole NetCDF-4 file (HDF5), got {path}: {error}") from None
 
 
@@ -110,7 +112,12 @@ def _unpack(wind: h5py.Dataset, index: int, path: Path) -> Array:
         raise InputError(f"expected winds everywhere, got {int(holes.sum())} gaps in {path}")
     factor = float(np.ravel(wind.attrs.get("scale_factor", 1.0))[0])
     offset = float(np.ravel(wind.attrs.get("add_offset", 0.0))[0])
-    return values * factor + offset
+    values = values * factor + offset
+    if not np.isfinite(values).all():
+        raise InputError(
+            f"expected finite winds, got scale_factor {factor:g}, add_offset {offset:g} in {path}"
+        )
+    return values
 
 
 def _oriented(lat: Array, lon: Array, values: Array, path: Path) -> tuple[Array, Array, Array]:
@@ -120,6 +127,8 @@ def _oriented(lat: Array, lon: Array, values: Array, path: Path) -> tuple[Array,
     lat, lon = lat[rows], lon[columns]
     if (np.diff(lat) <= 0).any() or (np.diff(lon) <= 0).any():
         raise InputError(f"expected distinct latitudes and longitudes, got repeats in {path}")
+    if lat.size < 2:
+        raise InputError(f"expected 2 latitudes or more, got {lat.size} in {path}")
     if lon.size < 2 or 360 - lon[-1] + lon[0] > 2 * np.diff(lon).max():
         raise InputError(f"expected longitudes all around the globe, got gaps in {path}")
     return lat, lon, np.ascontiguousarray(values[np.ix_(rows, columns)].T)

@@ -40,7 +40,7 @@ BAD = [
     (["--resize-at", "5"], "expected --resize-at STEP:RANKS"),
     (["--resize-at", "3:2,2:1"], "expected rising steps"),
     (["--resize-at", "9:2"], "expected resizes before the last step 4, got step 9"),
-    (["--resize-at", "2:60"], "expected at most"),
+    (["--resize-at", "2:60"], "expected fewer, such as"),
     (["--restart"], "expected --checkpoint-dir D"),
     (["--output", "x.h5"], "expected --output FILE.h5 and --output-every S"),
     (["--json", "no/such/folder/x.json"], "expected an existing folder for --json"),
@@ -65,7 +65,7 @@ def test_one_sentence_and_exit_2(run: Run, tmp_path: Path, extra: list[str], exp
     [
         (3, ["--case", "nowhere"], "expected a case of"),
         (4, ["--grid", "5", "5", "4"], "cannot cut 5 x 5 cells into 4 blocks at least 3 x 3"),
-        (6, ["--grid", "12", "1", "4"], "expected at most 4 ranks, got 6"),
+        (6, ["--grid", "12", "1", "4"], "expected fewer, such as 4 ranks, got 6"),
     ],
 )
 def test_many_ranks_still_say_it_once(
@@ -205,3 +205,10 @@ def test_checkpoints_of_an_earlier_run_are_not_mixed_up(run: Run, tmp_path: Path
     done = run(*MPDATA, "run", *SMALL, *saving)
     assert done.returncode == 2 and "or --restart to continue from them" in done.stderr
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == before
+
+
+def test_a_checkpoint_of_another_seed_is_refused(run: Run) -> None:
+    saving = ["--checkpoint-every", "2", "--checkpoint-dir", "saved", "--restart"]
+    assert run(*MPDATA, "run", *SMALL, "--seed", "1", *saving).returncode == 0
+    done = run(*MPDATA, "run", *SMALL, "--seed", "2", *saving)
+    assert done.returncode == 2 and "expected seed 2, got a checkpoint of seed 1" in done.stderr

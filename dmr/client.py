@@ -1,0 +1,114 @@
+"""The job's side of the RMS: a thread of rank 0 that never holds up a step.
+
+The thread keeps asking the daemon and keeps its newest wish; the loop looks at that once at each
+resize point. Reports are queued and sent by the same thread, in order. A daemon that is away is
+asked again until it is back: the job goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from rms.protocol import (
+    JOB_VARIABLE,
+    SERVER_VARIABLE,
+    SLOTS_VARIABLE,
+    TOKEN_VARIABLE,
+    Poll,
+    Report,
+    Wish,
+)
+from rms.transport import UnreachableError, request
+
+POLL_S = 0.1
+RETRY_S = 0.5
+FLUSH_S = 2.0
+
+
+@dataclass(frozen=True)
+class Manager:
+    """Where the RMS of this job is."""
+
+    server: str
+    job: str
+    token: str
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Manager | None:
+        """Return the RMS that launched this world, or None under bare mpirun."""
+        if SLOTS_VARIABLE not in env or SERVER_VARIABLE not in env or JOB_VARIABLE not in env:
+            return None
+        return cls(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
+
+
+class Link:
+    """Rank 0's line to the RMS, for the life of one world.
+
+    Attributes:
+        wish: the newest wish not yet fulfilled, or None. Reading it costs nothing.
+        step, steps: how far the job is, for the daemon to know; set by the loop.
+    """
+
+    def __init__(self, manager: Manager, known: int) -> None:
+        self.wish: Wish | None = None
+        self.step = self.steps = 0
+        self._manager, self._known = manager, known
+        self._reports: deque[Report] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._thread = threading.Thread(target=self._talk, name="rms-link", daemon=True)
+        self._thread.start()
+
+    def report(self, report: Report) -> None:
+        """Have a report sent; a wish that it answers is gone."""
+        if self.wish is not None and self.wish.number == report.number:
+            self.wish = None
+        self._reports.append(report)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what is queued, within ``FLUSH_S`` at most, and stop."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(FLUSH_S)
+
+    def _talk(self) -> None:
+        while True:
+            try:
+                while self._reports:
+                    self._post("report", msgspec.json.encode(self._reports[0]))
+                    self._reports.popleft()
+                if self._closing:
+                    return
+                answer = self._post(
+                    "poll", msgspec.json.encode(Poll(self.step, self.steps, self._known))
+                )
+                wish = msgspec.json.decode(answer, type=Wish | None)
+                if wish is not None and wish.number > self._known:
+                    self.wish, self._known = wish, wish.number
+                pause = POLL_S
+            except (UnreachableError, msgspec.DecodeError):
+                if self._closing:
+                    return
+                pause = RETRY_S
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _post(self, what: str, body: bytes) -> bytes:
+        manager = self._manager
+        status, answer = request(
+            manager.server,
+            "POST",
+            f"/jobs/{manager.job}/{what}",
+            body,
+            token=manager.token,
+            timeout_s=10.0,
+        )
+        if status != 200:
+            raise UnreachableError(f"status {status}")
+        return answer

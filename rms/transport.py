@@ -1,0 +1,63 @@
+"""One request to the daemon, over a Unix socket or TCP. Standard library only.
+
+Compute nodes import this: a thread of rank 0 uses it to hear of resizes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from urllib.parse import urlsplit
+
+
+class UnreachableError(OSError):
+    """Nobody answers at the server's address."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def request(
+    server: str,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    *,
+    token: str = "",
+    timeout_s: float = 30.0,
+) -> tuple[int, bytes]:
+    """Send a request to ``unix:PATH`` or ``http://HOST:PORT``; return status and body.
+
+    Raises:
+        UnreachableError: no connection, or it broke off.
+        ValueError: an address of another form.
+    """
+    connection = _connect(server, timeout_s)
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
+    try:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise UnreachableError(f"no answer from {server}: {error}") from None
+    finally:
+        connection.close()
+
+
+def _connect(server: str, timeout_s: float) -> http.client.HTTPConnection:
+    if server.startswith("unix:"):
+        return _UnixConnection(server.removeprefix("unix:"), timeout_s)
+    parts = urlsplit(server)
+    if parts.scheme != "http" or not parts.hostname or not parts.port:
+        raise ValueError(f"expected unix:PATH or http://HOST:PORT, got {server!r}")
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
