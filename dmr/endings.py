@@ -55,6 +55,7 @@ class Ending:
                 step=self._progress.step,
                 generation=self._progress.generation,
                 ranks=self._comm.size,
+                answer=str(self._progress.values.get("answer", "")) if state == "COMPLETED" else "",
             ),
         )
 

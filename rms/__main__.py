@@ -4,65 +4,207 @@ from __future__ import annotations
 
 import argparse
 import csv
+import importlib
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rms.commandline import Parser, add_common, check_writable, emit_json, parser
-from rms.files import FileError, read_cluster, read_workload
-from rms.ledger import NodePower
-from rms.model import Mode
-from rms.policies import PolicyError, named
-from rms.simulate import simulate
+
+HANDLERS = dict.fromkeys(
+    (
+        "submit",
+        "launch",
+        "queue",
+        "nodes",
+        "show",
+        "cancel",
+        "wait",
+        "acct",
+        "resize",
+        "policy",
+        "shutdown",
+        "explain",
+    ),
+    "rms.clientside",
+)
+"""Which module has the function of a command; loaded only when it is used."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    words, command_line = _split_command(words)
+    arguments = _parser().parse_args(words)
+    arguments.command_line = command_line
     try:
-        status: int = arguments.call(arguments)
-        return status
-    except (FileError, PolicyError) as error:
+        return _call(arguments)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _call(arguments: argparse.Namespace) -> int:
+    from rms.clientside import ServerError
+    from rms.jobscript import ScriptError
+
+    try:
+        name = arguments.command
+        if name in HANDLERS:
+            call: Callable[[argparse.Namespace], int] = getattr(
+                importlib.import_module(HANDLERS[name]), name
+            )
+        else:
+            call = {"serve": _serve, "simulate": _simulate, "replay": _replay}[name]
+        return call(arguments)
+    except ServerError as error:
+        print(f"rms: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except ScriptError as error:
         print(f"rms: error: {error}", file=sys.stderr)
         return 2
 
 
+def _split_command(words: list[str]) -> tuple[list[str], list[str]]:
+    """Split ``submit ... -- COMMAND`` and ``launch ... -- COMMAND`` at the first ``--``."""
+    if words[:1] in (["submit"], ["launch"]) and "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    return words, []
+
+
 def _parser() -> Parser:
-    top = parser("rms", "Resource manager for malleable jobs (so far: its engine, simulated).")
+    top = parser("rms", "Resource manager for malleable jobs.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    sim = commands.add_parser(
-        "simulate", help="run a workload on a virtual clock", allow_abbrev=False
+
+    def add(name: str, text: str, *, client: bool = True) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=text, allow_abbrev=False)
+        add_common(command)
+        if client:
+            command.add_argument("--server", metavar="ADDRESS", help="default: RMS_SERVER")
+        return command
+
+    serve = add("serve", "run the daemon", client=False)
+    serve.add_argument("--cluster", type=Path, metavar="FILE.toml")
+    serve.add_argument("--engine", default="local", metavar="local")
+    serve.add_argument("--policy", default="array-share", metavar="NAME")
+    serve.add_argument("--state", type=Path, metavar="DIR")
+    serve.add_argument("--listen", metavar="unix:PATH|tcp:HOST:PORT")
+    submit = add("submit", "hand in a job script or a command")
+    submit.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
+    for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
+        submit.add_argument(option)
+    submit.add_argument("--preferred", type=int)
+    submit.add_argument("--wait", action="store_true")
+    launch = add("launch", "what a job script's launcher line becomes")
+    launch.add_argument("--as", dest="launcher", metavar="NAME")
+    add("queue", "jobs that wait or run").add_argument("id", nargs="?")
+    add("nodes", "nodes and who is on them")
+    add("show", "all that is known of a job").add_argument("id")
+    add("cancel", "end jobs").add_argument("id")
+    add("wait", "wait for jobs").add_argument("id")
+    add("acct", "times and energy of jobs").add_argument("id", nargs="?")
+    resize = add("resize", "change the size of a running job")
+    resize.add_argument("id")
+    resize.add_argument("nodes", type=int)
+    add("policy", "show or swap the policy").add_argument("name", nargs="?")
+    add("shutdown", "end all jobs at checkpoints, then the daemon")
+    add("explain", "why a job is where it is").add_argument("id")
+    simulate = add("simulate", "run a workload on a virtual clock", client=False)
+    simulate.add_argument("--workload", type=Path, required=True, metavar="FILE.toml")
+    simulate.add_argument("--cluster", type=Path, metavar="FILE.toml")
+    simulate.add_argument("--processors", type=int, metavar="P")
+    simulate.add_argument("--policy", default="array-share", metavar="NAME")
+    simulate.add_argument("--mode", metavar="MODE")
+    simulate.add_argument("--per-job", type=Path, metavar="OUT.csv")
+    add("replay", "run a journal through the engine again", client=False).add_argument(
+        "journal", type=Path
     )
-    sim.add_argument("--workload", type=Path, required=True, metavar="FILE.toml")
-    sim.add_argument("--cluster", type=Path, metavar="FILE.toml")
-    sim.add_argument("--processors", type=int, metavar="P", help="that many nodes without power")
-    sim.add_argument("--policy", default="array-share", metavar="NAME")
-    sim.add_argument("--mode", metavar="MODE", help="override the mode of all jobs")
-    sim.add_argument("--per-job", type=Path, metavar="OUT.csv")
-    sim.set_defaults(call=_simulate)
-    add_common(sim)
     return top
 
 
+def _fail(sentence: object) -> int:
+    print(f"rms: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from rms import serving
+    from rms.clientside import state_folder
+    from rms.files import FileError
+    from rms.journal import JournalError
+    from rms.policies import PolicyError, named
+    from rms.server import ServeError
+
+    if arguments.engine != "local":
+        return _fail(f"expected the engine local (all this version has), got {arguments.engine!r}")
+    state = (arguments.state or state_folder(os.environ)).absolute()
+    try:
+        named(arguments.policy)
+        cluster = (
+            serving.this_machine()
+            if arguments.cluster is None
+            else serving.from_file(arguments.cluster)
+        )
+        listen = arguments.listen or f"unix:{state / 'socket'}"
+        serving.run_daemon(state, cluster, arguments.policy, listen, serving.to_stderr)
+    except (FileError, PolicyError, JournalError, ServeError) as error:
+        return _fail(error)
+    return 0
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from rms.journal import Journal, JournalError, replay
+
+    if not arguments.journal.is_file():
+        return _fail(f"expected a journal, got {arguments.journal}, which does not exist")
+    try:
+        with Journal.open(arguments.journal) as journal:
+            found = replay(journal.read())
+    except JournalError as error:
+        return _fail(error)
+    if arguments.json is not None:
+        emit_json(arguments.json, {"events": found.events, "differing": found.differing})
+    if arguments.json != "-":
+        print(f"{found.events} events, {len(found.differing)} decided otherwise")
+        print("\n".join(found.differing), end="\n" if found.differing else "")
+    return 1 if found.differing else 0
+
+
 def _simulate(arguments: argparse.Namespace) -> int:
-    policy = named(arguments.policy)
-    for target, option in ((arguments.json, "--json"), (arguments.per_job, "--per-job")):
-        problem = check_writable(target, option)
-        if problem is not None:
-            raise FileError(problem)
-    mode = None
-    if arguments.mode is not None:
-        if arguments.mode not in list(Mode):
+    from rms.files import FileError, read_cluster, read_workload
+    from rms.ledger import NodePower
+    from rms.model import Mode
+    from rms.policies import PolicyError, named
+    from rms.simulate import simulate
+
+    try:
+        policy = named(arguments.policy)
+        for target, option in ((arguments.json, "--json"), (arguments.per_job, "--per-job")):
+            problem = check_writable(target, option)
+            if problem is not None:
+                raise FileError(problem)
+        if arguments.mode is not None and arguments.mode not in list(Mode):
             raise FileError(f"expected a mode of {', '.join(Mode)}, got {arguments.mode!r}")
-        mode = Mode(arguments.mode)
-    specs = read_workload(arguments.workload, mode)
-    result, rows = simulate(specs, _power(arguments), policy)
+        if (arguments.cluster is None) == (arguments.processors is None):
+            raise FileError("expected either --cluster FILE.toml or --processors P")
+        if arguments.cluster is None and arguments.processors < 1:
+            raise FileError(f"expected at least 1 processor, got {arguments.processors}")
+        mode = None if arguments.mode is None else Mode(arguments.mode)
+        specs = read_workload(arguments.workload, mode)
+        power: Sequence[NodePower] = (
+            [NodePower()] * arguments.processors
+            if arguments.cluster is None
+            else read_cluster(arguments.cluster).power
+        )
+    except (FileError, PolicyError) as error:
+        return _fail(error)
+    result, rows = simulate(specs, power, policy)
     if arguments.per_job is not None:
         part = arguments.per_job.with_name(arguments.per_job.name + ".part")
+        heads = ["job", "submit_s", "start_s", "end_s", "nodes", "energy_j"]
         with part.open("w", newline="") as file:
-            writer = csv.DictWriter(
-                file, ["job", "submit_s", "start_s", "end_s", "nodes", "energy_j"]
-            )
+            writer = csv.DictWriter(file, heads)
             writer.writeheader()
             writer.writerows(rows)
         part.replace(arguments.per_job)
@@ -70,20 +212,11 @@ def _simulate(arguments: argparse.Namespace) -> int:
         emit_json(arguments.json, result)
     if arguments.json != "-":
         for name, value in result.items():
+            text = f"{value:.6g}" if isinstance(value, float) else str(value)
             if isinstance(value, dict):
-                value = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())
-            print(f"{name:22s} {value:.6g}" if isinstance(value, float) else f"{name:22s} {value}")
+                text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())
+            print(f"{name:22s} {text}")
     return 0
-
-
-def _power(arguments: argparse.Namespace) -> Sequence[NodePower]:
-    if (arguments.cluster is None) == (arguments.processors is None):
-        raise FileError("expected either --cluster FILE.toml or --processors P")
-    if arguments.cluster is not None:
-        return read_cluster(arguments.cluster).power
-    if arguments.processors < 1:
-        raise FileError(f"expected at least 1 processor, got {arguments.processors}")
-    return [NodePower()] * int(arguments.processors)
 
 
 if __name__ == "__main__":

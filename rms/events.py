@@ -28,10 +28,18 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResizePoint(msgspec.Struct, frozen=True, tag=True):
-    """A job stands where it could be resized."""
+    """A job stands where it could be resized; a live job says so once for each world."""
 
     at_s: float
     job: JobId
+
+
+class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
+    """A user wants a job at another size; decided by the rules, not by the policy."""
+
+    at_s: float
+    job: JobId
+    size: int
 
 
 class ResizeBegun(msgspec.Struct, frozen=True, tag=True):
@@ -64,7 +72,16 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     state: Literal["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"]
 
 
-Event = Submitted | Started | ResizePoint | ResizeBegun | Resized | ResizeRolledBack | Ended
+Event = (
+    Submitted
+    | Started
+    | ResizePoint
+    | ResizeAsked
+    | ResizeBegun
+    | Resized
+    | ResizeRolledBack
+    | Ended
+)
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):

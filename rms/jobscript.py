@@ -11,22 +11,22 @@ import re
 import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from operator import mul
 from pathlib import Path
 from typing import Any
 
 from rms.model import Mode
 
-MAX_TASKS = 10_000
-"""Tasks of one job array."""
-MAX_INDEX = 4_000_000
-"""Largest index of an array task, as in Slurm."""
-MAX_SCRIPT_BYTES = 4 * 2**20
-"""Largest script, as in Slurm."""
+MAX_TASKS = 10_000  # of one job array
+NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
 DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
-NO_INDEX = 4_294_967_294
-"""What ``%a`` is for a job of no array, as in Slurm."""
+
+_ID = re.compile("([0-9]{1,18})(?:_([0-9]{1,18}))?")
+_RANGE = re.compile("([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
+_TIME = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
+_WORD = re.compile(r"""((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)(.*)""")
 
 
 class ScriptError(ValueError):
@@ -35,19 +35,15 @@ class ScriptError(ValueError):
 
 @dataclass(frozen=True)
 class Options:
-    """What a script or a command line asks for; None where it does not say.
+    """What a script or a command line asks for; None where it does not say."""
 
-    ``array`` is a text for :func:`parse_array`, ``output`` one for :func:`expand_output`;
-    ``time_s`` is ``inf`` where no limit was asked for.
-    """
-
-    array: str | None = None
+    array: str | None = None  # for parse_array
     nodes: tuple[int, int] | None = None
     preferred: int | None = None
     mode: Mode | None = None
-    time_s: float | None = None
+    time_s: float | None = None  # inf where no limit is asked for
     job_name: str | None = None
-    output: str | None = None
+    output: str | None = None  # for expand_output
     dependency: str | None = None
     requeue: bool | None = None
     ntasks_per_node: int | None = None
@@ -76,9 +72,6 @@ class Array:
 
     indices: tuple[int, ...]
     limit: int | None = None
-
-    def __str__(self) -> str:
-        return _folded(self.indices) + ("" if self.limit is None else f"%{self.limit}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +106,7 @@ def parse_script(path: Path) -> Script:
                 raise ScriptError(f"{path}:{number}: {error}") from None
             stated[directive[1]] = found.over(stated[directive[1]])
             ignored += unknown
-    raise ScriptError(f"expected a command in {path} after its comments, got none")
+    raise ScriptError(f"{path}: expected a command after the comments, got none")
 
 
 def read_option(name: str, text: str) -> Options:
@@ -128,20 +121,15 @@ def read_option(name: str, text: str) -> Options:
 
 def parse_array(spec: str) -> Array:
     """Read ``0-11%4`` or ``1,3,5-9:2``; repeated indices count once."""
-    form = r"([^%]*)(?:%([0-9]{1,9}))?"
-    ranges, limit = _match(form, spec, "an array like 0-11%4 or 1,3,5-9:2").groups()
-    if limit is not None and int(limit) < 1:
-        raise ScriptError(f"expected an array's limit, after its %, of at least 1, got {spec!r}")
+    form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
+    ranges, limit = _match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
     for part in ranges.split(","):
-        form = r"([0-9]{1,18})(?:-([0-9]{1,18})(?::([0-9]{1,18}))?)?"
-        found = _match(form, part, f"array indices like 3, 0-11 or 5-9:2 in {spec!r}")
+        found = _match(_RANGE, part, f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}")
         low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
         if high < low or step < 1:
-            raise ScriptError(f"expected rising ranges in {spec!r}, got {part!r}")
-        if high > MAX_INDEX:
-            raise ScriptError(f"expected array indices up to {MAX_INDEX}, got {part!r}")
-        indices.update(range(low, high + 1, step))
+            raise ScriptError(f"expected rising indices in {spec!r}, got {part!r}")
+        indices.update(range(low, high + 1, step)[: MAX_TASKS + 1])
         if len(indices) > MAX_TASKS:
             raise ScriptError(f"expected at most {MAX_TASKS} array tasks, got more in {spec!r}")
     return Array(tuple(sorted(indices)), None if limit is None else int(limit))
@@ -155,7 +143,7 @@ def parse_time(text: str) -> float:
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
     form = "a time as minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED"
-    days, clock = _match(r"(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})", text, form).groups()
+    days, clock = _match(_TIME, text, form).groups()
     parts = [int(part) for part in clock.split(":")]
     units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
     return float(int(days or 0) * 86400 + sum(map(mul, parts, units))) or math.inf
@@ -171,7 +159,7 @@ def parse_nodes(text: str) -> tuple[int, int]:
 
 
 def parse_ids(text: str) -> IdSelection:
-    """Read ``7``, ``7_3`` or ``7_[1-3,5]``; a ``%limit`` in it, as squeue prints it, is let pass."""
+    """Read ``7``, ``7_3`` or ``7_[1-3,5]``; a ``%limit``, as squeue prints it, is let pass."""
     if several := re.fullmatch(r"([0-9]{1,18})_\[(.*)\]", text):
         return IdSelection(int(several[1]), frozenset(parse_array(several[2]).indices))
     job, index = _match(_ID, text, "a job id like 7, 7_3 or 7_[1-3,5]").groups()
@@ -191,33 +179,72 @@ def fold_ids(ids: Iterable[str]) -> list[str]:
 
 
 def expand_output(
-    pattern: str,
-    *,
-    array_id: str | None,
-    index: int | None,
-    job_id: str,
-    name: str,
-    node: str,
-    user: str,
+    pattern: str, *, array_id: str, index: int | None, job_id: str, name: str, node: str, user: str
 ) -> str:
-    """Replace ``%A %a %j %x %N %u %%`` in the name of an output file, as Slurm does.
+    """Replace ``%A %a %j %x %N %u %%`` in an output file's name; ``%4a`` pads ids with zeros.
 
-    ``array_id`` and ``index`` are None for a job of no array. ``%4a`` pads with zeros, to ten
-    places at most; other symbols stay. A backslash anywhere switches all of it off.
+    A job of no array has its own id as ``array_id`` and None as ``index``. Other symbols stay.
     """
-    if "\\" in pattern:
-        return pattern.replace("\\", "")
-    ids = {"A": array_id or job_id, "a": str(NO_INDEX if index is None else index), "j": job_id}
+    ids = {"A": array_id, "a": str(NO_INDEX if index is None else index), "j": job_id}
     texts = {"x": name, "N": node, "u": user, "%": "%"}
 
     def value(found: re.Match[str]) -> str:
         width, symbol = found.groups()
-        return ids[symbol].zfill(min(int(width), 10)) if symbol in ids else texts[symbol]
+        return ids[symbol].zfill(min(int(width or 0), 10)) if symbol in ids else texts[symbol]
 
-    return re.sub(r"%(?=[0-9]*[AajxNu]|%)0*([0-9]{0,9})([AajxNu%])", value, pattern)
+    return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)
 
 
-_ID = re.compile("([0-9]{1,18})(?:_([0-9]{1,18}))?")
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+    except OSError as error:
+        raise ScriptError(f"{path}: expected a job script, got {error.strerror!r}") from None
+    if not text.strip():
+        raise ScriptError(f"{path}: expected a job script, got an empty file")
+    if "\0" in text:
+        raise ScriptError(f"{path}: expected a text file, got zero bytes in it")
+    lines = text.split("\n")
+    if not text.startswith("#!"):
+        raise ScriptError(f"{path}: expected a first line like #!/bin/sh, got {lines[0][:60]!r}")
+    if "\r\n" in text:
+        raise ScriptError(f"{path}: expected Unix line ends, got those of DOS")
+    return lines
+
+
+def _words(line: str) -> list[str]:
+    words = []
+    while (line := line.strip()) and not line.startswith("#"):
+        word, line = _match(_WORD, line, "closed quotes").groups()
+        words.append(_text(shlex.split(word)[0]))
+    return words
+
+
+def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
+    options, ignored = Options(), list[str]()
+    while words:
+        word = words.pop(0)
+        if short := re.fullmatch("-([aNtJod])(.*)", word):
+            word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
+        option, given, text = word.partition("=")
+        name = option.removeprefix("--")
+        if option in _FLAGS and not given:
+            options = Options(requeue=_FLAGS[option]).over(options)
+        elif (
+            option == f"--{name}"
+            and name in _READERS
+            and (kind == "RMS" or name not in _NOT_SLURMS)
+        ):
+            text = text if given or not words else words.pop(0)
+            options = read_option(name, text).over(options)
+        elif kind == "RMS" or option in _FLAGS or not option.startswith("-"):
+            known = ", ".join([*(f"--{name}" for name in _READERS), *_FLAGS])
+            raise ScriptError(f"expected an option of {known}, got {word!r}")
+        else:
+            ignored.append(word)
+            if not given and words and not words[0].startswith("-"):
+                words.pop(0)
+    return options, ignored
 
 
 def _match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
@@ -228,18 +255,9 @@ def _match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[st
 
 
 def _folded(indices: Iterable[int]) -> str:
-    runs: list[list[int]] = []
-    for index in sorted(indices):
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1][1:] = [index]
-        else:
-            runs.append([index])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
-def _array(text: str) -> str:
-    parse_array(text)
-    return text
+    steps = groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0])
+    runs = [[index for _, index in run] for _, run in steps]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 def _text(text: str) -> str:
@@ -253,7 +271,8 @@ def _count(text: str) -> int:
 
 
 def _amount(text: str) -> float:
-    return float(_match(r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?", text, "a number above 0")[0])
+    form = r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
+    return float(_match(form, text, "a number above 0 like 12.5")[0])
 
 
 def _mode(text: str) -> Mode:
@@ -261,7 +280,7 @@ def _mode(text: str) -> Mode:
 
 
 _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
-    "array": ("array", _array),
+    "array": ("array", lambda text: parse_array(text) and text),
     "nodes": ("nodes", parse_nodes),
     "time": ("time_s", parse_time),
     "job-name": ("job_name", _text),
@@ -274,7 +293,6 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "memory-bandwidth": ("memory_bandwidth_gb_s", _amount),
     "power": ("power_w", _amount),
 }
-_RMS_ONLY = {"preferred", "mode", "resize-factor", "memory-bandwidth", "power"}
+_NOT_SLURMS = {"preferred", "mode", "resize-factor", "memory-bandwidth", "power"}
 _FLAGS = {"--requeue": True, "--no-requeue": False}
-_SHORT = {"a": "array", "N": "nodes", "t": "time", "J": "job-name", "o": "output"}
-_SHORT["d"] = "dependency"
+_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))

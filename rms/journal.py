@@ -1,18 +1,16 @@
 """The journal: what the engine saw and decided, in order, durable before anyone acts on it.
 
-One SQLite file (write-ahead log, every commit flushed). Whoever has it open holds it alone until
-it closes or dies. The tables, of which the first two only ever grow:
+One SQLite file (write-ahead log, every commit flushed), held alone by whoever has it open, until
+it closes or dies. Its tables, of which the first two only grow:
 
-- ``entries``: ``seq`` (the order), ``kind`` (the name of the type, in plain text for people who
-  query the file), ``body`` (MessagePack of an event of :mod:`rms.events`, of :class:`Opened` or of
-  :class:`PolicySet`; JSON would lose infinite times).
+- ``entries``: ``seq`` (the order), ``kind`` (the name of the type, for people who query the file),
+  ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
 - ``decisions``: ``seq`` of the event they answer, ``body`` (MessagePack of all of them, in order).
-  An event without a row here was taken in by a daemon that died before it had recorded them.
 - ``notes``: ``key``, ``value`` (JSON): the present facts outside the engine.
 
-``PRAGMA application_id`` says that a file is a journal, ``PRAGMA user_version`` is :data:`FORMAT`.
-**Raise FORMAT with every change of an event or decision type**, of the types they hold, or of a
-table: what was written must never be read as something else.
+``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
+:data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
+hold, or of a table: what was written must never be read as something else.
 """
 
 from __future__ import annotations
@@ -21,23 +19,19 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import msgspec
 
+from rms import rules, transition
 from rms.engine import Engine
 from rms.events import Decision, Event
 from rms.policies import named
-from rms.rules import RuleError
-from rms.transition import TransitionError
 
 FORMAT = 1
 APPLICATION_ID = 0x726D736A  # "rmsj"
-
 _TABLES = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
     "CREATE TABLE decisions (seq INTEGER PRIMARY KEY REFERENCES entries, body BLOB NOT NULL)",
@@ -45,6 +39,8 @@ _TABLES = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
 )
+_WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
+    FROM pragma_application_id, pragma_user_version"""
 _DECIDE = """INSERT OR IGNORE INTO decisions SELECT seq, ? FROM entries
     WHERE seq = ? AND kind NOT IN ('Opened', 'PolicySet')"""
 _PAGE = """SELECT seq, entries.body, decisions.body FROM entries LEFT JOIN decisions USING (seq)
@@ -64,14 +60,14 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """The policy is another one for every event from here on."""
+    """Another policy decides on every event from here on."""
 
     at_s: float
     policy: str
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):
-    """An event, and what was decided on it; None where that was never recorded."""
+    """An event, and what was decided on it; None if a crash came before that was recorded."""
 
     seq: int
     event: Event
@@ -79,13 +75,8 @@ class Seen(msgspec.Struct, frozen=True, tag=True):
 
 
 Entry = Opened | PolicySet | Seen
-
-_entry: msgspec.msgpack.Decoder[Opened | PolicySet | Event] = msgspec.msgpack.Decoder(
-    Opened | PolicySet | Event
-)
-_decisions: msgspec.msgpack.Decoder[tuple[Decision, ...]] = msgspec.msgpack.Decoder(
-    tuple[Decision, ...]
-)
+_entry = msgspec.msgpack.Decoder(Opened | PolicySet | Event)
+_decisions = msgspec.msgpack.Decoder(tuple[Decision, ...])
 
 
 class Journal:
@@ -95,45 +86,30 @@ class Journal:
         self.path = path
         self._db = db
         first = next(self.read(), None)
-        if first is not None and not isinstance(first, Opened):
-            raise JournalError(f"{path}: expected a header as first entry, got {_kind(first)}")
-        self._nodes = None if first is None else first.nodes
+        self._nodes = first.nodes if isinstance(first, Opened) else None
 
     @classmethod
     def open(cls, path: Path) -> Journal:
-        """Open a journal, or create it where there is no file.
-
-        Raises:
-            JournalError: no journal, a damaged one, one of another format, or one in use.
-        """
-        with _said(path):
-            # A daemon's threads may share it behind their lock; nobody waits for a lock on it.
-            db = sqlite3.connect(
-                path.absolute(), timeout=0, isolation_level=None, check_same_thread=False
-            )
-        try:
-            with _said(path):
+        """Open a journal, or create it; refuse a damaged one, one of another format, one in use."""
+        with _said(path):  # a daemon's threads may share it, behind their lock
+            db = sqlite3.connect(path.absolute(), timeout=0, check_same_thread=False)
+            try:
                 _prepare(db, path)
-            return cls(path, db)
-        except BaseException:
-            db.close()
-            raise
+                return cls(path, db)
+            except BaseException:
+                db.close()
+                raise
 
     def header(self, nodes: tuple[str, ...], policy: str) -> None:
-        """Enter the start of a daemon. The nodes must be those that the journal began with.
-
-        Raises:
-            rms.policies.PolicyError: there is no such policy.
-        """
+        """Enter the start of a daemon, which must have the nodes that the journal began with."""
         if self._nodes not in (None, nodes):
-            raise JournalError(
-                f"{self.path}: expected the nodes {_listed(self._nodes)}, got {_listed(nodes)}"
-            )
+            began = " ".join(self._nodes or ())
+            raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(nodes)}")
         self._enter(Opened(nodes, named(policy).name))
         self._nodes = nodes
 
     def policy(self, name: str, at_s: float) -> None:
-        """Enter that from here on another policy decides; raises as :meth:`header` does."""
+        """Enter that another policy decides from here on."""
         self._enter(PolicySet(at_s, named(name).name))
 
     def append(self, event: Event) -> int:
@@ -142,31 +118,25 @@ class Journal:
 
     def decided(self, seq: int, decisions: Sequence[Decision]) -> None:
         """Enter what was decided on an event, once; it is on disk on return."""
-        body = msgspec.msgpack.encode(tuple(decisions))
-        with _said(self.path):
-            entered = self._db.execute(_DECIDE, (body, seq)).rowcount
-        if entered != 1:
+        _, cursor = self._run(_DECIDE, msgspec.msgpack.encode(tuple(decisions)), seq)
+        if cursor.rowcount != 1:
             raise JournalError(f"{self.path}: expected an event without decisions, got entry {seq}")
 
     def note(self, key: str, value: dict[str, Any]) -> None:
         """Keep a fact that a restarted daemon needs, in place of an older one of that key."""
-        try:
-            text = json.dumps(value, allow_nan=False)  # msgspec would turn an infinity into null
-        except (TypeError, ValueError) as error:
-            raise JournalError(f"expected a note of plain JSON for {key}, got {error}") from None
-        with _said(self.path):
-            self._db.execute("INSERT OR REPLACE INTO notes VALUES (?, ?)", (key, text))
+        text = json.dumps(value, allow_nan=False)  # msgspec would turn an infinity into null
+        self._run("INSERT OR REPLACE INTO notes VALUES (?, ?)", key, text)
 
     def notes(self, prefix: str = "") -> dict[str, dict[str, Any]]:
         """Return the notes whose keys begin with ``prefix``, by key, sorted."""
-        rows = self._rows("SELECT key, value FROM notes ORDER BY key")
+        rows, _ = self._run("SELECT key, value FROM notes ORDER BY key")
         return {key: json.loads(value) for key, value in rows if key.startswith(prefix)}
 
     def read(self) -> Iterator[Entry]:
         """Yield every entry in order, those appended meanwhile included."""
         after = 0
-        # Page by page, so that a reader that stops half-way leaves no open statement, hence lock.
-        while rows := self._rows(_PAGE, after):
+        # Page by page: a reader that stops half-way leaves no open statement, which would lock.
+        while rows := self._run(_PAGE, after)[0]:
             yield from (self._decode(*row) for row in rows)
             after = rows[-1][0]
 
@@ -177,118 +147,91 @@ class Journal:
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _enter(self, entry: Opened | PolicySet | Event) -> int:
         if self._nodes is None and not isinstance(entry, Opened):
-            raise JournalError(f"{self.path}: expected a header first, got {_kind(entry)}")
-        row = _kind(entry), msgspec.msgpack.encode(entry)
-        with _said(self.path):
-            cursor = self._db.execute("INSERT INTO entries (kind, body) VALUES (?, ?)", row)
-        assert cursor.lastrowid is not None
-        return cursor.lastrowid
+            raise JournalError(f"{self.path}: expected a header first, got {type(entry).__name__}")
+        row = type(entry).__name__, msgspec.msgpack.encode(entry)
+        _, cursor = self._run("INSERT INTO entries (kind, body) VALUES (?, ?)", *row)
+        return int(cursor.lastrowid or 0)
 
-    def _rows(self, query: str, *values: Any) -> list[Any]:
+    def _run(self, statement: str, *values: str | bytes | int) -> tuple[list[Any], sqlite3.Cursor]:
         with _said(self.path):
-            return self._db.execute(query, values).fetchall()
+            cursor = self._db.execute(statement, values)
+            return cursor.fetchall(), cursor
 
     def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry:
         try:
-            entry = _entry.decode(body)
+            entry: Opened | PolicySet | Event = _entry.decode(body)
             if isinstance(entry, Opened | PolicySet):
                 return entry
             return Seen(seq, entry, None if decided is None else _decisions.decode(decided))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            raise JournalError(f"{self.path}: expected entry {seq} whole, got {error}") from None
+            raise JournalError(f"{self.path}: expected a whole entry {seq}, got: {error}") from None
 
 
-@dataclass
-class Replay:
+class Replay(msgspec.Struct):
     """What came of feeding a journal to a fresh engine.
 
     Attributes:
-        engine: its state is that of the daemon that wrote the journal, if nothing differs.
+        engine: as it was in the daemon that wrote the journal, if nothing differs.
         events: how many it was fed.
         differing: a sentence for each event on which it decided otherwise than is recorded.
-        unrecorded: what it decided on the events, by number, that have no decisions in the
-            journal: nobody has acted on them. Record and do them.
-        refused: a sentence for each such event that the engine refused, as it did at the time.
+        unrecorded: by sequence number, what it decided on events without recorded decisions:
+            nobody has acted on it, so record it and do it.
+        refused: a sentence for each of those that it refused, as it did at the time.
     """
 
     engine: Engine
     events: int = 0
-    differing: list[str] = field(default_factory=list)
-    unrecorded: dict[int, list[Decision]] = field(default_factory=dict)
-    refused: list[str] = field(default_factory=list)
+    differing: list[str] = []
+    unrecorded: dict[int, list[Decision]] = {}
+    refused: list[str] = []
 
 
 def replay(entries: Iterable[Entry]) -> Replay:
-    """Feed the events of a journal to a fresh engine, under the policies as recorded.
-
-    Raises:
-        JournalError: the entries do not begin with a header, or the nodes change on the way.
-        rms.policies.PolicyError: a recorded policy is no longer there.
-    """
+    """Feed the events of a journal to a fresh engine, under the policies as recorded."""
     rest = iter(entries)
     first = next(rest, None)
     if not isinstance(first, Opened):
-        got = "no entry" if first is None else _kind(first)
-        raise JournalError(f"expected a journal that begins with a header, got {got}")
+        raise JournalError(f"expected a header as first entry, got {first}")
     found = Replay(Engine(len(first.nodes), named(first.policy)))
     for entry in rest:
-        if isinstance(entry, Seen):
-            _feed(found, entry)
+        if not isinstance(entry, Seen):
+            found.engine.policy = named(entry.policy)
             continue
-        if isinstance(entry, Opened) and entry.nodes != first.nodes:
-            got = _listed(entry.nodes)
-            raise JournalError(f"expected the nodes {_listed(first.nodes)} to the end, got {got}")
-        found.engine.policy = named(entry.policy)
+        found.events += 1
+        where = f"event {entry.seq} ({type(entry.event).__name__})"
+        recorded = entry.decisions
+        try:
+            got = found.engine.handle(entry.event)
+        except (transition.TransitionError, rules.RuleError) as error:
+            sentences = found.refused if recorded is None else found.differing
+            sentences.append(f"{where}: expected one that the engine takes, got: {error}")
+            continue
+        if recorded is None:
+            found.unrecorded[entry.seq] = got
+        elif tuple(got) != recorded:
+            old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
+            found.differing.append(f"{where}: expected {old} as recorded, got {new}")
     return found
-
-
-def _feed(found: Replay, entry: Seen) -> None:
-    found.events += 1
-    where = f"event {entry.seq} ({_kind(entry.event)})"
-    try:
-        got = found.engine.handle(entry.event)
-    except (TransitionError, RuleError) as error:
-        if entry.decisions is None:
-            found.refused.append(f"{where}: the engine refused it, got: {error}")
-        else:
-            found.differing.append(f"{where}: expected the recorded decisions, got: {error}")
-        return
-    if entry.decisions is None:
-        found.unrecorded[entry.seq] = got
-        return
-    for number, (new, old) in enumerate(zip_longest(got, entry.decisions), start=1):
-        if new != old:  # the first one tells; a busy queue's others would fill the screen
-            found.differing.append(
-                f"{where}: expected decision {number} as recorded, {old}, got {new}"
-            )
-            return
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
     """Lock the file, see that it is a journal, or make it one if it is new."""
-    db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until the file is closed
+    db.isolation_level = None  # every statement is committed by itself, but for BEGIN
+    db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
     db.execute("PRAGMA synchronous = FULL")
     db.execute("BEGIN EXCLUSIVE")
-    owner = db.execute("PRAGMA application_id").fetchone()[0]
-    version = db.execute("PRAGMA user_version").fetchone()[0]
-    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    owner, version, tables = db.execute(_WHOSE).fetchone()
     if owner == version == tables == 0:
         for statement in _TABLES:
             db.execute(statement)
-    elif owner != APPLICATION_ID:
-        raise JournalError(f"{path}: expected a journal, got another program's database")
-    elif version != FORMAT:
-        raise JournalError(f"{path}: expected journal format {FORMAT}, got {version}")
+    elif (owner, version) != (APPLICATION_ID, FORMAT):
+        got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
+        raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
     db.execute("COMMIT")
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":
@@ -298,21 +241,9 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def _said(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors into one sentence."""
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the details of extended codes
-        if code == sqlite3.SQLITE_BUSY:
-            said = f"{path}: expected a journal that nobody has open, got one that is in use"
-        else:
-            said = f"{path}: expected a working journal, got: {error}"
-        raise JournalError(said) from None
-
-
-def _kind(value: msgspec.Struct) -> str:
-    return type(value).__name__
-
-
-def _listed(nodes: tuple[str, ...] | None) -> str:
-    return " ".join(nodes or ())
+        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+        got = "one that is in use" if busy else f"{path.name}: {error}"
+        raise JournalError(f"{path}: expected a journal to work with, got {got}") from None

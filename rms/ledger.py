@@ -84,6 +84,10 @@ class Ledger:
         """The same, summed over owners."""
         return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
 
+    def power_w(self, state: State) -> float:
+        """Return what the cluster draws now."""
+        return sum(self._watts(state).values())
+
     def _watts(self, state: State) -> Mapping[Node, float]:
         watts = {Node(n): self.power[n].idle_w for n in range(len(self.power))}
         for job in state.running.values():

@@ -110,6 +110,7 @@ class JobSpec:
         resize_every_s: running time from one resize point to the next; None where it has none.
         resize_price_s: time without progress that a resize costs it.
         array: name of the job array it belongs to, or None.
+        array_limit: how many jobs of that array may run at once, or None.
     """
 
     id: JobId
@@ -123,6 +124,7 @@ class JobSpec:
     resize_every_s: float | None = None
     resize_price_s: float = 0.0
     array: str | None = None
+    array_limit: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -145,7 +147,8 @@ class Job:
     """One job as it is now.
 
     ``nodes`` is observed; ``requested`` is what a resize under way will make of it. Nodes that
-    an expansion is to bring are held for the job from the request on.
+    an expansion is to bring are held for the job from the request on. ``answers`` says that it
+    has resize points: known beforehand of a simulated job, heard from a live one.
     """
 
     spec: JobSpec
@@ -153,6 +156,7 @@ class Job:
     nodes: tuple[Node, ...] = ()
     requested: tuple[Node, ...] | None = None
     moving: bool = False
+    answers: bool = False
     start_s: float | None = None
     end_s: float | None = None
     done: float = 0.0
@@ -174,7 +178,7 @@ class Job:
             self.state is JobState.RUNNING
             and self.spec.mode.resizable
             and self.requested is None
-            and self.spec.resize_every_s is not None
+            and self.answers
         )
 
     def progress_to(self, now: float) -> None:

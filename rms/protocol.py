@@ -55,6 +55,8 @@ class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     generation: int
     ranks: int
+    answer: str = ""
+    """What the application states of its result, a hash for instance."""
     format: int = COMPLETION_FORMAT
 
 

@@ -42,6 +42,7 @@ def apply(state: State, event: Event) -> None:
         raise TransitionError(f"expected a running job, got {event.job} in {event}")
     if isinstance(event, Started):
         job.state, job.start_s = JobState.RUNNING, event.at_s
+        job.answers = job.spec.resize_every_s is not None
         _set_rate(job, event.at_s)
     elif isinstance(event, ResizeBegun):
         if job.requested is None:
@@ -54,8 +55,8 @@ def apply(state: State, event: Event) -> None:
         _rolled_back(state, job, event)
     elif isinstance(event, Ended):
         _end(state, state.running.pop(event.job), event)
-    elif not isinstance(event, ResizePoint):
-        raise TransitionError(f"expected an event, got {event}")
+    elif isinstance(event, ResizePoint):
+        job.answers = True
 
 
 def take(state: State, decision: Decision) -> None:

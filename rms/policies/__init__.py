@@ -6,10 +6,11 @@ changes nothing. Each job is treated by its own mode, under every policy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rms.events import Decision, Never, Resize, Start
+from rms.events import Decision, Later, Never, Resize, Start
 from rms.model import Job, JobId, State
 from rms.policies import admission, order, placement, sizing
 
@@ -43,18 +44,28 @@ class Policy:
         never: list[Decision] = [
             Never(job.spec.id, f"needs {job.spec.nodes_min} nodes, the cluster has {state.nodes}")
             for job in queue
-            if smallest_start(job) > state.nodes
+            if sizing.smallest_start(job) > state.nodes
         ]
         refused = {decision.job for decision in never}
-        queue = [job for job in queue if job.spec.id not in refused]
+        queue, held = _within_limits(state, [j for j in queue if j.spec.id not in refused])
         sizes = self.sizing(state, queue)
-        decisions = never + self.admission(state, queue, sizes)
+        decisions = never + self.admission(state, queue, sizes) + held
         return decisions + _resizes(state, sizes, decisions)
 
 
-def smallest_start(job: Job) -> int:
-    """Return the fewest nodes on which a job may start."""
-    return job.spec.sizes()[0] if job.spec.mode.any_start else job.spec.preferred
+def _within_limits(state: State, queue: list[Job]) -> tuple[list[Job], list[Decision]]:
+    """Hold back tasks of arrays that may run only so many at once."""
+    running = Counter(job.spec.array for job in state.running.values())
+    kept: list[Job] = []
+    held: list[Decision] = []
+    for job in queue:
+        limit = job.spec.array_limit
+        if limit is not None and running[job.spec.array] >= limit:
+            held.append(Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once"))
+            continue
+        running[job.spec.array] += 1
+        kept.append(job)
+    return kept, held
 
 
 def _resizes(state: State, sizes: sizing.Sizes, taken: list[Decision]) -> list[Decision]:

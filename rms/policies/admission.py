@@ -5,7 +5,7 @@ from __future__ import annotations
 from rms.events import Decision, Later, Start
 from rms.model import Job, Node, State
 from rms.policies import placement
-from rms.policies.sizing import Sizes
+from rms.policies.sizing import Sizes, smallest_start
 
 
 def in_order(state: State, queue: list[Job], sizes: Sizes) -> list[Decision]:
@@ -14,7 +14,7 @@ def in_order(state: State, queue: list[Job], sizes: Sizes) -> list[Decision]:
     decisions: list[Decision] = []
     blocked: Job | None = None
     for job in queue:
-        size = sizes.pending.get(job.spec.id, job.spec.preferred)
+        size = sizes.pending.get(job.spec.id, smallest_start(job))
         if blocked is None and size <= len(free):
             decisions.append(_start(job, size, free, "fits"))
             continue
@@ -39,7 +39,7 @@ def easy(state: State, queue: list[Job], sizes: Sizes) -> list[Decision]:
     decisions: list[Decision] = []
     shadow: tuple[float, int] | None = None
     for job in queue:
-        size = sizes.pending.get(job.spec.id, job.spec.preferred)
+        size = sizes.pending.get(job.spec.id, smallest_start(job))
         if size <= len(free):
             if shadow is None:
                 decisions.append(_start(job, size, free, "fits"))

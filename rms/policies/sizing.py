@@ -57,11 +57,16 @@ def equal_share(state: State, queue: list[Job]) -> Sizes:
     )
 
 
+def smallest_start(job: Job) -> int:
+    """Return the fewest nodes on which a job may start."""
+    return job.spec.sizes()[0] if job.spec.mode.any_start else job.spec.preferred
+
+
 def _admit(queue: list[Job], nodes: int) -> list[tuple[Job, int]]:
     """Return the first jobs of the queue that fit at their least size, nobody overtaking."""
     admitted = []
     for job in queue:
-        least = job.spec.sizes()[0] if job.spec.mode.any_start else job.spec.preferred
+        least = smallest_start(job)
         if least > nodes:
             break
         admitted.append((job, least))

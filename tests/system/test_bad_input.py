@@ -35,7 +35,7 @@ BAD = [
     (["--threads", "0"], "expected at least 1 thread"),
     (["--grid", "0", "4", "4"], "expected at least 1 cell"),
     (["--courant", "1.5"], "expected a Courant number in (0, 1]"),
-    (["--seed", "-1"], "expected a seed of at least 0"),
+    (["--seed", "-1"], "expected a seed from 0"),
     (["--case", "cone", "--courant", "0.5"], "fixes its own Courant numbers"),
     (["--resize-at", "5"], "expected --resize-at STEP:RANKS"),
     (["--resize-at", "3:2,2:1"], "expected rising steps"),

@@ -1,0 +1,365 @@
+"""The client commands: thin requests to the daemon, and their tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rms.commandline import emit_json
+from rms.jobscript import Options, ScriptError, fold_ids, parse_nodes, parse_time, read_option
+from rms.transport import UnreachableError, request
+
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+VALUE_OPTIONS = {
+    "-n",
+    "-np",
+    "-ppn",
+    "-N",
+    "-c",
+    "-host",
+    "-hosts",
+    "--host",
+    "-f",
+    "-hostfile",
+    "--hostfile",
+    "-machinefile",
+    "-map-by",
+    "--map-by",
+    "-bind-to",
+    "--bind-to",
+    "-wdir",
+    "-x",
+    "-launcher",
+    "--ntasks",
+    "--nodes",
+    "--cpus-per-task",
+    "--mpi",
+}
+"""Options of srun, mpirun and mpiexec that take the next word with them."""
+
+
+class ServerError(Exception):
+    """The daemon refused, or is not there; one sentence and an exit status."""
+
+    def __init__(self, sentence: str, exit_code: int = 2) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+def state_folder(env: Mapping[str, str]) -> Path:
+    """Return where the daemon keeps its state: ``RMS_STATE``, else the user's state folder."""
+    if "RMS_STATE" in env:
+        return Path(env["RMS_STATE"]).absolute()
+    base = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "rms"
+
+
+def server_address(given: str | None, env: Mapping[str, str]) -> str:
+    """Return the address of the daemon to talk to."""
+    return given or env.get("RMS_SERVER") or f"unix:{state_folder(env) / 'socket'}"
+
+
+def call(
+    server: str,
+    method: str,
+    path: str,
+    body: Any = None,
+    *,
+    token: str = "",
+    timeout_s: float = 30.0,
+) -> Any:
+    """Send a request and return the answer.
+
+    Raises:
+        ServerError: the daemon is not there, or said no.
+    """
+    data = b"" if body is None else msgspec.json.encode(body)
+    try:
+        status, answer = request(server, method, path, data, token=token, timeout_s=timeout_s)
+    except UnreachableError as error:
+        raise ServerError(f"{error}; expected a running daemon (rms serve)", 1) from None
+    except ValueError as error:
+        raise ServerError(str(error)) from None
+    found = json.loads(answer or b"null")
+    if status != 200:
+        raise ServerError(found["error"] if isinstance(found, dict) else f"status {status}")
+    return found
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """``rms submit``: print the id of the job or array."""
+    server = server_address(arguments.server, os.environ)
+    if arguments.command_line:
+        line = shlex.join([sys.executable, "-m", "rms", "launch", "--", *arguments.command_line])
+        text, name = f"#!/bin/sh\nexec {line}\n", Path(arguments.command_line[0]).name
+        if arguments.script is not None:
+            raise ScriptError("expected a SCRIPT or -- COMMAND, got both")
+    elif arguments.script is None:
+        raise ScriptError("expected a SCRIPT or -- COMMAND, got neither")
+    else:
+        text, name = read_script(arguments.script), arguments.script.name
+    ids = send(server, text, name, options_of(arguments))
+    number = ids[0].partition("_")[0]
+    if arguments.json is not None:
+        emit_json(arguments.json, {"id": number, "ids": ids})
+    if arguments.json != "-":
+        print(number)
+    if arguments.wait:
+        return wait_for(server, number)
+    return 0
+
+
+def read_script(path: Path) -> str:
+    """Return a script's text; what is wrong with it is said by the parser of the daemon."""
+    if path.is_dir():
+        raise ScriptError(f"expected a job script, got {path}, which is a directory")
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScriptError(f"expected a job script, got {path}: {error}") from None
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """Return what a command line sets."""
+    nodes = None if arguments.nodes is None else parse_nodes(arguments.nodes)
+    time_s = None if arguments.time is None else parse_time(arguments.time)
+    mode = None if arguments.mode is None else read_option("mode", arguments.mode).mode
+    return Options(
+        array=arguments.array,
+        nodes=nodes,
+        preferred=arguments.preferred,
+        mode=mode,
+        time_s=time_s,
+        job_name=arguments.job_name,
+        output=arguments.output,
+    )
+
+
+def send(
+    server: str,
+    text: str,
+    name: str,
+    options: Options,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+) -> list[str]:
+    """Submit a script; return the ids of its jobs."""
+    keep = {key: value for key, value in env.items() if not key.startswith("RMS_")}
+    raw = {k: v for k, v in msgspec.to_builtins(options).items() if v is not None}
+    body = {"text": text, "name": name, "cwd": str(cwd or Path.cwd()), "env": keep, "options": raw}
+    ids: list[str] = call(server, "POST", "/jobs", body)["ids"]
+    return ids
+
+
+def wait_for(server: str, wanted: str) -> int:
+    """Return when the jobs are over: 0 if all are COMPLETED, 1 otherwise."""
+    while True:
+        rows = call(server, "GET", f"/jobs?id={wanted}")
+        if all(row["state"] in OVER for row in rows):
+            return 0 if all(row["state"] == "COMPLETED" for row in rows) else 1
+        time.sleep(0.1)
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """``rms launch``: hand a launcher line to the daemon; return as its last world did."""
+    env = dict(os.environ)
+    job, token = env.get("RMS_JOB_ID"), env.get("RMS_TOKEN", "")
+    if job is None:
+        raise ServerError("rms launch works inside a job script; expected RMS_JOB_ID to be set")
+    server = server_address(None, env)
+    command = list(arguments.command_line)
+    if arguments.launcher is not None:
+        command, dropped = strip_options(command)
+        if dropped:
+            print(
+                f"rms: note: {arguments.launcher} {' '.join(dropped)} ignored, the RMS decides",
+                file=sys.stderr,
+            )
+    if not command:
+        raise ServerError("expected a command after --, got none")
+    body = {"command": command, "cwd": str(Path.cwd()), "env": env, "output": own_output()}
+    number = patiently(server, "POST", f"/jobs/{job}/steps", body, token)["step"]
+    while True:
+        answer = patiently(server, "GET", f"/jobs/{job}/steps/{number}", None, token)
+        if answer["exit_code"] is not None:
+            if answer["message"]:
+                print(f"rms: {answer['message']}", file=sys.stderr)
+            return int(answer["exit_code"])
+
+
+def patiently(server: str, method: str, path: str, body: Any, token: str) -> Any:
+    """Ask until a daemon that is being restarted is back."""
+    while True:
+        try:
+            return call(server, method, path, body, token=token)
+        except ServerError as error:
+            if error.exit_code != 1:
+                raise
+            time.sleep(0.5)
+
+
+def own_output() -> str | None:
+    """Return the file that standard output goes to, so that a world's goes there too."""
+    try:
+        target = Path("/proc/self/fd/1").readlink()
+    except OSError:
+        return None
+    return str(target) if target.is_file() else None
+
+
+def strip_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a launcher's own options from the command after them."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 2 if words[at] in VALUE_OPTIONS else 1
+    return list(words[at:]), list(words[:at])
+
+
+def queue(arguments: argparse.Namespace) -> int:
+    """``rms queue``: jobs that wait or run, array tasks that wait folded into one row."""
+    rows = _jobs(arguments)
+    rows = [row for row in rows if row["state"] not in OVER]
+    waiting: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    shown: list[list[str]] = []
+    for row in rows:
+        if row["state"] == "PENDING" and "_" in row["id"]:
+            waiting.setdefault((row["id"].partition("_")[0], row["reason"]), []).append(row)
+        else:
+            shown.append(_queue_row(row["id"], row))
+    for (_, _), group in waiting.items():
+        shown += [_queue_row(i, group[0]) for i in fold_ids(row["id"] for row in group)]
+    return _show(
+        arguments,
+        rows,
+        ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"],
+        shown,
+    )
+
+
+def _queue_row(name: str, row: Mapping[str, Any]) -> list[str]:
+    where = ",".join(row["nodes"]) if row["state"] == "RUNNING" else f"({row['reason']})"
+    steps = f"{row['step']}/{row['steps']}" if row["steps"] else ""
+    return [
+        name,
+        row["name"],
+        row["state"],
+        row["mode"],
+        str(row["size"] or row["nodes_max"]),
+        steps,
+        where,
+    ]
+
+
+def acct(arguments: argparse.Namespace) -> int:
+    """``rms acct``: every job, its times and energy."""
+    rows = _jobs(arguments)
+    table = [
+        [
+            row["id"],
+            row["name"],
+            row["state"],
+            row["mode"],
+            f"{(row['start_s'] or row['submit_s']) - row['submit_s']:.1f}",
+            f"{(row['end_s'] or 0) - row['start_s']:.1f}"
+            if row["end_s"] and row["start_s"]
+            else "",
+            str(len(row["resizes"])),
+            f"{row['energy_j']:.1f}",
+            row["energy_source"],
+        ]
+        for row in rows
+    ]
+    return _show(
+        arguments,
+        rows,
+        ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"],
+        table,
+    )
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """``rms show ID``: all that is known of a job."""
+    rows = _jobs(arguments)
+    table = [[key, str(value)] for row in rows for key, value in row.items()]
+    return _show(arguments, rows, ["KEY", "VALUE"], table)
+
+
+def nodes(arguments: argparse.Namespace) -> int:
+    """``rms nodes``: like sinfo."""
+    rows = call(server_address(arguments.server, os.environ), "GET", "/nodes")
+    table = [[row["name"], row["state"], ",".join(row["slots"]), row["job"] or ""] for row in rows]
+    return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "JOB"], table)
+
+
+def cancel(arguments: argparse.Namespace) -> int:
+    """``rms cancel ID``."""
+    found = call(
+        server_address(arguments.server, os.environ), "POST", "/cancel", {"id": arguments.id}
+    )
+    return _show(arguments, found, ["CANCELLED"], [[job] for job in found["ids"]])
+
+
+def wait(arguments: argparse.Namespace) -> int:
+    """``rms wait ID``: 0 if all its jobs are COMPLETED."""
+    return wait_for(server_address(arguments.server, os.environ), arguments.id)
+
+
+def resize(arguments: argparse.Namespace) -> int:
+    """``rms resize ID NODES``: 0 only if the resize was taken on."""
+    found = call(
+        server_address(arguments.server, os.environ),
+        "POST",
+        "/resize",
+        {"id": arguments.id, "nodes": arguments.nodes},
+    )
+    taken = found["decision"] == "Resize"
+    if not taken:
+        raise ServerError(f"not resized: {found['reason']}", 1)
+    return _show(arguments, found, ["DECISION"], [["requested"]])
+
+
+def policy(arguments: argparse.Namespace) -> int:
+    """``rms policy [NAME]``."""
+    server = server_address(arguments.server, os.environ)
+    body = None if arguments.name is None else {"name": arguments.name}
+    found = call(server, "GET" if body is None else "POST", "/policy", body)
+    return _show(arguments, found, ["POLICY"], [[found["name"]]])
+
+
+def shutdown(arguments: argparse.Namespace) -> int:
+    """``rms shutdown``."""
+    call(server_address(arguments.server, os.environ), "POST", "/shutdown", {})
+    return 0
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """``rms explain ID``: the decisions about a job and their reasons."""
+    found = call(server_address(arguments.server, os.environ), "GET", f"/history/{arguments.id}")
+    table = [[time.strftime("%H:%M:%S", time.localtime(r["at_s"])), r["what"]] for r in found]
+    return _show(arguments, found, ["TIME", "DECISION"], table)
+
+
+def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    wanted = getattr(arguments, "id", None)
+    path = "/jobs" if wanted is None else f"/jobs?id={wanted}"
+    rows: list[dict[str, Any]] = call(server_address(arguments.server, os.environ), "GET", path)
+    return rows
+
+
+def _show(arguments: argparse.Namespace, data: Any, heads: list[str], rows: list[list[str]]) -> int:
+    if arguments.json is not None:
+        emit_json(arguments.json, data)
+    if arguments.json != "-":
+        widths = [max(len(row[c]) for row in [heads, *rows]) for c in range(len(heads))]
+        for row in [heads, *rows]:
+            print("  ".join(f"{cell:{w}s}" for cell, w in zip(row, widths, strict=True)).rstrip())
+    return 0

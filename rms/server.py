@@ -1,0 +1,295 @@
+"""The daemon on the wire: HTTP over a Unix socket that only its owner can open, or over TCP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rms.daemon import Daemon
+from rms.jobscript import ScriptError, parse_ids
+from rms.model import JobId, Node
+from rms.policies import PolicyError
+from rms.protocol import Poll, Report
+from rms.submit import Submission, admit
+
+WATCH_S = 0.05
+LONGEST_UNIX_PATH = 100
+"""Systems allow 104 to 108 bytes; a clear word beats the kernel's."""
+
+
+class ServeError(Exception):
+    """The daemon cannot be started here; one sentence."""
+
+
+class Launch(msgspec.Struct, forbid_unknown_fields=True):
+    """A launcher line of a job script."""
+
+    command: list[str]
+    cwd: str
+    env: dict[str, str]
+    output: str | None = None
+
+
+class _RefusedError(Exception):
+    def __init__(self, status: int, sentence: str) -> None:
+        self.status, self.sentence = status, sentence
+
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+class Routes:
+    """One method per path; each returns what becomes JSON."""
+
+    def __init__(self, daemon: Daemon, stop: Callable[[], None]) -> None:
+        self.daemon, self.stop = daemon, stop
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        table: list[tuple[str, str, Handler]] = [
+            ("POST", "/jobs", self.submit),
+            ("GET", "/jobs", self.jobs),
+            ("POST", "/cancel", self.cancel),
+            ("POST", "/resize", self.resize),
+            ("GET", "/history/{id}", self.history),
+            ("GET", "/nodes", self.nodes),
+            ("GET", "/books", self.books),
+            ("GET", "/policy", self.policy),
+            ("POST", "/policy", self.policy),
+            ("POST", "/shutdown", self.shutdown),
+            ("POST", "/jobs/{id}/poll", self.poll),
+            ("POST", "/jobs/{id}/report", self.report),
+            ("POST", "/jobs/{id}/steps", self.launch),
+            ("GET", "/jobs/{id}/steps/{step:int}", self.step),
+        ]
+        return Starlette(
+            routes=[Route(path, _answer(call), methods=[verb]) for verb, path, call in table]
+        )
+
+    async def submit(self, request: Request) -> Any:
+        """Take in a script; answer with the ids of its jobs."""
+        body = msgspec.json.decode(await request.body(), type=Submission)
+        return {"ids": admit(self.daemon, body)}
+
+    async def jobs(self, request: Request) -> Any:
+        """Return all jobs, or those an id selects."""
+        rows = self.daemon.rows()
+        wanted = request.query_params.get("id")
+        if wanted is None:
+            return rows
+        found = [row for row in rows if parse_ids(wanted).matches(row["id"])]
+        if not found:
+            raise _RefusedError(404, f"expected the id of a job, got {wanted}, which is not known")
+        return found
+
+    async def cancel(self, request: Request) -> Any:
+        """Cancel jobs; answer with the ids of those that were not over yet."""
+        body = msgspec.json.decode(await request.body(), type=dict[str, str])
+        state = self.daemon.engine.state
+        wanted = parse_ids(body["id"])
+        ids = [job for job in (*state.pending, *state.running) if wanted.matches(job)]
+        if not ids and not any(wanted.matches(job) for job in state.ended):
+            raise _RefusedError(404, f"expected the id of a job, got {body['id']}")
+        for job_id in ids:
+            self.daemon.cancel(job_id)
+        return {"ids": ids}
+
+    async def resize(self, request: Request) -> Any:
+        """Resize a job on a user's word; answer with what was decided."""
+        body = msgspec.json.decode(await request.body(), type=dict[str, Any])
+        job_id = JobId(str(body["id"]))
+        if job_id not in self.daemon.engine.state.running:
+            raise _RefusedError(404, f"expected a running job, got {job_id}")
+        decision = self.daemon.resize(job_id, int(body["nodes"]))
+        return {"decision": type(decision).__name__, "reason": getattr(decision, "reason", "")}
+
+    async def history(self, request: Request) -> Any:
+        """Return what was decided about a job, in order."""
+        live = self.daemon.live.get(JobId(request.path_params["id"]))
+        if live is None:
+            raise _RefusedError(404, f"expected the id of a job, got {request.path_params['id']}")
+        return [{"at_s": at, "what": what} for at, what in live.history]
+
+    async def nodes(self, request: Request) -> Any:
+        """Return the nodes and who is on them."""
+        state = self.daemon.engine.state
+        held = {n: job for job, found in state.running.items() for n in found.held}
+        return [
+            {
+                "name": name,
+                "slots": self.daemon.cluster.slots[n],
+                "state": "allocated" if Node(n) in held else "idle",
+                "job": held.get(Node(n)),
+            }
+            for n, name in enumerate(self.daemon.cluster.names)
+        ]
+
+    async def books(self, request: Request) -> Any:
+        """Return the energy books and who held which node when."""
+        return {
+            "energy": self.daemon.energy(),
+            "spans": self.daemon.spans,
+            "nodes": self.daemon.cluster.names,
+            "now_s": self.daemon.time(),
+            "policy": self.daemon.engine.policy.name,
+            "power_w": self.daemon.power_w,
+            "closed": self.daemon.closed,
+        }
+
+    async def policy(self, request: Request) -> Any:
+        """Show the policy, or swap it."""
+        if request.method == "POST":
+            body = msgspec.json.decode(await request.body(), type=dict[str, str])
+            self.daemon.set_policy(body["name"])
+        return {"name": self.daemon.engine.policy.name}
+
+    async def shutdown(self, request: Request) -> Any:
+        """End all jobs at checkpoints, then the daemon."""
+        self.stop()
+        return {}
+
+    async def poll(self, request: Request) -> Any:
+        """A job's rank 0 asks for wishes."""
+        job_id = self._own(request)
+        return self.daemon.poll(job_id, msgspec.json.decode(await request.body(), type=Poll))
+
+    async def report(self, request: Request) -> Any:
+        """A job tells how a resize goes."""
+        job_id = self._own(request)
+        self.daemon.report(job_id, msgspec.json.decode(await request.body(), type=Report))
+        return {}
+
+    async def launch(self, request: Request) -> Any:
+        """A launcher line of a job script has been reached."""
+        job_id = self._own(request)
+        if job_id not in self.daemon.engine.state.running:
+            raise _RefusedError(409, f"expected a running job, got {job_id}")
+        body = msgspec.json.decode(await request.body(), type=Launch)
+        number = self.daemon.launch(job_id, body.command, body.cwd, body.env, body.output)
+        return {"step": number}
+
+    async def step(self, request: Request) -> Any:
+        """Return how a step ended; wait a while for it."""
+        job_id = self._own(request)
+        steps = self.daemon.live[job_id].steps
+        number = request.path_params["step"]
+        if number >= len(steps):
+            raise _RefusedError(404, f"expected a step below {len(steps)}, got {number}")
+        for _ in range(100):
+            if steps[number].exit_code is not None:
+                break
+            await asyncio.sleep(WATCH_S)
+        return {"exit_code": steps[number].exit_code, "message": steps[number].message}
+
+    def _own(self, request: Request) -> JobId:
+        """Return the job of a request that carries that job's token."""
+        job_id = JobId(request.path_params["id"])
+        live = self.daemon.live.get(job_id)
+        if live is None:
+            raise _RefusedError(404, f"expected the id of a job, got {job_id}")
+        if request.headers.get("authorization") != f"Bearer {live.note['token']}":
+            raise _RefusedError(403, f"expected the token of job {job_id}")
+        return job_id
+
+
+def _answer(call: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        try:
+            return Response(msgspec.json.encode(await call(request)), media_type="application/json")
+        except _RefusedError as error:
+            status, sentence = error.status, error.sentence
+        except (ScriptError, PolicyError, msgspec.DecodeError, KeyError, ValueError) as error:
+            status, sentence = 400, str(error)
+        return Response(
+            msgspec.json.encode({"error": sentence}), status, media_type="application/json"
+        )
+
+    return answer
+
+
+def bind(listen: str) -> tuple[socket.socket, str]:
+    """Open the listening socket; return it and the address clients use.
+
+    Raises:
+        ServeError: the path is too long, in use, or another owner's.
+    """
+    if listen.startswith("unix:"):
+        path = Path(listen.removeprefix("unix:"))
+        if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+            raise ServeError(
+                f"expected a socket path of at most {LONGEST_UNIX_PATH} bytes, got {path}"
+            )
+        return _bind_unix(path), listen
+    kind, _, rest = listen.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdigit():
+        raise ServeError(f"expected unix:PATH or tcp:HOST:PORT, got {listen!r}")
+    try:
+        server = socket.create_server((host, int(port)))
+    except OSError as error:
+        raise ServeError(f"cannot listen on {listen}: {error}") from None
+    return server, f"http://{host}:{server.getsockname()[1]}"
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists() or path.is_symlink():
+        if path.stat().st_uid != os.getuid():
+            raise ServeError(f"expected a socket of one's own, got {path} of another owner")
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+            try:
+                probe.connect(str(path))
+            except OSError:
+                path.unlink()  # of a daemon that was killed
+            else:
+                raise ServeError(f"another daemon answers at {path}; expected a socket not in use")
+    server = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        server.bind(str(path))
+    except OSError as error:
+        server.close()
+        raise ServeError(f"cannot make the socket {path}: {error}") from None
+    finally:
+        os.umask(before)
+    server.listen(128)
+    return server
+
+
+async def serve(daemon: Daemon, sock: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until told to stop; then end all jobs at checkpoints and return."""
+    stopping = asyncio.Event()
+    config = uvicorn.Config(
+        Routes(daemon, stopping.set).app(), log_level="critical", lifespan="off", access_log=False
+    )
+    server = uvicorn.Server(config)
+    loop = asyncio.get_running_loop()
+    # uvicorn would take SIGINT and SIGTERM for itself and leave the jobs alone.
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.set)
+    serving = loop.create_task(server.serve(sockets=[sock]))
+    ready()
+    told = False
+    while not (told and not daemon.engine.state.running):
+        daemon.watch()
+        if stopping.is_set() and not told:
+            told = True
+            daemon.stop()
+        await asyncio.sleep(WATCH_S)
+    server.should_exit = server.force_exit = True
+    await serving
