@@ -103,16 +103,7 @@ class LocalLauncher:
             "RMS_STATUS": str(status),
             MARK: f"{self.mark}:{job}",
         }
-        command = [
-            "/bin/sh",
-            "-c",
-            KEEP_STATUS,
-            "job",
-            _interpreter(script),
-            str(script),
-            *arguments,
-        ]
-        command = [part for part in command if part]
+        command = ["/bin/sh", "-c", KEEP_STATUS, "job", str(script)]
         process = self._start(command, cwd, own, output, cores)
         return Child(process.pid, process, status)
 
