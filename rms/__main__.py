@@ -55,7 +55,9 @@ def _call(arguments: argparse.Namespace) -> int:
                 importlib.import_module(HANDLERS[name]), name
             )
         else:
-            call = {"serve": _serve, "simulate": _simulate, "replay": _replay}[name]
+            call = {"serve": _serve, "simulate": _simulate, "replay": _replay, "compare": _compare}[
+                name
+            ]
         return call(arguments)
     except ServerError as error:
         print(f"rms: error: {error}", file=sys.stderr)
@@ -86,6 +88,7 @@ def _parser() -> Parser:
 
     serve = add("serve", "run the daemon", client=False)
     serve.add_argument("--cluster", type=Path, metavar="FILE.toml")
+    serve.add_argument("--nodes", type=int, metavar="N", help="only this machine's first N cores")
     serve.add_argument("--engine", default="local", metavar="local")
     serve.add_argument("--policy", default="array-share", metavar="NAME")
     serve.add_argument("--state", type=Path, metavar="DIR")
@@ -117,6 +120,14 @@ def _parser() -> Parser:
     simulate.add_argument("--policy", default="array-share", metavar="NAME")
     simulate.add_argument("--mode", metavar="MODE")
     simulate.add_argument("--per-job", type=Path, metavar="OUT.csv")
+    compare = add("compare", "run scripts for real, once per mode", client=False)
+    compare.add_argument("scripts", type=Path, nargs="+", metavar="SCRIPT")
+    compare.add_argument("--modes", default="fixed,moldable,malleable,flexible")
+    compare.add_argument("--nodes", type=int, metavar="N", help="default: this machine's cores")
+    compare.add_argument("--delay", type=float, default=2.0, metavar="S")
+    compare.add_argument("--policy", default="array-share", metavar="NAME")
+    compare.add_argument("--folder", type=Path, default=Path("compare"), metavar="D")
+    compare.add_argument("--figure", type=Path, metavar="FILE.png")
     add("replay", "run a journal through the engine again", client=False).add_argument(
         "journal", type=Path
     )
@@ -142,7 +153,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     try:
         named(arguments.policy)
         cluster = (
-            serving.this_machine()
+            serving.this_machine(_nodes(arguments.nodes))
             if arguments.cluster is None
             else serving.from_file(arguments.cluster)
         )
@@ -151,6 +162,60 @@ def _serve(arguments: argparse.Namespace) -> int:
     except (FileError, PolicyError, JournalError, ServeError) as error:
         return _fail(error)
     return 0
+
+
+def _nodes(asked: int | None) -> int:
+    """Return how many cores serve as nodes: never more than there are."""
+    from rms.files import FileError
+    from rms.serving import this_machine
+
+    most = len(this_machine().names)
+    if asked is not None and not 1 <= asked <= most:
+        raise FileError(
+            f"expected 1 to {most} nodes, as this machine has cores, got {asked}: an "
+            "oversubscribed timing is no result"
+        )
+    return most if asked is None else asked
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from rms.compare import CompareError, compare, draw, problems, table
+    from rms.files import FileError
+    from rms.model import Mode
+    from rms.policies import PolicyError, named
+    from rms.serving import to_stderr
+
+    try:
+        named(arguments.policy)
+        nodes = _nodes(arguments.nodes)
+        modes = []
+        for name in arguments.modes.split(","):
+            if name not in list(Mode):
+                raise FileError(f"expected modes of {', '.join(Mode)}, got {name!r}")
+            modes.append(Mode(name))
+        result = compare(
+            [path.absolute() for path in arguments.scripts],
+            modes,
+            nodes=nodes,
+            policy=arguments.policy,
+            delay_s=arguments.delay,
+            folder=arguments.folder.absolute(),
+            env=os.environ,
+            say=to_stderr if arguments.verbose else lambda _: None,
+        )
+    except (FileError, PolicyError) as error:
+        return _fail(error)
+    except CompareError as error:
+        _fail(error)
+        return 1
+    if arguments.figure is not None:
+        draw(result, arguments.figure)
+    if arguments.json is not None:
+        emit_json(arguments.json, result)
+    wrong = problems(result)
+    if arguments.json != "-":
+        print("\n".join([*table(result), *wrong]))
+    return 1 if wrong else 0
 
 
 def _replay(arguments: argparse.Namespace) -> int:

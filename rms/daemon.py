@@ -37,6 +37,8 @@ from rms.local import Child, LaunchError, LocalLauncher
 from rms.model import Job, JobId, JobSpec, JobState, Node
 from rms.policies import named
 from rms.protocol import Done, Poll, ProtocolError, Report, RolledBack, Wish, read_completion
+from rms.rules import RuleError
+from rms.transition import TransitionError
 
 GRACE_S = 10.0
 """From SIGTERM to SIGKILL: time for a job to reach a resize point and write its checkpoint."""
@@ -109,9 +111,8 @@ class Daemon:
         self.power_w: list[tuple[float, float]] = []
         self.closed: dict[str, Any] | None = None
         self._open_spans: dict[Node, dict[str, Any]] = {}
-        pending = self._restore()
         journal.header(cluster.names, policy)
-        self.engine.policy = named(policy)
+        pending = self._restore()
         self._adopt(pending)
 
     # --- events ------------------------------------------------------------------------------
@@ -355,9 +356,17 @@ class Daemon:
             if isinstance(entry, Opened | PolicySet):
                 self.engine.policy = named(entry.policy)
             elif isinstance(entry, Seen):
-                decisions = self._feed(entry.event)
+                try:
+                    decisions = self._feed(entry.event)
+                except (TransitionError, RuleError) as error:
+                    if entry.decisions is not None:
+                        raise
+                    self._say(f"event {entry.seq} was refused before the restart: {error}")
+                    continue
                 if entry.decisions is None:
                     pending.append((entry.seq, decisions))
+                elif tuple(decisions) != entry.decisions:
+                    self._say(f"event {entry.seq}: this version decides otherwise than recorded")
         for job_id, live in self.live.items():
             live.resizes = self.journal.notes(f"resizes/{job_id}").get(
                 f"resizes/{job_id}", {"rows": []}
