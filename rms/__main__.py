@@ -91,6 +91,14 @@ def _parser() -> Parser:
     serve.add_argument("--nodes", type=int, metavar="N", help="only this machine's first N cores")
     serve.add_argument("--engine", default="local", metavar="local")
     serve.add_argument("--policy", default="array-share", metavar="NAME")
+    serve.add_argument(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="from SIGTERM to SIGKILL of a job (default 10)",
+    )
+    serve.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     serve.add_argument("--state", type=Path, metavar="DIR")
     serve.add_argument("--listen", metavar="unix:PATH|tcp:HOST:PORT")
     submit = add("submit", "hand in a job script or a command")
@@ -158,7 +166,15 @@ def _serve(arguments: argparse.Namespace) -> int:
             else serving.from_file(arguments.cluster)
         )
         listen = arguments.listen or f"unix:{state / 'socket'}"
-        serving.run_daemon(state, cluster, arguments.policy, listen, serving.to_stderr)
+        serving.run_daemon(
+            state,
+            cluster,
+            arguments.policy,
+            listen,
+            serving.to_stderr,
+            grace_s=arguments.grace,
+            parent=os.getppid() if arguments.with_parent else None,
+        )
     except (FileError, PolicyError, JournalError, ServeError) as error:
         return _fail(error)
     return 0

@@ -344,8 +344,16 @@ def shutdown(arguments: argparse.Namespace) -> int:
 def explain(arguments: argparse.Namespace) -> int:
     """``rms explain ID``: the decisions about a job and their reasons."""
     found = call(server_address(arguments.server, os.environ), "GET", f"/history/{arguments.id}")
-    table = [[time.strftime("%H:%M:%S", time.localtime(r["at_s"])), r["what"]] for r in found]
-    return _show(arguments, found, ["TIME", "DECISION"], table)
+    table = [
+        [
+            time.strftime("%H:%M:%S", time.localtime(entry["at_s"])),
+            entry["kind"],
+            ",".join(entry["nodes"]),
+            entry["reason"],
+        ]
+        for entry in found
+    ]
+    return _show(arguments, found, ["TIME", "DECISION", "NODES", "REASON"], table)
 
 
 def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -78,6 +78,9 @@ def _one_mode(
             policy,
             "--nodes",
             str(nodes),
+            "--grace",
+            "1",
+            "--with-parent",
         ]
         with (folder / "daemon.log").open("w") as log:
             daemon = subprocess.Popen(
@@ -90,6 +93,7 @@ def _one_mode(
                         time.sleep(delay_s)
                     send(server, read_script(script), script.stem, Options(mode=mode), env, folder)
                 jobs = _wait_until_over(server)
+                _trace_resizes(server, jobs)
                 return _row(mode, jobs, call(server, "GET", "/books"))
             finally:
                 _end(server, daemon)
@@ -113,6 +117,20 @@ def _wait_until_over(server: str) -> list[dict[str, Any]]:
         if all(job["state"] in OVER for job in jobs):
             return jobs
         time.sleep(0.1)
+
+
+def _trace_resizes(server: str, jobs: list[dict[str, Any]]) -> None:
+    """Refuse a resize that no journalled decision asked for, or that led to another size."""
+    for job in jobs:
+        history = call(server, "GET", f"/history/{job['id']}")
+        decided = [entry["size"] for entry in history if entry["kind"] == "resize"]
+        for done in job["resizes"]:
+            if done["to"] not in decided or done["from"] == done["to"]:
+                raise CompareError(
+                    f"job {job['id']}: expected a resize that was decided ({decided}), got "
+                    f"{done['from']} -> {done['to']}"
+                )
+            decided = decided[decided.index(done["to"]) + 1 :]
 
 
 def _end(server: str, daemon: subprocess.Popen[bytes]) -> None:
@@ -170,8 +188,26 @@ def _row(mode: Mode, jobs: list[dict[str, Any]], books: dict[str, Any]) -> dict[
         "power_w": [[at - first, watts] for at, watts in books["power_w"] if at <= last],
         "nodes": books["nodes"],
     }
+    row["note"] = _why_no_resize(mode, len(books["nodes"]), jobs) if not _resizes(row) else ""
     _check_books(row)
     return row
+
+
+def _resizes(row: Mapping[str, Any]) -> int:
+    return sum(len(job["resizes"]) for job in row["jobs"])
+
+
+def _why_no_resize(mode: Mode, nodes: int, jobs: list[dict[str, Any]]) -> str:
+    if not mode.resizable:
+        return f"no resize: a {mode} job keeps its size"
+    if nodes == 1:
+        return "no resize: one node leaves nothing to share"
+    if mode is Mode.MALLEABLE and all(job["nodes_max"] + 1 > nodes for job in jobs):
+        return (
+            f"no resize: every job starts at {max(job['nodes_max'] for job in jobs)} of {nodes} "
+            "nodes, which narrowing a running one does not free"
+        )
+    return "no resize: the policy saw nothing to gain"
 
 
 def _check_books(row: Mapping[str, Any]) -> None:
@@ -191,14 +227,14 @@ def table(result: Mapping[str, Any]) -> list[str]:
     """Return the paper's table (Iserte & Rojek, tables 3 and 4) as lines."""
     lines = ["mode       time [s]  busy [J]  idle [J]  cluster [J]  alloc. [%]  resizes  completed"]
     for row in result["rows"]:
-        jobs = row["jobs"]
-        resizes = sum(len(job["resizes"]) for job in jobs)
+        jobs, resizes = row["jobs"], _resizes(row)
         done = sum(job["state"] == "COMPLETED" for job in jobs)
         lines.append(
             f"{row['mode']:9s} {row['time_s']:9.1f} {row['busy_j']:9.0f} {row['idle_j']:9.0f} "
             f"{row['cluster_j']:12.0f} {100 * row['allocation']:11.1f} {resizes:8d} "
             f"{done:4d} of {len(jobs)}"
         )
+    lines += [f"{row['mode']}: {row['note']}" for row in result["rows"] if row["note"]]
     lines.append(
         f"Power is {result['power_source']}led, not measured: a busy core draws its static and "
         "dynamic power at efficiency 1, an idle one its idle power."

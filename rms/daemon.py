@@ -33,7 +33,7 @@ from rms.events import (
 )
 from rms.journal import Journal, Opened, PolicySet, Seen
 from rms.ledger import Ledger, NodePower
-from rms.local import Child, LaunchError, LocalLauncher
+from rms.local import Child, LaunchError, LocalLauncher, cores_of
 from rms.model import Job, JobId, JobSpec, JobState, Node
 from rms.policies import named
 from rms.protocol import Done, Poll, ProtocolError, Report, RolledBack, Wish, read_completion
@@ -41,7 +41,6 @@ from rms.rules import RuleError
 from rms.transition import TransitionError
 
 GRACE_S = 10.0
-"""From SIGTERM to SIGKILL: time for a job to reach a resize point and write its checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Live:
     script: Child | None = None
     steps: list[Step] = field(default_factory=list)
     resizes: list[dict[str, Any]] = field(default_factory=list)
-    history: list[tuple[float, str]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
     wish: Wish | None = None
     wishes: int = 0
     step: int = 0
@@ -91,6 +90,8 @@ class Daemon:
         launcher: starts processes.
         now: wall clock in seconds.
         say: where to tell the operator what happened.
+        grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
+            checkpoint.
     """
 
     def __init__(
@@ -101,9 +102,10 @@ class Daemon:
         launcher: LocalLauncher,
         now: Callable[[], float],
         say: Callable[[str], None],
+        grace_s: float = GRACE_S,
     ) -> None:
         self.cluster, self.journal, self.launcher = cluster, journal, launcher
-        self._now, self._say = now, say
+        self._now, self._say, self._grace_s = now, say, grace_s
         self.engine = Engine(len(cluster.names), named(policy))
         self.ledger = Ledger(cluster.power)
         self.live: dict[JobId, Live] = {}
@@ -138,12 +140,7 @@ class Daemon:
             if live is None:
                 continue
             live.reason = "" if isinstance(decision, Start | Resize) else decision.reason
-            text = f"{type(decision).__name__.lower()}: {decision.reason}"
-            if isinstance(decision, Start | Resize):
-                names = ",".join(self.cluster.names[n] for n in decision.nodes)
-                text = f"{type(decision).__name__.lower()} on {names}: {decision.reason}"
-            if not live.history or live.history[-1][1] != text:
-                live.history.append((event.at_s, text))
+            self._remember(live, event.at_s, decision)
             if isinstance(decision, Resize):
                 live.wishes += 1
                 live.wish = Wish(live.wishes, self._slots(decision.nodes))
@@ -152,6 +149,22 @@ class Daemon:
         if not self.engine.state.running and not self.engine.state.pending:
             self.closed = self._books()
         return decisions
+
+    def _remember(self, live: Live, at_s: float, decision: Decision) -> None:
+        """Keep a decision about a job for ``rms explain``; repeats of one reason once."""
+        entry: dict[str, Any] = {
+            "at_s": at_s,
+            "kind": type(decision).__name__.lower(),
+            "reason": decision.reason,
+            "size": 0,
+            "nodes": [],
+        }
+        if isinstance(decision, Start | Resize):
+            entry["size"] = len(self._slots(decision.nodes))
+            entry["nodes"] = [self.cluster.names[n] for n in decision.nodes]
+        before = live.history[-1] if live.history else {}
+        if any(before.get(key) != entry[key] for key in ("kind", "reason", "size")):
+            live.history.append(entry)
 
     def _book_spans(self, now: float) -> None:
         """Keep who held which node when, for charts."""
@@ -180,7 +193,7 @@ class Daemon:
         live, job_id = self.live[decision.job], decision.job
         note = live.note
         first = decision.nodes[0]
-        cores = [int(s.removeprefix("cpu:")) for s in self.cluster.slots[first] if "cpu:" in s]
+        cores = cores_of(self.cluster.slots[first])
         env = {**note["env"], **self._job_env(job_id, len(decision.nodes))}
         try:
             live.script = self.launcher.start_script(
@@ -233,7 +246,7 @@ class Daemon:
             return
         live = self.live[job_id]
         if live.ending is None:
-            live.ending, live.kill_at = state, self._now() + GRACE_S
+            live.ending, live.kill_at = state, self._now() + self._grace_s
             worlds = [s.child for s in live.steps if s.child is not None and s.exit_code is None]
             self.launcher.terminate(job_id, worlds)
 

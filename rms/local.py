@@ -134,9 +134,12 @@ class LocalLauncher:
             "RMS_SERVER": self.server,
             MARK: f"{self.mark}:{job}",
         }
+        gpus = [slot.removeprefix("gpu:") for slot in slots if slot.startswith("gpu:")]
+        if gpus:
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives each rank its own of them
         self.record(job, step).unlink(missing_ok=True)
         full = [mpiexec, *_root_options(mpiexec), "-n", str(len(slots)), *command]
-        process = self._start(full, cwd, own, output, ())
+        process = self._start(full, cwd, own, output, cores_of(slots))
         return Child(process.pid, process)
 
     def record(self, job: str, step: int) -> Path:
@@ -193,6 +196,11 @@ class LocalLauncher:
                 )
         except OSError as error:
             raise LaunchError(f"could not start {command[0]}: {error}") from None
+
+
+def cores_of(slots: Sequence[str]) -> list[int]:
+    """Return the cores among slots; ranks that do not bind themselves share these."""
+    return [int(slot.removeprefix("cpu:")) for slot in slots if slot.startswith("cpu:")]
 
 
 def find_mpiexec(path: str) -> str | None:

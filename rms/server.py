@@ -121,7 +121,7 @@ class Routes:
         live = self.daemon.live.get(JobId(request.path_params["id"]))
         if live is None:
             raise _RefusedError(404, f"expected the id of a job, got {request.path_params['id']}")
-        return [{"at_s": at, "what": what} for at, what in live.history]
+        return live.history
 
     async def nodes(self, request: Request) -> Any:
         """Return the nodes and who is on them."""
@@ -269,8 +269,10 @@ def _bind_unix(path: Path) -> socket.socket:
     return server
 
 
-async def serve(daemon: Daemon, sock: socket.socket, ready: Callable[[], None]) -> None:
-    """Serve until told to stop; then end all jobs at checkpoints and return."""
+async def serve(
+    daemon: Daemon, sock: socket.socket, ready: Callable[[], None], parent: int | None = None
+) -> None:
+    """Serve until told to stop, or the ``parent`` is gone; then end all jobs at checkpoints."""
     stopping = asyncio.Event()
     config = uvicorn.Config(
         Routes(daemon, stopping.set).app(), log_level="critical", lifespan="off", access_log=False
@@ -287,6 +289,8 @@ async def serve(daemon: Daemon, sock: socket.socket, ready: Callable[[], None]) 
     told = False
     while not (told and not daemon.engine.state.running):
         daemon.watch()
+        if parent is not None and os.getppid() != parent:
+            stopping.set()
         if stopping.is_set() and not told:
             told = True
             daemon.stop()

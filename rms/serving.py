@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rms.daemon import Daemon, LiveCluster
+from rms.daemon import GRACE_S, Daemon, LiveCluster
 from rms.files import read_cluster
 from rms.journal import Journal
 from rms.ledger import NodePower
@@ -48,9 +48,16 @@ def from_file(path: Path) -> LiveCluster:
 
 
 def run_daemon(
-    state: Path, cluster: LiveCluster, policy: str, listen: str, say: Callable[[str], None]
+    state: Path,
+    cluster: LiveCluster,
+    policy: str,
+    listen: str,
+    say: Callable[[str], None],
+    *,
+    grace_s: float = GRACE_S,
+    parent: int | None = None,
 ) -> None:
-    """Run a daemon until it is told to stop."""
+    """Run a daemon until it is told to stop (or its ``parent`` process is gone)."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with Journal.open(state / "journal.sqlite") as journal:
         sock, address = bind(listen)
@@ -60,8 +67,8 @@ def run_daemon(
                 mark = {"mark": secrets.token_hex(8)}
                 journal.note("mark", mark)
             launcher = LocalLauncher(state, mark["mark"], address)
-            daemon = Daemon(cluster, policy, journal, launcher, time.time, say)
-            asyncio.run(serve(daemon, sock, lambda: say(f"serving at {address}")))
+            daemon = Daemon(cluster, policy, journal, launcher, time.time, say, grace_s)
+            asyncio.run(serve(daemon, sock, lambda: say(f"serving at {address}"), parent))
         finally:
             sock.close()
             if listen.startswith("unix:"):

@@ -1,0 +1,379 @@
+"""A real daemon with real jobs: resized, killed, cancelled, out of time, restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import MPDATA, Mpirun, started
+from rms_fixture import RMS, Rms, served
+
+SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
+
+
+def mpdata(steps: int, *more: str) -> str:
+    return " ".join(["mpirun", *MPDATA, "run", *SMALL, "--steps", str(steps), *more])
+
+
+@pytest.fixture
+def rms(request: pytest.FixtureRequest) -> Iterator[Rms]:
+    """Two nodes and policy array-share, or what a test's parameter says."""
+    with served(*getattr(request, "param", (2,))) as found:
+        yield found
+
+
+def manual(nodes: int) -> pytest.MarkDecorator:
+    """Let the daemon resize on a user's word only."""
+    return pytest.mark.parametrize("rms", [(nodes, "--policy", "fifo")], indirect=True)
+
+
+def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
+    return [(row["from"], row["to"]) for row in rms.row(job)["resizes"]]
+
+
+def replay(rms: Rms) -> str:
+    done = subprocess.run(
+        [*RMS, "replay", str(rms.state / "journal.sqlite")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# --- resizes ------------------------------------------------------------------------------------
+
+
+def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpirun) -> None:
+    alone = mpdata_run(1, *SMALL, "--steps", "300")
+    first = rms.submit(mpdata(300), "--mode", "flexible", "--nodes", "1-2")
+    assert rms.running(first)["size"] == 2
+    second = rms.submit(mpdata(300), "--mode", "flexible", "--nodes", "1-2")
+    assert rms.over(first, second) == ["COMPLETED", "COMPLETED"]
+    assert resizes(rms, first)[0] == (2, 1) and resizes(rms, second)[-1] == (1, 2)
+    for job in (first, second):
+        row = rms.row(job)
+        assert row["answer"] == alone["sha256"]
+        assert all(r["bytes"] == 24 * 20 * 8 * 8 for r in row["resizes"])
+        assert all(r["stall_s"] >= r["move_s"] > 0 for r in row["resizes"])
+        decided = [r["what"] for r in rms.ask("explain", job) if r["what"].startswith("resize")]
+        assert len(decided) == len(row["resizes"])
+    energy = rms.books()["energy"]
+    owned = sum(row["energy_j"] for row in rms.rows())
+    assert owned == pytest.approx(energy["busy_j"], rel=1e-12) and owned > 0
+    books = sum(energy[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
+    assert books == pytest.approx(energy["cluster_j"], rel=1e-9)
+    assert rms.end(signal.SIGTERM) == 0
+    rms.nothing_left()
+    assert " 0 decided otherwise" in replay(rms)
+
+
+def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
+    fixed = rms.submit(mpdata(60), "--mode", "fixed", "--nodes", "1")
+    moldable = rms.submit(mpdata(150), "--mode", "moldable", "--nodes", "1-2")
+    assert rms.running(moldable)["size"] == 1
+    waiting = rms.submit("true", "--mode", "flexible")
+    assert rms.over(fixed, moldable, waiting) == ["COMPLETED"] * 3
+    assert resizes(rms, fixed) == resizes(rms, moldable) == []
+    for job in (fixed, moldable):
+        assert not [r for r in rms.ask("explain", job) if r["what"].startswith("resize")]
+
+
+# --- arrays, steps ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rms", [(3,)], indirect=True)
+def test_array_runs_so_many_tasks_at_once(rms: Rms) -> None:
+    body = "#SBATCH --array=0-3%2\n#SBATCH --output=out/%A_%a.txt\n"
+    job = rms.submit(body + 'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID"; sleep 0.5')
+    assert rms.over(job) == ["COMPLETED"] * 4
+    for index in range(4):
+        assert (rms.work / f"out/{job}_{index}.txt").read_text() == f"{job} {index}\n"
+    spans = rms.books()["spans"]
+    assert {span["job"] for span in spans} == {f"{job}_{index}" for index in range(4)}
+    for span in spans:
+        at = span["start_s"]
+        assert sum(other["start_s"] <= at < other["end_s"] for other in spans) <= 2
+
+
+def test_steps_run_one_after_the_other(rms: Rms) -> None:
+    body = f"""echo set-up >> lines
+echo 'import sys; sys.exit(5)' > bad.py
+{mpdata(4)} > first.txt || exit 8
+echo between >> lines
+{mpdata(6).replace("mpirun", "mpirun -n 7")}
+{mpdata(4, "--no-such-flag")}
+echo "bad step gave $?"
+srun {sys.executable} bad.py
+echo "other step gave $?"
+{mpdata(4)} > /dev/null
+exit 0"""
+    job = rms.submit(body, "--nodes", "2", "--output", "out.txt")
+    assert rms.over(job) == ["FAILED"]
+    assert (rms.work / "lines").read_text() == "set-up\nbetween\n"
+    first, out = (rms.work / "first.txt").read_text(), (rms.work / "out.txt").read_text()
+    assert "step 4 of 4" in first and "step 4 of 4" not in out and "step 6 of 6" in out
+    assert "mpirun -n 7 ignored" in out
+    assert "bad step gave 2" in out and "other step gave 5" in out
+    rms.nothing_left()
+
+
+def test_a_program_without_resizes_is_completed_by_its_status(rms: Rms) -> None:
+    job = rms.submit("srun sh -c 'echo rank $PMI_RANK'", "--nodes", "2")
+    assert rms.over(job) == ["COMPLETED"]
+    assert sorted(rms.output(job).split()) == ["0", "1", "rank", "rank"]
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+@manual(2)
+@pytest.mark.parametrize("resized", [False, True])
+def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
+    job = rms.submit(mpdata(3000), "--mode", "malleable", "--nodes", "1-2")
+    rms.running(job)
+    if resized:
+        rms.ask("resize", job, "1")
+        rms.until(lambda: resizes(rms, job) == [(2, 1)], "resize")
+        rms.until(lambda: len(rms.ranks()) == 1, "end of the old ranks")
+    ranks = rms.ranks()
+    assert len(ranks) == 2 - resized
+    os.kill(ranks[-1], signal.SIGKILL)
+    assert rms.over(job, deadline_s=20) == ["FAILED"]
+    assert "died without a completion record" in rms.rms("show", job).stdout
+    assert "step " in rms.output(job)
+    assert [node["state"] for node in rms.ask("nodes")] == ["idle", "idle"]
+    rms.nothing_left()
+
+
+@pytest.mark.parametrize("rms", [(3,)], indirect=True)
+def test_jobs_out_of_time(rms: Rms) -> None:
+    saving = mpdata(5000, "--checkpoint-dir", "saved", "--checkpoint-every", "100000")
+    asks = rms.submit(saving, "--time", "0:03")
+    trap = "trap 'echo heard > heard; exit 3' TERM; while :; do sleep 0.1; done"
+    hears = rms.submit(trap, "--time", "0:02")
+    deaf = rms.submit("trap '' TERM; while :; do sleep 0.1; done", "--time", "0:02")
+    assert rms.over(asks, hears, deadline_s=20) == ["TIMEOUT", "TIMEOUT"]
+    assert (rms.work / "heard").exists()
+    assert list((rms.work / "saved").glob("*.h5"))
+    assert rms.row(deaf)["state"] == "RUNNING"
+    assert rms.over(deaf, deadline_s=30) == ["TIMEOUT"]
+    row = rms.row(deaf)
+    assert 12 <= row["end_s"] - row["start_s"] < 20
+    rms.nothing_left()
+
+
+def test_cancel(rms: Rms) -> None:
+    runs = rms.submit(f"{mpdata(5000)}\necho next >> next\n{mpdata(5000)}", "--nodes", "2")
+    waits = rms.submit("echo started >> started", "--nodes", "2")
+    array = rms.submit("echo $SLURM_ARRAY_TASK_ID >> tasks", "--array", "0-2")
+    rms.running(runs)
+    assert rms.ask("cancel", waits)["ids"] == [waits]
+    assert rms.ask("cancel", f"{array}_[0-1]")["ids"] == [f"{array}_0", f"{array}_1"]
+    assert rms.ask("cancel", runs)["ids"] == [runs]
+    assert rms.over(runs, waits, deadline_s=9) == ["CANCELLED", "CANCELLED"]
+    assert rms.over(array) == ["CANCELLED", "CANCELLED", "COMPLETED"]
+    assert (rms.work / "tasks").read_text() == "2\n" and not (rms.work / "started").exists()
+    assert rms.ask("cancel", array)["ids"] == []
+    rms.nothing_left()
+
+
+# --- the daemon ends ----------------------------------------------------------------------------
+
+
+def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
+    saving = mpdata(5000, "--checkpoint-dir", "saved", "--checkpoint-every", "100000")
+    runs = rms.submit(saving, "--nodes", "2")
+    waits = rms.submit("echo started >> started")
+    rms.running(runs)
+    assert rms.end(signal.SIGINT) == 0
+    rms.nothing_left()
+    assert list((rms.work / "saved").glob("*.h5"))
+    assert not (rms.work / "started").exists()
+    rms.start()
+    assert rms.over(runs, waits) == ["CANCELLED", "COMPLETED"]
+    assert (rms.work / "started").read_text() == "started\n"
+
+
+@manual(3)
+def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
+    note = 'echo "$SLURM_JOB_ID" >> starts\n'
+    long = rms.submit(note + mpdata(700), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
+    brief = rms.submit(f"{note}sleep 1.5; touch slept")
+    waits = rms.submit(note, "--nodes", "3")
+    rms.running(long)
+    rms.end(signal.SIGKILL)
+    rms.until(lambda: (rms.work / "slept").exists(), "end of the brief job")
+    time.sleep(0.3)
+    rms.start()
+    assert f"job {long}: adopted" in rms.said()
+    assert f"job {brief}: ended while the daemon was away" in rms.said()
+    rms.running(long)
+    rms.ask("resize", long, "2")
+    assert rms.over(brief, long, waits) == ["COMPLETED"] * 3
+    assert resizes(rms, long) == [(1, 2)]
+    assert (rms.work / "starts").read_text().split() == [long, brief, waits]
+    assert rms.end(signal.SIGTERM) == 0
+    assert " 0 decided otherwise" in replay(rms)
+
+
+@manual(2)
+def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
+    note = 'echo "$SLURM_JOB_ID" >> starts\n'
+    long = rms.submit(note + mpdata(500), "--mode", "malleable", "--nodes", "1-2")
+    cancelled = rms.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
+    rms.running(long)
+    for size in (1, 2):
+        rms.ask("resize", long, str(size))
+        time.sleep(0.1)
+        rms.end(signal.SIGKILL)
+        rms.start()
+        rms.until(lambda size=size: rms.row(long)["size"] == size, f"resize to {size}")
+        rms.running(long)
+    assert rms.over(long) == ["COMPLETED"]
+    assert resizes(rms, long) == [(2, 1), (1, 2)]
+    rms.until(lambda: rms.row(cancelled)["state"] == "RUNNING", "start")
+    rms.ask("cancel", cancelled)
+    rms.end(signal.SIGKILL)
+    rms.start()
+    assert rms.over(cancelled, deadline_s=20) == ["CANCELLED"]
+    assert (rms.work / "starts").read_text().split() == [long, cancelled]
+    rms.nothing_left()
+
+
+# --- bad input ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def idle() -> Iterator[Rms]:
+    with served(2, "--policy", "fifo") as found:
+        script = found.work / "good.sh"
+        script.write_text("#!/bin/sh\nsleep 100\n")
+        (found.work / "empty.sh").write_text("")
+        (found.work / "comments.sh").write_text("#!/bin/sh\n# nothing\n\n")
+        (found.work / "plain.sh").write_text("echo\n")
+        (found.work / "bytes.sh").write_bytes(b"#!/bin/sh\n\xff\xfe\0\n")
+        (found.work / "wrong.sh").write_text("#!/bin/sh\n#RMS --nodes=3-1\ntrue\n")
+        yield found
+
+
+def one_sentence(done: subprocess.CompletedProcess[str], status: int, *words: str) -> None:
+    assert done.returncode == status, done.stderr + done.stdout
+    lines = [line for line in done.stderr.splitlines() if line]
+    assert len(lines) == 1 and "Traceback" not in done.stderr, done.stderr
+    assert all(word in lines[0] for word in words), lines[0]
+
+
+BAD_REQUESTS = {
+    "submit --mode elastic good.sh": "elastic",
+    "submit nowhere.sh": "nowhere.sh",
+    "submit .": "directory",
+    "submit empty.sh": "empty",
+    "submit comments.sh": "command",
+    "submit plain.sh": "#!/bin/sh",
+    "submit bytes.sh": "bytes.sh",
+    "submit wrong.sh": "MIN",
+    "submit --array= good.sh": "array",
+    "submit --array=3-1 good.sh": "rising",
+    "submit --nodes 4-2 good.sh": "MIN-MAX",
+    "submit --nodes 1-2 --preferred 3 good.sh": "preferred",
+    "submit --time never good.sh": "time",
+    "submit": "SCRIPT",
+    "submit good.sh -- true": "both",
+    "submit --json /nowhere/out.json good.sh": "/nowhere",
+    "queue --json /nowhere/out.json": "/nowhere",
+    "show 99": "99",
+    "show x": "job id",
+    "show a%20b": "job id",
+    "explain 99": "99",
+    "explain 1/2": "1/2",
+    "cancel 99": "99",
+    "cancel 7_[": "7_[",
+    "wait 99": "99",
+    "resize 99 1": "99",
+    "policy nonsense": "array-share",
+    "queue --server ftp:x": "ftp:x",
+    "launch -- true": "job script",
+    "nonsense": "nonsense",
+}
+
+
+@pytest.mark.parametrize("line", BAD_REQUESTS)
+def test_bad_request_is_answered_in_one_sentence(idle: Rms, line: str) -> None:
+    before = len(idle.rows())
+    one_sentence(idle.rms(*line.split()), 2, BAD_REQUESTS[line])
+    assert len(idle.rows()) == before
+
+
+def test_resizes_that_can_not_be(idle: Rms) -> None:
+    fixed = idle.submit("sleep 100")
+    ranks = idle.submit(mpdata(5000), "--mode", "malleable", "--nodes", "1")
+    idle.running(ranks)
+    one_sentence(idle.rms("resize", fixed, "2"), 2, "fixed")
+    one_sentence(idle.rms("resize", ranks, "3"), 2, "expected a size")
+    one_sentence(idle.rms("resize", ranks, "0"), 2, "expected a size")
+    idle.ask("cancel", fixed)
+    idle.ask("cancel", ranks)
+    idle.over(fixed, ranks)
+
+
+def test_job_beyond_the_cluster_is_refused(idle: Rms) -> None:
+    for options in (["--nodes", "3"], ["--nodes", "1-4"]):
+        job = idle.submit("true", *options)
+        assert idle.row(job)["state"] == "CANCELLED"
+        assert f"needs {options[1][-1]} nodes" in idle.row(job)["reason"]
+        assert idle.rms("wait", job).returncode == 1
+
+
+def serve(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    with started(
+        [*RMS, "serve", "--state", str(state), *options], stderr=subprocess.PIPE
+    ) as process:
+        out, err = process.communicate(timeout=20)
+        return subprocess.CompletedProcess([], process.returncode, out, err)
+
+
+@pytest.mark.parametrize("text", ["colour = 1", "[[nodes]]\nname = 'n1'\ncoers = 2", "name = ["])
+def test_bad_cluster_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "cluster.toml"
+    file.write_text(text if "=" in text[:9] else f"name = 'x'\n{text}")
+    one_sentence(serve(tmp_path / "s", "--cluster", str(file)), 2, str(file))
+
+
+def test_daemon_that_can_not_be(idle: Rms, tmp_path: Path) -> None:
+    one_sentence(serve(tmp_path / "s", "--policy", "nonsense"), 2, "nonsense", "array-share")
+    one_sentence(serve(tmp_path / "s", "--engine", "slurm"), 2, "slurm")
+    one_sentence(serve(tmp_path / "s", "--listen", "carrier:pigeon"), 2, "tcp:HOST:PORT")
+    one_sentence(serve(tmp_path / "s", "--listen", idle.server), 2, "another daemon answers")
+    one_sentence(serve(tmp_path / ("s" * 120)), 2, "at most 100 bytes")
+    one_sentence(serve(idle.state), 2, "in use")
+    precious = tmp_path / "precious"
+    precious.write_text("thesis")
+    one_sentence(serve(precious), 2, str(precious))
+    one_sentence(serve(tmp_path / "s", "--listen", f"unix:{precious}"), 2, str(precious))
+    assert precious.read_text() == "thesis"
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+        one_sentence(serve(tmp_path / "s", "--listen", f"tcp:127.0.0.1:{port}"), 2, str(port))
+    assert idle.rms("queue").returncode == 0
+
+
+def test_no_daemon(idle: Rms, tmp_path: Path) -> None:
+    done = idle.rms("queue", "--server", f"unix:{tmp_path / 'none'}")
+    one_sentence(done, 1, "expected a running daemon")
+
+
+def test_socket_is_its_owners_alone(idle: Rms) -> None:
+    found = (idle.state / "socket").stat()
+    assert stat.S_ISSOCK(found.st_mode) and stat.S_IMODE(found.st_mode) == 0o600
+    assert stat.S_IMODE(idle.state.stat().st_mode) == 0o700
