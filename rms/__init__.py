@@ -1,4 +1,4 @@
-"""A lightweight resource manager for malleable jobs (so far: its protocol)."""
+"""A lightweight resource manager for malleable jobs."""
 
 from rms._version import __version__
 

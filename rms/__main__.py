@@ -38,6 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words, command_line = _split_command(words)
     arguments = _parser().parse_args(words)
     arguments.command_line = command_line
+    problem = check_writable(arguments.json, "--json")
+    if problem is not None:
+        return _fail(problem)
     try:
         return _call(arguments)
     except KeyboardInterrupt:
@@ -175,7 +178,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             grace_s=arguments.grace,
             parent=os.getppid() if arguments.with_parent else None,
         )
-    except (FileError, PolicyError, JournalError, ServeError) as error:
+    except (FileError, PolicyError, JournalError, ServeError, OSError) as error:
         return _fail(error)
     return 0
 

@@ -5,17 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
 from rms.commandline import emit_json
-from rms.jobscript import Options, ScriptError, fold_ids, parse_nodes, parse_time, read_option
+from rms.jobscript import (
+    Options,
+    ScriptError,
+    fold_ids,
+    parse_nodes,
+    parse_script,
+    parse_time,
+    read_option,
+)
 from rms.transport import UnreachableError, request
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
@@ -89,9 +99,13 @@ def call(
         raise ServerError(f"{error}; expected a running daemon (rms serve)", 1) from None
     except ValueError as error:
         raise ServerError(str(error)) from None
-    found = json.loads(answer or b"null")
+    try:
+        found = json.loads(answer or b"null")
+    except ValueError:
+        found = answer.decode(errors="replace")
     if status != 200:
-        raise ServerError(found["error"] if isinstance(found, dict) else f"status {status}")
+        text = found["error"] if isinstance(found, dict) else f"status {status} for {path}: {found}"
+        raise ServerError(text)
     return found
 
 
@@ -119,9 +133,10 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 def read_script(path: Path) -> str:
-    """Return a script's text; what is wrong with it is said by the parser of the daemon."""
+    """Return a script's text, after a look at whether it can be one."""
     if path.is_dir():
         raise ScriptError(f"expected a job script, got {path}, which is a directory")
+    parse_script(path)
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -163,7 +178,7 @@ def send(
 def wait_for(server: str, wanted: str) -> int:
     """Return when the jobs are over: 0 if all are COMPLETED, 1 otherwise."""
     while True:
-        rows = call(server, "GET", f"/jobs?id={wanted}")
+        rows = call(server, "GET", f"/jobs?id={quote(wanted)}")
         if all(row["state"] in OVER for row in rows):
             return 0 if all(row["state"] == "COMPLETED" for row in rows) else 1
         time.sleep(0.1)
@@ -186,7 +201,13 @@ def launch(arguments: argparse.Namespace) -> int:
             )
     if not command:
         raise ServerError("expected a command after --, got none")
-    body = {"command": command, "cwd": str(Path.cwd()), "env": env, "output": own_output()}
+    body = {
+        "command": command,
+        "cwd": str(Path.cwd()),
+        "env": env,
+        "output": own_output(),
+        "key": secrets.token_hex(8),
+    }
     number = patiently(server, "POST", f"/jobs/{job}/steps", body, token)["step"]
     while True:
         answer = patiently(server, "GET", f"/jobs/{job}/steps/{number}", None, token)
@@ -213,7 +234,7 @@ def own_output() -> str | None:
         target = Path("/proc/self/fd/1").readlink()
     except OSError:
         return None
-    return str(target) if target.is_file() else None
+    return str(target) if target.is_file() or target == Path(os.devnull) else None
 
 
 def strip_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -323,7 +344,8 @@ def resize(arguments: argparse.Namespace) -> int:
     )
     taken = found["decision"] == "Resize"
     if not taken:
-        raise ServerError(f"not resized: {found['reason']}", 1)
+        never = found["reason"].startswith("never")
+        raise ServerError(f"not resized: {found['reason']}", 2 if never else 1)
     return _show(arguments, found, ["DECISION"], [["requested"]])
 
 
@@ -343,7 +365,9 @@ def shutdown(arguments: argparse.Namespace) -> int:
 
 def explain(arguments: argparse.Namespace) -> int:
     """``rms explain ID``: the decisions about a job and their reasons."""
-    found = call(server_address(arguments.server, os.environ), "GET", f"/history/{arguments.id}")
+    found = call(
+        server_address(arguments.server, os.environ), "GET", f"/history/{quote(arguments.id)}"
+    )
     table = [
         [
             time.strftime("%H:%M:%S", time.localtime(entry["at_s"])),
@@ -358,7 +382,7 @@ def explain(arguments: argparse.Namespace) -> int:
 
 def _jobs(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     wanted = getattr(arguments, "id", None)
-    path = "/jobs" if wanted is None else f"/jobs?id={wanted}"
+    path = "/jobs" if wanted is None else f"/jobs?id={quote(wanted)}"
     rows: list[dict[str, Any]] = call(server_address(arguments.server, os.environ), "GET", path)
     return rows
 

@@ -21,6 +21,7 @@ from rms.events import (
     Ended,
     Event,
     Never,
+    Requeued,
     Resize,
     ResizeAsked,
     ResizeBegun,
@@ -59,6 +60,7 @@ class Step:
     child: Child | None = None
     exit_code: int | None = None
     message: str = ""
+    spoke: bool = False  # it asked for wishes: a program of dmr, which leaves a record
 
 
 @dataclass
@@ -68,6 +70,7 @@ class Live:
     note: dict[str, Any]
     script: Child | None = None
     steps: list[Step] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
     resizes: list[dict[str, Any]] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
     wish: Wish | None = None
@@ -112,6 +115,7 @@ class Daemon:
         self.spans: list[dict[str, Any]] = []
         self.power_w: list[tuple[float, float]] = []
         self.closed: dict[str, Any] | None = None
+        self.stopping = False
         self._open_spans: dict[Node, dict[str, Any]] = {}
         journal.header(cluster.names, policy)
         pending = self._restore()
@@ -185,7 +189,8 @@ class Daemon:
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
-            self._start(decision)
+            if not self.stopping:  # else the next daemon starts it, as one not yet acted on
+                self._start(decision)
         elif isinstance(decision, Never):
             self._say(f"job {decision.job} can never run: {decision.reason}")
 
@@ -210,6 +215,7 @@ class Daemon:
             self.handle(Started(self.time(), job_id))
             self.handle(Ended(self.time(), job_id, "FAILED"))
             return
+        self.journal.note(f"script/{job_id}", {"pid": live.script.pid})
         self.handle(Started(self.time(), job_id))
 
     def _job_env(self, job_id: JobId, nodes: int) -> dict[str, str]:
@@ -241,14 +247,18 @@ class Daemon:
 
     def cancel(self, job_id: JobId, state: str = "CANCELLED") -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
-        if job_id in self.engine.state.pending:
+        live = self.live[job_id]
+        if live.script is None:
             self.handle(Ended(self.time(), job_id, "CANCELLED"))
             return
-        live = self.live[job_id]
         if live.ending is None:
             live.ending, live.kill_at = state, self._now() + self._grace_s
-            worlds = [s.child for s in live.steps if s.child is not None and s.exit_code is None]
-            self.launcher.terminate(job_id, worlds)
+            self.journal.note(f"ending/{job_id}", {"state": state, "kill_at": live.kill_at})
+            self._terminate(job_id, live)
+
+    def _terminate(self, job_id: JobId, live: Live) -> None:
+        worlds = [s.child for s in live.steps if s.child is not None and s.exit_code is None]
+        self.launcher.terminate(job_id, worlds)
 
     def resize(self, job_id: JobId, nodes: int) -> Decision:
         """Ask for a resize on a user's behalf; the decision says what became of it."""
@@ -266,6 +276,8 @@ class Daemon:
         """Hear how far a job is; return the wish it does not know of yet."""
         live, job = self.live[job_id], self.engine.state.running.get(job_id)
         live.step, live.total = poll.step, poll.steps
+        if live.steps:
+            live.steps[-1].spoke = True
         if job is not None and job.state is JobState.RUNNING and not job.answers:
             self.handle(ResizePoint(self.time(), job_id))
         return live.wish if live.wish is not None and live.wish.number > poll.known else None
@@ -289,13 +301,26 @@ class Daemon:
             self.handle(Resized(self.time(), job_id))
 
     def launch(
-        self, job_id: JobId, command: list[str], cwd: str, env: dict[str, str], output: str | None
+        self,
+        job_id: JobId,
+        command: list[str],
+        cwd: str,
+        env: dict[str, str],
+        output: str | None,
+        key: str,
     ) -> int:
-        """Boot a world for a launcher line of a job script; return the step's number."""
+        """Boot a world for a launcher line of a job script; return the step's number.
+
+        A line that asks again with its ``key``, its daemon having been away, gets the same step.
+        """
         live, job = self.live[job_id], self.engine.state.running[job_id]
+        if key in live.keys:
+            return live.keys.index(key)
         number = len(live.steps)
         step = Step()
         live.steps.append(step)
+        live.keys.append(key)
+        self._note_steps(job_id, live)
         target = Path(output) if output is not None else Path(live.note["output"])
         try:
             step.child = self.launcher.boot_world(
@@ -303,8 +328,12 @@ class Daemon:
             )
         except LaunchError as error:
             step.exit_code, step.message = 1, str(error)
-        self.journal.note(f"steps/{job_id}", {"count": len(live.steps)})
+        self._note_steps(job_id, live)
         return number
+
+    def _note_steps(self, job_id: JobId, live: Live) -> None:
+        pids = [0 if step.child is None else step.child.pid for step in live.steps]
+        self.journal.note(f"steps/{job_id}", {"keys": live.keys, "pids": pids})
 
     # --- processes ---------------------------------------------------------------------------
 
@@ -336,7 +365,11 @@ class Daemon:
                 step.exit_code, step.message = record.exit_code, record.message
                 live.answer = record.answer or live.answer
             except (OSError, ProtocolError):
-                # No record: it died, whatever mpiexec's own status says.
+                # No record of a program of dmr: it died, whatever mpiexec's own status says.
+                # Another program has had no worlds but this one, so that status counts.
+                if status == 0 and not step.spoke:
+                    step.exit_code = 0
+                    continue
                 step.exit_code, step.message = status or 1, "died without a completion record"
 
     def _job_over(self, job_id: JobId, live: Live, status: int) -> None:
@@ -344,8 +377,8 @@ class Daemon:
         self.launcher.kill(job_id)
         failed = next((s for s in live.steps if s.exit_code != 0), None)
         state = live.ending or ("COMPLETED" if status == 0 and failed is None else "FAILED")
-        if state == "FAILED":
-            live.reason = failed.message if failed is not None else f"script ended with {status}"
+        why = failed.message if failed is not None else f"script ended with {status}"
+        live.reason = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
         self.journal.note(
             f"end/{job_id}",
             {"exit_code": status, "answer": live.answer, "reason": live.reason},
@@ -354,9 +387,15 @@ class Daemon:
         self._say(f"job {job_id} {state}{': ' if live.reason else ''}{live.reason}")
 
     def stop(self) -> None:
-        """Ask all jobs to end at checkpoints."""
+        """Ask all jobs to end at checkpoints, and start no others."""
+        self.stopping = True
         for job_id in list(self.engine.state.running):
             self.cancel(job_id)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job has processes any more."""
+        return all(self.live[job_id].script is None for job_id in self.engine.state.running)
 
     # --- restart -----------------------------------------------------------------------------
 
@@ -406,27 +445,37 @@ class Daemon:
                 continue
             if job.state is JobState.CONFIGURING:
                 self.handle(Started(self.time(), job_id))
-            count = self.journal.notes(f"steps/{job_id}").get(f"steps/{job_id}", {"count": 0})
-            self._take_back(job_id, live, members, int(count["count"]), status)
+            self._take_back(job_id, live, members, status)
 
-    def _take_back(
-        self, job_id: JobId, live: Live, members: list[int], steps: int, status: Path
-    ) -> None:
-        for number in range(steps):
-            # Its processes tell whether the last step still runs; its record how it ended.
-            done = self.launcher.record(job_id, number).exists() or number < steps - 1
-            pid = 0 if done or not members else min(members)
-            live.steps.append(Step(child=Child(pid)))
+    def _take_back(self, job_id: JobId, live: Live, members: list[int], status: Path) -> None:
+        def noted(kind: str) -> dict[str, Any]:
+            return self.journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
+
+        steps, ending = noted("steps"), noted("ending")
+        live.keys = steps.get("keys", [])
+        # One that may have spoken of resizes must leave a record.
+        pids = [pid if pid in members else 0 for pid in steps.get("pids", [])]
+        live.steps = [Step(child=Child(pid), spoke=True) for pid in pids]
         if members:
-            live.script = Child(min(members), status_file=status)
+            pid = noted("script").get("pid", min(members))
+            live.script = Child(pid if pid in members else 0, status_file=status)
             self._say(f"job {job_id}: adopted, {len(members)} processes still run")
         elif status.exists():
             live.script = Child(0, status_file=status)
             self._say(f"job {job_id}: ended while the daemon was away")
+        elif live.note["requeue"] and not ending:
+            self._say(f"job {job_id}: ended, its processes are gone; requeued")
+            live.steps, live.keys, live.wish = [], [], None
+            self.handle(Requeued(self.time(), job_id))
+            return
         else:
             self._say(f"job {job_id}: ended, its processes are gone")
             live.reason = "its processes died while the daemon was away"
             self.handle(Ended(self.time(), job_id, "FAILED"))
+            return
+        if ending:
+            live.ending, live.kill_at = ending["state"], ending["kill_at"]
+            self._terminate(job_id, live)
 
     # --- what clients see --------------------------------------------------------------------
 

@@ -64,6 +64,13 @@ class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
     why: str = ""
 
 
+class Requeued(msgspec.Struct, frozen=True, tag=True):
+    """A job whose processes are gone waits again, from the beginning or its checkpoint."""
+
+    at_s: float
+    job: JobId
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """A job is over."""
 
@@ -80,6 +87,7 @@ Event = (
     | ResizeBegun
     | Resized
     | ResizeRolledBack
+    | Requeued
     | Ended
 )
 

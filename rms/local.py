@@ -24,12 +24,16 @@ MARK = "RMS_MARK"
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
 
 
-KEEP_STATUS = """"$@"
+KEEP_STATUS = """trap : TERM
+"$@"
 code=$?
 echo $code > "$RMS_STATUS.part" && mv "$RMS_STATUS.part" "$RMS_STATUS"
 exit $code
 """
-"""Shell around a job script: writes down its status for a daemon that was away when it ended."""
+"""Shell around a job script: writes down its status for a daemon that was away when it ended.
+
+It outlives a SIGTERM that the script handles in its own time.
+"""
 
 
 class LaunchError(OSError):

@@ -41,6 +41,7 @@ class Launch(msgspec.Struct, forbid_unknown_fields=True):
     cwd: str
     env: dict[str, str]
     output: str | None = None
+    key: str = ""
 
 
 class _RefusedError(Exception):
@@ -177,8 +178,10 @@ class Routes:
         job_id = self._own(request)
         if job_id not in self.daemon.engine.state.running:
             raise _RefusedError(409, f"expected a running job, got {job_id}")
+        if self.daemon.live[job_id].ending is not None:
+            raise _RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
         body = msgspec.json.decode(await request.body(), type=Launch)
-        number = self.daemon.launch(job_id, body.command, body.cwd, body.env, body.output)
+        number = self.daemon.launch(job_id, body.command, body.cwd, body.env, body.output, body.key)
         return {"step": number}
 
     async def step(self, request: Request) -> Any:
@@ -247,6 +250,8 @@ def bind(listen: str) -> tuple[socket.socket, str]:
 def _bind_unix(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     if path.exists() or path.is_symlink():
+        if not path.is_socket():
+            raise ServeError(f"expected a path for a socket, got {path}, which is something else")
         if path.stat().st_uid != os.getuid():
             raise ServeError(f"expected a socket of one's own, got {path} of another owner")
         with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
@@ -287,7 +292,7 @@ async def serve(
     serving = loop.create_task(server.serve(sockets=[sock]))
     ready()
     told = False
-    while not (told and not daemon.engine.state.running):
+    while not (told and daemon.idle):
         daemon.watch()
         if parent is not None and os.getppid() != parent:
             stopping.set()

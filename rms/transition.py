@@ -7,6 +7,7 @@ from rms.events import (
     Ended,
     Event,
     Never,
+    Requeued,
     Resize,
     ResizeBegun,
     Resized,
@@ -53,6 +54,9 @@ def apply(state: State, event: Event) -> None:
         _resized(state, job, event)
     elif isinstance(event, ResizeRolledBack):
         _rolled_back(state, job, event)
+    elif isinstance(event, Requeued):
+        state.give_back(state.running.pop(event.job).held)
+        state.pending[event.job] = Job(job.spec)
     elif isinstance(event, Ended):
         _end(state, state.running.pop(event.job), event)
     elif isinstance(event, ResizePoint):

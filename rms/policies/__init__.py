@@ -42,9 +42,9 @@ class Policy:
         """Return what to do now, in the order in which it is to be taken."""
         queue = self.order(state)
         never: list[Decision] = [
-            Never(job.spec.id, f"needs {job.spec.nodes_min} nodes, the cluster has {state.nodes}")
+            Never(job.spec.id, f"needs {least} nodes, the cluster has {state.nodes}")
             for job in queue
-            if sizing.smallest_start(job) > state.nodes
+            if (least := sizing.smallest_start(job)) > state.nodes
         ]
         refused = {decision.job for decision in never}
         queue, held = _within_limits(state, [j for j in queue if j.spec.id not in refused])

@@ -17,7 +17,7 @@ from typing import Any
 
 from conftest import MARK, started
 
-from rms.clientside import OVER, call
+from rms.clientside import OVER, ServerError, call
 
 RMS = [sys.executable, "-m", "rms"]
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"
@@ -91,7 +91,10 @@ class Rms:
 
     def rows(self, wanted: str | None = None) -> list[dict[str, Any]]:
         path = "/jobs" if wanted is None else f"/jobs?id={wanted}"
-        found: list[dict[str, Any]] = call(self.server, "GET", path)
+        try:
+            found: list[dict[str, Any]] = call(self.server, "GET", path)
+        except ServerError as error:
+            raise AssertionError(f"{error}; the daemon:\n{self.said()}") from None
         return found
 
     def row(self, job: str) -> dict[str, Any]:
@@ -106,6 +109,8 @@ class Rms:
         """Wait for something; return what it gave."""
         end = time.monotonic() + deadline_s
         while not (found := happens()):
+            if self.process.poll() is not None:
+                raise AssertionError(f"no {what}; the daemon has ended:\n{self.said()}")
             if time.monotonic() > end:
                 raise AssertionError(f"no {what} within {deadline_s} s; the daemon:\n{self.said()}")
             time.sleep(0.05)
@@ -146,7 +151,10 @@ class Rms:
         ]
 
     def nothing_left(self) -> None:
-        self.until(lambda: not self.processes(), "end of all processes", 10)
+        end = time.monotonic() + 10
+        while found := self.processes():
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
 
     def output(self, job: str) -> str:
         return Path(self.row(job)["output"]).read_text()
