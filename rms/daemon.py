@@ -159,6 +159,7 @@ class Daemon:
         entry: dict[str, Any] = {
             "at_s": at_s,
             "kind": type(decision).__name__.lower(),
+            "code": str(decision.code),
             "reason": decision.reason,
             "size": 0,
             "nodes": [],
@@ -169,6 +170,21 @@ class Daemon:
         before = live.history[-1] if live.history else {}
         if any(before.get(key) != entry[key] for key in ("kind", "reason", "size")):
             live.history.append(entry)
+
+    def measured(self, at_s: float, gpu: int, watts: float) -> None:
+        """Take a reading of a device: its node draws that from now on, whatever runs there."""
+        for node, slots in enumerate(self.cluster.slots):
+            if slots == (f"gpu:{gpu}",):
+                self.ledger.advance(self.engine.state, max(at_s, self.ledger.at_s or at_s))
+                self.ledger.measured_w[Node(node)] = watts
+
+    @property
+    def power_source(self) -> str:
+        """Where the books' power comes from."""
+        found = len(self.ledger.measured_w)
+        if not found:
+            return "model"
+        return "nvidia-smi" if found == len(self.cluster.names) else "nvidia-smi and model"
 
     def _book_spans(self, now: float) -> None:
         """Keep who held which node when, for charts."""
@@ -509,7 +525,7 @@ class Daemon:
             "step": live.step,
             "steps": live.total,
             "energy_j": self.ledger.busy_j.get(job.spec.id, 0.0),
-            "energy_source": "model",
+            "energy_source": self.power_source,
             "answer": live.answer,
             "resizes": live.resizes,
             "output": live.note.get("output", ""),
@@ -530,7 +546,7 @@ class Daemon:
             "boot_j": ledger.boot_j,
             "cluster_j": ledger.cluster_j,
             "busy_node_s": ledger.busy_node_s,
-            "power_source": "model",
+            "power_source": self.power_source,
         }
 
 

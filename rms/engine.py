@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rms import rules, transition
-from rms.events import Decision, Event, Later, Resize, ResizeAsked
+from rms.events import Decision, Event, Later, Reason, Resize, ResizeAsked
 from rms.model import State
 from rms.policies import Policy, placement
 
@@ -39,14 +39,24 @@ def asked_for(state: State, event: ResizeAsked) -> Decision:
     job = state.running[event.job]
     size, have = event.size, len(job.nodes)
     if not job.spec.mode.resizable:
-        return Later(event.job, f"never: a {job.spec.mode} job is not resized")
+        return Later(event.job, f"never: a {job.spec.mode} job is not resized", Reason.REFUSED)
     if size not in job.spec.sizes():
         sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"
-        return Later(event.job, f"never: expected a size of {sizes} nodes, got {size}")
+        return Later(
+            event.job, f"never: expected a size of {sizes} nodes, got {size}", Reason.REFUSED
+        )
     if not job.resizable_now:
-        return Later(event.job, "later: it has not reached a resize point, or is being resized")
+        return Later(
+            event.job,
+            "later: it has not reached a resize point, or is being resized",
+            Reason.REFUSED,
+        )
     if size - have > len(state.free):
-        return Later(event.job, f"later: wants {size - have} nodes, {len(state.free)} are free")
+        return Later(
+            event.job,
+            f"later: wants {size - have} nodes, {len(state.free)} are free",
+            Reason.REFUSED,
+        )
     if size == have:
-        return Later(event.job, f"it has {size} nodes already")
+        return Later(event.job, f"it has {size} nodes already", Reason.REFUSED)
     return Resize(event.job, placement.resize(job.nodes, size, state.free), "asked for by a user")

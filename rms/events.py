@@ -6,6 +6,7 @@ when the engine takes the decision, and true only once an event says so.
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
@@ -92,12 +93,28 @@ Event = (
 )
 
 
+class Reason(StrEnum):
+    """Why a decision was taken; ``reason`` beside it says the same for people, with numbers."""
+
+    FITS = "Fits"
+    BACKFILLS = "Backfills"
+    RESOURCES = "Resources"
+    PRIORITY = "Priority"
+    ARRAY_LIMIT = "JobArrayTaskLimit"
+    TOO_WIDE = "TooWide"
+    MAKES_ROOM = "MakesRoom"
+    IDLE_NODES = "IdleNodes"
+    USER = "User"
+    REFUSED = "Refused"
+
+
 class Start(msgspec.Struct, frozen=True, tag=True):
     """Launch a job on these nodes."""
 
     job: JobId
     nodes: tuple[Node, ...]
     reason: str
+    code: Reason = Reason.FITS
 
 
 class Resize(msgspec.Struct, frozen=True, tag=True):
@@ -106,6 +123,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True):
     job: JobId
     nodes: tuple[Node, ...]
     reason: str
+    code: Reason = Reason.USER
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):
@@ -113,6 +131,7 @@ class Later(msgspec.Struct, frozen=True, tag=True):
 
     job: JobId
     reason: str
+    code: Reason = Reason.RESOURCES
 
 
 class Never(msgspec.Struct, frozen=True, tag=True):
@@ -120,6 +139,7 @@ class Never(msgspec.Struct, frozen=True, tag=True):
 
     job: JobId
     reason: str
+    code: Reason = Reason.TOO_WIDE
 
 
 Decision = Start | Resize | Later | Never

@@ -43,11 +43,12 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Cluster(msgspec.Struct, frozen=True):
-    """A cluster: names of its nodes and the power model of each."""
+    """A cluster: names of its nodes, the devices and the power model of each."""
 
     name: str
     nodes: tuple[str, ...]
     power: tuple[NodePower, ...]
+    gpus: tuple[int, ...]
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -90,16 +91,18 @@ def read_cluster(path: Path) -> Cluster:
     raw = _read(path, _Cluster)
     names: list[str] = []
     power: list[NodePower] = []
+    gpus: list[int] = []
     for group in raw.nodes:
         model = NodePower(group.power.idle_w, group.power.static_w, group.power.dynamic_w)
         for name in expand(group.name):
             names.append(name)
             power.append(model)
+            gpus.append(group.gpus)
     if not names:
         raise FileError(f"{path}: expected at least one node, got none")
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    return Cluster(raw.name, tuple(names), tuple(power))
+    return Cluster(raw.name, tuple(names), tuple(power), tuple(gpus))
 
 
 def read_workload(path: Path, mode: Mode | None = None) -> list[JobSpec]:

@@ -42,6 +42,7 @@ class Ledger:
         busy_j: energy of each job, from its start to its end, resizes included.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         busy_node_s: node-seconds held by running jobs.
+        measured_w: newest reading of nodes whose power is measured; it goes before any model.
     """
 
     power: Sequence[NodePower]
@@ -51,6 +52,7 @@ class Ledger:
     boot_j: float = 0.0
     busy_node_s: float = 0.0
     at_s: float | None = None
+    measured_w: dict[Node, float] = field(default_factory=dict)
     _node_j: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -94,7 +96,7 @@ class Ledger:
             nodes = drawing(job)
             for node in nodes:
                 watts[node] = self.power[node].busy_w(job, len(nodes))
-        return watts
+        return watts | self.measured_w
 
 
 def drawing(job: Job) -> tuple[Node, ...]:

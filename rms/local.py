@@ -58,8 +58,9 @@ class Child:
             return None if code is None else (code if code >= 0 else 128 - code)
         if alive(self.pid):
             return None
-        with contextlib.suppress(OSError, TypeError, ValueError):
-            return int(self.status_file.read_text())  # type: ignore[union-attr]
+        if self.status_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(self.status_file.read_text())
         return 1
 
 

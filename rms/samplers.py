@@ -9,16 +9,15 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
-from typing import IO
 
 QUERY = ("--query-gpu=timestamp,index,power.draw", "--format=csv,noheader,nounits")
+LINE = re.compile(r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*")
 END_S = 5.0
 PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
-LINE = re.compile(r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*")
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,9 @@ def parse_line(line: str) -> Reading | None:
 
 
 class NvidiaSmi:
-    """Reads the power of all GPUs every ``every_ms`` milliseconds, by one child process.
+    """Reads the power of all GPUs every ``every_ms`` milliseconds, by one child; starts once.
 
-    Attributes:
-        source: what the energy books call these readings.
-        error: one sentence, once the program could not start or ended on its own.
+    ``error`` is one sentence, once the program could not start or ended on its own.
     """
 
     source = "nvidia-smi"
@@ -61,43 +58,28 @@ class NvidiaSmi:
         self.every_ms = every_ms
         self.error: str | None = None
         self._closing = False
-        self._process: subprocess.Popen[str] | None = None
-        self._thread: threading.Thread | None = None
+        self._running: tuple[subprocess.Popen[str], threading.Thread] | None = None
 
     def start(self, on_reading: Callable[[Reading], None]) -> None:
-        """Start reading; ``on_reading`` is called on a thread of the sampler and must not raise.
-
-        A program that cannot start is no exception: see :attr:`error`.
-
-        Raises:
-            RuntimeError: it was started already.
-        """
-        if self._process is not None:
-            raise RuntimeError("expected a sampler at rest, got one that was started already")
-        self.error, self._closing = None, False
+        """Start; ``on_reading`` is called on the sampler's thread and must not raise."""
+        command = [self.program, *QUERY, "-lms", str(self.every_ms)]
         try:
-            self._process = process = subprocess.Popen(
-                [self.program, *QUERY, "-lms", str(self.every_ms)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                encoding="utf-8",
-                errors="replace",
-                start_new_session=True,  # the terminal's Ctrl-C is for the daemon alone
-            )
+            process = subprocess.Popen(  # in its own session: Ctrl-C is for the daemon alone
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                encoding="utf-8", errors="replace", start_new_session=True,
+            )  # fmt: skip
         except OSError as error:
-            self.error = f"could not start {self.program}: {error.strerror or error}"
+            self.error = f"could not start {self.program}: {error.strerror}"
             return
-        self._thread = threading.Thread(
-            target=self._read, args=(process, on_reading), name=self.source, daemon=True
-        )
-        self._thread.start()
+        thread = threading.Thread(target=self._read, args=(process, on_reading), daemon=True)
+        self._running = process, thread
+        thread.start()
 
     def close(self) -> None:
         """End the child, all it started, and the thread; closing twice does nothing."""
-        process, thread = self._process, self._thread
-        if process is None or thread is None:
+        if self._running is None:
             return
+        (process, thread), self._running = self._running, None
         self._closing = True
         if process.returncode is None:  # not yet reaped, so its number is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -105,7 +87,6 @@ class NvidiaSmi:
         thread.join(END_S)
         if thread.is_alive():  # a child inside a hung driver outlives SIGKILL
             self.error = f"{self.program} did not end within {END_S:g} s of being killed"
-        self._process = self._thread = None
 
     def __enter__(self) -> NvidiaSmi:
         return self
@@ -114,67 +95,54 @@ class NvidiaSmi:
         self.close()
 
     def _read(self, process: subprocess.Popen[str], tell: Callable[[Reading], None]) -> None:
-        assert process.stdout is not None
-        last = _pass_on(process.stdout, tell)
-        code = process.wait()
+        with process:  # closes the pipe and reaps the child
+            last = _pass_on(process.stdout or (), tell)
+        code = process.returncode
         if not self._closing:
             how = f"with status {code}" if code >= 0 else f"by signal {-code}"
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
 
 
-def _pass_on(lines: IO[str], tell: Callable[[Reading], None]) -> str:
+def _pass_on(lines: Iterable[str], tell: Callable[[Reading], None]) -> str:
     """Hand on every reading; return the first sentence of the last line that was none."""
     last = ""
-    with lines:
-        for line in lines:
-            reading = parse_line(line)
-            if reading is not None:
-                tell(reading)
-            elif line.strip():
-                last = line.strip().partition(". ")[0].rstrip(".")
+    for line in lines:
+        if reading := parse_line(line):
+            tell(reading)
+        elif line.strip():
+            last = line.strip().partition(". ")[0].rstrip(".")
     return last
 
 
 def integrate(readings: Sequence[Reading], start_s: float, end_s: float) -> dict[int, float]:
-    """Return the energy of each GPU (J) between two times (s since the epoch).
+    """Return the energy of each GPU (J) from start to end (s since the epoch; 0 J if reversed).
 
     The trapezoidal rule over each GPU's readings, in any order (Iserte & Rojek, section 5.2:
     energy by integrating power curves). Start and end are interpolated between readings; before
     the first reading and after the last the power is held.
-
-    Raises:
-        ValueError: the end is before the start.
     """
-    if end_s < start_s:
-        raise ValueError(f"expected an end not before {start_s} s, got {end_s} s")
-    curves: dict[int, list[tuple[float, float]]] = {}
-    for reading in readings:
-        curves.setdefault(reading.gpu, []).append((reading.at_s, reading.power_w))
-    return {gpu: _area(sorted(curves[gpu]), start_s, end_s) for gpu in sorted(curves)}
+    curves: dict[int, list[Reading]] = {}
+    for reading in sorted(readings, key=lambda r: r.at_s):
+        curves.setdefault(reading.gpu, []).append(reading)
+    return {gpu: _area(curve, start_s, end_s) for gpu, curve in sorted(curves.items())}
 
 
-def _area(curve: Sequence[tuple[float, float]], start: float, end: float) -> float:
-    (first, first_w), (last, last_w) = curve[0], curve[-1]
-    parts = [max(0.0, min(end, first) - start) * first_w, max(0.0, end - max(start, last)) * last_w]
-    for (t0, w0), (t1, w1) in pairwise(curve):
-        low, high = max(t0, start), min(t1, end)
+def _area(curve: Sequence[Reading], start: float, end: float) -> float:
+    head_s, tail_s = min(end, curve[0].at_s) - start, end - max(start, curve[-1].at_s)
+    parts = [max(0.0, head_s) * curve[0].power_w, max(0.0, tail_s) * curve[-1].power_w]
+    for a, b in pairwise(curve):
+        low, high = max(a.at_s, start), min(b.at_s, end)
         if low < high:
-            ends_w = [w0 + (w1 - w0) * ((t - t0) / (t1 - t0)) for t in (low, high)]
-            parts.append((high - low) * (ends_w[0] + ends_w[1]) / 2)
+            slope = (b.power_w - a.power_w) / (b.at_s - a.at_s)
+            middle_s = ((low - a.at_s) + (high - a.at_s)) / 2  # of a trapezoid: its mean height
+            parts.append((high - low) * (a.power_w + slope * middle_s))
     return math.fsum(parts)
 
 
 def available(program: str = "nvidia-smi") -> bool:
     """Return whether the program reads the power of at least one GPU now (it is run once)."""
     try:
-        done = subprocess.run(
-            [program, *QUERY],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=PROBE_S,
-        )
+        done = subprocess.run([program, *QUERY], capture_output=True, timeout=PROBE_S)
     except (OSError, subprocess.TimeoutExpired):
         return False
-    return done.returncode == 0 and any(map(parse_line, done.stdout.splitlines()))
+    return any(map(parse_line, done.stdout.decode(errors="replace").splitlines()))

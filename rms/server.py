@@ -91,7 +91,8 @@ class Routes:
         wanted = request.query_params.get("id")
         if wanted is None:
             return rows
-        found = [row for row in rows if parse_ids(wanted).matches(row["id"])]
+        selection = parse_ids(wanted)
+        found = [row for row in rows if selection.matches(row["id"])]
         if not found:
             raise _RefusedError(404, f"expected the id of a job, got {wanted}, which is not known")
         return found

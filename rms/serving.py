@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 from rms.daemon import GRACE_S, Daemon, LiveCluster
@@ -15,6 +17,7 @@ from rms.files import read_cluster
 from rms.journal import Journal
 from rms.ledger import NodePower
 from rms.local import LocalLauncher
+from rms.samplers import NvidiaSmi, Reading
 from rms.server import bind, serve
 
 CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
@@ -37,14 +40,31 @@ def this_machine(nodes: int | None = None) -> LiveCluster:
 
 
 def from_file(path: Path) -> LiveCluster:
-    """Return a cluster file's nodes, laid over this machine's cores in turn."""
+    """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn."""
     cluster = read_cluster(path)
     cores = this_machine().slots
-    return LiveCluster(
-        cluster.nodes,
-        tuple(cores[n % len(cores)] for n in range(len(cluster.nodes))),
-        cluster.power,
+    devices = count()
+    slots = tuple(
+        tuple(f"gpu:{next(devices)}" for _ in range(gpus)) if gpus else cores[n % len(cores)]
+        for n, gpus in enumerate(cluster.gpus)
     )
+    return LiveCluster(cluster.nodes, slots, cluster.power)
+
+
+@contextlib.contextmanager
+def metered(daemon: Daemon) -> Iterator[None]:
+    """Have nvidia-smi's readings booked while the daemon runs, if it has devices to read."""
+    if not any(slot.startswith("gpu:") for slots in daemon.cluster.slots for slot in slots):
+        yield
+        return
+    loop = asyncio.get_running_loop()
+
+    def book(reading: Reading) -> None:
+        loop.call_soon_threadsafe(daemon.measured, reading.at_s, reading.gpu, reading.power_w)
+
+    with NvidiaSmi() as sampler:
+        sampler.start(book)
+        yield
 
 
 def run_daemon(
@@ -68,7 +88,12 @@ def run_daemon(
                 journal.note("mark", mark)
             launcher = LocalLauncher(state, mark["mark"], address)
             daemon = Daemon(cluster, policy, journal, launcher, time.time, say, grace_s)
-            asyncio.run(serve(daemon, sock, lambda: say(f"serving at {address}"), parent))
+
+            async def main() -> None:
+                with metered(daemon):
+                    await serve(daemon, sock, lambda: say(f"serving at {address}"), parent)
+
+            asyncio.run(main())
         finally:
             sock.close()
             if listen.startswith("unix:"):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rms.events import Decision, Later, Never, Resize, Start
+from rms.events import Decision, Later, Never, Reason, Resize, Start
 from rms.model import Job, JobId, State
 from rms.policies import admission, order, placement, sizing
 
@@ -61,7 +61,9 @@ def _within_limits(state: State, queue: list[Job]) -> tuple[list[Job], list[Deci
     for job in queue:
         limit = job.spec.array_limit
         if limit is not None and running[job.spec.array] >= limit:
-            held.append(Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once"))
+            held.append(
+                Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once", Reason.ARRAY_LIMIT)
+            )
             continue
         running[job.spec.array] += 1
         kept.append(job)
@@ -87,8 +89,12 @@ def _resizes(state: State, sizes: sizing.Sizes, taken: list[Decision]) -> list[D
             continue
         nodes = placement.resize(job.nodes, size, free)
         free = [node for node in free if node not in nodes]
-        reason = "makes room for waiting jobs" if size < have else "takes idle nodes"
-        found.append(Resize(JobId(job_id), nodes, reason))
+        reason, code = (
+            ("makes room for waiting jobs", Reason.MAKES_ROOM)
+            if size < have
+            else ("takes idle nodes", Reason.IDLE_NODES)
+        )
+        found.append(Resize(JobId(job_id), nodes, reason, code))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rms.events import Decision, Later, Start
+from rms.events import Decision, Later, Reason, Start
 from rms.model import Job, Node, State
 from rms.policies import placement
 from rms.policies.sizing import Sizes, smallest_start
@@ -16,15 +16,15 @@ def in_order(state: State, queue: list[Job], sizes: Sizes) -> list[Decision]:
     for job in queue:
         size = sizes.pending.get(job.spec.id, smallest_start(job))
         if blocked is None and size <= len(free):
-            decisions.append(_start(job, size, free, "fits"))
+            decisions.append(_start(job, size, free, "fits", Reason.FITS))
             continue
-        why = (
-            f"Resources: waits for {size} nodes, {len(free)} are free"
-            if blocked is None
-            else f"Priority: {blocked.spec.id} is first"
-        )
-        blocked = blocked or job
-        decisions.append(Later(job.spec.id, why))
+        if blocked is None:
+            blocked = job
+            why = f"Resources: waits for {size} nodes, {len(free)} are free"
+            decisions.append(Later(job.spec.id, why, Reason.RESOURCES))
+        else:
+            why = f"Priority: {blocked.spec.id} is first"
+            decisions.append(Later(job.spec.id, why, Reason.PRIORITY))
     return decisions
 
 
@@ -42,13 +42,13 @@ def easy(state: State, queue: list[Job], sizes: Sizes) -> list[Decision]:
         size = sizes.pending.get(job.spec.id, smallest_start(job))
         if size <= len(free):
             if shadow is None:
-                decisions.append(_start(job, size, free, "fits"))
+                decisions.append(_start(job, size, free, "fits", Reason.FITS))
                 continue
             ends = state.now_s + expected_s(job, size)
             if ends <= shadow[0] or size <= shadow[1]:
                 if ends > shadow[0]:
                     shadow = shadow[0], shadow[1] - size
-                decisions.append(_start(job, size, free, "backfills"))
+                decisions.append(_start(job, size, free, "backfills", Reason.BACKFILLS))
                 continue
         if shadow is None:
             shadow = _reservation(state, job, size, decisions, len(free))
@@ -86,7 +86,7 @@ def _expected_end(state: State, job: Job) -> float:
     return float("inf") if left is None else state.now_s + left
 
 
-def _start(job: Job, size: int, free: list[Node], why: str) -> Start:
+def _start(job: Job, size: int, free: list[Node], why: str, code: Reason) -> Start:
     nodes = placement.first_fit(free, size)
     del free[:size]
-    return Start(job.spec.id, nodes, why)
+    return Start(job.spec.id, nodes, why, code)

@@ -40,6 +40,14 @@ def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
     return [(row["from"], row["to"]) for row in rms.row(job)["resizes"]]
 
 
+def books_balance(rms: Rms) -> None:
+    energy = rms.books()["energy"]
+    owned = sum(row["energy_j"] for row in rms.rows())
+    assert owned == pytest.approx(energy["busy_j"], rel=1e-12) and owned > 0
+    books = sum(energy[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
+    assert books == pytest.approx(energy["cluster_j"], rel=1e-9)
+
+
 def replay(rms: Rms) -> str:
     done = subprocess.run(
         [*RMS, "replay", str(rms.state / "journal.sqlite")],
@@ -55,10 +63,10 @@ def replay(rms: Rms) -> str:
 
 
 def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpirun) -> None:
-    alone = mpdata_run(1, *SMALL, "--steps", "300")
-    first = rms.submit(mpdata(300), "--mode", "flexible", "--nodes", "1-2")
+    alone = mpdata_run(1, *SMALL, "--steps", "1500")
+    first = rms.submit(mpdata(1500), "--mode", "flexible", "--nodes", "1-2")
     assert rms.running(first)["size"] == 2
-    second = rms.submit(mpdata(300), "--mode", "flexible", "--nodes", "1-2")
+    second = rms.submit(mpdata(1500), "--mode", "flexible", "--nodes", "1-2")
     assert rms.over(first, second) == ["COMPLETED", "COMPLETED"]
     assert resizes(rms, first)[0] == (2, 1) and resizes(rms, second)[-1] == (1, 2)
     for job in (first, second):
@@ -66,27 +74,23 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
         assert row["answer"] == alone["sha256"]
         assert all(r["bytes"] == 24 * 20 * 8 * 8 for r in row["resizes"])
         assert all(r["stall_s"] >= r["move_s"] > 0 for r in row["resizes"])
-        decided = [r["what"] for r in rms.ask("explain", job) if r["what"].startswith("resize")]
+        decided = [r for r in rms.ask("explain", job) if r["kind"] == "resize"]
         assert len(decided) == len(row["resizes"])
-    energy = rms.books()["energy"]
-    owned = sum(row["energy_j"] for row in rms.rows())
-    assert owned == pytest.approx(energy["busy_j"], rel=1e-12) and owned > 0
-    books = sum(energy[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
-    assert books == pytest.approx(energy["cluster_j"], rel=1e-9)
+    books_balance(rms)
     assert rms.end(signal.SIGTERM) == 0
     rms.nothing_left()
     assert " 0 decided otherwise" in replay(rms)
 
 
 def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
-    fixed = rms.submit(mpdata(60), "--mode", "fixed", "--nodes", "1")
-    moldable = rms.submit(mpdata(150), "--mode", "moldable", "--nodes", "1-2")
+    fixed = rms.submit(mpdata(600), "--mode", "fixed", "--nodes", "1")
+    moldable = rms.submit(mpdata(600), "--mode", "moldable", "--nodes", "1-2")
     assert rms.running(moldable)["size"] == 1
     waiting = rms.submit("true", "--mode", "flexible")
     assert rms.over(fixed, moldable, waiting) == ["COMPLETED"] * 3
     assert resizes(rms, fixed) == resizes(rms, moldable) == []
     for job in (fixed, moldable):
-        assert not [r for r in rms.ask("explain", job) if r["what"].startswith("resize")]
+        assert not [r for r in rms.ask("explain", job) if r["kind"] == "resize"]
 
 
 # --- arrays, steps ------------------------------------------------------------------------------
@@ -140,7 +144,7 @@ def test_a_program_without_resizes_is_completed_by_its_status(rms: Rms) -> None:
 @manual(2)
 @pytest.mark.parametrize("resized", [False, True])
 def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
-    job = rms.submit(mpdata(1000), "--mode", "malleable", "--nodes", "1-2")
+    job = rms.submit(mpdata(3000), "--mode", "malleable", "--nodes", "1-2")
     rms.running(job)
     rms.until(lambda: "step " in rms.output(job), "output")
     if resized:
@@ -210,7 +214,7 @@ def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
 @manual(3)
 def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    long = rms.submit(note + mpdata(700), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
+    long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
     brief = rms.submit(f"{note}sleep 1.5; touch slept")
     waits = rms.submit(note, "--nodes", "3")
     rms.running(long)
@@ -225,6 +229,7 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     assert rms.over(brief, long, waits) == ["COMPLETED"] * 3
     assert resizes(rms, long) == [(1, 2)]
     assert (rms.work / "starts").read_text().split() == [long, brief, waits]
+    books_balance(rms)
     assert rms.end(signal.SIGTERM) == 0
     assert " 0 decided otherwise" in replay(rms)
 
@@ -232,7 +237,7 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
 @manual(2)
 def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    long = rms.submit(note + mpdata(500), "--mode", "malleable", "--nodes", "1-2")
+    long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2")
     cancelled = rms.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
     rms.running(long)
     for size in (1, 2):
@@ -251,6 +256,25 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     assert rms.over(cancelled, deadline_s=20) == ["CANCELLED"]
     assert (rms.work / "starts").read_text().split() == [long, cancelled]
     rms.nothing_left()
+
+
+@manual(2)
+def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
+    body = 'echo "$SLURM_JOB_ID" >> starts\nsleep 2'
+    again, lost = rms.submit(f"#SBATCH --requeue\n{body}"), rms.submit(body)
+    starts = rms.work / "starts"
+    rms.until(lambda: starts.exists() and len(starts.read_text().split()) == 2, "two starts")
+    rms.end(signal.SIGKILL)
+    while found := rms.processes():
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    rms.start()
+    assert rms.over(again, lost) == ["COMPLETED", "FAILED"]
+    assert "its processes died" in rms.row(lost)["reason"]
+    assert sorted(starts.read_text().split()) == [again, again, lost]
+    assert rms.end(signal.SIGTERM) == 0
+    assert " 0 decided otherwise" in replay(rms)
 
 
 # --- bad input ----------------------------------------------------------------------------------
@@ -285,7 +309,7 @@ BAD_REQUESTS = {
     "submit plain.sh": "#!/bin/sh",
     "submit bytes.sh": "bytes.sh",
     "submit wrong.sh": "MIN",
-    "submit --array= good.sh": "array",
+    "submit --array= good.sh": "indices",
     "submit --array=3-1 good.sh": "rising",
     "submit --nodes 4-2 good.sh": "MIN-MAX",
     "submit --nodes 1-2 --preferred 3 good.sh": "preferred",
@@ -295,8 +319,8 @@ BAD_REQUESTS = {
     "submit --json /nowhere/out.json good.sh": "/nowhere",
     "queue --json /nowhere/out.json": "/nowhere",
     "show 99": "99",
-    "show x": "job id",
-    "show a%20b": "job id",
+    "show x": "got x",
+    "show a%20b": "a%20b",
     "explain 99": "99",
     "explain 1/2": "1/2",
     "cancel 99": "99",

@@ -1,0 +1,75 @@
+"""Measured power: a stand-in for nvidia-smi that plays back what a real one prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE_S, started
+
+from rms.clientside import ServerError, call
+
+STAND_IN = """#!/bin/sh
+while true; do
+    date '+%Y/%m/%d %H:%M:%S.000, 0, 75.00'
+    sleep 0.2
+done
+"""
+CLUSTER = """name = "one device"
+[[nodes]]
+name = "g1"
+gpus = 1
+power = { idle_w = 10.0, static_w = 20.0, dynamic_w = 30.0 }
+"""
+
+
+def test_a_device_is_billed_by_what_nvidia_smi_reads(tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(STAND_IN)
+    smi.chmod(0o755)
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    with tempfile.TemporaryDirectory(prefix="rms-") as state:
+        server = f"unix:{state}/socket"
+        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RMS_SERVER": server}
+        command = [sys.executable, "-m", "rms"]
+        serve = [*command, "serve", "--state", state, "--cluster", str(tmp_path / "c.toml")]
+        with started(serve, env=env, cwd=tmp_path):
+            wait_for(server)
+            submit = [
+                *command,
+                "submit",
+                "--wait",
+                "--",
+                "sh",
+                "-c",
+                "echo $CUDA_VISIBLE_DEVICES; sleep 2",
+            ]
+            with started(submit, env=env, cwd=tmp_path) as job:
+                assert job.wait(DEADLINE_S) == 0
+            (row,) = call(server, "GET", "/jobs")
+            books = call(server, "GET", "/books")["energy"]
+    assert (tmp_path / "rms-1.out").read_text() == "0\n"
+    assert row["energy_source"] == books["power_source"] == "nvidia-smi"
+    # 75 W but for the first part of a second, before the first reading.
+    assert 75.0 * (row["end_s"] - row["start_s"]) == pytest.approx(row["energy_j"], rel=0.3)
+    assert row["energy_j"] > 50.0 * (row["end_s"] - row["start_s"])
+    parts = sum(books[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
+    assert parts == pytest.approx(books["cluster_j"], rel=1e-9)
+    assert json.dumps(books)
+
+
+def wait_for(server: str) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            if call(server, "GET", "/policy"):
+                time.sleep(1.0)  # a reading or two
+                return
+        except ServerError:
+            assert time.monotonic() < until
+            time.sleep(0.05)
