@@ -69,8 +69,9 @@ def write(
             schedule.directory.mkdir(parents=True, exist_ok=True)
             file = h5py.File(part, "w", libver="latest")
             file.attrs["format"] = FORMAT
-            file.attrs["progress"] = encode(progress).decode()
-            file.attrs["options"] = json.dumps(dict(options), sort_keys=True)
+            texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
+            file.attrs["progress"], file.attrs["options"] = texts
+            file.attrs["xxh3_128"] = _digest_of(texts)
         except OSError as error:
             problem = str(error)
     for name, block in fields.items():
@@ -115,6 +116,7 @@ def restore(
             raise UsageError(refused)
         if problem is None:
             progress = _read(path, fields)
+            progress.wish = 0  # another life of the job, another count of wishes
             if world.rank == 0:
                 print(f"restarted from {path} at step {progress.step}", file=log, flush=True)
             return progress
@@ -152,6 +154,10 @@ def refuse_others(schedule: Schedule, world: World) -> None:
             f"expected no checkpoints in {schedule.directory}, or --restart to continue from "
             f"them, got {found}"
         )
+
+
+def _digest_of(texts: tuple[str, str]) -> str:
+    return str(xxhash.xxh3_128_hexdigest("\0".join(texts).encode()))
 
 
 def _existing(directory: Path) -> list[Path]:
@@ -222,13 +228,16 @@ def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any])
             version = int(file.attrs["format"])
             if version != FORMAT:
                 raise UsageError(f"{path}: expected checkpoint format {FORMAT}, got {version}")
-            decode(file.attrs["progress"])
-            stated = json.loads(file.attrs["options"])
+            texts = str(file.attrs["progress"]), str(file.attrs["options"])
+            if _digest_of(texts) != file.attrs["xxh3_128"]:
+                raise BrokenCheckpointError("progress or options changed since")
+            decode(texts[0])
+            stated = json.loads(texts[1])
             for name, block in fields.items():
                 _verify_field(path, file["fields"][name], name, block)
     except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
         raise BrokenCheckpointError(str(error)) from None
-    for key, value in options.items():
+    for key, value in json.loads(json.dumps(dict(options))).items():
         if stated.get(key) != value:
             raise UsageError(
                 f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"

@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from dmr.errors import CollectiveError
 from dmr.progress import Progress
+from dmr.spawn import Left
 from dmr.world import Runtime
 from rms.protocol import CompletionRecord, EndState, write_completion
 
@@ -86,8 +87,8 @@ class Ending:
 def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
     """Turn whatever ends the block into the right end of the world.
 
-    Normal end: COMPLETED. A :class:`CollectiveError` passes on, recorded. A SystemExit of an
-    old world passes. Anything else ends all ranks with this rank's message.
+    Normal end: COMPLETED. A :class:`CollectiveError` passes on, recorded. So does an old world's
+    leaving. Anything else ends all ranks with this rank's message.
     """
     end = Ending(runtime, comm)
     try:
@@ -98,7 +99,7 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
     except CollectiveError as error:
         end.collective(error)
         raise
-    except SystemExit:
+    except Left:
         raise
     except KeyboardInterrupt:
         comm.Abort(SIGINT_CODE)

@@ -92,7 +92,7 @@ def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> t
             return grid
     most = next(
         n
-        for n in range(size, 0, -1)
+        for n in range(min(size, _most(extents, thinnest)), 0, -1)
         if any(_fits(grid, extents, thinnest) for grid in _candidates(n, len(extents)))
     )
     cells = " x ".join(str(n) for n in extents)
@@ -110,10 +110,16 @@ def _candidates(size: int, axes: int) -> list[tuple[int, ...]]:
     if axes != 2:
         raise GridError(f"expected 1 or 2 split axes, got {axes}")
     wanted = isqrt(size)
-    columns = [c for c in range(1, size + 1) if size % c == 0]
+    small = [c for c in range(1, wanted + 1) if size % c == 0]
+    columns = sorted({*small, *(size // c for c in small)})
     # On a tie take fewer columns: "otherwise the number of rows is greater" (section 4).
     columns.sort(key=lambda c: (abs(c - wanted), c))
     return [(size // c, c) for c in columns]
+
+
+def _most(extents: Sequence[int], thinnest: Sequence[int]) -> int:
+    """Return a number of blocks that cannot be passed."""
+    return prod(max(1, n // max(1, t)) for n, t in zip(extents, thinnest, strict=True))
 
 
 def _fits(grid: Sequence[int], extents: Sequence[int], thinnest: Sequence[int]) -> bool:

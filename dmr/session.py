@@ -116,7 +116,9 @@ class Run:
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""
         if self.world.rank == 0:
-            print(text, file=self.runtime.log, flush=True)
+            # Whoever read along may have seen enough; the run goes on.
+            with contextlib.suppress(BrokenPipeError):
+                print(text, file=self.runtime.log, flush=True)
 
 
 def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
@@ -128,6 +130,7 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
         UsageError: on all ranks together, for what the user asked and cannot be had.
     """
     plan = plan or Plan()
+    runtime.forget_completion()
     comm = runtime.comm.Dup()
     try:
         with ending(runtime, comm) as end, _sigterm() as told:
@@ -173,6 +176,8 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec]) -> None
             "no mpiexec found to start a new world with; expected one on PATH "
             "(pip install 'malleable-mpi[mpich]' brings it)"
         )
+    if plan.resizes and runtime.manager is not None:
+        raise UsageError("expected no scripted resizes under an RMS, which decides them itself")
     for ranks in (runtime.comm.size, *plan.resizes.values()):
         grid_for(ranks, list(specs.values()))
 
@@ -208,6 +213,10 @@ def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
     entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
     app.build(state)
     steps = app.steps(state)
+    if progress.step > steps:
+        raise UsageError(
+            f"expected at least {progress.step} steps, as the checkpoint has done, got {steps}"
+        )
     late = [step for step in plan.resizes if step >= steps]
     if late:
         raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
@@ -270,7 +279,12 @@ def _resize(state: Run, target: spawn.Target, told: list[int]) -> None:
     link = state.link
     if link is not None and target.wish:
         link.report(Begun(target.wish))
-    why = spawn.replace(state, target, told)
+    try:
+        grid_for(target.ranks, [block.spec for block in state.fields.values()])
+    except UsageError as error:
+        why = str(error)
+    else:
+        why = spawn.replace(state, target, told)
     state.say(f"resize to {target.ranks} ranks rolled back: {why}")
     state.progress.wish = max(state.progress.wish, target.wish)
     if link is not None and target.wish:

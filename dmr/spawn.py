@@ -35,6 +35,10 @@ POLL_S = 0.0005
 """Sleep between looks for the new world, far below the time that booting it takes."""
 
 
+BOOT_DEADLINE_S = 60.0
+"""A new world that has not answered by then is taken for dead."""
+
+
 class Header(msgspec.Struct):
     """What the old world tells the new one before anything moves."""
 
@@ -78,7 +82,9 @@ def replace(run: Run, target: Target, told: Sequence[int]) -> str:
         inter = _launch(runtime, world.comm, target)
     except MPI.Exception as error:
         return f"spawn failed: {error.Get_error_string()}"
-    _meet(inter)
+    if not world.comm.allreduce(_meet(inter, BOOT_DEADLINE_S), MPI.LAND):
+        # The half-made inter-communicator cannot be freed; it costs a little memory.
+        return f"the new world did not answer within {BOOT_DEADLINE_S:.0f} s"
     ready = runtime.clock()
     specs = {name: block.spec for name, block in run.fields.items()}
     header = Header(world.grid, run.progress, _signature(specs))
@@ -91,6 +97,7 @@ def replace(run: Run, target: Target, told: Sequence[int]) -> str:
         layout = block.spec.decompose(grid_for(ranks, list(specs.values())))
         sent += move.send(inter, block, world.rank, layout)
     sent = world.comm.allreduce(sent)
+    stop = world.comm.allreduce(bool(told), MPI.LOR)
     if not inter.allreduce(1, op=MPI.MIN):
         inter.Disconnect()
         return "data did not arrive whole"
@@ -107,7 +114,7 @@ def replace(run: Run, target: Target, told: Sequence[int]) -> str:
             move_s=moved - ready,
             old_stall_s=moved - asked,
             bytes=sent,
-            told=bool(told),
+            told=stop,
             wish=target.wish,
         ),
     )
@@ -159,11 +166,18 @@ def _launch(runtime: Runtime, comm: MPI.Intracomm, target: Target) -> MPI.Interc
         info.Free()
 
 
-def _meet(inter: MPI.Intercomm) -> None:
-    """Wait for the other world without spinning: its ranks may need this very core to boot."""
+def _meet(inter: MPI.Intercomm, deadline_s: float | None = None) -> bool:
+    """Wait for the other world without spinning: its ranks may need this very core to boot.
+
+    Returns False if it does not come within ``deadline_s``: its ranks died while they started.
+    """
     request = inter.Ibarrier()
+    begun = time.monotonic()
     while not request.Test():
+        if deadline_s is not None and time.monotonic() - begun > deadline_s:
+            return False
         time.sleep(POLL_S)
+    return True
 
 
 def _leave(run: Run, inter: MPI.Intercomm, cost: OpenResize) -> NoReturn:

@@ -49,11 +49,18 @@ class Runtime:
     log: TextIO
     manager: Manager | None = None
 
+    def forget_completion(self) -> None:
+        """Take away the record of an earlier run: from now on none means that this one died."""
+        if self.completion is not None and self.parent is None and self.comm.rank == 0:
+            self.completion.unlink(missing_ok=True)
+
     @classmethod
     def here(cls, comm: MPI.Intracomm, env: Mapping[str, str] = os.environ) -> Runtime:
         """Read the surroundings of this process; call it from ``__main__`` only."""
         if SLOTS_VARIABLE in env:
-            bind(env[SLOTS_VARIABLE].split()[comm.rank])
+            slots = env[SLOTS_VARIABLE].split()
+            if comm.rank < len(slots):
+                bind(slots[comm.rank])
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
         beside = str(Path(sys.executable).parent)

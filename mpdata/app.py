@@ -25,6 +25,7 @@ from mpdata.halo import HaloExchange
 from mpdata.numerics.step import Stepper
 from mpdata.options import Scheme
 from mpdata.report import Ticker
+from rms.commandline import emit_json
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class RunConfig:
     final: Path | None = None
     output: Path | None = None
     output_every: int = 0
+    json: str | None = None
     terminal: IO[str] | None = None
 
     @property
@@ -92,6 +94,7 @@ class Advection(dmr.Application):
         self.flow = scaled(raw, self.geometry, run.values["scale"], config.dtype, psi.scratch)
         kernels = make_kernels(config.backend, self.geometry, psi.padded, config.threads)
         self.stepper = Stepper(self.geometry, scheme, kernels, psi.scratch)
+        self.stepper.warm(psi.scratch(), self.flow.C, self.flow.h)
         self.halo = HaloExchange(comm, self.geometry, self._neighbours(run), psi.padded)
         self.ticker = Ticker(run, self.steps(run), config.terminal)
         if "mass_initial" not in run.values:
@@ -125,6 +128,8 @@ class Advection(dmr.Application):
         if run.world.rank == 0:
             self.result = self._result(run, found, used)
             run.values["answer"] = found.sha256  # goes into the completion record
+            if self.config.json is not None:
+                emit_json(self.config.json, self.result)
 
     def _sample(self, run: dmr.Run) -> Sample:
         """Evaluate the flow; what one rank finds wrong, all ranks raise."""
@@ -189,7 +194,7 @@ class Advection(dmr.Application):
             try:
                 if first or not path.exists():
                     output.create(path, self.config.setup, self.config.dtype)
-                frame = output.Frame(path, step // every, step, step * run.values["scale"])
+                frame = output.Frame(path, step, step * run.values["scale"])
             except InputError as error:
                 problem = str(error)
         dmr.agree(run.world.comm, problem)

@@ -22,7 +22,7 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
     n, m, el = setup.grid
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(path, "w", libver="latest") as file:
+        with h5py.File(path, "w") as file:
             file.attrs["Conventions"] = "CF-1.10"
             file.attrs["title"] = f"MPDATA, case {setup.case}"
             psi = file.create_dataset(
@@ -33,7 +33,7 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
                 chunks=(1, n, m, el) if n * m * el < 1 << 20 else (1, 1, m, el),
             )
             psi.attrs["units"] = "1"
-            for name, unit in (("step", "1"), ("time", "s" if setup.courant else "1")):
+            for name, unit in (("step", "1"), ("time", "s" if setup.duration else "1")):
                 file.create_dataset(name, (0,), dtype="f8", maxshape=(None,))
                 file[name].attrs["units"] = unit
                 file[name].make_scale(name)
@@ -50,12 +50,12 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
 class Frame:
     """One frame while it is written, slab by slab; frames of an interrupted run are replaced."""
 
-    def __init__(self, path: Path, number: int, step: int, time: float) -> None:
+    def __init__(self, path: Path, step: int, time: float) -> None:
         try:
-            self._file = h5py.File(path, "r+", libver="latest")
+            self._file = h5py.File(path, "r+")
         except OSError as error:
             raise InputError(f"expected to add a frame to {path}, got: {error}") from None
-        self._number = number
+        number = self._number = int((self._file["step"][:] < step).sum())
         for name in ("psi", "step", "time"):
             self._file[name].resize(number + 1, axis=0)
         self._file["step"][number] = step

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -28,6 +29,10 @@ NO_MPI = (
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Run a case under whatever launched this process; return the exit status."""
+    beside = Path(sys.executable).parent
+    if shutil.which("mpiexec") is None and (beside / "mpiexec").exists():
+        # A process started without mpirun looks for mpiexec on PATH when it is to spawn.
+        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
@@ -35,11 +40,12 @@ def run_command(arguments: argparse.Namespace) -> int:
     import dmr
 
     runtime = dmr.Runtime.here(MPI.COMM_WORLD)
+    if arguments.completion is not None:
+        runtime = replace(runtime, completion=arguments.completion)
+    runtime.forget_completion()
     to_stdout = arguments.json == "-"
     if to_stdout:
         runtime = replace(runtime, log=sys.stderr)
-    if arguments.completion is not None:
-        runtime = replace(runtime, completion=arguments.completion)
     try:
         return _run(arguments, runtime, None if to_stdout else sys.stdout)
     except dmr.CollectiveError as error:
@@ -65,6 +71,7 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
             final=arguments.final,
             output=arguments.output,
             output_every=_output_every(arguments),
+            json=None if arguments.json == "-" else arguments.json,
             terminal=terminal if runtime.comm.size == 1 else None,
         )
         plan = _plan(arguments, config.options)
@@ -76,9 +83,9 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
     app = Advection(config)
     dmr.run(app, runtime, plan)
     if app.result is not None:
-        if arguments.json is not None:
+        if arguments.json == "-":
             emit_json(arguments.json, app.result)
-        if arguments.json != "-":
+        else:
             print(summary(app.result), flush=True)
     return 0
 
@@ -174,6 +181,7 @@ def _plan(arguments: argparse.Namespace, options: Mapping[str, Any]) -> Any:
         (arguments.json, "--json"),
         (arguments.final, "--final"),
         (arguments.output, "--output"),
+        (arguments.completion, "--completion"),
     ):
         problem = check_writable(target, option)
         if problem is not None:

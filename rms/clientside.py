@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -29,32 +30,15 @@ from rms.jobscript import (
 from rms.transport import UnreachableError, request
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
-VALUE_OPTIONS = {
-    "-n",
-    "-np",
-    "-ppn",
-    "-N",
-    "-c",
-    "-host",
-    "-hosts",
-    "--host",
-    "-f",
-    "-hostfile",
-    "--hostfile",
-    "-machinefile",
-    "-map-by",
-    "--map-by",
-    "-bind-to",
-    "--bind-to",
-    "-wdir",
-    "-x",
-    "-launcher",
-    "--ntasks",
-    "--nodes",
-    "--cpus-per-task",
-    "--mpi",
-}
-"""Options of srun, mpirun and mpiexec that take the next word with them."""
+ONE_WORD = """
+-n -np -ppn -N -c -p -t -J -o -e -w -A -D -x -H -f -host -hosts --host -hostfile --hostfile
+-machinefile --machinefile -map-by --map-by -bind-to --bind-to -rmk -wdir --wdir -launcher -iface
+--ntasks --nodes --cpus-per-task --mpi --time --partition --job-name --output --error --nodelist
+--account --chdir
+"""
+TWO_WORDS = "-genv -env -mca --mca -gmca --gmca"
+WORDS_TAKEN = dict.fromkeys(ONE_WORD.split(), 1) | dict.fromkeys(TWO_WORDS.split(), 2)
+"""Options of srun, mpirun and mpiexec that take the next words with them, and how many."""
 
 
 class ServerError(Exception):
@@ -92,7 +76,12 @@ def call(
     Raises:
         ServerError: the daemon is not there, or said no.
     """
-    data = b"" if body is None else msgspec.json.encode(body)
+    if not token and not server.startswith("unix:"):
+        token = _server_token(os.environ)
+    try:
+        data = b"" if body is None else msgspec.json.encode(body)
+    except UnicodeEncodeError as error:
+        raise ServerError(f"expected text in UTF-8, got {error.object[:60]!r}") from None
     try:
         status, answer = request(server, method, path, data, token=token, timeout_s=timeout_s)
     except UnreachableError as error:
@@ -107,6 +96,15 @@ def call(
         text = found["error"] if isinstance(found, dict) else f"status {status} for {path}: {found}"
         raise ServerError(text)
     return found
+
+
+def _server_token(env: Mapping[str, str]) -> str:
+    """Return the token for a server on TCP: RMS_TOKEN, or the file in the state folder."""
+    if "RMS_TOKEN" in env:
+        return env["RMS_TOKEN"]
+    with contextlib.suppress(OSError):
+        return (state_folder(env) / "token").read_text()
+    return ""
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -168,11 +166,20 @@ def send(
     cwd: Path | None = None,
 ) -> list[str]:
     """Submit a script; return the ids of its jobs."""
-    keep = {key: value for key, value in env.items() if not key.startswith("RMS_")}
+    keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
     raw = {k: v for k, v in msgspec.to_builtins(options).items() if v is not None}
     body = {"text": text, "name": name, "cwd": str(cwd or Path.cwd()), "env": keep, "options": raw}
     ids: list[str] = call(server, "POST", "/jobs", body)["ids"]
     return ids
+
+
+def sendable(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that JSON can carry: those in UTF-8."""
+    return {
+        key: value
+        for key, value in env.items()
+        if os.fsencode(key + value).decode(errors="replace") == key + value
+    }
 
 
 def wait_for(server: str, wanted: str) -> int:
@@ -204,8 +211,9 @@ def launch(arguments: argparse.Namespace) -> int:
     body = {
         "command": command,
         "cwd": str(Path.cwd()),
-        "env": env,
-        "output": own_output(),
+        "env": sendable(env),
+        "output": own_output(1),
+        "errors": own_output(2),
         "key": secrets.token_hex(8),
     }
     number = patiently(server, "POST", f"/jobs/{job}/steps", body, token)["step"]
@@ -228,10 +236,10 @@ def patiently(server: str, method: str, path: str, body: Any, token: str) -> Any
             time.sleep(0.5)
 
 
-def own_output() -> str | None:
-    """Return the file that standard output goes to, so that a world's goes there too."""
+def own_output(number: int) -> str | None:
+    """Return the file that standard output or error goes to, so that a world's goes there too."""
     try:
-        target = Path("/proc/self/fd/1").readlink()
+        target = Path(f"/proc/self/fd/{number}").readlink()
     except OSError:
         return None
     return str(target) if target.is_file() or target == Path(os.devnull) else None
@@ -241,7 +249,7 @@ def strip_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a launcher's own options from the command after them."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
-        at += 2 if words[at] in VALUE_OPTIONS else 1
+        at += 1 + WORDS_TAKEN.get(words[at], 0)
     return list(words[at:]), list(words[:at])
 
 

@@ -63,6 +63,8 @@ def check_writable(target: str | Path | None, option: str) -> str | None:
     """Return a sentence if a file could not be written there, before any work is done."""
     if target is None or target == "-":
         return None
+    if Path(target).is_dir():
+        return f"expected a file for {option}, got {target}, which is a directory"
     folder = Path(target).absolute().parent
     if not folder.is_dir():
         return f"expected an existing folder for {option}, got {target}"

@@ -8,6 +8,7 @@ state but needed after a restart (scripts, outputs, tokens) is in the journal's 
 from __future__ import annotations
 
 import secrets
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,8 @@ class Daemon:
         self.power_w: list[tuple[float, float]] = []
         self.closed: dict[str, Any] | None = None
         self.stopping = False
+        self._queue: deque[Event] = deque()
+        self._handling = False
         self._open_spans: dict[Node, dict[str, Any]] = {}
         journal.header(cluster.names, policy)
         pending = self._restore()
@@ -124,7 +127,22 @@ class Daemon:
     # --- events ------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> list[Decision]:
-        """Journal an event, decide, journal the decisions, act."""
+        """Journal an event, decide, journal the decisions, act; then what acting led to."""
+        self._queue.append(event)
+        if self._handling:
+            return []
+        self._handling = True
+        try:
+            first = self._handle(self._queue.popleft())
+            while self._queue:
+                self._handle(self._queue.popleft())
+        finally:
+            self._handling = False
+            self._queue.clear()
+        return first
+
+    def _handle(self, event: Event) -> list[Decision]:
+        event = msgspec.structs.replace(event, at_s=max(event.at_s, self.engine.state.now_s))
         number = self.journal.append(event)
         decisions = self._feed(event)
         self.journal.decided(number, decisions)
@@ -322,10 +340,12 @@ class Daemon:
         command: list[str],
         cwd: str,
         env: dict[str, str],
-        output: str | None,
+        outputs: tuple[str | None, str | None],
         key: str,
     ) -> int:
         """Boot a world for a launcher line of a job script; return the step's number.
+
+        Its standard output and error go to ``outputs``, where those are files.
 
         A line that asks again with its ``key``, its daemon having been away, gets the same step.
         """
@@ -337,10 +357,10 @@ class Daemon:
         live.steps.append(step)
         live.keys.append(key)
         self._note_steps(job_id, live)
-        target = Path(output) if output is not None else Path(live.note["output"])
+        out, err = (Path(name or live.note["output"]) for name in outputs)
         try:
             step.child = self.launcher.boot_world(
-                job_id, number, self._slots(job.nodes), command, cwd, env, target
+                job_id, number, self._slots(job.nodes), command, cwd, env, out, err
             )
         except LaunchError as error:
             step.exit_code, step.message = 1, str(error)

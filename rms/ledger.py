@@ -60,9 +60,11 @@ class Ledger:
 
     def advance(self, state: State, now_s: float) -> None:
         """Book the time since the last call under the state as it was until now."""
+        if self.at_s is not None and now_s <= self.at_s:
+            return  # also where the clock went back: no second is booked twice
         span = 0.0 if self.at_s is None else now_s - self.at_s
         self.at_s = now_s
-        if span <= 0:
+        if span == 0:
             return
         held: set[Node] = set()
         watts = self._watts(state)

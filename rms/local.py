@@ -121,6 +121,7 @@ class LocalLauncher:
         cwd: str,
         env: Mapping[str, str],
         output: Path,
+        errors: Path,
     ) -> Child:
         """Start a world: one rank on each slot, by a mpiexec of its own."""
         path = os.pathsep.join(
@@ -144,7 +145,7 @@ class LocalLauncher:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives each rank its own of them
         self.record(job, step).unlink(missing_ok=True)
         full = [mpiexec, *_root_options(mpiexec), "-n", str(len(slots)), *command]
-        process = self._start(full, cwd, own, output, cores_of(slots))
+        process = self._start(full, cwd, own, output, cores_of(slots), errors)
         return Child(process.pid, process)
 
     def record(self, job: str, step: int) -> Path:
@@ -182,20 +183,21 @@ class LocalLauncher:
         env: Mapping[str, str],
         output: Path,
         cores: Sequence[int],
+        errors: Path | None = None,
     ) -> subprocess.Popen[bytes]:
         def bind() -> None:
             if cores and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(0, set(cores))
 
         try:
-            with _open_output(output) as out:
+            with _open_output(output) as out, _open_output(errors or output) as err:
                 return subprocess.Popen(
                     command,
                     cwd=cwd,
                     env=dict(env),
                     stdin=subprocess.DEVNULL,
                     stdout=out,
-                    stderr=subprocess.STDOUT,
+                    stderr=err,
                     start_new_session=True,
                     preexec_fn=bind,
                 )

@@ -148,7 +148,8 @@ class Job:
 
     ``nodes`` is observed; ``requested`` is what a resize under way will make of it. Nodes that
     an expansion is to bring are held for the job from the request on. ``answers`` says that it
-    has resize points: known beforehand of a simulated job, heard from a live one.
+    has resize points: known beforehand of a simulated job, heard from a live one. ``refused`` are
+    sizes to which it could not be brought; they are not asked for again.
     """
 
     spec: JobSpec
@@ -157,6 +158,7 @@ class Job:
     requested: tuple[Node, ...] | None = None
     moving: bool = False
     answers: bool = False
+    refused: set[int] = field(default_factory=set)
     start_s: float | None = None
     end_s: float | None = None
     done: float = 0.0

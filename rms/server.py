@@ -41,6 +41,7 @@ class Launch(msgspec.Struct, forbid_unknown_fields=True):
     cwd: str
     env: dict[str, str]
     output: str | None = None
+    errors: str | None = None
     key: str = ""
 
 
@@ -55,8 +56,8 @@ Handler = Callable[[Request], Awaitable[Any]]
 class Routes:
     """One method per path; each returns what becomes JSON."""
 
-    def __init__(self, daemon: Daemon, stop: Callable[[], None]) -> None:
-        self.daemon, self.stop = daemon, stop
+    def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str | None) -> None:
+        self.daemon, self.stop, self._token = daemon, stop, token
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -77,7 +78,10 @@ class Routes:
             ("GET", "/jobs/{id}/steps/{step:int}", self.step),
         ]
         return Starlette(
-            routes=[Route(path, _answer(call), methods=[verb]) for verb, path, call in table]
+            routes=[
+                Route(path, _answer(call, None if "{id}/" in path else self._token), methods=[verb])
+                for verb, path, call in table
+            ]
         )
 
     async def submit(self, request: Request) -> Any:
@@ -182,7 +186,9 @@ class Routes:
         if self.daemon.live[job_id].ending is not None:
             raise _RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
         body = msgspec.json.decode(await request.body(), type=Launch)
-        number = self.daemon.launch(job_id, body.command, body.cwd, body.env, body.output, body.key)
+        number = self.daemon.launch(
+            job_id, body.command, body.cwd, body.env, (body.output, body.errors), body.key
+        )
         return {"step": number}
 
     async def step(self, request: Request) -> Any:
@@ -209,9 +215,16 @@ class Routes:
         return job_id
 
 
-def _answer(call: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _answer(call: Handler, token: str | None) -> Callable[[Request], Awaitable[Response]]:
+    """Wrap a handler: errors become sentences; a token, where one is set, is asked for.
+
+    A Unix socket needs none, since only its owner can open it; jobs' own routes ask for theirs.
+    """
+
     async def answer(request: Request) -> Response:
         try:
+            if token is not None and request.headers.get("authorization") != f"Bearer {token}":
+                raise _RefusedError(403, "expected the server's token (RMS_TOKEN, or its file)")
             return Response(msgspec.json.encode(await call(request)), media_type="application/json")
         except _RefusedError as error:
             status, sentence = error.status, error.sentence
@@ -276,12 +289,19 @@ def _bind_unix(path: Path) -> socket.socket:
 
 
 async def serve(
-    daemon: Daemon, sock: socket.socket, ready: Callable[[], None], parent: int | None = None
+    daemon: Daemon,
+    sock: socket.socket,
+    ready: Callable[[], None],
+    parent: int | None = None,
+    token: str | None = None,
 ) -> None:
     """Serve until told to stop, or the ``parent`` is gone; then end all jobs at checkpoints."""
     stopping = asyncio.Event()
     config = uvicorn.Config(
-        Routes(daemon, stopping.set).app(), log_level="critical", lifespan="off", access_log=False
+        Routes(daemon, stopping.set, token).app(),
+        log_level="critical",
+        lifespan="off",
+        access_log=False,
     )
     server = uvicorn.Server(config)
     loop = asyncio.get_running_loop()

@@ -82,6 +82,7 @@ def run_daemon(
     with Journal.open(state / "journal.sqlite") as journal:
         sock, address = bind(listen)
         try:
+            token = None if listen.startswith("unix:") else _token(state / "token")
             mark = journal.notes("mark").get("mark")
             if mark is None:
                 mark = {"mark": secrets.token_hex(8)}
@@ -91,13 +92,21 @@ def run_daemon(
 
             async def main() -> None:
                 with metered(daemon):
-                    await serve(daemon, sock, lambda: say(f"serving at {address}"), parent)
+                    await serve(daemon, sock, lambda: say(f"serving at {address}"), parent, token)
 
             asyncio.run(main())
         finally:
             sock.close()
             if listen.startswith("unix:"):
                 Path(listen.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def _token(path: Path) -> str:
+    """Return the token that clients over TCP must show, from a file only its owner can read."""
+    if not path.exists():
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16))
+    return path.read_text()
 
 
 def to_stderr(text: str) -> None:

@@ -102,6 +102,7 @@ def _rolled_back(state: State, job: Job, event: ResizeRolledBack) -> None:
         raise TransitionError(f"expected a requested resize of {event.job}")
     job.progress_to(event.at_s)
     held = tuple(node for node in job.requested if node not in job.nodes)
+    job.refused.add(len(job.requested))
     job.requested, job.moving = None, False
     state.give_back(held)
     _set_rate(job, event.at_s)

@@ -35,7 +35,8 @@ def enter_venv(*extras):
     python = VENV / "bin" / "python"
     inside = Path(sys.prefix) == VENV
     if not inside:
-        if not python.exists():
+        # Without pip it is what an interrupted first run left.
+        if not (python.exists() and (VENV / "bin" / "pip").exists()):
             print(f"making {VENV.relative_to(ROOT)} ...", flush=True)
             try:
                 venv.EnvBuilder(with_pip=True, clear=True).create(VENV)

@@ -163,8 +163,8 @@ def make_setup(name: str, request: Request) -> Setup:
         analytic.fixed_courant(name, request.courant)
     if not 0 <= request.seed < 2**63:
         raise InputError(f"expected a seed from 0 to 2^63 - 1, got {request.seed}")
-    if request.days is not None and not request.days > 0:
-        raise InputError(f"expected more than 0 days, got {request.days:g}")
+    if request.days is not None and not 0 < request.days < 1e6:
+        raise InputError(f"expected more than 0 and less than 1e6 days, got {request.days:g}")
     grid = request.grid or case.grid
     check_grid(grid)
     setup = case.build(request, grid, request.boundaries or parse_boundaries(case.boundaries))

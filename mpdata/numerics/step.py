@@ -15,7 +15,12 @@ Array = Any
 
 
 class Kernels(Protocol):
-    """The formulas of :mod:`mpdata.numerics.reference`, by whichever backend."""
+    """The formulas of :mod:`mpdata.numerics.reference`, by whichever backend.
+
+    While ``idle`` is set a call loads what it needs and computes nothing.
+    """
+
+    idle: bool
 
     def donor_cell(self, out: Array, psi: Array, C: list[Array], h: Array, ring: int) -> None:
         """One donor-cell pass."""
@@ -43,26 +48,31 @@ class NumpyKernels:
 
     def __init__(self, geometry: Geometry) -> None:
         self.geo = geometry
+        self.idle = False
 
     def donor_cell(self, out: Array, psi: Array, C: list[Array], h: Array, ring: int) -> None:
         """One donor-cell pass."""
-        reference.donor_cell(out, psi, C, h, self.geo, ring)
+        if not self.idle:
+            reference.donor_cell(out, psi, C, h, self.geo, ring)
 
     def antidiffusive_velocity(
         self, out: Array, a: int, psi: Array, C: list[Array], h: Array, ring: int
     ) -> None:
         """Pseudo-velocity normal to axis ``a``."""
-        reference.antidiffusive_velocity(out, a, psi, C, h, self.geo, ring)
+        if not self.idle:
+            reference.antidiffusive_velocity(out, a, psi, C, h, self.geo, ring)
 
     def betas(
         self, up: Array, down: Array, before: Array, psi: Array, V: list[Array], h: Array, ring: int
     ) -> None:
         """Both betas of the limiter."""
-        reference.betas(up, down, before, psi, V, h, self.geo, ring)
+        if not self.idle:
+            reference.betas(up, down, before, psi, V, h, self.geo, ring)
 
     def limit(self, V: Array, a: int, psi: Array, up: Array, down: Array, ring: int) -> None:
         """Limit a pseudo-velocity in place."""
-        reference.limit(V, a, psi, up, down, self.geo, ring)
+        if not self.idle:
+            reference.limit(V, a, psi, up, down, self.geo, ring)
 
 
 class Stepper:
@@ -97,6 +107,15 @@ class Stepper:
         """Bytes of scratch."""
         arrays = [*self._iterate, *self._betas, *(v for vs in self._velocity for v in vs)]
         return sum(int(a.nbytes) for a in arrays)
+
+    def warm(self, spare: Array, C: list[Array], h: Array) -> None:
+        """Have every kernel compiled or loaded for these types before the first step.
+
+        ``spare`` is an array that may be overwritten; nothing is computed where kernels can tell.
+        """
+        self.kernels.idle = True
+        self.advance(spare, C, h)
+        self.kernels.idle = False
 
     def advance(self, psi: Array, C: list[Array], h: Array) -> None:
         """Advance psi (its halo filled by the caller) by one step, in place."""

@@ -83,6 +83,7 @@ def _resizes(state: State, sizes: sizing.Sizes, taken: list[Decision]) -> list[D
         have = len(job.nodes)
         if (
             size == have
+            or size in job.refused
             or not job.resizable_now
             or (size > have and size - have > len(free) - kept)
         ):

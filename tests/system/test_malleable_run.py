@@ -81,9 +81,13 @@ def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
     )
     assert died.returncode != 0 and not record.exists()
     whole = mpdata_run(1, *wanted)
-    again = mpdata_run(3, *wanted, *saving, "--restart")
-    assert again["sha256"] == whole["sha256"]
-    assert again["steps"] == 30 and again["ranks"] == 3
+    again = run(
+        MPIEXEC, "-n", "3", *MPDATA, "run", *wanted, *saving, "--restart", "--json", "again.json"
+    )
+    assert "checkpoint-0000000015.h5 at step 15" in again.stdout, again.stdout + again.stderr
+    found = json.loads((tmp_path / "again.json").read_text())
+    assert found["sha256"] == whole["sha256"]
+    assert found["steps"] == 30 and found["ranks"] == 3
 
 
 def test_killed_after_a_resize_is_not_taken_for_completed(run: Run, tmp_path: Path) -> None:

@@ -138,6 +138,21 @@ def test_a_program_without_resizes_is_completed_by_its_status(rms: Rms) -> None:
     assert sorted(rms.output(job).split()) == ["0", "1", "rank", "rank"]
 
 
+def test_a_redirected_line_keeps_standard_error_apart(rms: Rms) -> None:
+    body = "srun sh -c 'echo out; echo err >&2'"
+    job = rms.submit(f"{body} > one.txt\n{body} > both.txt 2>&1")
+    assert rms.over(job) == ["COMPLETED"]
+    assert (rms.work / "one.txt").read_text() == "out\n" and rms.output(job) == "err\n"
+    assert sorted((rms.work / "both.txt").read_text().split()) == ["err", "out"]
+
+
+def test_variables_that_are_no_text_stay_behind(rms: Rms) -> None:
+    env = {key.encode(): value.encode() for key, value in rms.env().items()} | {b"ODD": b"\xff"}
+    command = [*RMS, "submit", "--wait", "--", "true"]
+    done = subprocess.run(command, cwd=rms.work, env=env, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 # --- ends ---------------------------------------------------------------------------------------
 
 
@@ -319,7 +334,7 @@ BAD_REQUESTS = {
     "submit --json /nowhere/out.json good.sh": "/nowhere",
     "queue --json /nowhere/out.json": "/nowhere",
     "show 99": "99",
-    "show x": "got x",
+    "show x": "job id",
     "show a%20b": "a%20b",
     "explain 99": "99",
     "explain 1/2": "1/2",

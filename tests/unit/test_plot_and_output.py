@@ -34,7 +34,7 @@ def written(path: Path, setup: Setup, frames: int = 3) -> Path:
 
 
 def add_frame(path: Path, number: int, psi: np.ndarray) -> None:
-    frame = Frame(path, number, 10 * number, 2.5 * number)
+    frame = Frame(path, 10 * number, 2.5 * number)
     for start in range(0, len(psi), 2):
         frame.add(start, psi[start : start + 2])
     frame.close()
