@@ -9,13 +9,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpdata.errors import InputError
-from rms.commandline import Parser, add_common, emit_json, is_first_rank, parser
+from rms.commandline import (
+    Parser,
+    add_common,
+    check_writable,
+    emit_json,
+    is_first_rank,
+    parser,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     arguments = _parser().parse_args(argv)
     try:
+        problem = check_writable(arguments.json, "--json")
+        if problem is not None:
+            raise InputError(problem)
         status: int = arguments.call(arguments)
         return status
     except InputError as error:

@@ -52,7 +52,7 @@ class Frame:
 
     def __init__(self, path: Path, step: int, time: float) -> None:
         try:
-            self._file = h5py.File(path, "r+")
+            self._file = h5py.File(path, "r+", locking=False)
         except OSError as error:
             raise InputError(f"expected to add a frame to {path}, got: {error}") from None
         number = self._number = int((self._file["step"][:] < step).sum())

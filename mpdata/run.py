@@ -189,6 +189,8 @@ def _plan(arguments: argparse.Namespace, options: Mapping[str, Any]) -> Any:
     every, folder = arguments.checkpoint_every, arguments.checkpoint_dir
     if every < 0:
         raise InputError(f"expected at least 0 steps in --checkpoint-every, got {every}")
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise InputError(f"expected a folder in --checkpoint-dir, got {folder}, which is a file")
     if folder is None and (every or arguments.restart):
         raise InputError("expected --checkpoint-dir D with --checkpoint-every or --restart")
     return dmr.Plan(

@@ -53,7 +53,10 @@ def emit_json(target: str, result: Any) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(target)
+    path = Path(target).resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)  # a pipe or device is written to, not replaced
+        return
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     part.write_text(text)
     part.replace(path)

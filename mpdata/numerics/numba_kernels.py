@@ -16,7 +16,16 @@ import numba
 import numpy as np
 
 Array = Any
-jit = numba.njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)
+
+
+def jit(function: Any) -> Any:
+    """Compile with a cache on disk, or without one where no folder for it can be written."""
+    njit: Any = numba.njit
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:
+        return njit(**options)(function)
 
 
 @jit

@@ -149,11 +149,19 @@ def test_all_checkpoints_damaged_is_said(run: Run, tmp_path: Path) -> None:
     assert "expected a whole checkpoint in saved" in done.stderr
 
 
-def test_an_unwritable_checkpoint_folder_is_a_warning(run: Run, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_checkpoint_folder_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "saved").write_text("a file where the folder should be")
     done = run(*MPDATA, "run", *SMALL, "--checkpoint-every", "2", "--checkpoint-dir", "saved")
-    assert done.returncode == 0
-    assert "warning: checkpoint at step 2 not written" in done.stdout
+    assert done.returncode == 2
+    assert "expected a folder in --checkpoint-dir, got saved" in done.stderr
+
+
+def test_a_record_of_an_earlier_run_is_taken_away(run: Run, tmp_path: Path) -> None:
+    record = ["--completion", "record.json"]
+    assert run(*MPDATA, "run", *SMALL, *record).returncode == 0
+    assert (tmp_path / "record.json").exists()
+    assert run(*MPDATA, "run", *SMALL, *record, "--dtype", "foo").returncode == 2
+    assert not (tmp_path / "record.json").exists()
 
 
 def test_no_mpiexec_for_a_resize_is_said(run: Run, tmp_path: Path) -> None:
