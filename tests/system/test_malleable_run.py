@@ -256,3 +256,16 @@ def test_output_frames_survive_a_resize(run: Run, mpdata_run: Mpirun, tmp_path: 
 def test_json_on_stdout_is_all_there_is_on_stdout(run: Run) -> None:
     done = run(MPIEXEC, "-n", "2", *MPDATA, "run", *RANDOM, "--json", "-", "--resize-at", "10:3")
     assert json.loads(done.stdout)["ranks"] == 3
+
+
+def test_the_heat_example_of_the_readme_keeps_its_bits(run: Run, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "jobs" / "heat.py"
+    moved = run(MPIEXEC, "-n", "2", sys.executable, str(example))
+    assert moved.stdout.count("resize at step") == 2, moved.stdout + moved.stderr
+    plain = tmp_path / "plain.py"
+    text = example.read_text()
+    plain.write_text(text.replace(", dmr.Plan(resizes={100: 3, 200: 1})", ""))
+    assert plain.read_text() != text
+    steady = run(MPIEXEC, "-n", "1", sys.executable, str(plain))
+    assert steady.stdout.split()[-1] == moved.stdout.split()[-1]
+    assert len(steady.stdout.split()[-1]) == 64

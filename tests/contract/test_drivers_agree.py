@@ -1,0 +1,84 @@
+"""One sequence of events, two drivers: the daemon decides what the simulator decides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rms.daemon import Daemon, LiveCluster
+from rms.events import Resize, Started, Submitted
+from rms.journal import Journal, Seen, replay
+from rms.ledger import NodePower
+from rms.local import Child
+from rms.model import JobId, JobSpec, Mode, Speedup
+from rms.policies import named
+from rms.simulator import Simulation
+
+
+class NoProcesses:
+    """A launcher that starts nothing: events come from the recorded sequence alone."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    def start_script(self, *_: Any) -> Child:
+        return Child(0)
+
+
+def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
+    return JobSpec(
+        JobId(str(number)),
+        at,
+        1,
+        size,
+        size,
+        Mode.FLEXIBLE,
+        Speedup(law=(60.0 + number, 2.0)),
+        resize_every_s=3.0,
+        resize_price_s=1.0,
+        array=array,
+    )
+
+
+def test_live_and_simulated_driver_decide_alike(tmp_path: Path) -> None:
+    wide = spec(1, 0.0, 6, None)
+    array = [spec(n, 7.0, 4, "a") for n in range(2, 9)]
+    power = (NodePower(1.0, 2.0, 3.0),) * 6
+    simulation = Simulation([wide, *array], power, named("array-share"))
+    simulation.run()
+    assert sum(isinstance(d, Resize) for _, d in simulation.decisions) >= 2
+
+    clock = [0.0]
+    names = tuple(f"n{n}" for n in range(6))
+    cluster = LiveCluster(names, tuple((f"cpu:{n}",) for n in range(6)), power)
+    note = {
+        "env": {},
+        "script": "x",
+        "cwd": "/",
+        "output": "/dev/null",
+        "index": None,
+        "array": "1",
+        "name": "x",
+        "requeue": False,
+    }
+    with Journal.open(tmp_path / "journal.sqlite") as journal:
+        daemon = Daemon(
+            cluster,
+            "array-share",
+            journal,
+            NoProcesses(tmp_path),
+            lambda: clock[0],
+            print,  # type: ignore[arg-type]
+        )
+        for event in simulation.events:
+            clock[0] = event.at_s
+            if isinstance(event, Submitted):
+                daemon.submit(list(event.specs), {s.id: dict(note) for s in event.specs})
+            elif not isinstance(event, Started):  # the daemon reports its own starts
+                daemon.handle(event)
+        seen = [entry for entry in journal.read() if isinstance(entry, Seen)]
+        assert [entry.event for entry in seen] == simulation.events
+        lived = [(e.event.at_s, d) for e in seen for d in e.decisions or ()]
+        assert lived == simulation.decisions
+        assert replay(journal.read()).differing == []
+    assert daemon.ledger.busy_j == simulation.ledger.busy_j
