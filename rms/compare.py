@@ -91,12 +91,19 @@ def _one_mode(
                 for number, script in enumerate(scripts):
                     if number:
                         time.sleep(delay_s)
-                    send(server, read_script(script), script.stem, Options(mode=mode), env, folder)
+                    options = _fitting(script, mode, nodes)
+                    send(server, read_script(script), script.stem, options, env, folder)
                 jobs = _wait_until_over(server)
                 _trace_resizes(server, jobs)
                 return _row(mode, jobs, call(server, "GET", "/books"))
             finally:
                 _end(server, daemon)
+
+
+def _fitting(script: Path, mode: Mode, nodes: int) -> Options:
+    """Return the mode, and sizes cut down to the nodes there are: all modes run the same jobs."""
+    low, high = parse_script(script).options.nodes or (1, 1)
+    return Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
 
 
 def _wait_until_ready(server: str, daemon: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,52 @@
+"""``rms compare`` for real, on as many of this machine's cores as it has, and on one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+SCRIPT = """#!/bin/sh
+#RMS --nodes=1-2
+#RMS --array=0-1
+srun mpdata run --case random --seed $SLURM_ARRAY_TASK_ID --grid 24 20 8 --steps 200 --every 2
+"""
+
+
+def test_one_core_runs_every_mode_at_one_node(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "jobs.sh").write_text(SCRIPT)
+    done = run(
+        sys.executable,
+        "-m",
+        "rms",
+        "compare",
+        "jobs.sh",
+        "--nodes",
+        "1",
+        "--modes",
+        "fixed,flexible",
+        "--json",
+        "out.json",
+        "--figure",
+        "out.png",
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert [row["mode"] for row in rows] == ["fixed", "flexible"]
+    answers = [[job["sha256"] for job in row["jobs"]] for row in rows]
+    assert answers[0] == answers[1] and len(set(answers[0])) == 2
+    for row in rows:
+        assert [job["state"] for job in row["jobs"]] == ["COMPLETED"] * 2
+        assert row["note"].startswith("no resize")
+        parts = row["busy_j"] + row["idle_j"] + row["off_j"] + row["boot_j"]
+        assert parts == pytest.approx(row["cluster_j"], rel=1e-9)
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_more_nodes_than_cores_is_refused(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "jobs.sh").write_text(SCRIPT)
+    done = run(sys.executable, "-m", "rms", "compare", "jobs.sh", "--nodes", "4096")
+    assert done.returncode == 2 and "an oversubscribed timing is no result" in done.stderr
