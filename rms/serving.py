@@ -52,7 +52,7 @@ def from_file(path: Path) -> LiveCluster:
 
 
 @contextlib.contextmanager
-def metered(daemon: Daemon) -> Iterator[None]:
+def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
     """Have nvidia-smi's readings booked while the daemon runs, if it has devices to read."""
     if not any(slot.startswith("gpu:") for slots in daemon.cluster.slots for slot in slots):
         yield
@@ -64,6 +64,8 @@ def metered(daemon: Daemon) -> Iterator[None]:
 
     with NvidiaSmi() as sampler:
         sampler.start(book)
+        if sampler.error is not None:
+            say(f"power of devices is the model's: {sampler.error}")
         yield
 
 
@@ -91,7 +93,7 @@ def run_daemon(
             daemon = Daemon(cluster, policy, journal, launcher, time.time, say, grace_s)
 
             async def main() -> None:
-                with metered(daemon):
+                with metered(daemon, say):
                     await serve(daemon, sock, lambda: say(f"serving at {address}"), parent, token)
 
             asyncio.run(main())

@@ -12,12 +12,6 @@ from conftest import MPDATA, MPIEXEC, Run
 SMALL = ["--case", "random", "--grid", "12", "10", "4", "--steps", "4"]
 
 
-def sentence(done: object) -> str:
-    """Return standard error without what mpiexec adds to a non-zero exit."""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]  # type: ignore[attr-defined]
-    return "\n".join(lines)
-
-
 BAD = [
     (["--case", "nowhere"], "expected a case of sphere, cone"),
     (["--backend", "fortran"], "expected a backend of auto, numpy, numba"),
