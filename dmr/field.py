@@ -129,12 +129,30 @@ class Field:
         self.box = layout.box(rank)
         self.padding = spec.padding(self.box.shape)
         self.storage = allocate(spec.xp, self.padding, spec.dtype)
-        self.padded = logical_view(self.storage, self.padding)
-        self.interior = self.padded[self.padding.interior_slices()]
+        self._spare: Array | None = None
+        self._set_views()
 
     def scratch(self) -> Array:
         """Return a zeroed array laid out as ``padded``, for the application's own use."""
         return logical_view(allocate(self.spec.xp, self.padding, self.spec.dtype), self.padding)
+
+    @property
+    def spare(self) -> Array:
+        """A second array laid out as ``padded``, for steps that cannot work in place."""
+        if self._spare is None:
+            self._spare = allocate(self.spec.xp, self.padding, self.spec.dtype)
+        return logical_view(self._spare, self.padding)
+
+    def flip(self) -> None:
+        """Make the spare array the field, and the field's memory the spare."""
+        if self._spare is None:
+            raise RuntimeError("expected a step written into Field.spare before Field.flip")
+        self.storage, self._spare = self._spare, self.storage
+        self._set_views()
+
+    def _set_views(self) -> None:
+        self.padded = logical_view(self.storage, self.padding)
+        self.interior = self.padded[self.padding.interior_slices()]
 
     def initialise(self) -> None:
         """Set the interior to the application's initial values."""

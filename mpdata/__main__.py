@@ -84,9 +84,11 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         default=True,
         help="the non-oscillatory option",
     )
-    add("--gauge", default="standard", metavar="standard", help="variant")
-    add("--third-order", action="store_true", help="variant (not in this version)")
-    add("--divergent-flow", action="store_true", help="variant (not in this version)")
+    add(
+        "--gauge", default="standard", metavar="standard|infinite", help="infinite: psi of any sign"
+    )
+    add("--third-order", action="store_true", help="third-order terms in the corrective pass")
+    add("--divergent-flow", action="store_true", help="a term for flows that diverge")
     add("--boundary", metavar="B[,B,B]", help="periodic, open, wall or fixed:VALUE")
     add("--dtype", default="f8", metavar="f8|f4", help="type of all fields (default f8)")
     add("--backend", default="auto", metavar="NAME", help="auto, numpy, numba")

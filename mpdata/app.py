@@ -14,7 +14,7 @@ import numpy as np
 import dmr
 from dmr.gather import slabs
 from mpdata import output
-from mpdata.backends import make_kernels
+from mpdata.backends import make_stepper
 from mpdata.cases import Setup
 from mpdata.cases.setup import open_mesh
 from mpdata.diagnostics import Diagnostics, FinalWriter
@@ -22,7 +22,6 @@ from mpdata.errors import InputError
 from mpdata.flow import Sample, sample, scale_for, scaled, steps_for, unstable
 from mpdata.geometry import Geometry
 from mpdata.halo import HaloExchange
-from mpdata.numerics.step import Stepper
 from mpdata.options import Scheme
 from mpdata.report import Ticker
 from rms.commandline import emit_json
@@ -50,6 +49,9 @@ class RunConfig:
             "case": self.setup.case,
             "iterations": self.scheme.iterations,
             "limiter": self.scheme.limiter,
+            "gauge": "infinite" if self.scheme.infinite_gauge else "standard",
+            "third_order": self.scheme.third_order,
+            "divergent_flow": self.scheme.divergent_flow,
             "boundary": ",".join(str(b) for b in self.setup.boundaries),
             "backend": self.backend,
             **dict(self.setup.identity),
@@ -92,9 +94,10 @@ class Advection(dmr.Application):
                 raise dmr.UsageError(problem)
             self._check_sign(run)
         self.flow = scaled(raw, self.geometry, run.values["scale"], config.dtype, psi.scratch)
-        kernels = make_kernels(config.backend, self.geometry, psi.padded, config.threads)
-        self.stepper = Stepper(self.geometry, scheme, kernels, psi.scratch)
-        self.stepper.warm(psi.scratch(), self.flow.C, self.flow.h)
+        self.stepper = make_stepper(
+            config.backend, self.geometry, scheme, self.flow, psi.scratch, config.threads
+        )
+        self.stepper.warm()
         self.halo = HaloExchange(comm, self.geometry, self._neighbours(run), psi.padded)
         self.ticker = Ticker(run, self.steps(run), config.terminal)
         if "mass_initial" not in run.values:
@@ -111,7 +114,8 @@ class Advection(dmr.Application):
         clock, psi = run.runtime.clock, run.fields["psi"]
         begun = clock()
         self.halo.fill(psi.padded)
-        self.stepper.advance(psi.padded, self.flow.C, self.flow.h)
+        self.stepper.advance(psi.padded, psi.spare, self.flow.C)
+        psi.flip()
         run.values["step_s"].append(clock() - begun)
         done = run.step + 1
         self.ticker.tick(done)
@@ -150,9 +154,10 @@ class Advection(dmr.Application):
         outside = [b.value for b in self.config.setup.boundaries if b.kind == "fixed"]
         low = min([low for low, _ in ends] + outside)
         high = max([high for _, high in ends] + outside)
-        if low < 0 < high and self.config.scheme.iterations > 1:
+        if low < 0 < high and not self.config.scheme.any_sign:
             raise dmr.UsageError(
-                f"expected psi of one sign (or --iterations 1), got values from {low:g} to {high:g}"
+                "expected psi of one sign (or --gauge infinite, or --iterations 1), got values "
+                f"from {low:g} to {high:g}"
             )
 
     def _neighbours(self, run: dmr.Run) -> dict[int, tuple[int | None, int | None]]:
@@ -206,7 +211,7 @@ class Advection(dmr.Application):
 
     def _bytes(self, run: dmr.Run) -> int:
         psi = run.fields["psi"]
-        return int(psi.storage.nbytes) + sum(
+        return int(psi.storage.nbytes + psi.spare.nbytes) + sum(
             part.nbytes for part in (self.flow, self.stepper, self.halo)
         )
 

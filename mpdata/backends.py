@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from mpdata.errors import InputError
+from mpdata.flow import Flow
 from mpdata.geometry import Geometry
-from mpdata.numerics.step import Kernels, NumpyKernels
+from mpdata.numerics.step import ReferenceStepper, Stepper
+from mpdata.options import Scheme
 
 BACKENDS = ("numpy", "numba")
 
@@ -29,12 +32,13 @@ def choose_backend(name: str) -> str:
     return name
 
 
-def make_kernels(name: str, geometry: Geometry, like: Any, threads: int) -> Kernels:
-    """Return a backend's formulas for one block whose arrays are laid out as ``like``."""
-    if name == "numpy" or not geometry.active:
-        return NumpyKernels(geometry)
-    # Imported where chosen: who uses NumPy should not pay half a second for Numba.
-    from mpdata.numerics.numba_backend import NumbaKernels
-
-    n, m, el = (stride // like.itemsize for stride in like.strides)
-    return NumbaKernels(geometry, (n, m, el), threads)
+def make_stepper(
+    name: str,
+    geometry: Geometry,
+    scheme: Scheme,
+    flow: Flow,
+    allocate: Callable[[], Any],
+    threads: int = 1,
+) -> Stepper:
+    """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does."""
+    return ReferenceStepper(geometry, scheme, flow.h, allocate)

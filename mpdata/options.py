@@ -60,20 +60,43 @@ class Scheme:
     Attributes:
         iterations: donor-cell passes; 1 is upwind, 2 the basic scheme.
         limiter: the non-oscillatory option (no effect on one pass).
+        infinite_gauge: the scheme linearised about an infinite background: psi may change sign.
+        third_order: the third-order terms.
+        divergent_flow: the term for flows whose face values do not balance in every cell.
     """
 
     iterations: int = 2
     limiter: bool = True
+    infinite_gauge: bool = False
+    third_order: bool = False
+    divergent_flow: bool = False
 
     def __post_init__(self) -> None:
         if self.iterations not in (1, 2, 3):
             raise InputError(f"expected 1 to 3 iterations, got {self.iterations}")
 
     @property
+    def passes(self) -> int:
+        """Donor-cell passes that are computed.
+
+        In the infinite gauge a third one vanishes: its velocity is of the order 1 / a^2 for a
+        background a, its flux of the order 1 / a.
+        """
+        return min(self.iterations, 2) if self.infinite_gauge else self.iterations
+
+    @property
     def halo(self) -> int:
         """Cells of psi needed around a block for one exchange a step.
 
         Every pass needs one cell more, a limited corrective pass two: its betas look at the
-        faces and extrema of the neighbouring cells. So 1; 2 or 3 limited; 3 or 5 limited.
+        faces and extrema of the neighbouring cells. So 1; 2 or 3 limited; 3 or 5 limited. The
+        third-order terms, in the first corrective pass only, look one cell further.
         """
-        return 1 + (self.iterations - 1) * (2 if self.limiter else 1)
+        corrective = self.passes - 1
+        reach = 2 if self.limiter else 1
+        return 1 + corrective * reach + (self.third_order and corrective > 0)
+
+    @property
+    def any_sign(self) -> bool:
+        """Whether psi may be of both signs: nothing is divided by it."""
+        return self.passes == 1 or self.infinite_gauge

@@ -143,14 +143,13 @@ def _usual_winds(env: Mapping[str, str]) -> tuple[Path, Path] | None:
 def _scheme(arguments: argparse.Namespace) -> Scheme:
     if arguments.gauge not in ("standard", "infinite"):
         raise InputError(f"expected a gauge of standard, infinite, got {arguments.gauge!r}")
-    for wanted, name in (
-        (arguments.gauge == "infinite", "--gauge infinite"),
-        (arguments.third_order, "--third-order"),
-        (arguments.divergent_flow, "--divergent-flow"),
-    ):
-        if wanted:
-            raise InputError(f"{name} is not in this version; expected to run without it")
-    return Scheme(arguments.iterations, arguments.limiter)
+    return Scheme(
+        arguments.iterations,
+        arguments.limiter,
+        arguments.gauge == "infinite",
+        arguments.third_order,
+        arguments.divergent_flow,
+    )
 
 
 def _dtype(name: str) -> np.dtype[Any]:

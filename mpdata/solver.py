@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.backends import choose_backend, make_kernels
+from mpdata.backends import choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
 from mpdata.flow import sample, scale_for, scaled, steps_for, unstable
 from mpdata.geometry import Geometry, fill_edge, wrap_axis
-from mpdata.numerics.step import Stepper
 from mpdata.options import Scheme
 
 Array = npt.NDArray[Any]
@@ -31,7 +30,7 @@ class Solver:
 
     Args:
         setup: the case.
-        scheme: passes and limiter.
+        scheme: passes and options.
         dtype: numpy.float64 or numpy.float32, from end to end.
         backend: ``auto``, ``numpy`` or ``numba``.
         threads: CPU threads.
@@ -60,11 +59,12 @@ class Solver:
         if problem is not None:
             raise InputError(problem)
         self.flow = scaled(raw, self.geometry, scale, dtype, allocate)
-        self._psi = allocate()
+        self._psi, self._next = allocate(), allocate()
         cells = (np.arange(n) for n in setup.grid)
         self.psi[...] = setup.initial(*open_mesh(*cells))
-        kernels = make_kernels(choose_backend(backend), self.geometry, self._psi, threads)
-        self._stepper = Stepper(self.geometry, scheme, kernels, allocate)
+        self._stepper = make_stepper(
+            choose_backend(backend), self.geometry, scheme, self.flow, allocate, threads
+        )
 
     @property
     def psi(self) -> Array:
@@ -85,4 +85,5 @@ class Solver:
                 if self.geometry.boundaries[axis].kind == "periodic":
                     wrap_axis(self._psi, self.geometry, axis)
                 fill_edge(self._psi, self.geometry, axis)
-            self._stepper.advance(self._psi, self.flow.C, self.flow.h)
+            self._stepper.advance(self._psi, self._next, self.flow.C)
+            self._psi, self._next = self._next, self._psi

@@ -12,93 +12,54 @@ from mpdata.numerics import reference
 from mpdata.options import Scheme
 
 Array = Any
+Layers = tuple[int, int]
+"""A half-open range of the interior's layers along axis 0."""
 
 
-class Kernels(Protocol):
-    """The formulas of :mod:`mpdata.numerics.reference`, by whichever backend.
+class Stepper(Protocol):
+    """A scheme on one block, by whichever backend; owns its scratch memory."""
 
-    While ``idle`` is set a call loads what it needs and computes nothing.
-    """
-
-    idle: bool
-
-    def donor_cell(self, out: Array, psi: Array, C: list[Array], h: Array, ring: int) -> None:
-        """One donor-cell pass."""
+    @property
+    def nbytes(self) -> int:
+        """Bytes of scratch."""
         ...
 
-    def antidiffusive_velocity(
-        self, out: Array, a: int, psi: Array, C: list[Array], h: Array, ring: int
-    ) -> None:
-        """Pseudo-velocity normal to axis ``a``."""
+    @property
+    def splits(self) -> bool:
+        """Whether ``layers`` may be less than all."""
         ...
 
-    def betas(
-        self, up: Array, down: Array, before: Array, psi: Array, V: list[Array], h: Array, ring: int
-    ) -> None:
-        """Both betas of the limiter."""
+    def warm(self) -> None:
+        """Compile or load what the first step needs, and compute nothing of the block."""
         ...
 
-    def limit(self, V: Array, a: int, psi: Array, up: Array, down: Array, ring: int) -> None:
-        """Limit a pseudo-velocity in place."""
+    def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
+        """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
         ...
 
 
-class NumpyKernels:
-    """The reference."""
-
-    def __init__(self, geometry: Geometry) -> None:
-        self.geo = geometry
-        self.idle = False
-
-    def donor_cell(self, out: Array, psi: Array, C: list[Array], h: Array, ring: int) -> None:
-        """One donor-cell pass."""
-        if not self.idle:
-            reference.donor_cell(out, psi, C, h, self.geo, ring)
-
-    def antidiffusive_velocity(
-        self, out: Array, a: int, psi: Array, C: list[Array], h: Array, ring: int
-    ) -> None:
-        """Pseudo-velocity normal to axis ``a``."""
-        if not self.idle:
-            reference.antidiffusive_velocity(out, a, psi, C, h, self.geo, ring)
-
-    def betas(
-        self, up: Array, down: Array, before: Array, psi: Array, V: list[Array], h: Array, ring: int
-    ) -> None:
-        """Both betas of the limiter."""
-        if not self.idle:
-            reference.betas(up, down, before, psi, V, h, self.geo, ring)
-
-    def limit(self, V: Array, a: int, psi: Array, up: Array, down: Array, ring: int) -> None:
-        """Limit a pseudo-velocity in place."""
-        if not self.idle:
-            reference.limit(V, a, psi, up, down, self.geo, ring)
-
-
-class Stepper:
-    """Advances one block: owns the scratch arrays of the scheme.
+class ReferenceStepper:
+    """The formulas of :mod:`mpdata.numerics.reference` in their order.
 
     Args:
         geometry: the block.
-        scheme: passes and limiter.
-        kernels: the formulas.
+        scheme: passes and options.
+        h: density.
         allocate: returns a zeroed array of the block's shape in its memory order.
     """
 
+    splits = False
+
     def __init__(
-        self,
-        geometry: Geometry,
-        scheme: Scheme,
-        kernels: Kernels,
-        allocate: Callable[[], Array],
+        self, geometry: Geometry, scheme: Scheme, h: Array, allocate: Callable[[], Array]
     ) -> None:
-        self.geo, self.scheme, self.kernels = geometry, scheme, kernels
-        corrective = scheme.iterations > 1
-        self._iterate = [allocate() for _ in range(2 if scheme.iterations == 3 else 1)]
-        sets = min(scheme.iterations - 1, 2)
+        self.geo, self.scheme, self.h = geometry, scheme, h
+        corrective = scheme.passes - 1
+        self._iterate = [allocate() for _ in range(corrective)]
         empty = np.empty(0)
         self._velocity = [
-            [allocate() if a in geometry.active else empty for a in range(3)] for _ in range(sets)
+            [allocate() if a in geometry.active else empty for a in range(3)]
+            for _ in range(corrective)
         ]
         self._betas = [allocate() for _ in range(2 if corrective and scheme.limiter else 0)]
 
@@ -108,58 +69,44 @@ class Stepper:
         arrays = [*self._iterate, *self._betas, *(v for vs in self._velocity for v in vs)]
         return sum(int(a.nbytes) for a in arrays)
 
-    def warm(self, spare: Array, C: list[Array], h: Array) -> None:
-        """Have every kernel compiled or loaded for these types before the first step.
+    def warm(self) -> None:
+        """NumPy is always ready."""
 
-        ``spare`` is an array that may be overwritten; nothing is computed where kernels can tell.
-        """
-        self.kernels.idle = True
-        self.advance(spare, C, h)
-        self.kernels.idle = False
-
-    def advance(self, psi: Array, C: list[Array], h: Array) -> None:
-        """Advance psi (its halo filled by the caller) by one step, in place."""
+    def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
+        """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
         ring = self.geo.halo - 1
-        now = self._iterate[0]
-        self.kernels.donor_cell(now, psi, C, h, ring)
-        for number in range(self.scheme.iterations - 1):
-            fill_edges(now, self.geo)
+        now = [*self._iterate, out]
+        reference.donor_cell(now[0], psi, C, self.h, self.geo, ring)
+        for number in range(self.scheme.passes - 1):
+            fill_edges(now[number], self.geo)
             V = self._velocity[number]
-            ring = self._correct(V, psi, now, C, h, ring)
-            last = number == self.scheme.iterations - 2
-            after = psi if last else self._iterate[1]
-            self.kernels.donor_cell(after, now, V, h, ring)
-            now, C = after, V
-        if now is not psi:
-            inside = self.geo.cells(0)
-            psi[inside] = now[inside]
+            ring = self._correct(V, number, psi, now[number], C, ring)
+            gauge = self.scheme.infinite_gauge
+            reference.correct(now[number + 1], now[number], V, self.h, self.geo, ring, gauge)
+            C = V
 
     def _correct(
-        self, V: list[Array], before: Array, psi: Array, C: list[Array], h: Array, ring: int
+        self, V: list[Array], number: int, before: Array, psi: Array, C: list[Array], ring: int
     ) -> int:
         """Compute the corrective velocities; return how far around the block the next pass can go.
 
         ``psi`` is valid on ``ring`` cells around the interior: velocities then on the faces of
-        one cell less, and limited ones on one less again.
+        one cell less (two with third-order terms), and limited ones on one less again.
         """
-        ring -= 1
-        for a in self.geo.active:
-            self.kernels.antidiffusive_velocity(V[a], a, psi, C, h, ring)
-            self._close_walls(V[a], a)
-        if self.scheme.limiter:
+        scheme, h, geo = self.scheme, self.h, self.geo
+        terms = reference.Terms(
+            scheme.infinite_gauge,
+            third_order=scheme.third_order and number == 0,
+            divergent_flow=scheme.divergent_flow and number == 0,
+        )
+        ring -= 2 if terms.third_order else 1
+        for a in geo.active:
+            reference.antidiffusive_velocity(V[a], a, psi, C, h, geo, ring, terms)
+        if scheme.limiter:
             up, down = self._betas
-            self.kernels.betas(up, down, before, psi, V, h, ring)
+            gauge = scheme.infinite_gauge
+            reference.betas(up, down, before, psi, V, h, geo, ring, gauge)
             ring -= 1
-            for a in self.geo.active:
-                self.kernels.limit(V[a], a, psi, up, down, ring)
+            for a in geo.active:
+                reference.limit(V[a], a, psi, up, down, geo, ring, gauge)
         return ring
-
-    def _close_walls(self, V: Array, a: int) -> None:
-        if self.geo.boundaries[a].kind != "wall":
-            return
-        faces = V.swapaxes(0, a)
-        low, high = self.geo.touches(a)
-        if low:
-            faces[self.geo.halo] = 0
-        if high:
-            faces[self.geo.halo + self.geo.interior[a]] = 0
