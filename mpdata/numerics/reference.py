@@ -34,7 +34,7 @@ multiply the three denominators of a face: in float32 their product must not und
 
 def epsilon(dtype: npt.DTypeLike) -> Any:
     """Return the number that is added to denominators, in their own type."""
-    kind = np.dtype(dtype)
+    kind: Any = np.dtype(dtype)
     return kind.type(EPSILON[kind.itemsize])
 
 
@@ -65,15 +65,13 @@ class Terms:
 
 
 class Face:
-    """Psi, face values and density around the faces normal to ``a``, as views.
-
-    Calling it with an array and shifts (axis, cells) gives the cells right of the faces moved.
-    """
+    """The faces normal to ``a`` up to ``ring`` around a block, and how to look around from them."""
 
     def __init__(self, geo: Geometry, a: int, ring: int, gauge: bool, eps: Any) -> None:
         self.geo, self.a, self.ring, self.gauge, self.eps = geo, a, ring, gauge, eps
 
     def __call__(self, array: Array, *shifts: tuple[int, int]) -> Array:
+        """Return the cells right of the faces (those before them: (a, -1)), moved by shifts."""
         where = [slice(part.start, part.stop) for part in self.geo.cells(self.ring, extra=self.a)]
         for axis, by in shifts:
             where[axis] = slice(where[axis].start + by, where[axis].stop + by)

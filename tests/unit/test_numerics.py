@@ -283,7 +283,9 @@ def test_the_pseudo_velocity_has_all_cross_terms_and_the_density_at_faces(
     mesh = np.ix_(*geo.global_cells())
     found = np.full(geo.shape, np.nan)
     faces = [values[mesh] for values in lower_faces(whole)]
-    reference.antidiffusive_velocity(found, axis, whole.psi[mesh], faces, whole.h[mesh], geo, 0)
+    reference.antidiffusive_velocity(
+        found, axis, whole.psi[mesh], faces, whole.h[mesh], geo, 0, reference.Terms()
+    )
     wanted = Loops(whole).pseudo_velocity(whole.psi, lower_faces(whole), axis)
     assert np.abs(found[geo.cells(0)] - wanted).max() <= 1e-15
     last = found[geo.cells(0, (axis, 1))].take(-1, axis)
