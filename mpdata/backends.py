@@ -41,4 +41,9 @@ def make_stepper(
     threads: int = 1,
 ) -> Stepper:
     """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does."""
-    return ReferenceStepper(geometry, scheme, flow.h, allocate)
+    if name == "numpy" or not geometry.active:
+        return ReferenceStepper(geometry, scheme, flow.h, allocate)
+    # Imported where chosen: who uses NumPy should not pay half a second for Numba.
+    from mpdata.numerics.numba_backend import NumbaStepper
+
+    return NumbaStepper(geometry, scheme, flow.h, allocate, threads)
