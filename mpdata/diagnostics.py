@@ -31,6 +31,8 @@ class Diagnostics:
         self._largest = 0.0
         self._cells = 0
         self.min, self.max = float("inf"), float("-inf")
+        self.wrong = 0
+        """Cells that are not finite."""
 
     def add(self, start: int, values: Array) -> None:
         """Take the slab of rows ``start`` and following, shape (rows, M, L)."""
@@ -39,12 +41,14 @@ class Diagnostics:
         self._digest.update(np.ascontiguousarray(little).data)
         self.min = min(self.min, float(values.min()))
         self.max = max(self.max, float(values.max()))
+        self.wrong += values.size - int(np.count_nonzero(np.isfinite(values)))
         wide = values.astype(np.float64)
         mesh = self._mesh(start, len(values))
         density = np.broadcast_to(np.asarray(self._setup.density(*mesh), np.float64), wide.shape)
-        self._mass += [float(plane.sum()) for plane in wide * density]
+        with np.errstate(over="ignore", invalid="ignore"):  # counted, and said in words
+            self._mass += [float(plane.sum()) for plane in wide * density]
         self._cells += values.size
-        if self._compare and self._setup.exact is not None:
+        if self._compare and self._setup.exact is not None and not self.wrong:
             exact = np.asarray(self._setup.exact(*mesh), np.float64)
             gap = np.abs(wide - exact)
             self._absolute += [float(plane.sum()) for plane in gap]
@@ -57,8 +61,11 @@ class Diagnostics:
 
     @property
     def mass(self) -> float:
-        """Sum of h psi over cells."""
-        return fsum(self._mass)
+        """Sum of h psi over cells; NaN where it is too large for a number."""
+        try:
+            return fsum(self._mass)
+        except (OverflowError, ValueError):
+            return float("nan")
 
     @property
     def sha256(self) -> str:
@@ -76,21 +83,33 @@ class Diagnostics:
 
 
 class FinalWriter:
-    """Writes the final field as .npy, whole or not at all."""
+    """Writes the final field as .npy, whole or not at all.
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+    Shape (N, M, L), of several tracers (K, N, M, L).
+    """
+
+    def __init__(
+        self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, tracers: int = 1
+    ) -> None:
         self._path = path
         self._part = path.with_name(path.name + ".part")
         self._memory = np.lib.format.open_memmap(
-            self._part, mode="w+", dtype=np.dtype(dtype), shape=shape
+            self._part,
+            mode="w+",
+            dtype=np.dtype(dtype),
+            shape=shape if tracers == 1 else (tracers, *shape),
         )
+        self._tracers = self._memory.reshape(tracers, *shape)
 
-    def add(self, start: int, values: Array) -> None:
-        """Take the slab of rows ``start`` and following."""
-        self._memory[start : start + len(values)] = values
+    def add(self, start: int, values: Array, tracer: int = 0) -> None:
+        """Take a tracer's slab of rows ``start`` and following."""
+        self._tracers[tracer, start : start + len(values)] = values
 
-    def close(self) -> None:
-        """Put the file in its place."""
+    def close(self, *, keep: bool = True) -> None:
+        """Put the file in its place, or throw it away."""
         self._memory.flush()
-        del self._memory
-        self._part.replace(self._path)
+        del self._memory, self._tracers
+        if keep:
+            self._part.replace(self._path)
+        else:
+            self._part.unlink()

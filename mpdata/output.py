@@ -1,4 +1,7 @@
-"""Field output over time: one HDF5 file with psi (time, N, M, L) and its coordinates."""
+"""Field output over time: one HDF5 file with psi (time, N, M, L) and its coordinates.
+
+Further tracers are datasets psi2, psi3, ... of the same shape.
+"""
 
 from __future__ import annotations
 
@@ -25,24 +28,26 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
         with h5py.File(path, "w") as file:
             file.attrs["Conventions"] = "CF-1.10"
             file.attrs["title"] = f"MPDATA, case {setup.case}"
-            psi = file.create_dataset(
-                "psi",
-                (0, n, m, el),
-                dtype=np.dtype(dtype),
-                maxshape=(None, n, m, el),
-                chunks=(1, n, m, el) if n * m * el < 1 << 20 else (1, 1, m, el),
-            )
-            psi.attrs["units"] = "1"
             for name, unit in (("step", "1"), ("time", "s" if setup.duration else "1")):
                 file.create_dataset(name, (0,), dtype="f8", maxshape=(None,))
                 file[name].attrs["units"] = unit
                 file[name].make_scale(name)
-            psi.dims[0].attach_scale(file["time"])
-            for axis, coordinate in enumerate(setup.coordinates or ()):
+            for coordinate in setup.coordinates or ():
                 scale = file.create_dataset(coordinate.name, data=coordinate.values)
                 scale.attrs["units"] = coordinate.units
                 scale.make_scale(coordinate.name)
-                psi.dims[axis + 1].attach_scale(scale)
+            for name in setup.tracers:
+                psi = file.create_dataset(
+                    name,
+                    (0, n, m, el),
+                    dtype=np.dtype(dtype),
+                    maxshape=(None, n, m, el),
+                    chunks=(1, n, m, el) if n * m * el < 1 << 20 else (1, 1, m, el),
+                )
+                psi.attrs["units"] = "1"
+                psi.dims[0].attach_scale(file["time"])
+                for axis, coordinate in enumerate(setup.coordinates or ()):
+                    psi.dims[axis + 1].attach_scale(file[coordinate.name])
     except OSError as error:
         raise InputError(f"expected to write {path}, got: {error}") from None
 
@@ -56,8 +61,9 @@ class Frame:
         except OSError as error:
             raise InputError(f"expected to add a frame to {path}, got: {error}") from None
         number = self._number = int((self._file["step"][:] < step).sum())
-        for name in ("psi", "step", "time"):
-            self._file[name].resize(number + 1, axis=0)
+        for dataset in self._file.values():
+            if dataset.maxshape[0] is None:  # the coordinates have their size
+                dataset.resize(number + 1, axis=0)
         self._file["step"][number] = step
         self._file["time"][number] = time
 
@@ -65,6 +71,6 @@ class Frame:
         """Close the file: the frame is whole."""
         self._file.close()
 
-    def add(self, start: int, values: npt.NDArray[Any]) -> None:
-        """Take the slab of rows ``start`` and following."""
-        self._file["psi"][self._number, start : start + len(values)] = values
+    def add(self, start: int, values: npt.NDArray[Any], tracer: str = "psi") -> None:
+        """Take a tracer's slab of rows ``start`` and following."""
+        self._file[tracer][self._number, start : start + len(values)] = values

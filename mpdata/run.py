@@ -15,7 +15,8 @@ from typing import IO, Any
 import numpy as np
 
 from mpdata.backends import choose_backend
-from mpdata.cases import Request, Setup, array_case, make_setup
+from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
+from mpdata.config import OVERLAP, RunConfig
 from mpdata.errors import InputError
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.report import summary
@@ -56,7 +57,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) -> int:
     import dmr
-    from mpdata.app import Advection, RunConfig
+    from mpdata.app import Advection
 
     config: RunConfig | None = None
     problem: str | None = None
@@ -73,6 +74,7 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
             output_every=_output_every(arguments),
             json=None if arguments.json == "-" else arguments.json,
             terminal=terminal if runtime.comm.size == 1 else None,
+            overlap=_overlap(arguments.overlap),
         )
         plan = _plan(arguments, config.options)
     except InputError as error:
@@ -91,11 +93,21 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
 
 
 def _setup(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
+    _positive(arguments.tracers, "tracer", "--tracers")
+    for option in ("courant", "days"):
+        if arguments.velocities is not None and getattr(arguments, option) is not None:
+            raise InputError(
+                f"--velocities brings its own face values; expected no --{option} with it, got "
+                f"{getattr(arguments, option):g}"
+            )
+    setup = _input_setup(arguments) if arguments.input is not None else _case(arguments, env)
+    return setup if arguments.velocities is None else with_velocities(setup, arguments.velocities)
+
+
+def _case(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
     boundaries = None if arguments.boundary is None else parse_boundaries(arguments.boundary)
     if arguments.steps is not None and arguments.steps < 1:
         raise InputError(f"expected at least 1 step, got {arguments.steps}")
-    if arguments.input is not None:
-        return _input_setup(arguments)
     name = arguments.case or ("winds" if arguments.winds else "sphere")
     if arguments.winds and name != "winds":
         raise InputError(f"expected case winds with --winds, got {name!r}")
@@ -113,6 +125,7 @@ def _setup(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
             winds=tuple(winds) if winds else None,
             month=arguments.month,
             days=arguments.days,
+            tracers=arguments.tracers,
         ),
     )
 
@@ -125,8 +138,13 @@ def _input_setup(arguments: argparse.Namespace) -> Setup:
             )
     if arguments.steps is None:
         raise InputError("expected --steps K with --input, got none")
+    _positive(arguments.steps, "step", "--steps")
     return array_case(
-        arguments.input, parse_boundaries(arguments.boundary or "periodic"), arguments.steps
+        arguments.input,
+        parse_boundaries(arguments.boundary or "periodic"),
+        arguments.steps,
+        arguments.tracers,
+        flow=arguments.velocities is None,
     )
 
 
@@ -162,6 +180,12 @@ def _positive(value: int, what: str, option: str) -> int:
     if value < 1:
         raise InputError(f"expected at least 1 {what} in {option}, got {value}")
     return value
+
+
+def _overlap(name: str) -> str:
+    if name not in OVERLAP:
+        raise InputError(f"expected an overlap of {', '.join(OVERLAP)}, got {name!r}")
+    return name
 
 
 def _output_every(arguments: argparse.Namespace) -> int:

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from mpdata.backends import choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
-from mpdata.flow import sample, scale_for, scaled, steps_for, unstable
+from mpdata.flow import make_flow, sample, scale_for, steps_for, unstable
 from mpdata.geometry import Geometry, fill_edge, wrap_axis
 from mpdata.options import Scheme
+from mpdata.velocities import make_velocities, survey
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +27,10 @@ def count_steps(setup: Setup) -> int:
 
 
 class Solver:
-    """Advects the field of a case.
+    """Advects the field of a case (of several tracers the first).
+
+    A flow that changes in time (``Setup.levels``, ``Setup.face_at``) is taken in the middle of
+    each step.
 
     Args:
         setup: the case.
@@ -53,12 +57,14 @@ class Solver:
         def allocate() -> Array:
             return np.zeros(self.geometry.shape, dtype)
 
-        raw = sample(setup, self.geometry)
-        scale = scale_for(setup, raw.peak)
-        problem = unstable(raw.peak, scale)
+        peak = survey(setup, self.geometry)
+        scale = scale_for(setup, peak)
+        problem = unstable(peak, scale)
         if problem is not None:
             raise InputError(problem)
-        self.flow = scaled(raw, self.geometry, scale, dtype, allocate)
+        self.flow = make_flow(setup, self.geometry, dtype, allocate)
+        self._velocities = make_velocities(setup, self.geometry, self.flow, scale, allocate)
+        self._step = 0
         self._psi, self._next = allocate(), allocate()
         cells = (np.arange(n) for n in setup.grid)
         self.psi[...] = setup.initial(*open_mesh(*cells))
@@ -79,11 +85,18 @@ class Solver:
         return view
 
     def advance(self, steps: int) -> None:
-        """Advance the field by a number of steps."""
+        """Advance the field by a number of steps.
+
+        Raises:
+            InputError: a flow that changes in time is not known or not stable in a step; the
+                field is then the one before that step.
+        """
         for _ in range(steps):
+            self._velocities.move_to(self._step)
             for axis in reversed(self.geometry.active):
                 if self.geometry.boundaries[axis].kind == "periodic":
                     wrap_axis(self._psi, self.geometry, axis)
                 fill_edge(self._psi, self.geometry, axis)
             self._stepper.advance(self._psi, self._next, self.flow.C)
             self._psi, self._next = self._next, self._psi
+            self._step += 1

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from mpdata.cases import analytic
 from mpdata.cases.arrays import array_case
-from mpdata.cases.random_flow import random_case
-from mpdata.cases.setup import Setup, fingerprint
+from mpdata.cases.random_flow import random_case, random_field
+from mpdata.cases.setup import CellFunction, Levels, Setup, fingerprint
+from mpdata.cases.velocityfile import with_velocities
 from mpdata.cases.windfile import read_winds
 from mpdata.cases.winds import winds_case
 from mpdata.errors import InputError
@@ -28,6 +29,7 @@ class Request:
     winds: tuple[Path, Path] | None = None
     month: int = 1
     days: float | None = None
+    tracers: int = 1
 
 
 Builder = Callable[[Request, tuple[int, int, int], Boundaries], Setup]
@@ -163,16 +165,35 @@ def make_setup(name: str, request: Request) -> Setup:
         analytic.fixed_courant(name, request.courant)
     if not 0 <= request.seed < 2**63:
         raise InputError(f"expected a seed from 0 to 2^63 - 1, got {request.seed}")
+    if request.tracers < 1:
+        raise InputError(f"expected at least 1 tracer, got {request.tracers}")
+    if request.seed + request.tracers - 1 >= 2**63:
+        raise InputError(
+            f"expected seeds up to 2^63 - 1, one for each of {request.tracers} tracers, got "
+            f"{request.seed} for the first"
+        )
     if request.days is not None and not 0 < request.days < 1e6:
         raise InputError(f"expected more than 0 and less than 1e6 days, got {request.days:g}")
     grid = request.grid or case.grid
     check_grid(grid)
     setup = case.build(request, grid, request.boundaries or parse_boundaries(case.boundaries))
-    setup = replace(setup, identity=_identity(request, setup))
+    setup = replace(setup, identity=_identity(request, setup), others=_others(request, setup))
     if request.steps is None or request.steps == setup.steps:
         return setup
     # The answer is known at the case's own last step only; a rate keeps its stable dt.
     return replace(setup, steps=request.steps, duration=None, exact=None, norms=None)
+
+
+def _others(request: Request, setup: Setup) -> tuple[CellFunction, ...]:
+    """Return tracers 2, 3, ...: of further seeds in case random, else multiples of the first."""
+    numbers = range(2, request.tracers + 1)
+    if setup.case == "random":
+        return tuple(random_field(setup.grid, request.seed + t - 1) for t in numbers)
+    return tuple(_times(t, setup.initial) for t in numbers)
+
+
+def _times(factor: int, field: CellFunction) -> CellFunction:
+    return lambda i, j, k: factor * field(i, j, k)
 
 
 def _identity(request: Request, setup: Setup) -> tuple[tuple[str, str], ...]:
@@ -192,4 +213,13 @@ def check_grid(grid: tuple[int, int, int]) -> None:
         raise InputError(f"expected at least 1 cell on every axis, got {' '.join(map(str, grid))}")
 
 
-__all__ = ["CASES", "Case", "Request", "Setup", "array_case", "make_setup"]
+__all__ = [
+    "CASES",
+    "Case",
+    "Levels",
+    "Request",
+    "Setup",
+    "array_case",
+    "make_setup",
+    "with_velocities",
+]

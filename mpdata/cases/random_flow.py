@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from mpdata.cases.setup import Array, Index, Setup
+from mpdata.cases.setup import Array, CellFunction, Index, Setup
 from mpdata.options import Boundaries
 
 MODES = 4
@@ -23,9 +23,6 @@ def random_case(
     """psi uniform in [0.5, 2), h in [0.8, 1.2), c the discrete curl of sines on cell edges."""
     potential = _Potential(grid, boundaries, seed)
 
-    def initial(i: Index, j: Index, k: Index) -> Any:
-        return 0.5 + 1.5 * _uniform(grid, seed, PSI, i, j, k)
-
     def density(i: Index, j: Index, k: Index) -> Any:
         return 0.8 + 0.4 * _uniform(grid, seed, DENSITY, i, j, k)
 
@@ -33,13 +30,18 @@ def random_case(
         "random",
         grid,
         boundaries,
-        initial,
+        random_field(grid, seed),
         density,
         potential.face,
         extends=True,
         steps=100,
         courant=courant,
     )
+
+
+def random_field(grid: tuple[int, int, int], seed: int) -> CellFunction:
+    """Return a tracer uniform in [0.5, 2) from a seed."""
+    return lambda i, j, k: 0.5 + 1.5 * _uniform(grid, seed, PSI, i, j, k)
 
 
 def _uniform(

@@ -23,6 +23,8 @@ Array = npt.NDArray[np.floating[Any]]
 Index = npt.NDArray[np.int64]
 CellFunction = Callable[[Index, Index, Index], Any]
 FaceFunction = Callable[[int, Index, Index, Index], Any]
+LevelFunction = Callable[[int, int, Index, Index, Index], Any]
+TimeFunction = Callable[[int, float, Index, Index, Index], Any]
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,19 @@ class Coordinate:
     name: str
     units: str
     values: Array
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A flow known at some times, linear between them.
+
+    Attributes:
+        times: in steps, rising, two at least; the step from n to n + 1 takes n + 1/2.
+        face: face values of (axis, number of the level) on an open mesh of global indices.
+    """
+
+    times: tuple[float, ...]
+    face: LevelFunction
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,11 @@ class Setup:
         coordinates: for output files.
         identity: what else decides the answer (seed, wind file, ...): a checkpoint of another is
             not continued.
+        levels: if not None, face values at some times instead of ``face``.
+        face_at: if not None, face values of (axis, time in steps) instead of ``face``: evaluated
+            at n + 1/2 for the step from n to n + 1. Either needs ``courant`` and ``duration``
+            None.
+        others: psi at cells of the second and any further tracer, as ``initial`` for the first.
     """
 
     case: str
@@ -71,6 +91,16 @@ class Setup:
     norms: Callable[[Sums], dict[str, float]] | None = None
     coordinates: tuple[Coordinate, Coordinate, Coordinate] | None = None
     identity: tuple[tuple[str, str], ...] = ()
+    levels: Levels | None = None
+    face_at: TimeFunction | None = None
+    others: tuple[CellFunction, ...] = ()
+
+    @property
+    def tracers(self) -> dict[str, CellFunction]:
+        """The initial field of every tracer by its name: psi, psi2, psi3, ..."""
+        return dict(
+            zip(tracer_names(1 + len(self.others)), (self.initial, *self.others), strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -81,6 +111,11 @@ class Sums:
     absolute: float
     squared: float
     largest: float
+
+
+def tracer_names(count: int) -> list[str]:
+    """Return psi, psi2, ..., the names of so many tracers in files and reports."""
+    return ["psi", *(f"psi{number}" for number in range(2, count + 1))]
 
 
 def open_mesh(i: Index, j: Index, k: Index) -> tuple[Index, Index, Index]:

@@ -16,9 +16,9 @@ from mpdata.options import parse_boundaries
 pytestmark = pytest.mark.mpi
 
 
-def filled(
+def prepared(
     comm: MPI.Intracomm, grid: tuple[int, int, int], halo: int, kind: str
-) -> tuple[Geometry, np.ndarray]:
+) -> tuple[HaloExchange, np.ndarray]:
     boundaries = parse_boundaries(kind)
     cut = list(grid[:2])
     layout = Decomposition(grid, (0, 1), choose_grid(comm.size, cut, (halo, halo)))
@@ -36,8 +36,15 @@ def filled(
         for axis in (0, 1)
         if layout.parts_along(axis) > 1
     }
-    HaloExchange(comm, geo, neighbours, array).fill(array)
-    return geo, array
+    return HaloExchange(comm, geo, neighbours, array), array
+
+
+def filled(
+    comm: MPI.Intracomm, grid: tuple[int, int, int], halo: int, kind: str
+) -> tuple[Geometry, np.ndarray]:
+    exchange, array = prepared(comm, grid, halo, kind)
+    exchange.fill(array)
+    return exchange.geo, array
 
 
 @pytest.mark.parametrize(
@@ -73,3 +80,35 @@ def test_halo_is_what_the_whole_grid_says(
     inner = geo.cells(halo)
     together(np.array_equal(array[inner], reference[tuple(region)]), f"{kind} {grid} halo {halo}")
     together(not np.isnan(reference[alone.cells(halo)]).any(), "every halo cell is set")
+
+
+@pytest.mark.parametrize("kind", ["periodic", "open", "fixed:-3,periodic,wall"])
+@pytest.mark.parametrize("grid", [(18, 14, 5), (18, 1, 4), (1, 19, 1)])
+@pytest.mark.parametrize("halo", [1, 3])
+def test_started_and_finished_is_filled(
+    world: MPI.Intracomm,
+    together: Callable[..., None],
+    kind: str,
+    grid: tuple[int, int, int],
+    halo: int,
+) -> None:
+    geo, expected = filled(world, grid, halo, kind)
+    exchange, array = prepared(world, grid, halo, kind)
+    inner = geo.cells(halo)
+    exchange.start(array)
+    low, high = exchange.ready
+    seen = array.copy()
+    exchange.finish()
+    exchange.finish()  # nothing under way: nothing happens
+    together(np.array_equal(array[inner], expected[inner]), "the same halo")
+    # What the layers that are ready reach is there before the messages are.
+    reached = list(inner)
+    if 0 in geo.active:
+        reached[0] = slice(low, high + 2 * halo)
+    there = tuple(reached)
+    together(low >= high or np.array_equal(seen[there], expected[there]), f"{low} to {high}")
+    cut = 0 in exchange.neighbours
+    together(cut or (low, high) == (0, geo.interior[0]), "all layers where the axis is not cut")
+    sides = [peer is not None for peer in exchange.neighbours.get(0, (None, None))]
+    waiting = np.isnan(seen[inner]).reshape(seen[inner].shape[0], -1).any(axis=1).sum()
+    together(waiting == halo * sum(sides), f"{waiting} layers wait for messages")

@@ -39,7 +39,7 @@ BAD = [
     (["--output", "x.h5"], "expected --output FILE.h5 and --output-every S"),
     (["--json", "no/such/folder/x.json"], "expected an existing folder for --json"),
     (["--case", "winds", "--winds", "u.nc", "v.nc"], "expected a wind file, got u.nc"),
-    (["--gauge", "infinite"], "--gauge infinite is not in this version"),
+    (["--gauge", "odd"], "expected a gauge of standard, infinite, got 'odd'"),
     (["--frobnicate"], "unrecognized arguments: --frobnicate"),
     (["--input", "missing.npz"], "expected no --case with it"),
 ]

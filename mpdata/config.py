@@ -1,0 +1,81 @@
+"""What ``mpdata run`` was asked for, checked, and what is refused of it before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from mpdata.cases import Setup
+from mpdata.options import Scheme
+
+OVERLAP = ("auto", "on", "off")
+
+SINGLE_LIMIT = 1e12
+"""Largest |psi| in float32 with ratios of psi: products of three sums of it must stay finite."""
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What ``mpdata run`` was asked for, checked.
+
+    Attributes:
+        overlap: whether the layers that need no message along axis 0 are advanced while those
+            are under way (``auto`` means ``on``; the same bits either way).
+    """
+
+    setup: Setup
+    scheme: Scheme
+    dtype: np.dtype[Any]
+    backend: str
+    threads: int = 1
+    final: Path | None = None
+    output: Path | None = None
+    output_every: int = 0
+    json: str | None = None
+    terminal: IO[str] | None = None
+    overlap: str = "auto"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that decide the answer, for reports and for checkpoints."""
+        return {
+            "case": self.setup.case,
+            "iterations": self.scheme.iterations,
+            "limiter": self.scheme.limiter,
+            "gauge": "infinite" if self.scheme.infinite_gauge else "standard",
+            "third_order": self.scheme.third_order,
+            "divergent_flow": self.scheme.divergent_flow,
+            "boundary": ",".join(str(b) for b in self.setup.boundaries),
+            "backend": self.backend,
+            "tracers": len(self.setup.tracers),
+            "velocities": None,
+            **dict(self.setup.identity),
+        }
+
+    def refusal(self, name: str, low: float, high: float) -> str | None:
+        """Return a sentence if the scheme cannot advance a tracer of this range.
+
+        Ranges are those of its initial interior; values outside the grid are added here. The
+        ratios of the standard gauge need a psi of one sign, and room for products of sums.
+        """
+        outside = [b.value for b in self.setup.boundaries if b.kind == "fixed"]
+        low, high = min([low, *outside]), max([high, *outside])
+        if not (isfinite(low) and isfinite(high)):
+            return f"expected finite numbers in {name}, got values from {low:g} to {high:g}"
+        if self.scheme.any_sign:
+            return None
+        if low < 0 < high:
+            return (
+                f"expected {name} of one sign (or --gauge infinite, or --iterations 1), got "
+                f"values from {low:g} to {high:g}"
+            )
+        if self.dtype.itemsize == 4 and max(-low, high) > SINGLE_LIMIT:
+            return (
+                f"expected |{name}| of at most {SINGLE_LIMIT:g} in f4 (or --dtype f8, or --gauge "
+                f"infinite), got values from {low:g} to {high:g}"
+            )
+        return None
