@@ -26,6 +26,20 @@ def count_steps(setup: Setup) -> int:
     return steps_for(setup, scale_for(setup, sample(setup, geometry).peak))
 
 
+ALIGNMENT_BYTES = 128
+
+
+def padded_zeros(geometry: Geometry, dtype: np.dtype[Any]) -> Array:
+    """Return zeros of a block's shape, the first interior cell of every row aligned."""
+    n, m, row = geometry.shape
+    items = ALIGNMENT_BYTES // dtype.itemsize
+    lead = -(geometry.halo if 2 in geometry.active else 0) % items
+    pitch = -(-(lead + row) // items) * items
+    raw = np.zeros(n * m * pitch + items, dtype)
+    start = -(raw.ctypes.data // dtype.itemsize) % items
+    return raw[start : start + n * m * pitch].reshape(n, m, pitch)[:, :, lead : lead + row]
+
+
 class Solver:
     """Advects the field of a case (of several tracers the first).
 
@@ -55,7 +69,7 @@ class Solver:
         self.geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, scheme.halo, setup.boundaries)
 
         def allocate() -> Array:
-            return np.zeros(self.geometry.shape, dtype)
+            return padded_zeros(self.geometry, np.dtype(dtype))
 
         peak = survey(setup, self.geometry)
         scale = scale_for(setup, peak)

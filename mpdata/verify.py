@@ -1,15 +1,17 @@
-"""The published cases, computed again: computed, published, deviation, tolerance."""
+"""The published cases, computed again, and the orders of convergence of all options."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from math import fsum
+from math import floor, fsum, log10
+from typing import Any
 
 import numpy as np
 
 from mpdata.cases import Request, make_setup
 from mpdata.cases.setup import Array, Setup, Sums, open_mesh
+from mpdata.convergence import Order, orders
 from mpdata.errors import InputError
 from mpdata.options import Scheme
 from mpdata.solver import Solver
@@ -70,6 +72,33 @@ class Check:
         """Whether the deviation is within the tolerance."""
         return abs(self.deviation) <= self.tolerance
 
+    @property
+    def heading(self) -> str:
+        """The names of a table's columns."""
+        return (
+            f"{'case':15s} {'quantity':26s} {'computed':>15s} {'published':>13s} "
+            f"{'deviation':>10s} {'allowed':>8s}"
+        )
+
+    def line(self) -> str:
+        """Return the table's row."""
+        return (
+            f"{self.case:15s} {self.quantity:26s} {self.computed:15.8g} {self.published:13.8g} "
+            f"{self.deviation:10.1e} {self.tolerance:8.1e} {'ok' if self.ok else 'NOT MET'}"
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return {
+            "case": self.case,
+            "quantity": self.quantity,
+            "computed": self.computed,
+            "published": self.published,
+            "deviation": self.deviation,
+            "tolerance": self.tolerance,
+            "ok": self.ok,
+        }
+
 
 def difference_sums(setup: Setup, psi: Array) -> Sums:
     """Return the sums from which a case makes its error norms (float64)."""
@@ -113,7 +142,7 @@ def _convergence(backend: str) -> Iterator[Check]:
     for level, value in enumerate(CONVERGENCE):
         setup = make_setup("convergence-1d", Request(grid=(440 * 2**level, 1, 1)))
         found = run_case(setup, VARIANTS["basic"], backend)
-        digit = 10.0 ** (np.floor(np.log10(value)) - 4)
+        digit = 10.0 ** (floor(log10(value)) - 4)
         yield Check("convergence-1d", f"basic dx = 1/{2**level} l2", found["l2"], value, digit / 2)
 
 
@@ -128,6 +157,9 @@ def _periodic(case: str) -> Callable[[str], Iterator[Check]]:
     return checks
 
 
+ORDERS = "orders"
+"""The name under which the orders of convergence are asked for."""
+
 CHECKS: dict[str, Callable[[str], Iterable[Check]]] = {
     "periodic-3x3": _periodic("periodic-3x3"),
     "periodic-3x3-b": _periodic("periodic-3x3-b"),
@@ -137,16 +169,19 @@ CHECKS: dict[str, Callable[[str], Iterable[Check]]] = {
 }
 
 
-def verify(case: str | None = None, backend: str = "auto") -> Iterator[Check]:
-    """Yield the checks of one case, or of all.
+def verify(case: str | None = None, backend: str = "auto") -> Iterator[Check | Order]:
+    """Yield the checks of one case, or of all and the orders.
 
     Raises:
         InputError: no published figures for this case.
     """
-    if case is not None and case not in CHECKS:
+    if case is not None and case not in (*CHECKS, ORDERS):
         raise InputError(
-            f"expected a case with published figures of {', '.join(CHECKS)}, got {case!r}"
+            f"expected a case with published figures of {', '.join(CHECKS)}, or {ORDERS}, got "
+            f"{case!r}"
         )
     for name, checks in CHECKS.items():
         if case in (None, name):
             yield from checks(backend)
+    if case in (None, ORDERS):
+        yield from orders(backend)

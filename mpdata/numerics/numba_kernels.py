@@ -127,7 +127,6 @@ def velocity(
     up_d, down_d = P[z + kd] + P[y + kd], P[z - kd] + P[y - kd]
     up_e, down_e = P[zp] + P[yp], P[zm] + P[ym]
     square = c * c
-    quarter = c * number(0.125)
     if rl is not None:
         # 1 / density at the face is over / under; kept apart, it costs no division of its own.
         over, under = rl * rr, rl + rr
@@ -137,17 +136,20 @@ def velocity(
         both = b_d * b_e
         cross = (md * (up_d - down_d) * b_e + me * (up_e - down_e) * b_d) * a
         if rl is None:
-            v = ((abs(c) - square) * (right - left) * both - quarter * cross) / (a * both)
+            along = (abs(c) - square) * (right - left) * both
+            v = (along - c * number(0.125) * cross) / (a * both)
         else:
-            along = (abs(c) * under - square * over) * (right - left) * both
-            v = (along - quarter * over * cross) / (under * a * both)
+            weighted = c * over
+            along = (abs(c) * under - c * weighted) * (right - left) * both
+            v = (along - weighted * number(0.125) * cross) / (under * a * both)
     else:
         cross = (md * (up_d - down_d) + me * (up_e - down_e)) * number(0.25)
         if rl is None:
-            v = (abs(c) - square) * (right - left) * number(0.5) - quarter * cross
+            v = (abs(c) - square) * (right - left) * number(0.5) - c * number(0.125) * cross
         else:
             slow = over / under
-            v = (abs(c) - square * slow) * (right - left) * number(0.5) - quarter * slow * cross
+            along = (abs(c) - square * slow) * (right - left) * number(0.5)
+            v = along - c * number(0.125) * slow * cross
     if third is not None or divergent is not None:
         slow = number(1) if rl is None else over / under
         if third is not None:
@@ -203,7 +205,8 @@ def slow_row(
             P, y, z, W, y + ONE, z + ONE, y - ONE, z - ONE, b2 + q, bm + q,
             c, md, me, rl, rr, spread, eps, infinite, third, divergent,
         )
-        F[f + q] = v if bare else v * (P[z] if v > zero else P[y])
+        left, right = P[z], P[y]
+        F[f + q] = v if bare else v * (left if v > zero else right)
 
 
 @inline
@@ -232,7 +235,8 @@ def plane_row(
             P, y, y - W, ONE, up, up - W, down, down - W, y + W, y - W - W,
             cm[x], md, me, rl, rr, spread, eps, infinite, third, divergent,
         )
-        Fm[f + q] = v if bare else v * (P[y - W] if v > zero else P[y])
+        left, right = P[y - W], P[y]
+        Fm[f + q] = v if bare else v * (left if v > zero else right)
         w = x - ONE
         if divergent is not None:
             spread = (cc[x + ONE] - cc[w]) + (cm[x + sm] - cm[x]) + (cm[w + sm] - cm[w])
@@ -244,7 +248,8 @@ def plane_row(
             P, y, y - ONE, W, up, up - ONE, down, down - ONE, y + ONE, y - ONE - ONE,
             cc[x], md, me, rl, rr, spread, eps, infinite, third, divergent,
         )
-        Fc[f + q] = v if bare else v * (P[y - ONE] if v > zero else P[y])
+        left, right = P[y - ONE], P[y]
+        Fc[f + q] = v if bare else v * (left if v > zero else right)
 
 
 @inline

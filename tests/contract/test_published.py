@@ -5,6 +5,7 @@ The long cases (sphere, cone) are left to ``mpdata verify``.
 
 from __future__ import annotations
 
+import json
 import os
 import tomllib
 from itertools import pairwise
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from mpdata import verify as published
+from mpdata.__main__ import main
 from mpdata.cases import Request, make_setup
 from mpdata.errors import InputError
 from mpdata.options import Scheme
@@ -29,10 +31,25 @@ REPOSITORY = Path(__file__).parents[2]
     ("case", "figures"), [("periodic-3x3", 3), ("periodic-3x3-b", 3), ("convergence-1d", 4)]
 )
 def test_the_short_cases_meet_every_published_figure(case: str, figures: int, backend: str) -> None:
-    checks = list(verify(case, backend))
+    checks = published_checks(case, backend)
     assert len(checks) == figures
     assert {check.case for check in checks} == {case}
     assert [check.quantity for check in checks if not check.ok] == []
+
+
+def published_checks(case: str, backend: str) -> list[Check]:
+    checks = list(verify(case, backend))
+    assert all(isinstance(check, Check) for check in checks)
+    return [check for check in checks if isinstance(check, Check)]
+
+
+@pytest.mark.parametrize("case", ["periodic-3x3", "convergence-1d"])
+def test_the_command_writes_its_report(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--case", case, "--backend", "numpy", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["orders"] == []
+    assert {check["case"] for check in report["checks"]} == {case}
 
 
 def test_a_check_fails_outside_its_tolerance_only() -> None:
@@ -51,7 +68,7 @@ def test_all_published_cases_can_be_run_by_name() -> None:
 
 
 def test_the_order_of_convergence_is_second() -> None:
-    errors = [check.computed for check in verify("convergence-1d", "numpy")]
+    errors = [check.computed for check in published_checks("convergence-1d", "numpy")]
     ratios = [coarse / fine for coarse, fine in pairwise(errors)]
     assert all(3.5 < ratio < 4.5 for ratio in ratios)
 

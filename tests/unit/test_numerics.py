@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from combinations import Combination, rough
+from scalar_loops import Loops, lower_faces
 from whole_grids import Whole, as_setup, evaluate
 
 from mpdata.cases import Request, Setup, make_setup
@@ -19,14 +20,26 @@ from mpdata.options import Boundary, Scheme, parse_boundaries
 from mpdata.solver import Solver
 
 Array = npt.NDArray[np.float64]
-Cell = tuple[int, int, int]
 Triple = tuple[int, int, int]
 
-EPS = 1e-15
 CUBE, PLANE, LINE = (7, 6, 5), (8, 7, 1), (12, 1, 1)
 PERIODIC = parse_boundaries("periodic")
-SCHEMES = [Scheme(n, limiter) for n in (1, 2, 3) for limiter in (False, True)][1:]
-LIMITED = [Scheme(1), Scheme(2), Scheme(3)]
+VARIANTS = [
+    Scheme(2, False, infinite_gauge=True),
+    Scheme(2, True, infinite_gauge=True, third_order=True),
+    Scheme(2, False, third_order=True, divergent_flow=True),
+    Scheme(3, True, third_order=True),
+]
+SCHEMES = [*(Scheme(n, limiter) for n in (1, 2, 3) for limiter in (False, True)), *VARIANTS][1:]
+LIMITED = [scheme for scheme in SCHEMES if scheme.limiter]
+CORRECTED = [
+    Scheme(iterations, limiter, gauge, third, divergent)
+    for iterations in (2, 3)
+    for limiter in (False, True)
+    for gauge in (False, True)
+    for third in (False, True)
+    for divergent in (False, True)
+]
 KINDS = ["periodic", "open", "wall", "fixed:1.7", "periodic,wall,open", "open,fixed:1.7,wall"]
 
 
@@ -147,104 +160,13 @@ def test_corrective_passes_bring_the_answer_nearer(iterations: int, limiter: boo
     assert errors[1] < 0.9 * errors[0]
 
 
-# Plain loops over a small periodic grid, written from the formulas alone. ``c[a][cell]`` is the
-# face between a cell and the one below it along axis a.
-
-
-def cells(shape: tuple[int, ...]) -> Iterator[Cell]:
-    n, m, el = shape
-    yield from product(range(n), range(m), range(el))
-
-
-class Loops:
-    """Scalar MPDATA on a periodic grid."""
-
-    def __init__(self, whole: Whole) -> None:
-        self.shape = whole.psi.shape
-        self.h = whole.h
-        self.axes = whole.active
-
-    def at(self, cell: Cell, *moves: tuple[int, int]) -> Cell:
-        """Return a cell moved along axes, around the edges."""
-        place = list(cell)
-        for axis, by in moves:
-            place[axis] = (place[axis] + by) % self.shape[axis]
-        return place[0], place[1], place[2]
-
-    def flux(self, psi: Array, c: Array, a: int, cell: Cell) -> float:
-        """Return what flows up through the face below a cell."""
-        speed = float(c[cell])
-        return speed * float(psi[self.at(cell, (a, -1))] if speed > 0 else psi[cell])
-
-    def donor_cell(self, psi: Array, c: list[Array]) -> Array:
-        new = np.empty_like(psi)
-        for cell in cells(psi.shape):
-            gain = 0.0
-            for a in self.axes:
-                gain += self.flux(psi, c[a], a, cell)
-                gain -= self.flux(psi, c[a], a, self.at(cell, (a, 1)))
-            new[cell] = psi[cell] + gain / self.h[cell]
-        return new
-
-    def pseudo_velocity(self, psi: Array, c: list[Array], a: int) -> Array:
-        """V = (|C| - C^2/Gbar) A - C/(2 Gbar) sum over e of Cbar_e B_e."""
-        found = np.empty_like(psi)
-        for cell in cells(psi.shape):
-            below = self.at(cell, (a, -1))
-            speed, g = float(c[a][cell]), 0.5 * (self.h[below] + self.h[cell])
-            gradient = (psi[cell] - psi[below]) / (psi[cell] + psi[below] + EPS)
-            cross = 0.0
-            for e in self.axes:
-                if e == a:
-                    continue
-                upper = psi[self.at(cell, (e, 1))] + psi[self.at(below, (e, 1))]
-                lower = psi[self.at(cell, (e, -1))] + psi[self.at(below, (e, -1))]
-                faces = (cell, self.at(cell, (e, 1)), below, self.at(below, (e, 1)))
-                mean = sum(float(c[e][face]) for face in faces) / 4
-                cross += mean * (upper - lower) / (upper + lower + EPS)
-            found[cell] = (abs(speed) - speed**2 / g) * gradient - speed / (2 * g) * cross
-        return found
-
-    def betas(self, before: Array, psi: Array, v: list[Array]) -> tuple[Array, Array]:
-        """Return the shares of inflow and outflow that make no new extremum."""
-        up, down = np.empty_like(psi), np.empty_like(psi)
-        for cell in cells(psi.shape):
-            around = [self.at(cell, (a, by)) for a in self.axes for by in (-1, 1)] + [cell]
-            known = [float(field[at]) for field in (before, psi) for at in around]
-            inflow = outflow = 0.0
-            for a in self.axes:
-                below = self.flux(psi, v[a], a, cell)
-                above = self.flux(psi, v[a], a, self.at(cell, (a, 1)))
-                inflow += max(below, 0.0) + max(-above, 0.0)
-                outflow += max(-below, 0.0) + max(above, 0.0)
-            up[cell] = (max(known) - psi[cell]) * self.h[cell] / (inflow + EPS)
-            down[cell] = (psi[cell] - min(known)) * self.h[cell] / (outflow + EPS)
-        return up, down
-
-    def limited(self, before: Array, psi: Array, v: list[Array]) -> list[Array]:
-        up, down = self.betas(before, psi, v)
-        found = [values.copy() for values in v]
-        for a in self.axes:
-            for cell in cells(psi.shape):
-                below = self.at(cell, (a, -1))
-                rising = min(1.0, down[below], up[cell])
-                falling = min(1.0, up[below], down[cell])
-                found[a][cell] *= rising if v[a][cell] > 0 else falling
-        return found
-
-    def step(self, before: Array, c: list[Array], scheme: Scheme) -> Array:
-        psi = self.donor_cell(before, c)
-        for _ in range(scheme.iterations - 1):
-            v = [self.pseudo_velocity(psi, c, a) if a in self.axes else psi for a in range(3)]
-            if scheme.limiter:
-                v = self.limited(before, psi, v)
-            psi, c = self.donor_cell(psi, v), v
-        return psi
-
-
 def stable(grid: Triple, seed: int = 1) -> Whole:
     """Return a random case on its whole grid, scaled as it will be run."""
-    setup = random_setup(grid, seed=seed)
+    return scaled(random_setup(grid, seed=seed))
+
+
+def scaled(setup: Setup) -> Whole:
+    grid = setup.grid
     flow = Solver(setup, Scheme(1), backend="numpy").flow
     whole = evaluate(setup)
     inner = [
@@ -255,10 +177,10 @@ def stable(grid: Triple, seed: int = 1) -> Whole:
     return Whole(whole.psi, whole.h, (c[0], c[1], c[2]))
 
 
-def lower_faces(whole: Whole) -> list[Array]:
-    """Return the faces below every cell, one for each cell."""
-    n, m, el = whole.psi.shape
-    return [c[:n, :m, :el] for c in whole.c]
+def divergent(grid: Triple, seed: int = 1, *, signs: bool = False) -> Whole:
+    """Return rough fields and a flow that diverges in every cell, scaled as it will be run."""
+    row = Combination("periodic", "NML", 2, True, "standard", True, True, "f8", "given")
+    return scaled(rough(row, grid, signs=signs, seed=seed))
 
 
 TINY = [(3, 4, 2), (4, 3, 1), (1, 3, 4), (5, 1, 1)]
@@ -267,38 +189,89 @@ TINY = [(3, 4, 2), (4, 3, 1), (1, 3, 4), (5, 1, 1)]
 @pytest.mark.parametrize("grid", TINY, ids=str)
 def test_one_iteration_is_the_donor_cell_formula(grid: Triple) -> None:
     whole = stable(grid)
-    wanted = Loops(whole).donor_cell(whole.psi, lower_faces(whole))
+    wanted = Loops(whole, Scheme(1)).donor_cell(whole.psi, lower_faces(whole))
     found = advanced(as_setup(whole, PERIODIC), Scheme(1), 1).psi
     assert np.abs(found - wanted).max() <= 1e-15 * 4
     assert np.abs(found - whole.psi).max() > 0.01
 
 
+TERMS = [
+    reference.Terms(gauge, third, divergent)
+    for gauge in (False, True)
+    for third in (False, True)
+    for divergent in (False, True)
+]
+
+
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_the_pseudo_velocity_has_all_cross_terms_and_the_density_at_faces(
-    axis: int, seed: int
+@pytest.mark.parametrize("terms", TERMS, ids=str)
+@pytest.mark.parametrize("grid", [(4, 5, 3), (4, 1, 3), (1, 5, 3), (4, 5, 1)], ids=str)
+def test_the_pseudo_velocity_has_all_its_terms_and_the_density_at_faces(
+    grid: Triple, terms: reference.Terms, axis: int, seed: int
 ) -> None:
-    whole = stable((4, 5, 3), seed)
+    if grid[axis] == 1:
+        axis = grid.index(max(grid))
+    whole = divergent(grid, seed, signs=terms.infinite_gauge)
     geo = Geometry(whole.psi.shape, (0, 0, 0), whole.psi.shape, 2, PERIODIC)
     mesh = np.ix_(*geo.global_cells())
     found = np.full(geo.shape, np.nan)
     faces = [values[mesh] for values in lower_faces(whole)]
     reference.antidiffusive_velocity(
-        found, axis, whole.psi[mesh], faces, whole.h[mesh], geo, 0, reference.Terms()
+        found, axis, whole.psi[mesh], faces, whole.h[mesh], geo, 0, terms
     )
-    wanted = Loops(whole).pseudo_velocity(whole.psi, lower_faces(whole), axis)
-    assert np.abs(found[geo.cells(0)] - wanted).max() <= 1e-15
+    scheme = Scheme(
+        2,
+        infinite_gauge=terms.infinite_gauge,
+        third_order=terms.third_order,
+        divergent_flow=terms.divergent_flow,
+    )
+    wanted = Loops(whole, scheme).pseudo_velocity(whole.psi, lower_faces(whole), axis)
+    assert np.abs(found[geo.cells(0)] - wanted).max() <= 2e-15
     last = found[geo.cells(0, (axis, 1))].take(-1, axis)
-    assert np.abs(last - wanted.take(0, axis)).max() <= 1e-15
+    assert np.abs(last - wanted.take(0, axis)).max() <= 2e-15
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[1:], ids=str)
+@pytest.mark.parametrize("scheme", CORRECTED, ids=str)
 @pytest.mark.parametrize("grid", TINY, ids=str)
 def test_a_step_is_what_plain_loops_give(grid: Triple, scheme: Scheme) -> None:
-    whole = stable(grid)
-    wanted = Loops(whole).step(whole.psi, lower_faces(whole), scheme)
-    found = advanced(as_setup(whole, PERIODIC), scheme, 1).psi
-    assert np.abs(found - wanted).max() <= 1e-13
+    for whole in (stable(grid), divergent(grid, signs=scheme.any_sign)):
+        wanted = Loops(whole, scheme).step(whole.psi, lower_faces(whole))
+        found = advanced(as_setup(whole, PERIODIC), scheme, 1).psi
+        assert np.abs(found - wanted).max() <= 1e-13
+
+
+@pytest.mark.parametrize("gauge", [False, True])
+@pytest.mark.parametrize("limiter", [False, True])
+def test_further_terms_make_a_difference(gauge: bool, limiter: bool) -> None:
+    whole = divergent(CUBE)
+    setup = as_setup(whole, PERIODIC)
+    terms = [(third, divergent) for third in (False, True) for divergent in (False, True)]
+    found = [advanced(setup, Scheme(2, limiter, gauge, *which), 1).psi for which in terms]
+    gaps = [np.abs(a - b).max() for n, a in enumerate(found) for b in found[:n]]
+    assert min(gaps) > 1e-3
+
+
+@pytest.mark.parametrize("scheme", CORRECTED, ids=str)
+def test_a_flow_without_divergence_has_no_term_for_it(scheme: Scheme) -> None:
+    setup = random_setup(CUBE)
+    plain = advanced(setup, replace(scheme, divergent_flow=False), 3).psi
+    psi = advanced(setup, replace(scheme, divergent_flow=True), 3).psi
+    assert np.abs(psi - plain).max() <= 1e-14
+
+
+@pytest.mark.parametrize("third", [False, True])
+@pytest.mark.parametrize("limiter", [False, True])
+@pytest.mark.parametrize("shift", [-3.0, 100.0])
+def test_the_infinite_gauge_does_not_see_a_background(
+    shift: float, limiter: bool, third: bool
+) -> None:
+    setup = random_setup(CUBE)
+    inside = setup.initial
+    moved = replace(setup, initial=lambda i, j, k: inside(i, j, k) + shift)
+    scheme = Scheme(2, limiter, infinite_gauge=True, third_order=third)
+    psi = advanced(setup, scheme, 5).psi
+    assert np.abs(advanced(moved, scheme, 5).psi - shift - psi).max() <= 1e-13 * (1 + abs(shift))
 
 
 def embedded(whole: Whole, axes: tuple[int, ...]) -> Whole:
