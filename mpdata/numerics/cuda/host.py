@@ -1,0 +1,83 @@
+"""The CUDA source on the host: compiled with a small shim, so that its arithmetic can be checked.
+
+It is no backend: threads are fibres that take turns, thousands of times slower than a GPU. Races
+show only where the order of the turns matters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy.typing as npt
+
+from mpdata.numerics.cuda.job import HERE, Macros, source
+from mpdata.numerics.cuda.stepper import Plan
+
+FLAGS = (
+    *("-std=c++17", "-O1", "-shared", "-fPIC", "-x", "c++"),
+    *("-ffp-contract=off", "-Wno-unknown-pragmas", "-DON_HOST"),
+)
+
+
+def compiler() -> str | None:
+    """Return the host's C++ compiler, or None."""
+    return next(filter(None, map(shutil.which, ("g++", "c++", "clang++"))), None)
+
+
+class HostLauncher:
+    """The kernels in a shared library; ``downwards`` is the order in which threads take turns."""
+
+    units = 1
+
+    def __init__(self, library: Path, *, downwards: bool = False) -> None:
+        self._kernels, self._downwards = ctypes.CDLL(str(library)), downwards
+
+    @property
+    def job_bytes(self) -> int:
+        """Size of ``struct Job`` as the compiler lays it out."""
+        return int(self._kernels.job_bytes())
+
+    def run(self, plan: Plan) -> None:
+        """Run all launches in their order."""
+        for launch in plan.launches:
+            kernel = getattr(self._kernels, launch.kernel)
+            grid, block = ((ctypes.c_int * 3)(*size) for size in (launch.grid, launch.block))
+            kernel(ctypes.c_void_p(launch.job.ctypes.data), grid, block, int(self._downwards))
+
+
+def build_in(
+    folder: Path, *, downwards: bool = False
+) -> Callable[[Macros, npt.DTypeLike], HostLauncher]:
+    """Return what compiles the kernels for the host, once for the same options.
+
+    Raises:
+        RuntimeError: no compiler, or the source does not compile.
+    """
+
+    def build(options: Macros, dtype: npt.DTypeLike) -> HostLauncher:
+        return HostLauncher(compiled(options, folder), downwards=downwards)
+
+    return build
+
+
+def compiled(options: Macros, folder: Path) -> Path:
+    """Return the library for some options, compiled if ``folder`` has none yet."""
+    defines = [f"-D{name}={value}" for name, value in options.items()]
+    text = source()
+    name = hashlib.sha256("\n".join([text, *defines]).encode()).hexdigest()[:16]
+    library = folder / f"kernels-{name}.so"
+    if library.exists():
+        return library
+    tool = compiler()
+    if tool is None:
+        raise RuntimeError("expected a C++ compiler (g++, c++ or clang++), got none")
+    command = [tool, *FLAGS, *defines, f"-I{HERE}", "-o", str(library), "-"]
+    done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"expected the CUDA source to compile for the host, got:\n{done.stderr}")
+    return library

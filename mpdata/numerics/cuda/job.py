@@ -1,0 +1,119 @@
+"""What the CUDA source is given: the job of one launch, and the options as macros."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.geometry import Geometry
+from mpdata.numerics.reference import EPSILON
+from mpdata.options import Scheme
+
+HERE = Path(__file__).parent
+CELL_BLOCK = (64, 4, 1)
+"""Threads of a block of the kernels that go cell by cell."""
+
+FAR = 1 << 30
+"""Further away than any cell: where the domain has no edge."""
+
+Macros = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Shape of the streaming kernels' blocks; it decides the speed and no bit of the answer.
+
+    Attributes:
+        x, y: columns of a block, those included that only serve their neighbours.
+        chunk: planes that a block works on.
+        blocks: blocks that should fit on one multiprocessor: a bound on registers.
+        unroll: planes in one round of the loop.
+    """
+
+    x: int = 32
+    y: int = 16
+    chunk: int = 128
+    blocks: int = 1
+    unroll: int = 1
+
+
+def job_type(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Return the layout of ``struct Job`` (job.cuh), field by field."""
+    real, pointer = np.dtype(dtype), np.dtype(np.uint64)
+    fields: list[tuple[Any, ...]] = [(name, pointer) for name in ("before", "psi", "out", "h")]
+    fields += [(name, pointer, 3) for name in ("c", "v", "kept")]
+    fields += [(name, pointer) for name in ("up", "down")]
+    fields += [(name, np.int64, 3) for name in ("stride", "out_stride")]
+    fields += [(name, np.int32, 3) for name in ("first", "count", "low", "high", "fixed")]
+    fields += [("value", real, 3), ("chunk", np.int32), ("extra", np.int32)]
+    return np.dtype(fields, align=True)
+
+
+def macros(
+    scheme: Scheme, dtype: npt.DTypeLike, order: tuple[int, ...], *, unit: bool, tile: Tile
+) -> Macros:
+    """Return the options of kernels.cu.
+
+    Args:
+        scheme: passes and options.
+        dtype: float32 or float64.
+        order: the grid's active axes as they lie in memory, the contiguous one first.
+        unit: whether h is 1 in every cell: it is then neither read nor divided by. The bits are
+            the same.
+        tile: shape of the streaming kernels' blocks.
+    """
+    real = np.dtype(dtype)
+    fill = [order.index(axis) for axis in sorted(order)] + [0, 0, 0]
+    return {
+        "REAL": {4: "float", 8: "double"}[real.itemsize],
+        "EPSILON": repr(EPSILON[real.itemsize]),
+        "AXES": str(len(order)),
+        **{f"FILL_{n}": str(fill[n]) for n in range(3)},
+        "LIMITER": str(int(scheme.limiter)),
+        "GAUGE": str(int(scheme.infinite_gauge)),
+        "THIRD_ORDER": str(int(scheme.third_order)),
+        "DIVERGENT": str(int(scheme.divergent_flow)),
+        "UNIT_DENSITY": str(int(unit)),
+        "CELL_THREADS": str(CELL_BLOCK[0] * CELL_BLOCK[1] * CELL_BLOCK[2]),
+        "TILE_X": str(tile.x),
+        "TILE_Y": str(tile.y),
+        "TILE_BLOCKS": str(tile.blocks),
+        "TILE_UNROLL": str(tile.unroll),
+    }
+
+
+def source() -> str:
+    """Return kernels.cu with its own headers in it: one text, as NVRTC takes it."""
+
+    def inlined(match: re.Match[str]) -> str:
+        # The host's header is for the host's compiler, which finds it by itself.
+        name = match[1]
+        return match[0] if name == "host.hpp" else _text(name).replace("#pragma once", "")
+
+    return re.sub(r'#include "(.*)"', inlined, _text("kernels.cu"))
+
+
+def _text(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def memory_axes(geometry: Geometry, strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the active axes by their strides, the contiguous one first."""
+    return tuple(sorted(geometry.active, key=lambda axis: strides[axis]))
+
+
+def edges(geometry: Geometry, order: tuple[int, ...]) -> dict[str, list[float]]:
+    """Return the job's fields on what lies outside the domain."""
+    low, high, fixed, value = [-FAR] * 3, [FAR] * 3, [0] * 3, [0.0] * 3
+    for at, axis in enumerate(order):
+        below, above = geometry.touches(axis)
+        low[at] = 0 if below else -FAR
+        high[at] = geometry.interior[axis] - 1 if above else FAR
+        fixed[at] = int(geometry.boundaries[axis].kind == "fixed")
+        value[at] = geometry.boundaries[axis].value
+    return {"low": list(low), "high": list(high), "fixed": list(fixed), "value": value}

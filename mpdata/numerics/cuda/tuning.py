@@ -1,0 +1,90 @@
+"""Block sizes of the streaming kernels, tried out once and kept for each device.
+
+They decide the speed alone: every tile gives the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.numerics.cuda.job import Tile
+from mpdata.options import Scheme
+
+TILES = tuple(
+    Tile(x, y, chunk, blocks, unroll)
+    for x, y, blocks in (
+        (32, 12, 1),
+        (32, 12, 2),
+        (32, 16, 1),
+        (32, 16, 2),
+        (32, 20, 1),
+        (36, 14, 1),
+        (64, 8, 1),
+        (64, 12, 1),
+        (64, 16, 1),
+    )
+    for unroll in (1, 2)
+    for chunk in (64, 256)
+)
+"""What is tried: columns, and blocks on a multiprocessor, such as fit the registers."""
+
+
+def store_path(env: Mapping[str, str]) -> Path:
+    """Return where tuned tiles are kept."""
+    base = env.get("XDG_CACHE_HOME") or str(Path(env.get("HOME", "~")).expanduser() / ".cache")
+    return Path(base) / "malleable-mpi" / "cuda-tiles.json"
+
+
+def key_of(device: str, scheme: Scheme, dtype: npt.DTypeLike, variant: str) -> str:
+    """Return under which name a tile is kept: what decides the kernel and where it runs."""
+    variant = "fused" if variant == "auto" else variant
+    options = f"limiter={scheme.limiter} gauge={scheme.infinite_gauge}"
+    return f"{device} | {variant} | f{np.dtype(dtype).itemsize} | {options}"
+
+
+def recall(path: Path, key: str) -> Tile | None:
+    """Return the tile kept under a key; None if there is none, or none that can be read."""
+    try:
+        return Tile(**json.loads(path.read_text(encoding="utf-8"))[key])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep(path: Path, key: str, tile: Tile) -> None:
+    """Keep a tile; processes that tune at once each leave a whole file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        kept = {}
+    kept[key] = asdict(tile)
+    beside = path.with_suffix(f".{os.getpid()}")
+    beside.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def best(tiles: Iterable[Tile], seconds: Callable[[Tile], float | None]) -> tuple[Tile, float]:
+    """Return the fastest tile and its time.
+
+    Args:
+        tiles: what to try.
+        seconds: measures a step with a tile; None where it does not run on this device.
+
+    Raises:
+        RuntimeError: none of them runs.
+    """
+    found: tuple[Tile, float] | None = None
+    for tile in tiles:
+        taken = seconds(tile)
+        if taken is not None and (found is None or taken < found[1]):
+            found = tile, taken
+    if found is None:
+        raise RuntimeError("expected a tile that runs on this device, got none")
+    return found

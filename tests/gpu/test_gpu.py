@@ -1,0 +1,160 @@
+"""The CUDA source on a GPU: the reference's answer, the same bits however it is run, no races."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpdata.errors import InputError
+from mpdata.numerics.cuda import check, halo
+from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper, load_cupy
+from mpdata.numerics.cuda.host import build_in, compiler
+from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.stepper import CudaStepper, streams
+from mpdata.options import Scheme, parse_boundaries
+
+try:
+    cupy = load_cupy()
+except InputError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+Triple = tuple[int, int, int]
+
+TOLERANCE = {"f8": 1e-13, "f4": 5e-6}
+BOUNDARIES = ["periodic", "wall,open,fixed:1.5", "fixed:1.2,periodic,fixed:0.7"]
+ALL = Scheme(2, True, True, True, True)
+SCHEMES = [
+    Scheme(1),
+    Scheme(2, limiter=False),
+    Scheme(2),
+    Scheme(2, infinite_gauge=True),
+    Scheme(2, divergent_flow=True),
+    Scheme(2, third_order=True),
+    ALL,
+    Scheme(3, limiter=False),
+    Scheme(3),
+    Scheme(3, third_order=True, divergent_flow=True),
+]
+# More than one tile of 32 x 16 and more than one chunk, no side a multiple of either.
+GRID: Triple = (45, 70, 31)
+FLAT: list[Triple] = [(45, 70, 1), (70, 1, 31), (1, 1, 70)]
+
+
+def block_of(
+    xp: Any, grid: Triple, scheme: Scheme, boundaries: str = "periodic", dtype: str = "f8"
+) -> check.Block:
+    return check.random_block(xp, grid, scheme, parse_boundaries(boundaries), dtype)
+
+
+def stepper_on(
+    block: check.Block, variant: str = "auto", tile: Tile | None = None, **more: Any
+) -> CupyStepper:
+    return CupyStepper(block.geo, block.scheme, block.h, block.allocate, variant, tile, **more)
+
+
+def on_device(block: check.Block, *given: Any, steps: int = 2, **more: Any) -> Any:
+    return cupy.asnumpy(check.after(block, stepper_on(block, *given, **more), steps))
+
+
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_every_variant_gives_the_answer_of_the_reference(scheme: Scheme, dtype: str) -> None:
+    grids = [GRID, *(FLAT if scheme in (Scheme(2), ALL) else [])]
+    for grid in grids:
+        for boundaries in BOUNDARIES:
+            host = block_of(np, grid, scheme, boundaries, dtype)
+            expected = check.after(host, check.reference(host))
+            device = block_of(cupy, grid, scheme, boundaries, dtype)
+            variants = ("four", "two", "fused") if streams(scheme, host.geo) else ("four",)
+            found = [on_device(device, variant) for variant in variants]
+            for variant, answer in zip(variants, found, strict=True):
+                away = check.difference(answer, expected)
+                assert away <= TOLERANCE[dtype], (grid, boundaries, variant)
+            assert len({answer.tobytes() for answer in found}) == 1, (grid, boundaries)
+
+
+@pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_the_host_check_stands_for_the_device(dtype: str, tmp_path: Path) -> None:
+    host, device = (block_of(xp, GRID, Scheme(2), BOUNDARIES[1], dtype) for xp in (np, cupy))
+    stepper = CudaStepper(host.geo, host.scheme, host.h, host.allocate, build_in(tmp_path), "four")
+    assert check.after(host, stepper).tobytes() == on_device(device, "four").tobytes()
+
+
+@pytest.mark.parametrize("variant", ["four", "two", "fused"])
+@pytest.mark.parametrize("boundaries", BOUNDARIES[:2])
+def test_cuts_change_no_bit(boundaries: str, variant: str) -> None:
+    whole = block_of(cupy, GRID, Scheme(2), boundaries)
+    expected = on_device(whole, variant, steps=1)
+    n, m, el = GRID
+    for rows in ((0, 20), (20, n)):
+        for columns in ((0, 33), (33, m)):
+            part = check.cut(whole, (rows[0], columns[0], 0), (rows[1], columns[1], el))
+            out = part.allocate()
+            stepper_on(part, variant).advance(part.psi, out, part.C)
+            wanted = expected[rows[0] : rows[1], columns[0] : columns[1]]
+            assert cupy.asnumpy(out[part.geo.cells(0)]).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("variant", ["two", "fused"])
+@pytest.mark.parametrize("dtype", ["f8", "f4"])
+def test_tiles_and_repetition_change_no_bit(dtype: str, variant: str) -> None:
+    # A race would most likely differ from run to run and from tile to tile.
+    block = block_of(cupy, (100, 130, 40), Scheme(2), "open,periodic,wall", dtype)
+    tiles = [Tile(), Tile(unroll=2), Tile(16, 9, 20), Tile(64, 8, 64)]
+    answers = {on_device(block, variant, tile).tobytes() for tile in tiles for _ in range(10)}
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("variant", ["four", "two", "fused"])
+def test_layers_by_themselves_make_the_whole(variant: str) -> None:
+    block = block_of(cupy, GRID, Scheme(2), "wall,open,periodic")
+    expected = on_device(block, variant, steps=1)
+    stepper, out = stepper_on(block, variant), block.allocate()
+    for layers in ((3, 42), (0, 3), (42, 45)):
+        stepper.advance(block.psi, out, block.C, layers)
+    assert cupy.asnumpy(out[block.geo.cells(0)]).tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("variant", ["four", "two"])
+def test_graphs_change_no_bit(variant: str) -> None:
+    block = block_of(cupy, GRID, Scheme(2), "open")
+    plain = on_device(block, variant, steps=6)
+    assert on_device(block, variant, steps=6, graphs=True).tobytes() == plain.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_messages_go_by_pinned_memory(dtype: str) -> None:
+    block = block_of(cupy, GRID, Scheme(2), dtype=dtype)
+    launcher = CupyLauncher(halo.packing_macros(dtype))
+    where = (slice(2, 5), slice(1, 70), slice(0, 37))
+    message = halo.cupy_message(cupy, launcher, (3, 69, 37), dtype)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        message.pack(block.psi, where)
+        stream.synchronize()
+        assert message.host.tobytes() == cupy.asnumpy(block.psi[where]).tobytes()
+        target = block.allocate()
+        message.unpack(target, where)
+        stream.synchronize()
+    assert bool((target[where] == block.psi[where]).all())
+    assert float(target.sum()) == pytest.approx(float(block.psi[where].sum()))
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer here")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
+def test_compute_sanitizer_finds_nothing(tool: str) -> None:
+    program = str(Path(__file__).with_name("small_steps.py"))
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
+    done = subprocess.run(
+        [*command, sys.executable, program], capture_output=True, text=True, check=False
+    )
+    assert "steps done" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[-4000:]
