@@ -64,7 +64,9 @@ def _parser() -> Parser:
     )
     plot.add_argument("--month", type=int, default=1, metavar="K")
     plot.set_defaults(call=_plot)
-    for command in (run, cases, verify, plot):
+    bench = commands.add_parser("bench", help="time per cell and step here", allow_abbrev=False)
+    _add_bench(bench)
+    for command in (run, cases, verify, plot, bench):
         add_common(command)
     return top
 
@@ -115,6 +117,54 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=1, metavar="X", help="seed of case random")
     add("--completion", type=Path, metavar="FILE", help="write the completion record here")
     run.set_defaults(call=_run)
+
+
+def _silent(line: str) -> None:
+    """Say nothing: standard output belongs to JSON."""
+
+
+def _add_bench(bench: argparse.ArgumentParser) -> None:
+    add = bench.add_argument
+    add("--grid", type=int, nargs=3, default=[128, 128, 128], metavar=("N", "M", "L"))
+    add("--backend", default="auto", metavar="NAME", help="auto, numpy, numba")
+    add("--threads", type=int, default=1, metavar="T", help="CPU threads (default 1)")
+    add("--rounds", type=int, default=10, metavar="R", help="best of so many (default 10)")
+    add("--ranks", type=int, default=1, metavar="P", help="also 1 and P ranks under mpiexec")
+    add("--start", action="store_true", help="also a process of one step, cold and warm")
+    add("--no-peer", action="store_true", help="leave out PyMPDATA where it is installed")
+    bench.set_defaults(call=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from mpdata.backends import choose_backend
+    from mpdata.bench import bench
+    from mpdata.cases import check_grid
+
+    for value, option in (
+        (arguments.threads, "--threads"),
+        (arguments.rounds, "--rounds"),
+        (arguments.ranks, "--ranks"),
+    ):
+        if value < 1:
+            raise InputError(f"expected at least 1 in {option}, got {value}")
+    n, m, el = arguments.grid
+    check_grid((n, m, el))
+    result = bench(
+        (n, m, el),
+        choose_backend(arguments.backend),
+        threads=arguments.threads,
+        rounds=arguments.rounds,
+        ranks=arguments.ranks,
+        peer=not arguments.no_peer,
+        start=arguments.start,
+        env=os.environ,
+        say=(lambda line: None)
+        if arguments.json == "-"
+        else (lambda line: print(line, flush=True)),
+    )
+    if arguments.json is not None:
+        emit_json(arguments.json, result)
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> int:

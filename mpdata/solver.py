@@ -10,7 +10,7 @@ import numpy.typing as npt
 from mpdata.backends import choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
-from mpdata.flow import make_flow, sample, scale_for, steps_for, unstable
+from mpdata.flow import held_bytes, make_flow, sample, scale_for, steps_for, unstable
 from mpdata.geometry import Geometry, fill_edge, wrap_axis
 from mpdata.options import Scheme
 from mpdata.velocities import make_velocities, survey
@@ -111,6 +111,16 @@ class Solver:
                 if self.geometry.boundaries[axis].kind == "periodic":
                     wrap_axis(self._psi, self.geometry, axis)
                 fill_edge(self._psi, self.geometry, axis)
-            self._stepper.advance(self._psi, self._next, self.flow.C)
+            self.advance_filled()
             self._psi, self._next = self._next, self._psi
             self._step += 1
+
+    def advance_filled(self) -> None:
+        """Compute one step of the field as it is into the spare array, and stay (for timing)."""
+        self._stepper.advance(self._psi, self._next, self.flow.C)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays held."""
+        parts = (self.flow.nbytes, self._velocities.nbytes, self._stepper.nbytes)
+        return held_bytes(self._psi) + held_bytes(self._next) + sum(parts)

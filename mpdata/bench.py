@@ -1,0 +1,290 @@
+"""``mpdata bench``: time per cell and step beside this machine's limits, all in one run.
+
+Machines are shared: every figure is the best of several rounds, and the rounds of all variants
+take turns, so that a busy minute falls on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.cases import Request, Setup, make_setup
+from mpdata.cases.setup import unit_density
+from mpdata.errors import InputError
+from mpdata.options import Scheme
+from mpdata.solver import Solver
+
+Clock = Callable[[], float]
+
+COPY_ITEMS = 1 << 24
+"""128 MiB in float64: more than any cache here."""
+
+VARIANTS: dict[str, tuple[Scheme, bool]] = {
+    "limiter, density": (Scheme(2, True), True),
+    "limiter": (Scheme(2, True), False),
+    "density": (Scheme(2, False), True),
+    "basic": (Scheme(2, False), False),
+    "upwind, density": (Scheme(1), True),
+    "infinite gauge, limiter": (Scheme(2, True, infinite_gauge=True), True),
+    "third order, limiter": (Scheme(2, True, third_order=True), True),
+    "three iterations, limiter": (Scheme(3, True), True),
+}
+"""Scheme and whether there is a density, by name."""
+
+
+@dataclass
+class Row:
+    """One variant's times.
+
+    Attributes:
+        ns: per cell and step, one a round.
+        bytes_per_cell: held by fields, flow and scratch.
+    """
+
+    backend: str
+    dtype: str
+    variant: str
+    cells: int
+    bytes_per_cell: float | None = None
+    ns: list[float] = field(default_factory=list)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        return {
+            "backend": self.backend,
+            "dtype": self.dtype,
+            "variant": self.variant,
+            "ns_per_cell_step": min(self.ns),
+            "median_ns": float(np.median(self.ns)),
+            "bytes_per_cell": self.bytes_per_cell,
+        }
+
+
+def copy_bandwidth(dtype: npt.DTypeLike, clock: Clock) -> float:
+    """Return bytes read and written per second by copying an array on one core."""
+    source = np.ones(COPY_ITEMS, dtype)
+    target = np.zeros_like(source)
+    best = min(_timed(lambda: np.copyto(target, source), clock) for _ in range(7))
+    return 2 * source.nbytes / best
+
+
+@numba.njit(error_model="numpy", nogil=True)
+def _divide(out: Any, upper: Any, lower: Any, times: int) -> None:
+    for _ in range(times):
+        for i in range(out.size):
+            out[i] = upper[i] / lower[i]
+        upper[0] += out[0]
+
+
+def division_time(dtype: npt.DTypeLike, clock: Clock) -> float:
+    """Return seconds of one division in a long loop over data in the first-level cache."""
+    upper, lower, out = (np.full(1024, value, dtype) for value in (1.5, 1.1, 0))
+    _divide(out, upper, lower, 1)
+    times = 1000
+    best = min(_timed(lambda: _divide(out, upper, lower, times), clock) for _ in range(7))
+    return best / times / out.size
+
+
+def variants(grid: tuple[int, int, int], backend: str, threads: int) -> Iterator[tuple[Row, Any]]:
+    """Yield every variant's row and a function that advances it by one step."""
+    setup = make_setup("random", Request(grid=grid))
+    cells = grid[0] * grid[1] * grid[2]
+    for dtype in ("f8", "f4"):
+        for name, (scheme, density) in VARIANTS.items():
+            solver = Solver(_with_density(setup, density), scheme, dtype, backend, threads)
+            solver.advance(1)
+            yield Row(backend, dtype, name, cells, solver.nbytes / cells), solver.advance_filled
+
+
+def measure(rows: list[tuple[Row, Callable[[], Any]]], rounds: int, clock: Clock) -> Iterator[None]:
+    """Time every row once a round; yields after each round."""
+    for _, step in rows:
+        step()
+    for _ in range(rounds):
+        for row, step in rows:
+            row.ns.append(_timed(step, clock) * 1e9 / row.cells)
+        yield
+
+
+def _with_density(setup: Setup, density: bool) -> Setup:
+    return setup if density else replace(setup, density=unit_density)
+
+
+def _timed(work: Callable[[], Any], clock: Clock) -> float:
+    begun = clock()
+    work()
+    return clock() - begun
+
+
+def pympdata(grid: tuple[int, int, int], clock: Clock) -> list[dict[str, Any]] | None:
+    """Return PyMPDATA's times with limiter, unit density and with one, or None without it.
+
+    Its scheme in 3D has one of the two cross terms only, so it does less.
+    """
+    if find_spec("PyMPDATA") is None:
+        return None
+    from PyMPDATA import Options, ScalarField, Stepper, VectorField
+    from PyMPDATA import Solver as Peer
+    from PyMPDATA.boundary_conditions import Periodic
+
+    setup = make_setup("random", Request(grid=grid))
+    solver = Solver(setup, Scheme(2, True), backend="numpy")
+    edges = (Periodic(),) * 3
+    found = []
+    for density in (False, True):
+        options = Options(n_iters=2, nonoscillatory=True)
+        begun = clock()
+        stepper = Stepper(options=options, n_dims=3, n_threads=1, non_unit_g_factor=density)
+        halo = options.n_halo
+        faces = tuple(
+            np.ascontiguousarray(solver.flow.C[axis][solver.geometry.cells(0, extra=axis)])
+            for axis in range(3)
+        )
+        peer = Peer(
+            stepper,
+            ScalarField(solver.psi.copy(), halo, edges),
+            VectorField(faces, halo, edges),
+            ScalarField(solver.density.copy(), halo, edges) if density else None,
+        )
+        peer.advance(1)
+        ready = clock() - begun
+        best = min(_timed(partial(peer.advance, 3), clock) for _ in range(3)) / 3
+        cells = grid[0] * grid[1] * grid[2]
+        name = "limiter, density" if density else "limiter"
+        found.append(
+            {"variant": name, "ns_per_cell_step": best * 1e9 / cells, "first_step_s": ready}
+        )
+    return found
+
+
+def first_steps(env: Mapping[str, str], clock: Clock) -> dict[str, float]:
+    """Return the wall time of a process that makes one step, cold and warm compile cache."""
+    command = [sys.executable, "-m", "mpdata", "run", "--case", "random", "--steps", "1"]
+    with tempfile.TemporaryDirectory() as folder:
+        fresh = {**env, "NUMBA_CACHE_DIR": folder}
+        return {
+            name: _timed(lambda: _run([*command, "--json", os.devnull], fresh), clock)
+            for name in ("cold_s", "warm_s")
+        }
+
+
+def over_ranks(
+    grid: tuple[int, int, int], ranks: int, steps: int, env: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return ns per cell and step of ``mpdata run`` under mpiexec on 1 and on more ranks.
+
+    Raises:
+        InputError: no mpiexec.
+    """
+    beside = Path(sys.executable).parent / "mpiexec"
+    mpiexec = str(beside) if beside.exists() else "mpiexec"
+    found: list[dict[str, Any]] = []
+    for dtype in ("f8", "f4"):
+        for count in (1, ranks):
+            command = [mpiexec, "-n", str(count), sys.executable, "-m", "mpdata", "run"]
+            command += ["--case", "random", "--grid", *map(str, grid), "--steps", str(steps)]
+            try:
+                text = _run([*command, "--dtype", dtype, "--json", "-"], env)
+            except FileNotFoundError:
+                raise InputError("expected mpiexec for --ranks, got none on PATH") from None
+            one = json.loads(text)["ns_per_cell_step"]
+            found.append({"dtype": dtype, "ranks": count, "ns_per_cell_step": one})
+    return found
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> str:
+    done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"expected {' '.join(command[1:5])} to run, got: {done.stderr.strip()}")
+    return done.stdout
+
+
+def bench(
+    grid: tuple[int, int, int],
+    backend: str,
+    *,
+    threads: int,
+    rounds: int,
+    ranks: int,
+    peer: bool,
+    start: bool,
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    clock: Clock = time.perf_counter,
+) -> dict[str, Any]:
+    """Run everything; say it line by line and return it for JSON."""
+    cells = grid[0] * grid[1] * grid[2]
+    say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
+    limits = {}
+    for dtype in ("f8", "f4"):
+        limits[dtype] = {
+            "copy_gb_per_s": copy_bandwidth(dtype, clock) / 1e9,
+            "division_ns": division_time(dtype, clock) * 1e9,
+        }
+    for dtype, limit in limits.items():
+        size = int(dtype[1])
+        # psi, three face values and the inverse density read, the new psi written.
+        traffic = 6 * size / limit["copy_gb_per_s"]
+        say(
+            f"limits {dtype}: copy {limit['copy_gb_per_s']:.1f} GB/s on one core, so six arrays in "
+            f"{traffic:.2f} ns a cell; a division {limit['division_ns']:.3f} ns, four of them "
+            f"{4 * limit['division_ns']:.2f} ns"
+        )
+        limit["six_arrays_ns"] = traffic
+    found = list(variants(grid, backend, threads))
+    for _ in measure(found, rounds, clock):
+        pass
+    say(f"{'':28s} {'ns per cell and step':>21s} {'median':>8s} {'bytes per cell':>15s}")
+    for row, _ in found:
+        now = row.summary()
+        say(
+            f"{row.dtype}  {row.variant:26s} {now['ns_per_cell_step']:19.2f} "
+            f"{now['median_ns']:8.2f} {now['bytes_per_cell']:15.1f}"
+        )
+    result: dict[str, Any] = {
+        "grid": list(grid),
+        "backend": backend,
+        "threads": threads,
+        "limits": limits,
+        "rows": [row.summary() for row, _ in found],
+    }
+    del found
+    if ranks > 1:
+        result["ranks"] = over_ranks(grid, ranks, max(20, 60_000_000 // cells), env)
+        for dtype in ("f8", "f4"):
+            one, more = (r["ns_per_cell_step"] for r in result["ranks"] if r["dtype"] == dtype)
+            say(
+                f"mpdata run {dtype}: {one:.2f} ns on 1 rank, {more:.2f} on {ranks}: "
+                f"{one / more:.2f} times"
+            )
+    if start:
+        result["first_step"] = first_steps(env, clock)
+        say(
+            "a process that makes one step: {cold_s:.1f} s with an empty compile cache, "
+            "{warm_s:.1f} s with a full one".format(**result["first_step"])
+        )
+    if peer:
+        result["pympdata"] = pympdata(grid, clock)
+        if result["pympdata"] is None:
+            say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
+        for row in result["pympdata"] or []:
+            say(
+                f"PyMPDATA f8 {row['variant']}: {row['ns_per_cell_step']:.1f} ns per cell and "
+                f"step, first step after {row['first_step_s']:.0f} s"
+            )
+    return result
