@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,18 @@ ALIGNMENT_BYTES = 128
 
 def padded_zeros(geometry: Geometry, dtype: np.dtype[Any]) -> Array:
     """Return zeros of a block's shape, the first interior cell of every row aligned."""
-    n, m, row = geometry.shape
+    axis = max(geometry.active, default=2)
     items = ALIGNMENT_BYTES // dtype.itemsize
-    lead = -(geometry.halo if 2 in geometry.active else 0) % items
-    pitch = -(-(lead + row) // items) * items
-    raw = np.zeros(n * m * pitch + items, dtype)
+    lead = -(geometry.halo if geometry.active else 0) % items
+    row = geometry.shape[axis]
+    shape = list(geometry.shape)
+    shape[axis] = -(-(lead + row) // items) * items
+    raw = np.zeros(prod(shape) + items, dtype)
     start = -(raw.ctypes.data // dtype.itemsize) % items
-    return raw[start : start + n * m * pitch].reshape(n, m, pitch)[:, :, lead : lead + row]
+    whole = raw[start : start + prod(shape)].reshape(shape)
+    cut = [slice(None)] * 3
+    cut[axis] = slice(lead, lead + row)
+    return whole[tuple(cut)]
 
 
 class Solver:

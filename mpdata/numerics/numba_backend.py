@@ -77,6 +77,8 @@ class NumbaStepper:
         order = sorted(geometry.active, key=lambda axis: strides[axis])
         # Contiguous, middle, slowest axis; without some of them a plane is a row, or all is one.
         self._c = order[0]
+        if strides[self._c] != 1:
+            raise ValueError(f"expected arrays with an axis of stride 1, got strides {strides}")
         self._s = order[-1] if len(order) > 1 else None
         self._m = order[1] if len(order) == 3 else None
         self._strides = [0 if a is None else strides[a] for a in (self._s, self._m)]

@@ -1,0 +1,47 @@
+"""The answer does not depend on the number of ranks, for rows that cover all pairs of options.
+
+The blocks are as thin as the halo allows: on six ranks a neighbour's halo is its whole block.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+
+from combinations import Combination, covering, rough
+from test_same_bits import COUNTS, run_on
+
+from mpdata.app import RunConfig
+
+Together = Callable[..., None]
+pytestmark = pytest.mark.mpi
+STEPS = 3
+CASES = [(row, signs) for row in covering() for signs in {False, row.scheme.any_sign}]
+"""Rows, and whether psi is of both signs, which the standard gauge does not take."""
+
+
+def thinnest(row: Combination) -> tuple[int, int, int]:
+    """Return extents of which six ranks can have blocks no thinner than the halo."""
+    halo = row.scheme.halo
+    both = "N" in row.axes and "M" in row.axes
+    n, m = (3 * halo, 2 * halo + 1) if both else (6 * halo + 1, 6 * halo + 1)
+    return max(n, 2), max(m, 2), 5
+
+
+@pytest.mark.parametrize(("row", "signs"), CASES, ids=str)
+def test_same_bits_on_any_number_of_ranks(
+    world: MPI.Intracomm, together: Together, row: Combination, signs: bool
+) -> None:
+    setup = replace(rough(row, thinnest(row), signs=signs), steps=STEPS)
+    wanted = RunConfig(setup, row.scheme, np.dtype(row.dtype), "numba")
+    found = [run_on(world, n, wanted) for n in COUNTS if n <= world.size]
+    hashes = {result["sha256"] for result in found if result is not None}
+    together(len(hashes) == 1 and None not in found, f"{hashes}")
