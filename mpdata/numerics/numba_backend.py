@@ -38,6 +38,8 @@ class Tile:
     """The rows that a sweep takes at once.
 
     Attributes:
+        lead: items that are computed before the interior's first; 0 where the ends of the row
+            are copied from one another.
         count: items of a row that are computed.
         pitch: items from one row of a buffer to the next.
         height: rows of the result.
@@ -45,6 +47,7 @@ class Tile:
         depth: planes of psi that are kept.
     """
 
+    lead: int
     count: int
     pitch: int
     height: int
@@ -178,7 +181,7 @@ class NumbaStepper:
         after = (*velocities, epsilon(self._dtype), *on)
 
         def call(worker: int) -> Call:
-            size = (*rows, ring, np.uint64(tile.count), tile.height)
+            size = (*rows, ring, np.uint64(tile.lead), np.uint64(tile.count), tile.height)
             return (
                 nk.sweep,
                 fixed,
@@ -217,7 +220,10 @@ class NumbaStepper:
         third = self.scheme.third_order and ring == self._rings[0]
         k = 1 + self.scheme.limiter + third
         line = LINE_BYTES // self._dtype.itemsize
-        count = self._cells + 2 * ring + 2 * k
+        periodic = self.geo.boundaries[self._c].kind == "periodic"
+        whole = self._cells == self.geo.grid[self._c]
+        lead = 0 if periodic and whole and ring == 0 else ring + k
+        count = self._cells + 2 * lead
         if self._s is not None and self._strides[0] >= line:
             # Whole vectors: what is read too much lies in the next row or the spare last plane.
             count = -(-count // line) * line
@@ -225,7 +231,7 @@ class NumbaStepper:
         rows = 1 if self._m is None else self.geo.interior[self._m] + 2 * ring
         fit = CACHE_BYTES // (pitch * self._dtype.itemsize * (SLOTS + third)) - 2 * k
         tiles = -(-rows // max(4, fit))
-        return Tile(count, pitch, -(-rows // tiles), 0 if self._m is None else k, 3 + third)
+        return Tile(lead, count, pitch, -(-rows // tiles), 0 if self._m is None else k, 3 + third)
 
     def _rolling(self, tile: Tile) -> list[Array]:
         """Return P, Fc, Fm, Fs, U, D, Q, G of the kernel, a line before and one behind each."""

@@ -386,6 +386,15 @@ def ahead_row(
 
 
 @inline
+def wrap_row(A: Array, o: Any, cells: Any, below: Any, above: Any) -> None:
+    """Copy what lies beyond the ends of a row from its other end."""
+    for q in range(above):
+        A[o + cells + q] = A[o + q]
+    for q in range(below):
+        A[o - ONE - q] = A[o + cells - ONE - q]
+
+
+@inline
 def inside(at: int, cells: int, low: int, high: int) -> tuple[int, int]:
     """Return the index that psi is taken from at index ``at``, and the kind of edge passed.
 
@@ -431,7 +440,7 @@ def upwind_step(
 def sweep(
     out: Array, psi: Array, given: Array, cc: Array, cm: Array, cs: Array, r: Array,
     base: Any, sm: Any, ss: Any, extents: Any, kinds: Any, values: Any, rank: Any,
-    first: int, last: int, row0: int, row1: int, ring: int, count: Any, height: int,
+    first: int, last: int, row0: int, row1: int, ring: int, lead: Any, count: Any, height: int,
     P: Array, Fc: Array, Fm: Array, Fs: Array, U: Array, D: Array, Q: Array, G: Array, W: Any,
     Vc: Array, Vm: Array, Vs: Array, eps: Any,
     limiter: Any, infinite: Any, third: Any, divergent: Any,
@@ -446,6 +455,8 @@ def sweep(
         extents, kinds, values, rank: for the axes s, m, c the interior's cells, the kinds of
             edge below and above (see :func:`inside`), the value beyond, and which axis decides
             where two are left (the lowest).
+        lead: items computed before the interior's first; 0: the contiguous axis is periodic and
+            whole, and what lies beyond its ends is copied instead.
         count: items of a row that the stages compute.
         height: rows of a tile.
         P to G: rolling buffers with rows of ``W`` items.
@@ -460,7 +471,8 @@ def sweep(
     depth = 3 + d
     plane = u(height + 2 * k * a) * W
     line = u(64 // P.itemsize)
-    lead = u(k + ring)
+    wraps = lead == u(0)
+    skip = lead - u(ring)
     cells = u(extents[2])
     wide = cells + u(2 * ring)
     for tile in range(row0, row1, height):
@@ -498,6 +510,8 @@ def sweep(
                     else:
                         for q in range(count):
                             P[to + q] = given[x + q]
+                    if wraps:
+                        wrap_row(P, to, cells, u(k), u(k))
                     decides = fixed < 0 or rank[2] < rank[fixed]
                     fill_items(P, to, lead, cells, count, kinds[4], kinds[5], values[2], decides)
                 v = w - a
@@ -515,6 +529,8 @@ def sweep(
                             p_up + at, Wn, cc, cm, cs, r, x - ss, count, sm, ss, eps,
                             infinite, third, divergent, Vc,
                         )
+                        if wraps:
+                            wrap_row(Fc, line + u((v + 8) & 3) * W, cells, u(0), ONE)
                 v = w - 2 * a
                 if limiter is not None:
                     if -a <= v and v < rows + a and first - 1 <= j and j < last + 1:
@@ -526,13 +542,18 @@ def sweep(
                             line + u((v + 8 + a) & 3) * W, Fs, f_mid + at, f_up + at,
                             r, count, eps, infinite, Vc,
                         )
+                        if wraps:
+                            wrap_row(U, f_mid + at, cells, ONE, ONE)
+                            wrap_row(D, f_mid + at, cells, ONE, ONE)
                 v = w - (2 + e) * a
                 if -a <= v and v <= rows and first <= j and j <= last:
-                    skip = u(k)
                     at = u(v + k * a) * W + skip
                     f0 = line + u((v + 8) & 3) * W + skip
                     f1 = line + u((v + 8 + a) & 3) * W + skip
                     x = base + u(j) * ss + u(tile + v) * sm - u(ring)
+                    if v < rows:
+                        for q in range(u(0), wide + line, line):
+                            prefetch(out, x - ss + sm + sm + q)
                     if v < 0:
                         mid_row(
                             G, Fm, f1, P, p_mid + at, Wn, U, D, f_mid + at, wide,
