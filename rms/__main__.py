@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import os
 import sys
@@ -58,9 +57,13 @@ def _call(arguments: argparse.Namespace) -> int:
                 importlib.import_module(HANDLERS[name]), name
             )
         else:
-            call = {"serve": _serve, "simulate": _simulate, "replay": _replay, "compare": _compare}[
-                name
-            ]
+            call = {
+                "serve": _serve,
+                "simulate": _simulate,
+                "replay": _replay,
+                "compare": _compare,
+                "reproduce": _reproduce,
+            }[name]
         return call(arguments)
     except ServerError as error:
         print(f"rms: error: {error}", file=sys.stderr)
@@ -93,13 +96,20 @@ def _parser() -> Parser:
     serve.add_argument("--cluster", type=Path, metavar="FILE.toml")
     serve.add_argument("--nodes", type=int, metavar="N", help="only this machine's first N cores")
     serve.add_argument("--engine", default="local", metavar="local")
-    serve.add_argument("--policy", default="array-share", metavar="NAME")
+    serve.add_argument("--policy", default="array-share", metavar="NAME|FILE.toml")
     serve.add_argument(
         "--grace",
         type=float,
         default=10.0,
         metavar="S",
         help="from SIGTERM to SIGKILL of a job (default 10)",
+    )
+    serve.add_argument(
+        "--boot-deadline",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="for a world that boots beside a running one (default 60)",
     )
     serve.add_argument("--with-parent", action="store_true", help="end when the parent ends")
     serve.add_argument("--state", type=Path, metavar="DIR")
@@ -121,16 +131,40 @@ def _parser() -> Parser:
     resize = add("resize", "change the size of a running job")
     resize.add_argument("id")
     resize.add_argument("nodes", type=int)
+    resize.add_argument("--strategy", metavar="NAME", help="instead of the job's own")
+    resize.add_argument("--on", metavar="NODE,...", help="go over to these nodes, by their names")
     add("policy", "show or swap the policy").add_argument("name", nargs="?")
     add("shutdown", "end all jobs at checkpoints, then the daemon")
     add("explain", "why a job is where it is").add_argument("id")
     simulate = add("simulate", "run a workload on a virtual clock", client=False)
-    simulate.add_argument("--workload", type=Path, required=True, metavar="FILE.toml")
+    simulate.add_argument("--workload", type=Path, metavar="FILE.toml")
+    simulate.add_argument("--trace", type=Path, metavar="FILE.swf[.gz]")
     simulate.add_argument("--cluster", type=Path, metavar="FILE.toml")
-    simulate.add_argument("--processors", type=int, metavar="P")
-    simulate.add_argument("--policy", default="array-share", metavar="NAME")
+    simulate.add_argument("--processors", type=int, metavar="P", help="default: the trace's")
+    simulate.add_argument("--policy", default="array-share", metavar="NAME|FILE.toml")
     simulate.add_argument("--mode", metavar="MODE")
+    simulate.add_argument(
+        "--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one"
+    )
+    simulate.add_argument("--estimates", choices=("requested", "exact"))
+    simulate.add_argument("--passes", choices=("per-event", "per-timestamp"), default="per-event")
     simulate.add_argument("--per-job", type=Path, metavar="OUT.csv")
+    simulate.add_argument(
+        "--malleable", metavar="PCT[,PCT...]", help="make these shares of a trace's jobs malleable"
+    )
+    simulate.add_argument(
+        "--serial", type=float, default=0.05, metavar="F", help="their share that is not parallel"
+    )
+    simulate.add_argument("--mtbf", type=float, metavar="H", help="each node fails that often")
+    simulate.add_argument(
+        "--repair", type=float, default=1.0, metavar="H", help="and is back after"
+    )
+    simulate.add_argument("--seed", type=int, default=1, metavar="X", help="of the failures")
+    simulate.add_argument("--figure", type=Path, metavar="FILE.png", help="of --malleable")
+    simulate.add_argument("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
+    reproduce = add("reproduce", "a published experiment, paper against ours", client=False)
+    reproduce.add_argument("name", metavar="iserte-rojek|chiesi")
+    reproduce.add_argument("--figures", type=Path, metavar="DIR", help="draw its figures there")
     compare = add("compare", "run scripts for real, once per mode", client=False)
     compare.add_argument("scripts", type=Path, nargs="+", metavar="SCRIPT")
     compare.add_argument("--modes", default="fixed,moldable,malleable,flexible")
@@ -155,14 +189,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     from rms.clientside import state_folder
     from rms.files import FileError
     from rms.journal import JournalError
-    from rms.policies import PolicyError, named
+    from rms.policies import PolicyError, placing
     from rms.server import ServeError
 
     if arguments.engine != "local":
         return _fail(f"expected the engine local (all this version has), got {arguments.engine!r}")
     state = (arguments.state or state_folder(os.environ)).absolute()
     try:
-        named(arguments.policy)
+        placing(arguments.policy)
         cluster = (
             serving.this_machine(_nodes(arguments.nodes))
             if arguments.cluster is None
@@ -177,6 +211,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             serving.to_stderr,
             grace_s=arguments.grace,
             parent=os.getppid() if arguments.with_parent else None,
+            boot_s=arguments.boot_deadline,
         )
     except (FileError, PolicyError, JournalError, ServeError, OSError) as error:
         return _fail(error)
@@ -256,51 +291,24 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _simulate(arguments: argparse.Namespace) -> int:
-    from rms.files import FileError, read_cluster, read_workload
-    from rms.ledger import NodePower
-    from rms.model import Mode
-    from rms.policies import PolicyError, named
-    from rms.simulate import simulate
+    from rms.files import FileError
+    from rms.policies import PolicyError
+    from rms.simulate import command
 
     try:
-        policy = named(arguments.policy)
-        for target, option in ((arguments.json, "--json"), (arguments.per_job, "--per-job")):
-            problem = check_writable(target, option)
-            if problem is not None:
-                raise FileError(problem)
-        if arguments.mode is not None and arguments.mode not in list(Mode):
-            raise FileError(f"expected a mode of {', '.join(Mode)}, got {arguments.mode!r}")
-        if (arguments.cluster is None) == (arguments.processors is None):
-            raise FileError("expected either --cluster FILE.toml or --processors P")
-        if arguments.cluster is None and arguments.processors < 1:
-            raise FileError(f"expected at least 1 processor, got {arguments.processors}")
-        mode = None if arguments.mode is None else Mode(arguments.mode)
-        specs = read_workload(arguments.workload, mode)
-        power: Sequence[NodePower] = (
-            [NodePower()] * arguments.processors
-            if arguments.cluster is None
-            else read_cluster(arguments.cluster).power
-        )
+        return command(arguments)
     except (FileError, PolicyError) as error:
         return _fail(error)
-    result, rows = simulate(specs, power, policy)
-    if arguments.per_job is not None:
-        part = arguments.per_job.with_name(arguments.per_job.name + ".part")
-        heads = ["job", "submit_s", "start_s", "end_s", "nodes", "energy_j"]
-        with part.open("w", newline="") as file:
-            writer = csv.DictWriter(file, heads)
-            writer.writeheader()
-            writer.writerows(rows)
-        part.replace(arguments.per_job)
-    if arguments.json is not None:
-        emit_json(arguments.json, result)
-    if arguments.json != "-":
-        for name, value in result.items():
-            text = f"{value:.6g}" if isinstance(value, float) else str(value)
-            if isinstance(value, dict):
-                text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())
-            print(f"{name:22s} {text}")
-    return 0
+
+
+def _reproduce(arguments: argparse.Namespace) -> int:
+    from rms.files import FileError
+    from rms.reproduce import command
+
+    try:
+        return command(arguments)
+    except FileError as error:
+        return _fail(error)
 
 
 if __name__ == "__main__":

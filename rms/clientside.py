@@ -348,7 +348,12 @@ def resize(arguments: argparse.Namespace) -> int:
         server_address(arguments.server, os.environ),
         "POST",
         "/resize",
-        {"id": arguments.id, "nodes": arguments.nodes},
+        {
+            "id": arguments.id,
+            "nodes": arguments.nodes,
+            "strategy": arguments.strategy,
+            "on": arguments.on,
+        },
     )
     taken = found["decision"] == "Resize"
     if not taken:
@@ -358,9 +363,17 @@ def resize(arguments: argparse.Namespace) -> int:
 
 
 def policy(arguments: argparse.Namespace) -> int:
-    """``rms policy [NAME]``."""
+    """``rms policy [NAME|FILE.toml]``: a file is read here, the daemon gets what it says."""
     server = server_address(arguments.server, os.environ)
-    body = None if arguments.name is None else {"name": arguments.name}
+    name = arguments.name
+    if name is not None and name.endswith(".toml"):
+        from rms.policies import PolicyError, read_policy
+
+        try:
+            name = read_policy(Path(name)).text
+        except PolicyError as error:
+            raise ServerError(str(error)) from None
+    body = None if name is None else {"name": name}
     found = call(server, "GET" if body is None else "POST", "/policy", body)
     return _show(arguments, found, ["POLICY"], [[found["name"]]])
 

@@ -9,38 +9,36 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rms import adoption, views
 from rms.engine import Engine
 from rms.events import (
     Decision,
     Ended,
     Event,
     Never,
-    Requeued,
     Resize,
     ResizeAsked,
-    ResizeBegun,
-    Resized,
     ResizePoint,
-    ResizeRolledBack,
     Start,
     Started,
     Submitted,
+    Ticked,
 )
-from rms.journal import Journal, Opened, PolicySet, Seen
+from rms.journal import Journal
 from rms.ledger import Ledger, NodePower
-from rms.local import Child, LaunchError, LocalLauncher, cores_of
-from rms.model import Job, JobId, JobSpec, JobState, Node
-from rms.policies import named
-from rms.protocol import Done, Poll, ProtocolError, Report, RolledBack, Wish, read_completion
-from rms.rules import RuleError
-from rms.transition import TransitionError
+from rms.live import Line, Live
+from rms.local import LaunchError, LocalLauncher, cores_of
+from rms.model import JobId, JobSpec, JobState, Node, Site
+from rms.policies import placing
+from rms.protocol import Asked, Poll, Report, Wish
+from rms.worlds import BOOT_S, Worlds
 
 GRACE_S = 10.0
 
@@ -52,36 +50,6 @@ class LiveCluster:
     names: tuple[str, ...]
     slots: tuple[tuple[str, ...], ...]
     power: tuple[NodePower, ...]
-
-
-@dataclass
-class Step:
-    """One launcher line of a job script: a sequence of worlds, and how it ended."""
-
-    child: Child | None = None
-    exit_code: int | None = None
-    message: str = ""
-    spoke: bool = False  # it asked for wishes: a program of dmr, which leaves a record
-
-
-@dataclass
-class Live:
-    """What the daemon knows of a job beside the engine."""
-
-    note: dict[str, Any]
-    script: Child | None = None
-    steps: list[Step] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    resizes: list[dict[str, Any]] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
-    wish: Wish | None = None
-    wishes: int = 0
-    step: int = 0
-    total: int = 0
-    reason: str = ""
-    ending: str | None = None
-    kill_at: float | None = None
-    answer: str = ""
 
 
 class Daemon:
@@ -96,6 +64,7 @@ class Daemon:
         say: where to tell the operator what happened.
         grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
             checkpoint.
+        boot_s: deadline for a world that boots beside a running one.
     """
 
     def __init__(
@@ -107,22 +76,24 @@ class Daemon:
         now: Callable[[], float],
         say: Callable[[str], None],
         grace_s: float = GRACE_S,
+        boot_s: float = BOOT_S,
     ) -> None:
         self.cluster, self.journal, self.launcher = cluster, journal, launcher
-        self._now, self._say, self._grace_s = now, say, grace_s
-        self.engine = Engine(len(cluster.names), named(policy))
+        self.now, self.say, self._grace_s = now, say, grace_s
+        self.worlds = Worlds(self, boot_s)
+        self.engine = Engine(Site(len(cluster.names), cluster.power), placing(policy))
         self.ledger = Ledger(cluster.power)
         self.live: dict[JobId, Live] = {}
         self.spans: list[dict[str, Any]] = []
         self.power_w: list[tuple[float, float]] = []
         self.closed: dict[str, Any] | None = None
         self.stopping = False
+        self._ticked = 0.0
         self._queue: deque[Event] = deque()
         self._handling = False
         self._open_spans: dict[Node, dict[str, Any]] = {}
-        journal.header(cluster.names, policy)
-        pending = self._restore()
-        self._adopt(pending)
+        journal.header(cluster.names, policy, cluster.power)
+        adoption.adopt(self, adoption.restore(self))
 
     # --- events ------------------------------------------------------------------------------
 
@@ -144,7 +115,7 @@ class Daemon:
     def _handle(self, event: Event) -> list[Decision]:
         event = msgspec.structs.replace(event, at_s=max(event.at_s, self.engine.state.now_s))
         number = self.journal.append(event)
-        decisions = self._feed(event)
+        decisions = self.feed(event)
         self.journal.decided(number, decisions)
         for decision in decisions:
             self._act(decision)
@@ -152,9 +123,10 @@ class Daemon:
 
     def time(self) -> float:
         """Return the time for the next event: the wall clock, never going back."""
-        return max(self._now(), self.engine.state.now_s)
+        return max(self.now(), self.engine.state.now_s)
 
-    def _feed(self, event: Event) -> list[Decision]:
+    def feed(self, event: Event) -> list[Decision]:
+        """Hand an event to the engine and the books; return what was decided."""
         self.ledger.advance(self.engine.state, event.at_s)
         decisions = self.engine.handle(event)
         for decision in decisions:
@@ -162,17 +134,16 @@ class Daemon:
             if live is None:
                 continue
             live.reason = "" if isinstance(decision, Start | Resize) else decision.reason
-            self._remember(live, event.at_s, decision)
+            self.remember(live, event.at_s, decision)
             if isinstance(decision, Resize):
                 live.wishes += 1
-                live.wish = Wish(live.wishes, self._slots(decision.nodes))
         self._book_spans(event.at_s)
         self.power_w.append((event.at_s, self.ledger.power_w(self.engine.state)))
         if not self.engine.state.running and not self.engine.state.pending:
-            self.closed = self._books()
+            self.closed = views.books(self)
         return decisions
 
-    def _remember(self, live: Live, at_s: float, decision: Decision) -> None:
+    def remember(self, live: Live, at_s: float, decision: Decision) -> None:
         """Keep a decision about a job for ``rms explain``; repeats of one reason once."""
         entry: dict[str, Any] = {
             "at_s": at_s,
@@ -183,7 +154,7 @@ class Daemon:
             "nodes": [],
         }
         if isinstance(decision, Start | Resize):
-            entry["size"] = len(self._slots(decision.nodes))
+            entry["size"] = len(self.slots(decision.nodes))
             entry["nodes"] = [self.cluster.names[n] for n in decision.nodes]
         before = live.history[-1] if live.history else {}
         if any(before.get(key) != entry[key] for key in ("kind", "reason", "size")):
@@ -194,7 +165,7 @@ class Daemon:
         for node, slots in enumerate(self.cluster.slots):
             if slots == (f"gpu:{gpu}",):
                 self.ledger.advance(self.engine.state, max(at_s, self.ledger.at_s or at_s))
-                self.ledger.measured_w[Node(node)] = watts
+                self.ledger.measured(self.engine.state, Node(node), watts)
 
     @property
     def power_source(self) -> str:
@@ -224,11 +195,15 @@ class Daemon:
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
             if not self.stopping:  # else the next daemon starts it, as one not yet acted on
-                self._start(decision)
+                self.start(decision)
+        elif isinstance(decision, Resize):
+            live = self.live[decision.job]
+            self.worlds.begin(decision.job, live, self.slots(decision.nodes))
         elif isinstance(decision, Never):
-            self._say(f"job {decision.job} can never run: {decision.reason}")
+            self.say(f"job {decision.job} can never run: {decision.reason}")
 
-    def _start(self, decision: Start) -> None:
+    def start(self, decision: Start) -> None:
+        """Run a job's script."""
         live, job_id = self.live[decision.job], decision.job
         note = live.note
         first = decision.nodes[0]
@@ -244,7 +219,7 @@ class Daemon:
                 cores,
             )
         except LaunchError as error:
-            self._say(f"job {job_id}: {error}")
+            self.say(f"job {job_id}: {error}")
             live.reason = str(error)
             self.handle(Started(self.time(), job_id))
             self.handle(Ended(self.time(), job_id, "FAILED"))
@@ -260,7 +235,8 @@ class Daemon:
         both = {f"{kind}_{key}": v for kind in ("RMS", "SLURM") for key, v in values.items()}
         return both | {"RMS_TOKEN": note["token"]}
 
-    def _slots(self, nodes: tuple[Node, ...]) -> tuple[str, ...]:
+    def slots(self, nodes: tuple[Node, ...]) -> tuple[str, ...]:
+        """Return the slots of nodes, in order."""
         return tuple(slot for node in nodes for slot in self.cluster.slots[node])
 
     # --- what users ask ----------------------------------------------------------------------
@@ -286,21 +262,34 @@ class Daemon:
             self.handle(Ended(self.time(), job_id, "CANCELLED"))
             return
         if live.ending is None:
-            live.ending, live.kill_at = state, self._now() + self._grace_s
+            live.ending, live.kill_at = state, self.now() + self._grace_s
             self.journal.note(f"ending/{job_id}", {"state": state, "kill_at": live.kill_at})
-            self._terminate(job_id, live)
+            self.terminate(job_id, live)
 
-    def _terminate(self, job_id: JobId, live: Live) -> None:
-        worlds = [s.child for s in live.steps if s.child is not None and s.exit_code is None]
+    def terminate(self, job_id: JobId, live: Live) -> None:
+        """Ask a job's present world to checkpoint and end."""
+        step = live.running
+        worlds = [] if step is None else [step.worlds[n] for n in step.current]
         self.launcher.terminate(job_id, worlds)
 
-    def resize(self, job_id: JobId, nodes: int) -> Decision:
-        """Ask for a resize on a user's behalf; the decision says what became of it."""
-        return self.handle(ResizeAsked(self.time(), job_id, nodes))[0]
+    def resize(
+        self, job_id: JobId, size: int, strategy: str | None = None, on: Sequence[str] = ()
+    ) -> Decision:
+        """Ask for a resize on a user's behalf; the decision says what became of it.
+
+        Raises:
+            ValueError: ``on`` names nodes that there are not, or not as many as ``size``.
+        """
+        unknown = [name for name in on if name not in self.cluster.names]
+        if unknown or (on and len(set(on)) != size):
+            raise ValueError(f"expected {size} nodes of this cluster, got {', '.join(on)}")
+        self.live[job_id].forced = strategy
+        nodes = tuple(Node(self.cluster.names.index(name)) for name in on)
+        return self.handle(ResizeAsked(self.time(), job_id, size, nodes))[0]
 
     def set_policy(self, name: str) -> None:
         """Let another policy decide from now on."""
-        policy = named(name)
+        policy = placing(name)
         self.journal.policy(name, self.time())
         self.engine.policy = policy
 
@@ -310,75 +299,52 @@ class Daemon:
         """Hear how far a job is; return the wish it does not know of yet."""
         live, job = self.live[job_id], self.engine.state.running.get(job_id)
         live.step, live.total = poll.step, poll.steps
-        if live.steps:
-            live.steps[-1].spoke = True
+        step = live.running
+        if step is not None:
+            step.spoke = True
+            if (step.strategy, step.groups) != (poll.strategy, poll.groups):
+                step.strategy, step.groups = poll.strategy, poll.groups
+                self.worlds.note(job_id, live)
         if job is not None and job.state is JobState.RUNNING and not job.answers:
             self.handle(ResizePoint(self.time(), job_id))
         return live.wish if live.wish is not None and live.wish.number > poll.known else None
 
     def report(self, job_id: JobId, report: Report) -> None:
-        """Hear how a resize goes; a report that was heard already changes nothing."""
-        live, job = self.live[job_id], self.engine.state.running.get(job_id)
-        if live.wish is None or report.number != live.wish.number or job is None:
+        """Hear how a resize goes, or that the job itself would have one."""
+        if isinstance(report, Asked):
+            if job_id in self.engine.state.running:
+                self.resize(job_id, report.ranks)
             return
-        if isinstance(report, RolledBack):
-            live.wish = None
-            self.handle(ResizeRolledBack(self.time(), job_id, report.why))
-            return
-        if not job.moving:
-            self.handle(ResizeBegun(self.time(), job_id))
-        if isinstance(report, Done):
-            live.wish = None
-            row = {"at_s": self.time(), **msgspec.to_builtins(report.resize)}
-            live.resizes.append(row)
-            self.journal.note(f"resizes/{job_id}", {"rows": live.resizes})
-            self.handle(Resized(self.time(), job_id))
+        self.worlds.hear(job_id, self.live[job_id], report)
 
-    def launch(
-        self,
-        job_id: JobId,
-        command: list[str],
-        cwd: str,
-        env: dict[str, str],
-        outputs: tuple[str | None, str | None],
-        key: str,
-    ) -> int:
+    def launch(self, job_id: JobId, line: Line, key: str) -> int:
         """Boot a world for a launcher line of a job script; return the step's number.
-
-        Its standard output and error go to ``outputs``, where those are files.
 
         A line that asks again with its ``key``, its daemon having been away, gets the same step.
         """
         live, job = self.live[job_id], self.engine.state.running[job_id]
         if key in live.keys:
             return live.keys.index(key)
-        number = len(live.steps)
-        step = Step()
-        live.steps.append(step)
-        live.keys.append(key)
-        self._note_steps(job_id, live)
-        out, err = (Path(name or live.note["output"]) for name in outputs)
-        try:
-            step.child = self.launcher.boot_world(
-                job_id, number, self._slots(job.nodes), command, cwd, env, out, err
-            )
-        except LaunchError as error:
-            step.exit_code, step.message = 1, str(error)
-        self._note_steps(job_id, live)
-        return number
-
-    def _note_steps(self, job_id: JobId, live: Live) -> None:
-        pids = [0 if step.child is None else step.child.pid for step in live.steps]
-        self.journal.note(f"steps/{job_id}", {"keys": live.keys, "pids": pids})
+        return self.worlds.start(job_id, live, line, self.slots(job.nodes), key)
 
     # --- processes ---------------------------------------------------------------------------
 
+    def _tick(self, now: float) -> None:
+        """Let a policy look that wants to at regular times, while there are jobs."""
+        every_s, state = self.engine.policy.passes.every_s, self.engine.state
+        if every_s is None or now < self._ticked + every_s:
+            return
+        if state.pending or state.running:
+            self._ticked = now
+            self.handle(Ticked(self.time()))
+
     def watch(self) -> None:
         """Look at all processes once: worlds that ended, scripts that ended, time that is up."""
-        now = self._now()
+        now = self.now()
+        self._tick(now)
         for job_id, job in list(self.engine.state.running.items()):
             live = self.live[job_id]
-            self._watch_steps(job_id, live)
+            self.worlds.watch(job_id, live)
             limit = job.spec.limit_s
             if limit is not None and job.start_s is not None and now > job.start_s + limit:
                 self.cancel(job_id, "TIMEOUT")
@@ -387,30 +353,17 @@ class Daemon:
             if live.script is not None:
                 status = live.script.status()
                 if status is not None:
-                    self._job_over(job_id, live, status)
+                    self._script_over(job_id, live, status)
 
-    def _watch_steps(self, job_id: JobId, live: Live) -> None:
-        for number, step in enumerate(live.steps):
-            if step.child is None or step.exit_code is not None:
-                continue
-            status = step.child.status()
-            if status is None:
-                continue
-            try:
-                record = read_completion(self.launcher.record(job_id, number))
-                step.exit_code, step.message = record.exit_code, record.message
-                live.answer = record.answer or live.answer
-            except (OSError, ProtocolError):
-                # No record of a program of dmr: it died, whatever mpiexec's own status says.
-                # Another program has had no worlds but this one, so that status counts.
-                if status == 0 and not step.spoke:
-                    step.exit_code = 0
-                    continue
-                step.exit_code, step.message = status or 1, "died without a completion record"
-
-    def _job_over(self, job_id: JobId, live: Live, status: int) -> None:
-        self._watch_steps(job_id, live)
-        self.launcher.kill(job_id)
+    def _script_over(self, job_id: JobId, live: Live, status: int) -> None:
+        """End a job whose script has ended, once none of its processes is left."""
+        self.worlds.watch(job_id, live)
+        if job_id not in self.engine.state.running:
+            return
+        if self.launcher.members(job_id):
+            self.launcher.kill(job_id)
+            return
+        live.boot = None
         failed = next((s for s in live.steps if s.exit_code != 0), None)
         state = live.ending or ("COMPLETED" if status == 0 and failed is None else "FAILED")
         why = failed.message if failed is not None else f"script ended with {status}"
@@ -420,7 +373,7 @@ class Daemon:
             {"exit_code": status, "answer": live.answer, "reason": live.reason},
         )
         self.handle(Ended(self.time(), job_id, state))  # type: ignore[arg-type]
-        self._say(f"job {job_id} {state}{': ' if live.reason else ''}{live.reason}")
+        self.say(f"job {job_id} {state}{': ' if live.reason else ''}{live.reason}")
 
     def stop(self) -> None:
         """Ask all jobs to end at checkpoints, and start no others."""
@@ -432,144 +385,3 @@ class Daemon:
     def idle(self) -> bool:
         """Whether no job has processes any more."""
         return all(self.live[job_id].script is None for job_id in self.engine.state.running)
-
-    # --- restart -----------------------------------------------------------------------------
-
-    def _restore(self) -> list[tuple[int, list[Decision]]]:
-        """Bring the state back from the journal; return decisions that were never acted on."""
-        for key, note in self.journal.notes("job/").items():
-            self.live[JobId(key.removeprefix("job/"))] = Live(note)
-        pending: list[tuple[int, list[Decision]]] = []
-        for entry in self.journal.read():
-            if isinstance(entry, Opened | PolicySet):
-                self.engine.policy = named(entry.policy)
-            elif isinstance(entry, Seen):
-                try:
-                    decisions = self._feed(entry.event)
-                except (TransitionError, RuleError) as error:
-                    if entry.decisions is not None:
-                        raise
-                    self._say(f"event {entry.seq} was refused before the restart: {error}")
-                    continue
-                if entry.decisions is None:
-                    pending.append((entry.seq, decisions))
-                elif tuple(decisions) != entry.decisions:
-                    self._say(f"event {entry.seq}: this version decides otherwise than recorded")
-        for job_id, live in self.live.items():
-            live.resizes = self.journal.notes(f"resizes/{job_id}").get(
-                f"resizes/{job_id}", {"rows": []}
-            )["rows"]
-            end = self.journal.notes(f"end/{job_id}").get(f"end/{job_id}", {})
-            live.answer, live.reason = end.get("answer", ""), end.get("reason", live.reason)
-            job = self.engine.state.running.get(job_id)
-            if job is not None and job.requested is None:
-                live.wish = None
-        return pending
-
-    def _adopt(self, pending: list[tuple[int, list[Decision]]]) -> None:
-        """Take back into the books what still runs; requeue or end what does not."""
-        for number, decisions in pending:
-            self.journal.decided(number, decisions)
-        for job_id, job in list(self.engine.state.running.items()):
-            live = self.live[job_id]
-            members = self.launcher.members(job_id)
-            status = self.launcher.state / "jobs" / job_id / "status"
-            started = members or status.exists()
-            if job.state is JobState.CONFIGURING and not started:
-                self._start(Start(job_id, job.nodes, "decided before the restart"))
-                self._say(f"job {job_id}: started now, as decided before the restart")
-                continue
-            if job.state is JobState.CONFIGURING:
-                self.handle(Started(self.time(), job_id))
-            self._take_back(job_id, live, members, status)
-
-    def _take_back(self, job_id: JobId, live: Live, members: list[int], status: Path) -> None:
-        def noted(kind: str) -> dict[str, Any]:
-            return self.journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
-
-        steps, ending = noted("steps"), noted("ending")
-        live.keys = steps.get("keys", [])
-        # One that may have spoken of resizes must leave a record.
-        pids = [pid if pid in members else 0 for pid in steps.get("pids", [])]
-        live.steps = [Step(child=Child(pid), spoke=True) for pid in pids]
-        if members:
-            pid = noted("script").get("pid", min(members))
-            live.script = Child(pid if pid in members else 0, status_file=status)
-            self._say(f"job {job_id}: adopted, {len(members)} processes still run")
-        elif status.exists():
-            live.script = Child(0, status_file=status)
-            self._say(f"job {job_id}: ended while the daemon was away")
-        elif live.note["requeue"] and not ending:
-            self._say(f"job {job_id}: ended, its processes are gone; requeued")
-            live.steps, live.keys, live.wish = [], [], None
-            self.handle(Requeued(self.time(), job_id))
-            return
-        else:
-            self._say(f"job {job_id}: ended, its processes are gone")
-            live.reason = "its processes died while the daemon was away"
-            self.handle(Ended(self.time(), job_id, "FAILED"))
-            return
-        if ending:
-            live.ending, live.kill_at = ending["state"], ending["kill_at"]
-            self._terminate(job_id, live)
-
-    # --- what clients see --------------------------------------------------------------------
-
-    def job(self, job_id: JobId) -> Job | None:
-        """Return a job, whatever its state."""
-        state = self.engine.state
-        return state.running.get(job_id) or state.pending.get(job_id) or state.ended.get(job_id)
-
-    def rows(self) -> list[dict[str, Any]]:
-        """Return one row per job, for queue, show, acct and reports."""
-        self.ledger.advance(self.engine.state, self.time())
-        state = self.engine.state
-        jobs = [*state.ended.values(), *state.running.values(), *state.pending.values()]
-        return [self._row(job) for job in sorted(jobs, key=lambda j: _sort_key(j.spec.id))]
-
-    def _row(self, job: Job) -> dict[str, Any]:
-        live = self.live.get(job.spec.id, Live({}))
-        return {
-            "id": job.spec.id,
-            "name": live.note.get("name", ""),
-            "state": str(job.state),
-            "mode": str(job.spec.mode),
-            "submit_s": job.spec.submit_s,
-            "start_s": job.start_s,
-            "end_s": job.end_s,
-            "nodes": [self.cluster.names[n] for n in job.nodes] if job.end_s is None else [],
-            "size": len(job.nodes),
-            "nodes_min": job.spec.nodes_min,
-            "nodes_max": job.spec.nodes_max,
-            "reason": live.reason,
-            "step": live.step,
-            "steps": live.total,
-            "energy_j": self.ledger.busy_j.get(job.spec.id, 0.0),
-            "energy_source": self.power_source,
-            "answer": live.answer,
-            "resizes": live.resizes,
-            "output": live.note.get("output", ""),
-        }
-
-    def energy(self) -> dict[str, Any]:
-        """Return the books of the cluster, up to now."""
-        self.ledger.advance(self.engine.state, self.time())
-        return self._books()
-
-    def _books(self) -> dict[str, Any]:
-        ledger = self.ledger
-        return {
-            "at_s": ledger.at_s,
-            "busy_j": sum(ledger.busy_j.values()),
-            "idle_j": ledger.idle_j,
-            "off_j": ledger.off_j,
-            "boot_j": ledger.boot_j,
-            "cluster_j": ledger.cluster_j,
-            "busy_node_s": ledger.busy_node_s,
-            "power_source": self.power_source,
-        }
-
-
-def _sort_key(job_id: str) -> tuple[int, int]:
-    number, _, index = job_id.partition("_")
-    return int(number), int(index or -1)

@@ -36,11 +36,12 @@ class ResizePoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
-    """A user wants a job at another size; decided by the rules, not by the policy."""
+    """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy."""
 
     at_s: float
     job: JobId
     size: int
+    nodes: tuple[Node, ...] = ()
 
 
 class ResizeBegun(msgspec.Struct, frozen=True, tag=True):
@@ -72,6 +73,26 @@ class Requeued(msgspec.Struct, frozen=True, tag=True):
     job: JobId
 
 
+class Ticked(msgspec.Struct, frozen=True, tag=True):
+    """Time has come for a policy that looks at regular times, whatever happens."""
+
+    at_s: float
+
+
+class NodeDown(msgspec.Struct, frozen=True, tag=True):
+    """A node has failed or is drained: it is given to nobody; who runs on it is told apart."""
+
+    at_s: float
+    node: Node
+
+
+class NodeUp(msgspec.Struct, frozen=True, tag=True):
+    """A node is back."""
+
+    at_s: float
+    node: Node
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """A job is over."""
 
@@ -90,6 +111,9 @@ Event = (
     | ResizeRolledBack
     | Requeued
     | Ended
+    | Ticked
+    | NodeDown
+    | NodeUp
 )
 
 
@@ -104,30 +128,47 @@ class Reason(StrEnum):
     TOO_WIDE = "TooWide"
     MAKES_ROOM = "MakesRoom"
     IDLE_NODES = "IdleNodes"
+    BALANCES = "Balances"
+    POWER = "PowerCap"
     USER = "User"
     REFUSED = "Refused"
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """Launch a job on these nodes."""
+class Start(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Launch a job on these nodes; where nodes are only counted, on ``count`` of them."""
 
     job: JobId
     nodes: tuple[Node, ...]
     reason: str
     code: Reason = Reason.FITS
+    count: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return self.count or len(self.nodes)
 
 
-class Resize(msgspec.Struct, frozen=True, tag=True):
-    """Ask a running job to go over to these nodes."""
+class Resize(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Ask a running job to go over to these nodes; where only counted, to ``count`` of them."""
 
     job: JobId
     nodes: tuple[Node, ...]
     reason: str
     code: Reason = Reason.USER
+    count: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return self.count or len(self.nodes)
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):
-    """A job has to wait; ``reason`` is what ``rms queue`` shows."""
+    """A job has to wait, or a user's wish to; ``reason`` is what ``rms queue`` shows.
+
+    Policies do not decide it: why a job waits is worked out when somebody asks.
+    """
 
     job: JobId
     reason: str

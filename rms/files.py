@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 import msgspec
 
-from rms.ledger import NodePower
-from rms.model import JobId, JobSpec, Mode, Speedup
+from rms.model import JobId, JobSpec, Mode, NodePower, Speedup
 
 Shape = TypeVar("Shape")
 
@@ -58,6 +59,8 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     t1_s: float | None = None
     tc_s: float | None = None
     interpolate: str | None = None
+    fit: str | None = None
+    profile: str | None = None
 
 
 class _Resize(msgspec.Struct, forbid_unknown_fields=True):
@@ -105,8 +108,13 @@ def read_cluster(path: Path) -> Cluster:
     return Cluster(raw.name, tuple(names), tuple(power), tuple(gpus))
 
 
-def read_workload(path: Path, mode: Mode | None = None) -> list[JobSpec]:
+def read_workload(
+    path: Path, mode: Mode | None = None, say: Callable[[str], None] | None = None
+) -> list[JobSpec]:
     """Read a workload file; ``mode`` overrides what its jobs say.
+
+    Args:
+        say: told how well a fitted law fits.
 
     Raises:
         FileError: missing, not TOML, or not a workload.
@@ -115,7 +123,7 @@ def read_workload(path: Path, mode: Mode | None = None) -> list[JobSpec]:
     for entry in _read(path, _Workload).jobs:
         if entry.count < 1:
             raise FileError(f"{path}: expected count of at least 1, got {entry.count}")
-        speedup = _speedup(entry.speedup, path)
+        speedup = _speedup(entry.speedup, path, say)
         low, high = entry.nodes
         for _ in range(entry.count):
             try:
@@ -134,8 +142,9 @@ def read_workload(path: Path, mode: Mode | None = None) -> list[JobSpec]:
             except ValueError as error:
                 raise FileError(f"{path}: {error}") from None
             if not spec.sizes() or spec.preferred not in spec.sizes():
+                sizes = list(spec.sizes())
                 raise FileError(
-                    f"{path}: expected preferred nodes of {spec.sizes()}, got {spec.preferred}"
+                    f"{path}: expected preferred nodes of {sizes}, got {spec.preferred}"
                 )
             specs.append(spec)
     return specs
@@ -163,7 +172,9 @@ def expand(name: str) -> list[str]:
     return found
 
 
-def _speedup(table: _Table, path: Path) -> Speedup:
+def _speedup(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
+    if table.profile is not None:
+        table = _profile(table, path)
     if table.t1_s is not None or table.tc_s is not None:
         if table.t1_s is None or table.tc_s is None or table.nodes or table.time_s:
             raise FileError(f"{path}: expected speedup as t1_s and tc_s, or as nodes and time_s")
@@ -177,12 +188,51 @@ def _speedup(table: _Table, path: Path) -> Speedup:
         raise FileError(f"{path}: expected rising nodes and positive times in speedup")
     if table.interpolate not in (None, "inverse"):
         raise FileError(f'{path}: expected interpolate = "inverse", got {table.interpolate!r}')
+    if table.fit is not None:
+        return _fitted(table, path, say)
     return Speedup(
         tuple(table.nodes),
         tuple(table.time_s),
         tuple(table.power_w_per_node),
         interpolate=table.interpolate is not None,
     )
+
+
+def _profile(table: _Table, path: Path) -> _Table:
+    """Return a measured profile (JSON: nodes, time_s, power_w_per_node) as a table."""
+    name = path.parent / str(table.profile)
+    if table.nodes or table.time_s or table.t1_s is not None:
+        raise FileError(f"{path}: expected a profile or a table in speedup, got both")
+    try:
+        found = msgspec.json.decode(name.read_bytes(), type=_Table)
+    except (OSError, msgspec.DecodeError) as error:
+        raise FileError(f"{path}: expected a profile {name}, got: {error}") from None
+    found.interpolate, found.fit = table.interpolate, table.fit
+    return found
+
+
+def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
+    """Return t(n) = tc + t1 / n by least squares, and say how far it is off."""
+    if table.fit != "law" or len(table.nodes) < 2 or table.power_w_per_node:
+        raise FileError(
+            f'{path}: expected fit = "law" for two sizes or more, without powers, got {table.fit!r}'
+        )
+    inverse = [1.0 / n for n in table.nodes]
+    middle, mean_s = fmean(inverse), fmean(table.time_s)
+    t1_s = sum((x - middle) * t for x, t in zip(inverse, table.time_s, strict=True)) / sum(
+        (x - middle) ** 2 for x in inverse
+    )
+    tc_s = mean_s - t1_s * middle
+    law = Speedup(law=(t1_s, tc_s))
+    errors = [abs(law.time(n) / t - 1.0) for n, t in zip(table.nodes, table.time_s, strict=True)]
+    if min(law.time(n) for n in (1, table.nodes[-1], 10**6)) <= 0:
+        raise FileError(
+            f"{path}: expected times that t(n) = tc + t1 / n can fit, got tc = {tc_s:g} s"
+        )
+    if say is not None:
+        off = f"off by {100 * fmean(errors):.1f} % on average, {100 * max(errors):.1f} % at most"
+        say(f"{path}: t(n) = {tc_s:.4g} s + {t1_s:.4g} s / n, {off}")
+    return law
 
 
 def _read(path: Path, shape: type[Shape]) -> Shape:

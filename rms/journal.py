@@ -28,9 +28,10 @@ import msgspec
 from rms import rules, transition
 from rms.engine import Engine
 from rms.events import Decision, Event
+from rms.model import NodePower, Site
 from rms.policies import named
 
-FORMAT = 1
+FORMAT = 2
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _TABLES = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
@@ -52,11 +53,12 @@ class JournalError(ValueError):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A daemon has started, with these nodes and this policy."""
+    """A daemon has started, with these nodes, their power models and this policy."""
 
     nodes: tuple[str, ...]
     policy: str
     format: int = FORMAT
+    power: tuple[NodePower, ...] = ()
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
@@ -100,17 +102,19 @@ class Journal:
                 db.close()
                 raise
 
-    def header(self, nodes: tuple[str, ...], policy: str) -> None:
+    def header(
+        self, nodes: tuple[str, ...], policy: str, power: tuple[NodePower, ...] = ()
+    ) -> None:
         """Enter the start of a daemon, which must have the nodes that the journal began with."""
         if self._nodes not in (None, nodes):
             began = " ".join(self._nodes or ())
             raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(nodes)}")
-        self._enter(Opened(nodes, named(policy).name))
+        self._enter(Opened(nodes, named(policy).key, power=power))
         self._nodes = nodes
 
     def policy(self, name: str, at_s: float) -> None:
         """Enter that another policy decides from here on."""
-        self._enter(PolicySet(at_s, named(name).name))
+        self._enter(PolicySet(at_s, named(name).key))
 
     def append(self, event: Event) -> int:
         """Enter an event and return its sequence number; it is on disk by then."""
@@ -197,7 +201,7 @@ def replay(entries: Iterable[Entry]) -> Replay:
     first = next(rest, None)
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
-    found = Replay(Engine(len(first.nodes), named(first.policy)))
+    found = Replay(Engine(Site(len(first.nodes), first.power), named(first.policy)))
     for entry in rest:
         if not isinstance(entry, Seen):
             found.engine.policy = named(entry.policy)

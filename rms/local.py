@@ -16,12 +16,22 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from rms.protocol import COMPLETION_VARIABLE, SLOTS_VARIABLE
+from rms.protocol import (
+    COMPLETION_VARIABLE,
+    DOOR_VARIABLE,
+    JOIN_VARIABLE,
+    SLOTS_VARIABLE,
+    WORLD_VARIABLE,
+)
+
+if TYPE_CHECKING:
+    from rms.live import Line
 
 MARK = "RMS_MARK"
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
+PER_WORLD = (JOIN_VARIABLE, DOOR_VARIABLE)
 
 
 KEEP_STATUS = """trap : TERM
@@ -116,51 +126,66 @@ class LocalLauncher:
         self,
         job: str,
         step: int,
+        launch: int,
         slots: Sequence[str],
-        command: Sequence[str],
-        cwd: str,
-        env: Mapping[str, str],
-        output: Path,
-        errors: Path,
+        line: Line,
+        wish: int = 0,
+        cores: Sequence[int] = (),
     ) -> Child:
-        """Start a world: one rank on each slot, by a mpiexec of its own."""
+        """Start a world: one rank on each slot, by a mpiexec of its own.
+
+        Args:
+            launch: its number among the job's launches.
+            wish: number of the wish for which it is to take over from a running world, or 0.
+            cores: where it is to boot, by default on its own; its ranks then bind themselves.
+        """
         path = os.pathsep.join(
             part
-            for part in env.get("PATH", os.defpath).split(os.pathsep)
+            for part in line.env.get("PATH", os.defpath).split(os.pathsep)
             if part and Path(part) != self.shims
         )
         mpiexec = find_mpiexec(path)
         if mpiexec is None:
             raise LaunchError("no mpiexec found; expected one on PATH or beside python")
         own = {
-            **env,
+            # What a rank that has died leaves behind in its peers is no news to the user.
+            "UCX_LOG_LEVEL": "error",
+            **{key: value for key, value in line.env.items() if key not in PER_WORLD},
             "PATH": path,
             SLOTS_VARIABLE: " ".join(slots),
             COMPLETION_VARIABLE: str(self.record(job, step)),
+            WORLD_VARIABLE: str(launch),
             "RMS_SERVER": self.server,
             MARK: f"{self.mark}:{job}",
         }
+        if wish:
+            own[JOIN_VARIABLE] = str(wish)
+        else:
+            self.record(job, step).unlink(missing_ok=True)
         gpus = [slot.removeprefix("gpu:") for slot in slots if slot.startswith("gpu:")]
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives each rank its own of them
-        self.record(job, step).unlink(missing_ok=True)
-        full = [mpiexec, *_root_options(mpiexec), "-n", str(len(slots)), *command]
-        process = self._start(full, cwd, own, output, cores_of(slots), errors)
+        full = [mpiexec, *_root_options(mpiexec), "-n", str(len(slots)), *line.command]
+        process = self._start(
+            full, line.cwd, own, Path(line.output), cores or cores_of(slots), Path(line.errors)
+        )
         return Child(process.pid, process)
 
     def record(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes."""
         return self.state / "jobs" / job / f"completion-{step}.json"
 
-    def members(self, job: str | None = None) -> list[int]:
-        """Return the live processes of a job (or of all jobs of this daemon)."""
+    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
+        """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
         wanted = f"{MARK}={self.mark}:{job or ''}".encode()
+        number = f"{WORLD_VARIABLE}={launch}".encode()
         found = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
-                for item in entry.read_bytes().split(b"\0"):
-                    if item == wanted or (job is None and item.startswith(wanted)):
-                        found.append(int(entry.parent.name))
+                items = entry.read_bytes().split(b"\0")
+                mine = any(i == wanted or (job is None and i.startswith(wanted)) for i in items)
+                if mine and (launch is None or number in items):
+                    found.append(int(entry.parent.name))
         return [pid for pid in found if alive(pid)]
 
     def terminate(self, job: str, worlds: Sequence[Child]) -> None:
@@ -171,9 +196,9 @@ class LocalLauncher:
             for pid in self.members(job):
                 _kill(pid, signal.SIGTERM)
 
-    def kill(self, job: str) -> None:
-        """End whatever is left of a job, at once."""
-        for pid in self.members(job):
+    def kill(self, job: str, launch: int | None = None) -> None:
+        """End whatever is left of a job, or of one of its launches, at once."""
+        for pid in self.members(job, launch):
             _kill(pid, signal.SIGKILL)
 
     def _start(

@@ -6,16 +6,20 @@ A job's progress is the integral of its present rate, so a rate may change while
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 from typing import NewType
+
+import msgspec
 
 JobId = NewType("JobId", str)
 """As Slurm writes it: ``7``, ``7_3``."""
 
 Node = NewType("Node", int)
-"""Index of a node in its cluster."""
+"""Index of what is given to one job at a time: a node, or a slot where nodes are shared."""
 
 
 class Mode(StrEnum):
@@ -99,8 +103,7 @@ class Speedup:
         return values[at - 1] + share * (values[at] - values[at - 1])
 
 
-@dataclass(frozen=True)
-class JobSpec:
+class JobSpec(msgspec.Struct, frozen=True, gc=False):
     """What was asked for.
 
     Attributes:
@@ -111,6 +114,10 @@ class JobSpec:
         resize_price_s: time without progress that a resize costs it.
         array: name of the job array it belongs to, or None.
         array_limit: how many jobs of that array may run at once, or None.
+        run_s: run time at the preferred size, where no speedup is stated (of a trace), or None.
+        power_w: what the job adds to the power of its node while it runs, or None.
+        profile: shares of ``power_w`` really drawn, as ``(share of the run time, share of power)``
+            one after the other; empty for all of it all the time. Policies reckon with ``power_w``.
     """
 
     id: JobId
@@ -125,6 +132,9 @@ class JobSpec:
     resize_price_s: float = 0.0
     array: str | None = None
     array_limit: int | None = None
+    run_s: float | None = None
+    power_w: float | None = None
+    profile: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -133,13 +143,40 @@ class JobSpec:
                 f"{self.nodes_min}, {self.preferred}, {self.nodes_max}"
             )
 
-    def sizes(self) -> list[int]:
+    def sizes(self) -> Sequence[int]:
         """Return the sizes the job may run at, rising."""
-        return [
-            n
-            for n in range(self.nodes_min, self.nodes_max + 1)
-            if self.speedup is None or self.speedup.allows(n)
-        ]
+        speedup, whole = self.speedup, range(self.nodes_min, self.nodes_max + 1)
+        if speedup is None or speedup.law is not None:
+            return whole
+        if speedup.interpolate:
+            return range(max(whole.start, speedup.nodes[0]), min(whole.stop, speedup.nodes[-1] + 1))
+        return tuple(n for n in speedup.nodes if n in whole)
+
+    def time_s(self, n: int) -> float | None:
+        """Return the run time of the whole job on ``n`` nodes, None where it is not known."""
+        return self.run_s if self.speedup is None else self.speedup.time(n)
+
+    def expected_s(self, n: int, *, exact: bool = False) -> float:
+        """Return how long a job may run: its limit, else what is known, else for ever.
+
+        The limit is that of its preferred size: where a speedup is known it scales with that.
+
+        Args:
+            exact: what is known goes before the limit.
+        """
+        if self.limit_s is not None and not exact:
+            if self.speedup is None or n == self.preferred:
+                return self.limit_s
+            return self.limit_s * self.speedup.time(n) / self.speedup.time(self.preferred)
+        known = self.time_s(n)
+        if known is not None:
+            return known
+        return inf if self.limit_s is None else self.limit_s
+
+    @property
+    def smallest_start(self) -> int:
+        """The fewest nodes on which the job may start."""
+        return self.sizes()[0] if self.mode.any_start else self.preferred
 
 
 @dataclass(slots=True)
@@ -147,24 +184,35 @@ class Job:
     """One job as it is now.
 
     ``nodes`` is observed; ``requested`` is what a resize under way will make of it. Nodes that
-    an expansion is to bring are held for the job from the request on. ``answers`` says that it
+    an expansion is to bring are held for the job from the request on. ``size`` and ``wanted`` are
+    their numbers: of jobs that are only counted, ``nodes`` stays empty. ``answers`` says that it
     has resize points: known beforehand of a simulated job, heard from a live one. ``refused`` are
-    sizes to which it could not be brought; they are not asked for again.
+    sizes to which it could not be brought; they are not asked for again. ``end_s`` is set when it
+    is over; ``foreseen_s`` is when a running job is expected to end, ``pays_until_s`` until when a
+    wider size pays its price.
     """
 
     spec: JobSpec
+    number: int = 0
+    least: int = 1
     state: JobState = JobState.PENDING
     nodes: tuple[Node, ...] = ()
+    size: int = 0
     requested: tuple[Node, ...] | None = None
+    wanted: int | None = None
     moving: bool = False
     answers: bool = False
-    refused: set[int] = field(default_factory=set)
+    refused: frozenset[int] = frozenset()
     start_s: float | None = None
     end_s: float | None = None
+    foreseen_s: float = inf
+    pays_until_s: float = inf
     done: float = 0.0
     rate: float = 0.0
     since_s: float = 0.0
-    resizes: list[tuple[float, int, int]] = field(default_factory=list)
+    resizes: tuple[tuple[float, int, int], ...] = ()
+
+    __hash__ = object.__hash__
 
     @property
     def held(self) -> tuple[Node, ...]:
@@ -174,57 +222,84 @@ class Job:
         return tuple(sorted({*self.nodes, *self.requested}))
 
     @property
+    def gain(self) -> int:
+        """How many nodes a resize under way brings, held for the job already."""
+        if self.wanted is None:
+            return 0
+        if self.requested is None:
+            return max(0, self.wanted - self.size)
+        return len(set(self.requested).difference(self.nodes))
+
+    @property
+    def loss(self) -> int:
+        """How many nodes a resize under way will free."""
+        return 0 if self.wanted is None else self.size + self.gain - self.wanted
+
+    @property
     def resizable_now(self) -> bool:
         """Whether a resize may be asked of it: running, allowed, none in flight."""
         return (
-            self.state is JobState.RUNNING
+            self.answers
+            and self.wanted is None
+            and self.state is JobState.RUNNING
             and self.spec.mode.resizable
-            and self.requested is None
-            and self.answers
         )
+
+    def wider(self, size: int) -> int | None:
+        """Return the next size above ``size`` that it was not refused, None where there is none."""
+        sizes = self.spec.sizes()
+        at = bisect_right(sizes, size)
+        while at < len(sizes) and sizes[at] in self.refused:
+            at += 1
+        return sizes[at] if at < len(sizes) else None
 
     def progress_to(self, now: float) -> None:
         """Bring ``done`` up to date before the rate changes."""
-        self.done = min(1.0, self.done + self.rate * (now - self.since_s))
+        if self.rate:
+            self.done = min(1.0, self.done + self.rate * (now - self.since_s))
         self.since_s = now
+
+    def left(self, now: float) -> float:
+        """Return the share of the job that is still to be done."""
+        return 1.0 - min(1.0, self.done + self.rate * (now - self.since_s))
 
     def remaining_s(self, n: int, now: float) -> float | None:
         """Return the time to its end if it ran on ``n`` nodes from now, None if unknown."""
-        if self.spec.speedup is None:
-            return None
-        left = 1.0 - min(1.0, self.done + self.rate * (now - self.since_s))
-        return left * self.spec.speedup.time(n)
+        whole = self.spec.time_s(n)
+        return None if whole is None else self.left(now) * whole
 
 
-@dataclass(slots=True)
-class State:
-    """Everything a policy may look at. Only :mod:`rms.transition` changes it."""
+class NodePower(msgspec.Struct, frozen=True):
+    """Power model of a node: idle, and static + dynamic x efficiency while a job runs.
+
+    Iserte & Rojek, equations 1 and 2: P(n) = (P_S + P_Dn) n with P_Dn proportional to Eff(n).
+    """
+
+    idle_w: float = 0.0
+    static_w: float = 0.0
+    dynamic_w: float = 0.0
+
+    def busy_w(self, spec: JobSpec, nodes: int) -> float:
+        """Return the power of each of a job's nodes; its own profile goes before the model."""
+        if spec.speedup is None:
+            return self.static_w + self.dynamic_w
+        stated = spec.speedup.power(nodes)
+        if stated is not None:
+            return stated
+        return self.static_w + self.dynamic_w * spec.speedup.efficiency(nodes)
+
+
+class Site(msgspec.Struct, frozen=True):
+    """What never changes of a cluster, for those who decide.
+
+    Attributes:
+        nodes: how many there are: nodes, or slots where nodes are shared.
+        power: power model of each host; empty where nothing is known.
+        host: the host (power domain) of each slot; empty where each node is its own.
+        rack: the rack of each host; empty where all are in one.
+    """
 
     nodes: int
-    now_s: float = 0.0
-    pending: dict[JobId, Job] = field(default_factory=dict)
-    running: dict[JobId, Job] = field(default_factory=dict)
-    ended: dict[JobId, Job] = field(default_factory=dict)
-    free: list[Node] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.free = [Node(n) for n in range(self.nodes)]
-
-    @property
-    def coming(self) -> int:
-        """Nodes that shrinks under way are about to free."""
-        return sum(
-            len(job.nodes) - len(job.requested)
-            for job in self.running.values()
-            if job.requested is not None and len(job.requested) < len(job.nodes)
-        )
-
-    def take(self, nodes: tuple[Node, ...]) -> None:
-        """Remove nodes from the free ones."""
-        gone = set(nodes)
-        self.free = [node for node in self.free if node not in gone]
-
-    def give_back(self, nodes: tuple[Node, ...]) -> None:
-        """Return nodes to the free ones, which stay sorted."""
-        for node in nodes:
-            insort(self.free, node)
+    power: tuple[NodePower, ...] = ()
+    host: tuple[int, ...] = ()
+    rack: tuple[int, ...] = ()

@@ -101,19 +101,75 @@ SLOTS_VARIABLE = "DMR_SLOTS"
 """Set for the ranks of a world: one slot each, in rank order, such as ``cpu:0 cpu:1``."""
 
 
+STRATEGIES = ("warm", "spawn", "merge", "restart")
+"""How a world may be replaced; which of them a job uses it says itself."""
+
+JOIN_VARIABLE = "DMR_JOIN"
+"""Set for the ranks of a world that is to take over from, or to join, a running one."""
+
+WORLD_VARIABLE = "DMR_WORLD"
+"""Number of the launch that started these ranks, among all launches of the job's step."""
+
+DOOR_VARIABLE = "DMR_DOOR"
+"""Where a world started by the old one itself is to call (``host:port:word``)."""
+
+
+class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A world that was booted for a wish and waits to be called.
+
+    ``line`` is the address of its control line, ``port`` its MPI port (empty where it opened
+    none), ``boot_s`` the time from its launch until it was ready.
+    """
+
+    world: int
+    ranks: int
+    line: str
+    port: str
+    boot_s: float = 0.0
+
+
 class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Daemon to job: go over to these slots, one rank on each, at your next resize point."""
+    """Daemon to job: go over to these slots, one rank on each, at your next resize point.
+
+    ``worlds`` are those that were booted for it, in rank order; none where the job starts the
+    new ranks itself, or only lets some go.
+    """
 
     number: int
     slots: tuple[str, ...]
+    strategy: str = "spawn"
+    worlds: tuple[Invitation, ...] = ()
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Job to daemon: how far it is, and the newest wish it knows of. Answered by a wish or null."""
+    """Job to daemon: how far it is, and the newest wish it knows of. Answered by a wish or null.
+
+    ``strategy`` is how it wants to be resized, ``groups`` the launches its ranks come from and
+    how many ranks each holds, in rank order.
+    """
 
     step: int
     steps: int
     known: int
+    strategy: str = "spawn"
+    groups: tuple[tuple[int, int], ...] = ()
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """New world to daemon: it is booted and can be called at these addresses."""
+
+    number: int
+    world: int
+    line: str
+    port: str
+
+
+class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """New world to daemon: it cannot take over, and why."""
+
+    number: int
+    world: int
+    why: str
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -123,10 +179,14 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Job to daemon: the new world is about to step; the old one's slots are free."""
+    """Job to daemon: the new world is about to step; the old one's ranks leave.
+
+    ``worlds`` are the launches that its ranks come from; empty if it has not changed.
+    """
 
     number: int
     resize: Resize
+    worlds: tuple[int, ...] = ()
 
 
 class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -136,4 +196,10 @@ class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tr
     why: str
 
 
-Report = Begun | Done | RolledBack
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: its application would have so many ranks; a wish follows if it may."""
+
+    ranks: int
+
+
+Report = Begun | Done | RolledBack | Ready | Failed | Asked

@@ -18,11 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rms import views
 from rms.daemon import Daemon
 from rms.jobscript import ScriptError, parse_ids
+from rms.live import Line
 from rms.model import JobId, Node
 from rms.policies import PolicyError
-from rms.protocol import Poll, Report
+from rms.protocol import STRATEGIES, Poll, Report
 from rms.submit import Submission, admit
 
 WATCH_S = 0.05
@@ -91,7 +93,7 @@ class Routes:
 
     async def jobs(self, request: Request) -> Any:
         """Return all jobs, or those an id selects."""
-        rows = self.daemon.rows()
+        rows = views.rows(self.daemon)
         wanted = request.query_params.get("id")
         if wanted is None:
             return rows
@@ -119,15 +121,19 @@ class Routes:
         job_id = JobId(str(body["id"]))
         if job_id not in self.daemon.engine.state.running:
             raise _RefusedError(404, f"expected a running job, got {job_id}")
-        decision = self.daemon.resize(job_id, int(body["nodes"]))
+        strategy = body.get("strategy")
+        if strategy not in (None, *STRATEGIES):
+            raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {strategy!r}")
+        on = [name for name in str(body.get("on") or "").split(",") if name]
+        decision = self.daemon.resize(job_id, int(body["nodes"]), strategy, on)
         return {"decision": type(decision).__name__, "reason": getattr(decision, "reason", "")}
 
     async def history(self, request: Request) -> Any:
         """Return what was decided about a job, in order."""
-        live = self.daemon.live.get(JobId(request.path_params["id"]))
-        if live is None:
-            raise _RefusedError(404, f"expected the id of a job, got {request.path_params['id']}")
-        return live.history
+        job_id = JobId(request.path_params["id"])
+        if job_id not in self.daemon.live:
+            raise _RefusedError(404, f"expected the id of a job, got {job_id}")
+        return views.history(self.daemon, job_id)
 
     async def nodes(self, request: Request) -> Any:
         """Return the nodes and who is on them."""
@@ -146,7 +152,7 @@ class Routes:
     async def books(self, request: Request) -> Any:
         """Return the energy books and who held which node when."""
         return {
-            "energy": self.daemon.energy(),
+            "energy": views.energy(self.daemon),
             "spans": self.daemon.spans,
             "nodes": self.daemon.cluster.names,
             "now_s": self.daemon.time(),
@@ -186,9 +192,9 @@ class Routes:
         if self.daemon.live[job_id].ending is not None:
             raise _RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
         body = msgspec.json.decode(await request.body(), type=Launch)
-        number = self.daemon.launch(
-            job_id, body.command, body.cwd, body.env, (body.output, body.errors), body.key
-        )
+        output = self.daemon.live[job_id].note["output"]
+        line = Line(body.command, body.cwd, body.env, body.output or output, body.errors or output)
+        number = self.daemon.launch(job_id, line, body.key)
         return {"step": number}
 
     async def step(self, request: Request) -> Any:

@@ -19,6 +19,7 @@ from rms.ledger import NodePower
 from rms.local import LocalLauncher
 from rms.samplers import NvidiaSmi, Reading
 from rms.server import bind, serve
+from rms.worlds import BOOT_S
 
 CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
 """Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
@@ -78,6 +79,7 @@ def run_daemon(
     *,
     grace_s: float = GRACE_S,
     parent: int | None = None,
+    boot_s: float = BOOT_S,
 ) -> None:
     """Run a daemon until it is told to stop (or its ``parent`` process is gone)."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -90,7 +92,7 @@ def run_daemon(
                 mark = {"mark": secrets.token_hex(8)}
                 journal.note("mark", mark)
             launcher = LocalLauncher(state, mark["mark"], address)
-            daemon = Daemon(cluster, policy, journal, launcher, time.time, say, grace_s)
+            daemon = Daemon(cluster, policy, journal, launcher, time.time, say, grace_s, boot_s)
 
             async def main() -> None:
                 with metered(daemon, say):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rms.engine import Engine
-from rms.events import Later, Never, Resize, Start, Submitted
+from rms.events import Never, Resize, Start, Submitted
 from rms.files import read_cluster, read_workload
 from rms.ledger import NodePower
 from rms.model import Job, JobId, JobSpec, JobState, Mode, Node, Speedup
@@ -126,8 +126,11 @@ def test_more_nodes_than_the_cluster_has_is_never_and_not_later() -> None:
 def test_a_waiting_job_is_told_why() -> None:
     engine = Engine(4, named("fifo"))
     jobs = tuple(spec(n, 3, 3, Mode.FIXED) for n in (1, 2, 3))
-    later = [d for d in engine.handle(Submitted(0.0, jobs)) if isinstance(d, Later)]
-    assert [d.reason for d in later] == [
+    decided = engine.handle(Submitted(0.0, jobs))
+    assert [type(d) for d in decided] == [Start]  # why the others wait is not decided but asked
+    waits = [engine.why(JobId(n)) for n in "123"]
+    assert [None if w is None else w.reason for w in waits] == [
+        None,
         "Resources: waits for 3 nodes, 1 are free",
         "Priority: 2 is first",
     ]
@@ -179,7 +182,7 @@ def test_every_policy_ends_every_job_within_the_rules(
     for job in state.ended.values():
         assert job.done == pytest.approx(1.0, abs=1e-9)
         if not job.spec.mode.resizable:
-            assert job.resizes == []
+            assert job.resizes == ()
 
 
 @settings(max_examples=50, deadline=None)
@@ -211,6 +214,6 @@ def test_a_narrower_job_never_costs_more_energy(
 
     def energy(size: int) -> float:
         assert job.spec.speedup is not None
-        return size * model.busy_w(job, size) * job.spec.speedup.time(size)
+        return size * model.busy_w(job.spec, size) * job.spec.speedup.time(size)
 
     assert energy(n + 1) >= energy(n) * (1 - 1e-12)

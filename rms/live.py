@@ -1,0 +1,104 @@
+"""What the daemon knows of a job beside the engine: its processes, steps, worlds and wishes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from rms.local import Child
+from rms.protocol import Invitation, Wish
+
+
+class Line(msgspec.Struct):
+    """A launcher line of a job script: what every world of the step is started from."""
+
+    command: list[str]
+    cwd: str
+    env: dict[str, str]
+    output: str
+    errors: str
+
+
+@dataclass
+class Step:
+    """One launcher line being run: a sequence of worlds, and how it ended.
+
+    Attributes:
+        worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
+        current: the launches that the job's ranks come from now.
+        strategy, groups: how the job wants to be resized, and ranks of each current launch.
+        ended_s: when the first current launch was seen to have ended.
+    """
+
+    line: Line
+    worlds: dict[int, Child] = field(default_factory=dict)
+    current: tuple[int, ...] = ()
+    strategy: str = "spawn"
+    groups: tuple[tuple[int, int], ...] = ()
+    exit_code: int | None = None
+    message: str = ""
+    spoke: bool = False  # it asked for wishes: a program of dmr, which leaves a record
+    ended_s: float | None = None
+
+
+class Boot(msgspec.Struct):
+    """A resize for which worlds are started here, from the wish to the last process gone.
+
+    Attributes:
+        number, slots, strategy: of the wish.
+        launches: slots of each launch that was started for it, by number.
+        ready: those that wait to be called.
+        state: ``booting``, ``ready`` (the job may call), ``moving`` (it does), ``leaving``
+            (committed; old launches end), ``closing`` (rolled back; new ones are killed).
+        until_s: when that state must be over.
+        leaving: launches that are to end.
+        why: of a rollback.
+    """
+
+    number: int
+    slots: tuple[str, ...]
+    strategy: str
+    launches: dict[int, tuple[str, ...]] = {}
+    pids: dict[int, int] = {}
+    ready: dict[int, Invitation] = {}
+    state: str = "booting"
+    begun_s: float = 0.0
+    until_s: float = 0.0
+    leaving: list[int] = []
+    why: str = ""
+
+    @property
+    def wish(self) -> Wish:
+        """What the job is to be told."""
+        worlds = tuple(self.ready[n] for n in self.launches)
+        return Wish(self.number, self.slots, self.strategy, worlds)
+
+
+@dataclass
+class Live:
+    """All of it."""
+
+    note: dict[str, Any]
+    script: Child | None = None
+    steps: list[Step] = field(default_factory=list)
+    keys: list[str] = field(default_factory=list)
+    launches: int = 0
+    resizes: list[dict[str, Any]] = field(default_factory=list)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    wish: Wish | None = None
+    boot: Boot | None = None
+    wishes: int = 0
+    forced: str | None = None
+    step: int = 0
+    total: int = 0
+    reason: str = ""
+    ending: str | None = None
+    kill_at: float | None = None
+    answer: str = ""
+
+    @property
+    def running(self) -> Step | None:
+        """The step that runs now."""
+        return next((step for step in self.steps if step.exit_code is None), None)

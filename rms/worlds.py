@@ -1,0 +1,346 @@
+"""The worlds of a job's steps: booted, watched, replaced, and none left behind.
+
+A resize by ``warm``, ``restart`` or ``merge`` starts here: the next world boots beside the running
+one, says that it is ready, and only then is the job told. Every state has a deadline; a world that
+misses it is killed, and its slots are free only when its processes are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from rms.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.live import Boot, Line, Live, Step
+from rms.local import Child, LaunchError, cores_of
+from rms.model import JobId
+from rms.protocol import (
+    Asked,
+    Begun,
+    Done,
+    Failed,
+    Invitation,
+    ProtocolError,
+    Ready,
+    Report,
+    RolledBack,
+    Wish,
+    read_completion,
+)
+
+if TYPE_CHECKING:
+    from rms.daemon import Daemon
+
+BOOT_S = 60.0
+MOVE_S = 180.0
+LEAVE_S = 10.0
+UNTOLD_S = 10.0
+"""How long a launch may be over before what it has to say (a commit, a record) must be here."""
+
+
+class Worlds:
+    """Starts and watches worlds on behalf of a daemon.
+
+    Args:
+        boot_s: deadline for a world from its launch until it is ready.
+    """
+
+    def __init__(self, daemon: Daemon, boot_s: float = BOOT_S) -> None:
+        self._daemon, self._boot_s = daemon, boot_s
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def start(self, job_id: JobId, live: Live, line: Line, slots: Sequence[str], key: str) -> int:
+        """Boot the first world of a launcher line; return the step's number."""
+        number = len(live.steps)
+        step = Step(line)
+        live.steps.append(step)
+        live.keys.append(key)
+        self._daemon.journal.note(f"line/{job_id}/{number}", msgspec.to_builtins(line))
+        self.note(job_id, live)
+        launch = live.launches
+        live.launches += 1
+        try:
+            step.worlds[launch] = self._daemon.launcher.boot_world(
+                job_id, number, launch, slots, line
+            )
+            step.current = (launch,)
+        except LaunchError as error:
+            step.exit_code, step.message = 1, str(error)
+        self.note(job_id, live)
+        return number
+
+    def note(self, job_id: JobId, live: Live) -> None:
+        """Keep what a restarted daemon needs to know of a job's steps."""
+        steps = [
+            {
+                "pids": {str(n): child.pid for n, child in step.worlds.items()},
+                "current": step.current,
+                "strategy": step.strategy,
+                "groups": step.groups,
+                "exit_code": step.exit_code,
+                "message": step.message,
+            }
+            for step in live.steps
+        ]
+        self._daemon.journal.note(
+            f"steps/{job_id}", {"keys": live.keys, "launches": live.launches, "steps": steps}
+        )
+
+    def watch(self, job_id: JobId, live: Live) -> None:
+        """Look at a job's launches once."""
+        if live.boot is not None:
+            self._watch_boot(job_id, live, live.boot)
+        for number, step in enumerate(live.steps):
+            if step.exit_code is None:
+                self._watch_step(job_id, live, number, step)
+
+    def _watch_step(self, job_id: JobId, live: Live, number: int, step: Step) -> None:
+        codes = [step.worlds[n].status() for n in step.current]
+        if all(code is None for code in codes):
+            step.ended_s = None
+            return
+        now = self._daemon.now()
+        if step.ended_s is None:
+            step.ended_s = now
+        late = now > step.ended_s + UNTOLD_S
+        if None in codes:
+            if late:  # launches that were merged live and die together
+                for n in step.current:
+                    self._daemon.launcher.kill(job_id, n)
+            return
+        boot = live.boot
+        record = self._daemon.launcher.record(job_id, number)
+        if boot is not None and boot.state in ("ready", "moving") and not late:
+            # The job may have gone over to these without a word so far.
+            alive = [n for n in boot.launches if step.worlds[n].status() is None]
+            if alive and not record.exists():
+                return
+        self._conclude(job_id, live, number, codes[-1] or max(c or 0 for c in codes))
+
+    def _conclude(self, job_id: JobId, live: Live, number: int, status: int) -> None:
+        """Enter how a step ended."""
+        step = live.steps[number]
+        try:
+            record = read_completion(self._daemon.launcher.record(job_id, number))
+            step.exit_code, step.message = record.exit_code, record.message
+            live.answer = record.answer or live.answer
+        except (OSError, ProtocolError):
+            # No record of a program of dmr: it died, whatever mpiexec's own status says.
+            # Another program has had no worlds but this one, so that status counts.
+            if status == 0 and not step.spoke:
+                step.exit_code = 0
+            else:
+                step.exit_code, step.message = status or 1, "died without a completion record"
+        if live.boot is not None and live.boot.state != "leaving":
+            self._close(job_id, live, live.boot, "the job ended")
+        self.note(job_id, live)
+
+    # --- a resize ----------------------------------------------------------------------------
+
+    def begin(self, job_id: JobId, live: Live, slots: tuple[str, ...]) -> None:
+        """Do what a wished resize needs before the job is told of it."""
+        step = live.running
+        strategy = "spawn" if step is None else live.forced or step.strategy
+        live.forced = None
+        job = self._daemon.engine.state.running[job_id]
+        have = self._daemon.slots(job.nodes)
+        parts: list[tuple[str, ...]] = []
+        if strategy == "merge" and step is not None:
+            strategy, parts = _merging(step, have, slots)
+        if strategy in ("warm", "restart"):
+            parts = [slots]
+        if step is None or not parts:
+            live.wish = Wish(live.wishes, slots, strategy)
+            return
+        now = self._daemon.now()
+        boot = live.boot = Boot(live.wishes, slots, strategy, begun_s=now)
+        boot.until_s = now + self._boot_s
+        spare = [c for c in cores_of(slots) if c not in cores_of(have)]
+        number = live.steps.index(step)
+        for launch, part in enumerate(parts, live.launches):
+            boot.launches[launch] = part
+        live.launches += len(parts)
+        self.note(job_id, live)
+        self._keep(job_id, live)
+        for launch, part in boot.launches.items():
+            try:
+                child = self._daemon.launcher.boot_world(
+                    job_id, number, launch, part, step.line, wish=boot.number, cores=spare
+                )
+            except LaunchError as error:
+                self._close(job_id, live, boot, str(error))
+                return
+            step.worlds[launch] = child
+            boot.pids[launch] = child.pid
+        self._keep(job_id, live)
+
+    def hear(self, job_id: JobId, live: Live, report: Report) -> None:
+        """Take a report of a job, or of a world that boots; one heard already changes nothing."""
+        daemon, boot = self._daemon, live.boot
+        job = daemon.engine.state.running.get(job_id)
+        if isinstance(report, Asked):
+            return  # for the daemon, which decides
+        if report.number != live.wishes or job is None or job.requested is None:
+            return
+        if isinstance(report, Ready):
+            if boot is not None and boot.state == "booting" and report.world in boot.launches:
+                self._ready(job_id, live, boot, report)
+        elif isinstance(report, Failed):
+            if boot is not None and boot.state in ("booting", "ready"):
+                self._close(job_id, live, boot, report.why)
+        elif boot is not None and boot.state in ("leaving", "closing"):
+            return
+        elif isinstance(report, RolledBack):
+            live.wish = None
+            if boot is None:
+                self._rolled_back(job_id, live, report.why)
+            else:
+                self._close(job_id, live, boot, report.why)
+        elif isinstance(report, Begun | Done):
+            if boot is not None and boot.state == "ready":
+                boot.state, boot.until_s = "moving", daemon.now() + MOVE_S
+                self._keep(job_id, live)
+            if not job.moving:
+                daemon.handle(ResizeBegun(daemon.time(), job_id))
+            if isinstance(report, Done):
+                self._done(job_id, live, report)
+
+    def _ready(self, job_id: JobId, live: Live, boot: Boot, report: Ready) -> None:
+        now = self._daemon.now()
+        boot.ready[report.world] = Invitation(
+            report.world,
+            len(boot.launches[report.world]),
+            report.line,
+            report.port,
+            now - boot.begun_s,
+        )
+        if len(boot.ready) == len(boot.launches):
+            boot.state, boot.until_s = "ready", float("inf")
+            live.wish = boot.wish
+        self._keep(job_id, live)
+
+    def _done(self, job_id: JobId, live: Live, report: Done) -> None:
+        """The new world is the job: wait for those who leave, then free what they held."""
+        daemon, step = self._daemon, live.running
+        live.wish = None
+        live.resizes.append({"at_s": daemon.time(), **msgspec.to_builtins(report.resize)})
+        daemon.journal.note(f"resizes/{job_id}", {"rows": live.resizes})
+        boot = live.boot or Boot(report.number, (), report.resize.strategy)
+        if step is not None and report.worlds:
+            boot.leaving = [n for n in step.worlds if n not in report.worlds]
+            step.current, step.ended_s = report.worlds, None
+        live.boot = boot
+        boot.state, boot.until_s = "leaving", daemon.now() + LEAVE_S
+        self.note(job_id, live)
+        self._keep(job_id, live)
+        self._watch_boot(job_id, live, boot)
+
+    def _watch_boot(self, job_id: JobId, live: Live, boot: Boot) -> None:
+        daemon, step = self._daemon, live.running
+        late = daemon.now() > boot.until_s
+        if boot.state in ("leaving", "closing"):
+            if not self._gone(job_id, live, boot.leaving, kill=late or boot.state == "closing"):
+                return
+            for known in live.steps:
+                known.worlds = {n: c for n, c in known.worlds.items() if n not in boot.leaving}
+            live.boot = None
+            self.note(job_id, live)
+            self._keep(job_id, live)
+            if boot.state == "leaving":
+                daemon.handle(Resized(daemon.time(), job_id))
+            else:
+                self._rolled_back(job_id, live, boot.why)
+            return
+        if boot.state in ("booting", "ready") and step is not None:
+            ended = [c for n in boot.launches if (c := step.worlds[n].status()) is not None]
+            if ended:
+                why = f"the new world ended with {max(ended)} while {boot.state}"
+                self._close(job_id, live, boot, why)
+        if late and boot.state == "booting":
+            why = f"the new world was not ready within {self._boot_s:g} s"
+            self._close(job_id, live, boot, why)
+        elif late and boot.state == "moving":
+            daemon.say(f"job {job_id}: no word of its resize for {MOVE_S:g} s; it is ended")
+            boot.until_s = float("inf")
+            daemon.launcher.kill(job_id)
+
+    def _rolled_back(self, job_id: JobId, live: Live, why: str) -> None:
+        """Tell the engine, and whoever asks for an explanation."""
+        daemon = self._daemon
+        live.history.append(
+            {
+                "at_s": daemon.time(),
+                "kind": "rolledback",
+                "code": "RolledBack",
+                "reason": why,
+                "size": 0,
+                "nodes": [],
+            }
+        )
+        daemon.handle(ResizeRolledBack(daemon.time(), job_id, why))
+
+    def _gone(self, job_id: JobId, live: Live, launches: Sequence[int], *, kill: bool) -> bool:
+        """Return whether launches have no processes any more."""
+        launcher = self._daemon.launcher
+        children = {n: c for step in live.steps for n, c in step.worlds.items()}
+        left = False
+        for n in launches:
+            if kill:
+                launcher.kill(job_id, n)
+            running = n in children and children[n].status() is None
+            left |= running or bool(launcher.members(job_id, n))
+        return not left
+
+    def _close(self, job_id: JobId, live: Live, boot: Boot, why: str) -> None:
+        """Roll back: the new worlds are killed; their slots are free when they are gone."""
+        live.wish = None
+        boot.state, boot.why, boot.leaving = "closing", why, list(boot.launches)
+        self._keep(job_id, live)
+        for launch in boot.leaving:
+            self._daemon.launcher.kill(job_id, launch)
+
+    def _keep(self, job_id: JobId, live: Live) -> None:
+        """Note the resize in flight, infinities aside."""
+        boot = live.boot
+        found = {} if boot is None else msgspec.to_builtins(boot, str_keys=True) | {"until_s": 0.0}
+        self._daemon.journal.note(f"boot/{job_id}", found)
+
+    def take_back(self, job_id: JobId, live: Live) -> None:
+        """Go on, after a restart of the daemon, with the resize that was in flight."""
+        daemon = self._daemon
+        noted = daemon.journal.notes(f"boot/{job_id}").get(f"boot/{job_id}", {})
+        job = daemon.engine.state.running[job_id]
+        if job.requested is None:
+            return
+        if not noted:
+            self.begin(job_id, live, daemon.slots(job.requested))
+            return
+        boot = live.boot = msgspec.convert(noted, Boot, strict=False)
+        now = daemon.now()
+        waits = {"booting": self._boot_s, "ready": float("inf"), "moving": MOVE_S}
+        boot.until_s = now + waits.get(boot.state, LEAVE_S)
+        daemon.say(f"job {job_id}: its resize goes on, {boot.state}")
+        if boot.state in ("ready", "moving"):
+            live.wish = boot.wish
+        step = live.running
+        for launch in boot.launches:
+            if step is not None and launch not in step.worlds:
+                found = daemon.launcher.members(job_id, launch)
+                step.worlds[launch] = Child(boot.pids.get(launch) or min(found, default=0))
+
+
+def _merging(
+    step: Step, have: tuple[str, ...], slots: tuple[str, ...]
+) -> tuple[str, list[tuple[str, ...]]]:
+    """Return how to merge: what each launch is to hold, none for a shrink; or warm instead."""
+    if len(slots) > len(have) and slots[: len(have)] == have:
+        return "merge", [(slot,) for slot in slots[len(have) :]]
+    kept = 0
+    for _, ranks in step.groups:
+        kept += ranks
+        if kept == len(slots) and slots == have[:kept]:
+            return "merge", []
+    return "warm", []
