@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from rms._version import __version__
 
 if TYPE_CHECKING:
+    from dmr.adapted import adapt, adapt_list
     from dmr.checkpoint import Schedule
     from dmr.errors import CollectiveError, UsageError, agree
     from dmr.field import Field, FieldSpec
-    from dmr.layout import Box
-    from dmr.session import STRATEGIES, Application, Plan, Run, run
+    from dmr.items import Items, ListSpec, rank_of
+    from dmr.layout import Box, split_range
+    from dmr.loop import malleable
+    from dmr.session import Application, Plan, Run, run
+    from dmr.strategies import STRATEGIES
+    from dmr.transaction import Deadlines
     from dmr.world import Runtime, World
 
 _HOMES = {
@@ -24,15 +29,23 @@ _HOMES = {
     "CollectiveError": "errors",
     "Field": "field",
     "FieldSpec": "field",
+    "Items": "items",
+    "ListSpec": "items",
     "Plan": "session",
     "Run": "session",
     "Runtime": "world",
-    "STRATEGIES": "session",
+    "Deadlines": "transaction",
+    "STRATEGIES": "strategies",
     "Schedule": "checkpoint",
     "UsageError": "errors",
     "World": "world",
+    "adapt": "adapted",
+    "adapt_list": "adapted",
     "agree": "errors",
+    "malleable": "loop",
+    "rank_of": "items",
     "run": "session",
+    "split_range": "layout",
 }
 
 
@@ -47,8 +60,11 @@ __all__ = [
     "Application",
     "Box",
     "CollectiveError",
+    "Deadlines",
     "Field",
     "FieldSpec",
+    "Items",
+    "ListSpec",
     "Plan",
     "Run",
     "Runtime",
@@ -56,6 +72,11 @@ __all__ = [
     "UsageError",
     "World",
     "__version__",
+    "adapt",
+    "adapt_list",
     "agree",
+    "malleable",
+    "rank_of",
     "run",
+    "split_range",
 ]

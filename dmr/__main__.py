@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from rms.commandline import Parser, add_common, emit_json, parser
+from rms.commandline import Parser, add_common, check_writable, emit_json, parser
 from rms.protocol import ProtocolError, read_completion
 
 
@@ -31,7 +33,64 @@ def _parser() -> Parser:
     completion.add_argument("file", type=Path, metavar="FILE", help="its completion record")
     completion.set_defaults(call=_completion)
     add_common(completion)
+    probe = commands.add_parser("probe", allow_abbrev=False, help="what MPI can do here, tried")
+    probe.set_defaults(call=_probe)
+    add_common(probe)
+    bench = commands.add_parser("bench", allow_abbrev=False, help="measure a resize")
+    bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS")
+    bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS")
+    bench.add_argument("--mib", type=int, default=64, metavar="M", help="size of the field")
+    bench.add_argument("--strategy", default="warm", metavar="NAME")
+    bench.set_defaults(call=_bench)
+    add_common(bench)
     return top
+
+
+def _mpiexec() -> str | None:
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("mpiexec") or shutil.which("mpiexec", path=beside)
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    """Print what works here; exit 0 if MPI starts at all."""
+    from dmr.probe import probe, table
+
+    mpiexec = _mpiexec()
+    if mpiexec is None:
+        print("dmr: error: no mpiexec found; expected one on PATH", file=sys.stderr)
+        return 1
+    found = probe(mpiexec, os.environ)
+    if arguments.json is not None:
+        emit_json(arguments.json, found)
+    if arguments.json != "-":
+        print("\n".join(table(found)))
+    return 0 if found["launches"] else 1
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    """Measure one resize."""
+    from dmr.bench import BenchError, bench
+
+    strategies = ("warm", "spawn", "merge", "restart")
+    problem = check_writable(arguments.json, "--json")
+    if min(arguments.old, arguments.new, arguments.mib) < 1:
+        problem = "expected at least 1 rank and 1 MiB in --from, --to and --mib"
+    if arguments.strategy not in strategies:
+        problem = f"expected a strategy of {', '.join(strategies)}, got {arguments.strategy!r}"
+    if problem is not None:
+        print(f"dmr: error: {problem}", file=sys.stderr)
+        return 2
+    try:
+        found = bench(arguments.old, arguments.new, arguments.mib, arguments.strategy, _mpiexec())
+    except BenchError as error:
+        print(f"dmr: error: {error}", file=sys.stderr)
+        return 1
+    if arguments.json is not None:
+        emit_json(arguments.json, found)
+    if arguments.json != "-":
+        for name, value in found.items():
+            print(f"{name:14s} {value:.6g}" if isinstance(value, float) else f"{name:14s} {value}")
+    return 0
 
 
 def _completion(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ flushed to disk, and renamed; the one before stays until the new one is whole.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -21,9 +22,11 @@ import msgspec
 import numpy as np
 import xxhash
 
+from dmr import items
 from dmr.errors import UsageError
 from dmr.field import Field
 from dmr.gather import SLAB_BYTES, slabs
+from dmr.items import Items
 from dmr.progress import Progress, decode, encode
 from dmr.world import World
 
@@ -44,6 +47,36 @@ class Schedule:
         return self.every > 0 and step > 0 and step % self.every == 0
 
 
+class Hold:
+    """The right to write checkpoints in a folder, held by one run at a time (rank 0's).
+
+    It is a lock on the folder itself, so it leaves nothing behind and ends with its process.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._handle = -1
+
+    def take(self) -> bool:
+        """Return whether it is this process's now."""
+        if self._handle < 0:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self._directory, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                return False
+            self._handle = handle
+        return True
+
+    def release(self) -> None:
+        """Let another world, or another run, have it."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
+
 class BrokenCheckpointError(Exception):
     """A file that cannot be continued from, and why."""
 
@@ -60,7 +93,7 @@ def write(
 
     A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
     """
-    path = schedule.directory / f"checkpoint-{progress.step:010d}.h5"
+    path = path_of(schedule.directory, progress.step)
     part = path.with_suffix(".part")
     problem: str | None = None
     file: h5py.File | None = None
@@ -140,6 +173,26 @@ def restore(
     return None
 
 
+def hold(schedule: Schedule, world: World) -> Hold:
+    """Take a folder for this run (collective).
+
+    Raises:
+        UsageError: another run holds it, or it cannot be made.
+    """
+    found = Hold(schedule.directory)
+    problem = None
+    if world.rank == 0:
+        try:
+            if not found.take():
+                problem = "another run writes checkpoints there"
+        except OSError as error:
+            problem = str(error)
+    problem = world.comm.bcast(problem)
+    if problem is not None:
+        raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
+    return found
+
+
 def refuse_others(schedule: Schedule, world: World) -> None:
     """Refuse a folder with checkpoints where none is to be continued (collective).
 
@@ -156,6 +209,25 @@ def refuse_others(schedule: Schedule, world: World) -> None:
         )
 
 
+def path_of(directory: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return directory / f"checkpoint-{step:010d}.h5"
+
+
+def load(
+    path: Path, world: World, fields: Mapping[str, Field], options: Mapping[str, Any]
+) -> Progress:
+    """Fill the fields from one file, which rank 0 checks first.
+
+    Raises:
+        BrokenCheckpointError: it is not whole.
+        UsageError: it is of another grid, or of other options.
+    """
+    if world.rank == 0:
+        _verify(path, fields, options)
+    return _read(path, fields)
+
+
 def _digest_of(texts: tuple[str, str]) -> str:
     return str(xxhash.xxh3_128_hexdigest("\0".join(texts).encode()))
 
@@ -170,6 +242,8 @@ def _write_field(
     world: World, file: h5py.File | None, name: str, block: Field, problem: str | None
 ) -> str | None:
     """Stream one field through rank 0; go on receiving even when writing has failed."""
+    if isinstance(block, Items):
+        return items.write(world.comm, file, name, block, problem)
     digest = xxhash.xxh3_128()
     dataset = None
     for slab, values in slabs(world.comm, block):
@@ -246,6 +320,8 @@ def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any])
 
 def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
     shape, dtype = block.spec.shape, np.dtype(block.spec.dtype)
+    if isinstance(block, Items):
+        shape = (dataset.shape[0], *block.spec.item)
     if dataset.shape != shape or dataset.dtype != dtype:
         raise UsageError(
             f"{path}: expected field {name} of shape {shape} and type {dtype}, "
@@ -264,6 +340,9 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
     with h5py.File(path, "r", locking=False) as file:
         for name, block in fields.items():
             dataset = file["fields"][name]
+            if isinstance(block, Items):
+                items.read(dataset, block)
+                continue
             values = dataset[block.box.slices((0,) * len(block.spec.shape))]
             block.unpack(block.box, values)
         return decode(file.attrs["progress"])

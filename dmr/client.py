@@ -7,6 +7,7 @@ asked again until it is back: the job goes on meanwhile.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from rms.protocol import (
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
+    Asked,
     Poll,
     Report,
     Wish,
@@ -45,6 +47,29 @@ class Manager:
             return None
         return cls(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
 
+    @property
+    def host(self) -> str:
+        """The name by which the worlds of this job reach one another."""
+        return "127.0.0.1" if self.server.startswith("unix:") else socket.gethostname()
+
+    def post(self, what: str, body: bytes) -> bytes:
+        """Say something to the RMS; return its answer.
+
+        Raises:
+            UnreachableError: it is not there, or refuses.
+        """
+        status, answer = request(
+            self.server,
+            "POST",
+            f"/jobs/{self.job}/{what}",
+            body,
+            token=self.token,
+            timeout_s=10.0,
+        )
+        if status != 200:
+            raise UnreachableError(f"status {status}")
+        return answer
+
 
 class Link:
     """Rank 0's line to the RMS, for the life of one world.
@@ -52,11 +77,15 @@ class Link:
     Attributes:
         wish: the newest wish not yet fulfilled, or None. Reading it costs nothing.
         step, steps: how far the job is, for the daemon to know; set by the loop.
+        strategy, groups: how the job wants to be resized, and the launches it consists of.
     """
 
-    def __init__(self, manager: Manager, known: int) -> None:
+    def __init__(
+        self, manager: Manager, known: int, strategy: str, groups: tuple[tuple[int, int], ...]
+    ) -> None:
         self.wish: Wish | None = None
         self.step = self.steps = 0
+        self.strategy, self.groups = strategy, groups
         self._manager, self._known = manager, known
         self._reports: deque[Report] = deque()
         self._wake = threading.Event()
@@ -66,7 +95,8 @@ class Link:
 
     def report(self, report: Report) -> None:
         """Have a report sent; a wish that it answers is gone."""
-        if self.wish is not None and self.wish.number == report.number:
+        answers = 0 if isinstance(report, Asked) else report.number
+        if self.wish is not None and self.wish.number == answers:
             self.wish = None
         self._reports.append(report)
         self._wake.set()
@@ -81,12 +111,15 @@ class Link:
         while True:
             try:
                 while self._reports:
-                    self._post("report", msgspec.json.encode(self._reports[0]))
+                    self._manager.post("report", msgspec.json.encode(self._reports[0]))
                     self._reports.popleft()
                 if self._closing:
                     return
-                answer = self._post(
-                    "poll", msgspec.json.encode(Poll(self.step, self.steps, self._known))
+                answer = self._manager.post(
+                    "poll",
+                    msgspec.json.encode(
+                        Poll(self.step, self.steps, self._known, self.strategy, self.groups)
+                    ),
                 )
                 wish = msgspec.json.decode(answer, type=Wish | None)
                 if wish is not None and wish.number > self._known:
@@ -98,17 +131,3 @@ class Link:
                 pause = RETRY_S
             self._wake.wait(pause)
             self._wake.clear()
-
-    def _post(self, what: str, body: bytes) -> bytes:
-        manager = self._manager
-        status, answer = request(
-            manager.server,
-            "POST",
-            f"/jobs/{manager.job}/{what}",
-            body,
-            token=manager.token,
-            timeout_s=10.0,
-        )
-        if status != 200:
-            raise UnreachableError(f"status {status}")
-        return answer

@@ -16,7 +16,7 @@ from mpi4py import MPI
 
 from dmr.errors import CollectiveError
 from dmr.progress import Progress
-from dmr.spawn import Left
+from dmr.transaction import Left
 from dmr.world import Runtime
 from rms.protocol import CompletionRecord, EndState, write_completion
 
@@ -39,9 +39,15 @@ class Ending:
         self._comm = comm
         self._progress = Progress()
 
-    def watch(self, progress: Progress) -> None:
-        """Take step and generation from this progress from now on."""
-        self._progress = progress
+    def watch(self, progress: Progress, comm: MPI.Intracomm) -> None:
+        """Take step and generation from this progress, and the ranks of this world, from now."""
+        self._progress, self._comm = progress, comm
+
+    def completed(self) -> None:
+        """All ranks have come to the end (collective)."""
+        self._comm.Barrier()
+        if self._comm.rank == 0:
+            self.record("COMPLETED", 0, "")
 
     def record(self, state: EndState, exit_code: int, message: str) -> None:
         """Write the completion record, if somebody asked for one."""
@@ -93,9 +99,7 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
     end = Ending(runtime, comm)
     try:
         yield end
-        comm.Barrier()
-        if comm.rank == 0:
-            end.record("COMPLETED", 0, "")
+        end.completed()
     except CollectiveError as error:
         end.collective(error)
         raise

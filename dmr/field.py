@@ -44,6 +44,7 @@ class FieldSpec:
         xp: array module that holds the blocks.
         order: axes from slowest to contiguous in memory; the paper's N, L, M by default.
         thinnest: least block thickness where an axis is cut, by default the halo's.
+        alignment: bytes that rows are padded to; less saves memory and traffic on a CPU.
     """
 
     shape: tuple[int, ...]
@@ -54,6 +55,7 @@ class FieldSpec:
     xp: ArrayModule = field(default=np, compare=False)
     order: tuple[int, ...] | None = None
     thinnest: int | None = None
+    alignment: int = ALIGNMENT_BYTES
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
@@ -63,10 +65,7 @@ class FieldSpec:
         inside = all(0 <= axis < axes for axis in split)
         if not 1 <= len(split) <= 2 or len(set(split)) != len(split) or not inside:
             raise ValueError(f"expected one or two of {axes} axes to split, got {self.split}")
-        if ALIGNMENT_BYTES % np.dtype(self.dtype).itemsize:
-            raise ValueError(
-                f"expected items of a size that divides {ALIGNMENT_BYTES} bytes, got {self.dtype}"
-            )
+        self._check_dtype()
         object.__setattr__(self, "split", split)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
@@ -78,6 +77,12 @@ class FieldSpec:
         if not good:
             raise ValueError(
                 f"expected a halo of 0 or more on each of {axes} axes, got {self.halo}"
+            )
+
+    def _check_dtype(self) -> None:
+        if self.alignment % np.dtype(self.dtype).itemsize:
+            raise ValueError(
+                f"expected items of a size that divides {self.alignment} bytes, got {self.dtype}"
             )
 
     @property
@@ -100,7 +105,25 @@ class FieldSpec:
     def padding(self, interior: tuple[int, ...]) -> Padding:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
-        return Padding(interior, self.halos, np.dtype(self.dtype).itemsize, order)
+        itemsize = np.dtype(self.dtype).itemsize
+        return Padding(interior, self.halos, itemsize, order, self.alignment)
+
+    def block(self, layout: Decomposition, rank: int) -> Field:
+        """Return a rank's block, zeroed."""
+        return Field(self, layout, rank)
+
+    def storage(self, box: Box, padding: Padding) -> Array:
+        """Return the memory of a block, C-contiguous, slowest axis first."""
+        return allocate(self.xp, padding, self.dtype)
+
+    def touch(self, storage: Array) -> None:
+        """Write to new memory, so that it is there."""
+        storage[...] = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the global interior."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize, or a file and a run, must agree on."""
@@ -117,6 +140,7 @@ class Field:
     Attributes:
         spec: what the application stated.
         layout: who owns which cells in this world.
+        rank: whose block it is.
         box: the interior in global indices.
         storage: the C-contiguous memory, slowest axis first, rows with their padding.
         padded: interior and halo in axis order, a view of ``storage``.
@@ -125,10 +149,10 @@ class Field:
 
     def __init__(self, spec: FieldSpec, layout: Decomposition, rank: int) -> None:
         self.spec = spec
-        self.layout = layout
+        self.layout, self.rank = layout, rank
         self.box = layout.box(rank)
         self.padding = spec.padding(self.box.shape)
-        self.storage = allocate(spec.xp, self.padding, spec.dtype)
+        self.storage = spec.storage(self.box, self.padding)
         self._spare: Array | None = None
         self._set_views()
 
@@ -150,9 +174,32 @@ class Field:
         self.storage, self._spare = self._spare, self.storage
         self._set_views()
 
+    def hold(self, padded: Array) -> None:
+        """Make another array the field, as it is: of the shape and memory order of ``padded``.
+
+        For programs that step from one array of their own into another and swap the two.
+
+        Raises:
+            ValueError: it is laid out in another way.
+        """
+        storage = padded.transpose(self.padding.order)
+        if storage.shape != self.storage.shape or storage.dtype != self.storage.dtype:
+            raise ValueError(
+                f"expected an array of shape {self.padded.shape} and type {self.storage.dtype}, "
+                f"got {padded.shape} and {padded.dtype}"
+            )
+        if not storage.flags.c_contiguous:
+            raise ValueError("expected an array in the field's own memory order, without gaps")
+        self.storage = storage
+        self._set_views()
+
     def _set_views(self) -> None:
         self.padded = logical_view(self.storage, self.padding)
         self.interior = self.padded[self.padding.interior_slices()]
+
+    def touch(self) -> None:
+        """Have the block's memory there before its data is."""
+        self.spec.touch(self.storage)
 
     def initialise(self) -> None:
         """Set the interior to the application's initial values."""

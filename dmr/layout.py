@@ -194,7 +194,7 @@ class Padding:
     """How one block lies in memory.
 
     ``order`` lists the axes from the slowest to the contiguous one. Each axis has its interior
-    and its halo; rows (the contiguous axis) are padded to a multiple of ``ALIGNMENT_BYTES`` and
+    and its halo; rows (the contiguous axis) are padded to a multiple of ``alignment`` bytes and
     the whole is shifted so that the first interior element of every row is aligned.
     """
 
@@ -202,6 +202,7 @@ class Padding:
     halo: Halo
     itemsize: int
     order: tuple[int, ...]
+    alignment: int = ALIGNMENT_BYTES
 
     @property
     def padded(self) -> tuple[int, ...]:
@@ -211,7 +212,7 @@ class Padding:
     @property
     def row_items(self) -> int:
         """Items from one row to the next: equation 10's rounding of the padded row to A."""
-        step = max(1, ALIGNMENT_BYTES // self.itemsize)
+        step = max(1, self.alignment // self.itemsize)
         return -(-self.padded[self.order[-1]] // step) * step
 
     @property
@@ -222,12 +223,12 @@ class Padding:
     @property
     def allocation_bytes(self) -> int:
         """Bytes to allocate: equation 12's size with its A bytes for the alignment shift."""
-        return prod(self.storage) * self.itemsize + ALIGNMENT_BYTES
+        return prod(self.storage) * self.itemsize + self.alignment
 
     def shift_bytes(self, address: int) -> int:
         """Return how far into an allocation at ``address`` the storage starts."""
         lead = self.halo[self.order[-1]][0] * self.itemsize
-        return -(address + lead) % ALIGNMENT_BYTES
+        return -(address + lead) % self.alignment
 
     def interior_slices(self) -> tuple[slice, ...]:
         """Return the slices of the interior in the padded block."""

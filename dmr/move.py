@@ -1,15 +1,22 @@
-"""Carrying fields from one world to another, in checked chunks.
+"""Carrying fields between blocks, in checked chunks.
 
-Every chunk is packed into one host buffer with a hash behind it; a few are under way at a time,
-so the extra memory of a rank is a few chunks, not a copy of the field. Senders go through
-receivers in rising order and receivers through senders likewise, so the smallest unfinished
-(sender, receiver) pair is always at the head of both: no deadlock for any pair of grids.
+A piece that spans both blocks but for their slowest axis in memory lies there without gaps and in
+the same order on both sides: it goes from storage to storage with nothing packed (its rows bring
+their halo and padding along, which is cheaper than leaving them out). Every other piece is packed
+into a host buffer and unpacked from one, so the extra memory of a rank is a few chunks, not a
+copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
+
+Senders go through receivers in rising order and receivers through senders likewise, so the
+smallest unfinished (sender, receiver) pair is always at the head of both: no deadlock for any
+pair of grids.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,70 +24,255 @@ import numpy.typing as npt
 import xxhash
 from mpi4py import MPI
 
+from dmr import items
+from dmr.crew import Check, patiently
 from dmr.field import Field
-from dmr.layout import Decomposition
-from dmr.redistribution import Transfer, chunks, transfers
+from dmr.items import Items
+from dmr.layout import Box, Decomposition
+from dmr.redistribution import chunks, transfers
 
-CHUNK_BYTES = 2 << 20
-"""Bytes of one message: small enough to stay in cache between packing and sending."""
+CHUNK_BYTES = 1 << 20
+"""Bytes of one message: small enough to be in cache still when it is hashed."""
 
-WINDOW = 4
-"""Messages under way per rank."""
+WINDOW = 2
+"""Messages under way per rank, each way."""
 
 DIGEST_BYTES = 8
-TAG = 77
+TAG, DIGEST_TAG = 77, 78
 
-Buffer = npt.NDArray[np.uint8]
+Buffer = npt.NDArray[Any]
 
 
-def send(inter: MPI.Intercomm, field: Field, rank: int, new: Decomposition) -> int:
-    """Send this rank's interior to its owners in the new world; return the bytes sent."""
-    sent = 0
+@dataclass(frozen=True)
+class Stream:
+    """What one rank sends another of one field: boxes in order, then their common hash."""
+
+    peer: int
+    boxes: tuple[Box, ...]
+    direct: bool
+
+
+def streams(field: Field, rank: int, other: Decomposition, *, in_host: bool) -> list[Stream]:
+    """Return what ``rank`` exchanges with each rank of ``other``; both sides cut alike."""
+    itemsize = np.dtype(field.spec.dtype).itemsize
+    found = []
+    for transfer in transfers(field.layout, rank, other):
+        direct = in_host and _aligned(field, other.box(transfer.peer), transfer.box)
+        boxes = (
+            _slabs(field, transfer.box)
+            if direct
+            else tuple(chunks(transfer.box, itemsize, CHUNK_BYTES))
+        )
+        found.append(Stream(transfer.peer, boxes, direct))
+    return found
+
+
+Wait = Callable[[], bool]
+"""What a step of a transfer waits for."""
+
+
+def sending(
+    comm: MPI.Comm, field: Field, new: Decomposition, sent: list[int], *, in_host: bool = False
+) -> Iterator[Wait]:
+    """Send this block to its owners in another layout; yield what has to be waited for.
+
+    The bytes of interior sent are added to ``sent``. Where both layouts are of one communicator
+    (merge), what stays on this rank is left out: :func:`copy` does that.
+    """
+    if isinstance(field, Items):
+        yield from items.sending(comm, field, new, sent)
+        return
     pending: deque[tuple[MPI.Request, Buffer]] = deque()
-    for piece in _pieces(field, transfers(field.layout, rank, new)):
-        values = field.pack(piece.box).reshape(-1).view(np.uint8)
-        message = np.empty(values.size + DIGEST_BYTES, np.uint8)
-        message[:-DIGEST_BYTES] = values
-        message[-DIGEST_BYTES:] = _digest(values)
-        if len(pending) == WINDOW:
-            pending.popleft()[0].Wait()
-        pending.append((inter.Isend(message, dest=piece.peer, tag=TAG), message))
-        sent += values.size
-    for request, _ in pending:
-        request.Wait()
-    return sent
-
-
-def receive(inter: MPI.Intercomm, field: Field, rank: int, old: Decomposition) -> bool:
-    """Fill this rank's interior from the old world; return whether every hash agreed."""
     itemsize = np.dtype(field.spec.dtype).itemsize
-    pieces = iter(_pieces(field, transfers(field.layout, rank, old)))
-    pending: deque[tuple[MPI.Request, Transfer, Buffer]] = deque()
-
-    def post(count: int) -> None:
-        for piece in islice(pieces, count):
-            message = np.empty(piece.box.size * itemsize + DIGEST_BYTES, np.uint8)
-            pending.append((inter.Irecv(message, source=piece.peer, tag=TAG), piece, message))
-
-    intact = True
-    post(WINDOW)
+    for stream in streams(field, field.rank, new, in_host=in_host):
+        if _self(comm, stream.peer, field.rank):
+            continue
+        digest = xxhash.xxh3_64()
+        for box in stream.boxes:
+            values = _slab(field, box) if stream.direct else _packed(field, box)
+            pending.append((comm.Isend(values, dest=stream.peer, tag=TAG), values))
+            digest.update(values.data)
+            sent.append(box.size * itemsize)
+            if len(pending) >= WINDOW:
+                yield pending[0][0].Test
+                pending.popleft()
+        word = np.frombuffer(digest.digest(), np.uint8)
+        pending.append((comm.Isend(word, dest=stream.peer, tag=DIGEST_TAG), word))
     while pending:
-        request, piece, message = pending.popleft()
-        request.Wait()
-        post(1)
-        values = message[:-DIGEST_BYTES]
-        intact &= bool((message[-DIGEST_BYTES:] == _digest(values)).all())
-        field.unpack(piece.box, values.view(field.spec.dtype).reshape(piece.box.shape))
-    return intact
+        yield pending[0][0].Test
+        pending.popleft()
 
 
-def _pieces(field: Field, plan: list[Transfer]) -> Any:
-    """Yield the plan cut into messages; sender and receiver cut alike."""
+def receiving(
+    comm: MPI.Comm, field: Field, old: Decomposition, broken: list[Box], *, in_host: bool = False
+) -> Iterator[Wait]:
+    """Fill this block from its owners in another layout; yield what has to be waited for.
+
+    A stream whose hash does not agree is added to ``broken``.
+    """
+    if isinstance(field, Items):
+        yield from items.receiving(comm, field, old, broken)
+        return
+    plan = [
+        stream
+        for stream in streams(field, field.rank, old, in_host=in_host)
+        if not _self(comm, stream.peer, field.rank)
+    ]
+    pending: deque[tuple[MPI.Request, Box, Buffer]] = deque()
+    pieces = ((stream, box) for stream in plan for box in stream.boxes)
+
+    def post() -> None:
+        while len(pending) < WINDOW and (piece := next(pieces, None)) is not None:
+            stream, box = piece
+            into = _slab(field, box) if stream.direct else _buffer(field, box)
+            pending.append((comm.Irecv(into, source=stream.peer, tag=TAG), box, into))
+
+    for stream in plan:
+        digest = xxhash.xxh3_64()
+        for _ in stream.boxes:
+            post()
+            request, box, values = pending.popleft()
+            yield request.Test
+            post()
+            digest.update(values.data)
+            if not stream.direct:
+                field.unpack(box, values.view(field.spec.dtype).reshape(box.shape))
+        word = np.empty(DIGEST_BYTES, np.uint8)
+        yield comm.Irecv(word, source=stream.peer, tag=DIGEST_TAG).Test
+        if word.tobytes() != digest.digest():
+            broken.append(stream.boxes[0])
+
+
+def drive(transfers_: Sequence[Iterator[Wait]], check: Check | None = None) -> None:
+    """Run transfers to their ends, whichever can go on; ``check`` may raise meanwhile."""
+    under_way = [(one, wait) for one in transfers_ if (wait := next(one, None)) is not None]
+
+    def advance() -> bool:
+        moved = False
+        for at, (one, wait) in reversed(list(enumerate(under_way))):
+            if wait():
+                moved = True
+                following = next(one, None)
+                if following is None:
+                    del under_way[at]
+                else:
+                    under_way[at] = one, following
+        return moved
+
+    while under_way:
+        patiently(advance, check)
+
+
+def send(
+    comm: MPI.Comm,
+    field: Field,
+    new: Decomposition,
+    *,
+    in_host: bool = False,
+    check: Check | None = None,
+) -> int:
+    """Send this rank's interior to its owners in the new world; return the bytes of it."""
+    sent: list[int] = []
+    drive([sending(comm, field, new, sent, in_host=in_host)], check)
+    return sum(sent)
+
+
+def receive(
+    comm: MPI.Comm,
+    field: Field,
+    old: Decomposition,
+    *,
+    in_host: bool = False,
+    check: Check | None = None,
+) -> bool:
+    """Fill this rank's interior from the old world; return whether every hash agreed."""
+    broken: list[Box] = []
+    drive([receiving(comm, field, old, broken, in_host=in_host)], check)
+    return not broken
+
+
+def copy(old: Field, new: Field) -> int:
+    """Copy the cells that both blocks of one rank hold; return how many bytes stayed."""
+    if isinstance(old, Items) and isinstance(new, Items):
+        return new.keep(old)
+    box = old.box.intersect(new.box)
+    if box.size:
+        new.interior[box.slices(new.box.start)] = old.interior[box.slices(old.box.start)]
+    return box.size * np.dtype(new.spec.dtype).itemsize
+
+
+def plain(
+    comm: MPI.Comm, field: Field, other: Decomposition, *, sending: bool, check: Check
+) -> float:
+    """Send as many bytes between the same ranks from plain buffers; return the seconds it took.
+
+    For comparison: nothing is packed, hashed or checked, and the buffers are there beforehand.
+    """
+    if isinstance(field, Items):
+        return 0.0
     itemsize = np.dtype(field.spec.dtype).itemsize
-    for transfer in plan:
-        for box in chunks(transfer.box, itemsize, CHUNK_BYTES):
-            yield Transfer(transfer.peer, box)
+    pieces = [
+        (transfer.peer, np.ones(transfer.box.size * itemsize, np.uint8))
+        for transfer in transfers(field.layout, field.rank, other)
+    ]
+    word = np.zeros(1, np.uint8)
+    for peer, _ in pieces:  # all are there
+        transfer = comm.Irecv if sending else comm.Isend
+        patiently(transfer(word, peer, DIGEST_TAG).Test, check)
+    begun = time.perf_counter()
+    transfer = comm.Isend if sending else comm.Irecv
+    MPI.Request.Waitall([transfer(buffer, peer, TAG) for peer, buffer in pieces])
+    return time.perf_counter() - begun
 
 
-def _digest(values: Buffer) -> Buffer:
-    return np.frombuffer(xxhash.xxh3_64_digest(values.data), np.uint8)
+def _self(comm: MPI.Comm, peer: int, rank: int) -> bool:
+    """Return whether a peer is this very rank, as it may be where a world is not replaced."""
+    return peer == rank and not comm.Is_inter()
+
+
+def _packed(field: Field, box: Box) -> Buffer:
+    return field.pack(box).reshape(-1).view(np.uint8)
+
+
+def _buffer(field: Field, box: Box) -> Buffer:
+    return np.empty(box.size * np.dtype(field.spec.dtype).itemsize, np.uint8)
+
+
+def _aligned(field: Field, other: Box, box: Box) -> bool:
+    """Return whether a piece lies without gaps, and alike, in this block and the other."""
+    slowest = field.padding.order[0]
+    return len(box.shape) > 1 and all(
+        (field.box.start[axis], field.box.stop[axis])
+        == (other.start[axis], other.stop[axis])
+        == (box.start[axis], box.stop[axis])
+        for axis in range(len(box.shape))
+        if axis != slowest
+    )
+
+
+def _slabs(field: Field, box: Box) -> tuple[Box, ...]:
+    """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
+    axis = field.padding.order[0]
+    layer = field.storage[0].nbytes
+    step = max(1, CHUNK_BYTES // layer)
+    return tuple(
+        Box(
+            (*box.start[:axis], at, *box.start[axis + 1 :]),
+            (*box.stop[:axis], min(at + step, box.stop[axis]), *box.stop[axis + 1 :]),
+        )
+        for at in range(box.start[axis], box.stop[axis], step)
+    )
+
+
+def _slab(field: Field, box: Box) -> Buffer:
+    """Return the storage of some layers along the slowest axis, as bytes, without a copy."""
+    axis = field.padding.order[0]
+    shift = field.padding.halo[axis][0] - field.box.start[axis]
+    layers = field.storage[box.start[axis] + shift : box.stop[axis] + shift]
+    found: Buffer = layers.reshape(-1).view(np.uint8)
+    return found
+
+
+def in_host(field: Field) -> bool:
+    """Return whether a field lies in host memory, where MPI can read it in place."""
+    return isinstance(field.storage, np.ndarray)

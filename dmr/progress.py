@@ -24,6 +24,10 @@ class OpenResize(msgspec.Struct):
     """Whether SIGTERM came while the old world was busy with the resize."""
     wish: int
     """Number of the RMS's wish that this fulfils, 0 for a scripted resize."""
+    raw_gb_per_s: float = 0.0
+    """Rate of plain sends between the same ranks, where it was measured."""
+    phases_s: dict[str, float] = {}
+    """Where the time of the old world's stall went."""
     arrived_at: float = 0.0
     """The new world's clock when the old one let go; clocks of two nodes are never compared."""
 
@@ -38,6 +42,12 @@ class Progress(msgspec.Struct):
     """Step of the newest checkpoint, so that a resize does not write it twice."""
     wish: int = 0
     """Number of the newest wish of the RMS that was answered."""
+    groups: list[tuple[int, int]] = []
+    """Launches that the ranks come from (0 the first, or the RMS's number) and ranks of each."""
+    raw_gb_per_s: float = 0.0
+    """Rate of plain sends in the newest resize, where it was measured (``Plan.measure``)."""
+    phases_s: dict[str, float] = {}
+    """Where the stall of the newest resize went, in seconds."""
     values: dict[str, Any] = {}
     resizes: list[Resize] = []
     open_resize: OpenResize | None = None
@@ -59,6 +69,8 @@ class Progress(msgspec.Struct):
             gb_per_s=begun.bytes / 1e9 / begun.move_s if begun.move_s > 0 else 0.0,
         )
         self.resizes.append(record)
+        self.raw_gb_per_s = begun.raw_gb_per_s
+        self.phases_s = begun.phases_s | {"settle": now - begun.arrived_at}
         self.open_resize = None
         return record
 

@@ -8,34 +8,55 @@ last world alone.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
+import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
-from dmr import checkpoint, spawn
+from dmr import checkpoint, steps, strategies
+from dmr.arrival import Newcomer
 from dmr.client import Link
-from dmr.endings import TerminatedError, ending
+from dmr.endings import ending
 from dmr.errors import UsageError, agree
 from dmr.field import Field, FieldSpec
 from dmr.progress import Progress
-from dmr.world import Runtime, World, grid_for
-from rms.protocol import Begun, Done, Resize, RolledBack
-
-STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
+from dmr.sizes import Limits, check_plan, check_size, parse_resizes
+from dmr.transaction import Deadlines, Left
+from dmr.world import SCRIPT_VARIABLE, Runtime, World, grid_for
+from rms.protocol import Resize
 
 
 class Application(ABC):
-    """What a malleable program states; :func:`run` does the rest."""
+    """What a malleable program states; :func:`run` does the rest.
+
+    Attributes:
+        stays: whether its ranks can go on in another world (strategy merge).
+        backends: what it can compute with. A resize may lead from one of them to another: a new
+            world takes the one named by :attr:`dmr.Runtime.backend`, or, under an RMS, what its
+            :attr:`dmr.Runtime.slot` is good for. Only "backend" may then differ in the options.
+    """
+
+    stays: bool = True
+    backends: tuple[str, ...] = ()
 
     @abstractmethod
     def fields(self) -> Mapping[str, FieldSpec]:
         """Return the distributed arrays, the same on every rank and in every world."""
+
+    def prepare(self, run: Run) -> None:  # noqa: B027
+        """Do early what ``build`` will need: load modules, compile kernels, open devices.
+
+        Called in a world that is booted beside the running one, before it has any data: blocks
+        are zeros, ``run.values`` is empty. ``build`` must not rely on it.
+        """
 
     def build(self, run: Run) -> None:  # noqa: B027 - nothing to build is a fair answer
         """Build what belongs to the current world: scratch, communication. Once per world."""
@@ -51,6 +72,19 @@ class Application(ABC):
     def finish(self, run: Run) -> None:  # noqa: B027
         """Do what is left to do after the last step, in the last world."""
 
+    def before_resize(self, run: Run, ranks: int) -> None:  # noqa: B027
+        """Do what must be done before the fields move, on all ranks of the old world.
+
+        What is put into ``run.values`` travels. Raising :class:`dmr.UsageError` on all ranks
+        rolls the resize back.
+        """
+
+    def after_resize(self, run: Run, record: Resize | None) -> None:  # noqa: B027
+        """Go on after a resize, on all ranks of the new world, before its first step.
+
+        After one that was rolled back ``record`` is None, and the ranks are the old ones.
+        """
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -59,18 +93,28 @@ class Plan:
     Attributes:
         every: steps between resize points, where SIGTERM and resizes are noticed.
         resizes: scripted resizes, step to ranks, done exactly at those steps.
-        strategy: one of ``STRATEGIES``.
+        strategy: one of ``dmr.STRATEGIES``.
+        deadlines: how long each phase of a resize may take.
+        measure: time plain sends of as many bytes in every resize, for comparison.
         checkpoint: where and how often to write checkpoints, or None.
         restart: continue from the newest whole checkpoint, if there is one.
         options: what must be equal for a checkpoint to be continued.
+        limits: fewest and most ranks that the job may have.
+        sizes: the sizes it prefers; a request of its own is rounded down to one of them.
+        backends: the backend that a scripted resize goes over to, by its step.
     """
 
     every: int = 10
     resizes: Mapping[int, int] = field(default_factory=dict)
     strategy: str = "auto"
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    measure: bool = False
     checkpoint: checkpoint.Schedule | None = None
     restart: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = (1, None)
+    sizes: tuple[int, ...] = ()
+    backends: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -84,6 +128,13 @@ class Run:
         values: replicated values that travel with the job: numbers, strings, lists of them.
         restored: whether this world started from moved or checkpointed fields.
         link: rank 0's line to the RMS, where there is one.
+        hold: the right to write checkpoints, where there are any.
+        connects: whether this process may call MPI_Comm_connect still.
+        built: whether ``build`` has run in this world.
+        attempts: resizes tried in this world.
+        child: an mpiexec that this process has started for the next world.
+        asked: ranks that the application has asked for, 0 if it has not.
+        turns: the loop of :func:`dmr.malleable`, for so many steps.
     """
 
     runtime: Runtime
@@ -92,6 +143,14 @@ class Run:
     progress: Progress
     restored: bool
     link: Link | None = None
+    hold: checkpoint.Hold | None = None
+    connects: bool = True
+    built: bool = False
+    attempts: int = 0
+    flags: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(3, np.int64))
+    child: subprocess.Popen[Any] | None = None
+    asked: int = 0
+    turns: Callable[[int], Iterator[int]] | None = None
 
     @property
     def step(self) -> int:
@@ -113,6 +172,29 @@ class Run:
         """Seconds of the loop so far, stalls included, over all worlds."""
         return self.progress.elapsed_s
 
+    def request(self, ranks: int) -> None:
+        """Ask for another number of ranks; answered at the next resize point.
+
+        Any rank may ask; the largest number asked for counts, brought to what the plan allows.
+        Under an RMS it is the RMS that grants it (a node a rank) or not.
+
+        Raises:
+            ValueError: fewer than 1.
+        """
+        if ranks < 1:
+            raise ValueError(f"expected a request of at least 1 rank, got {ranks}")
+        self.asked = ranks
+
+    def loop(self, steps: int) -> Iterator[int]:
+        """Yield the steps that are left of ``steps``, in the block of :func:`dmr.malleable`.
+
+        Raises:
+            RuntimeError: the library has the loop already (:func:`dmr.run`).
+        """
+        if self.turns is None:
+            raise RuntimeError("expected run.loop in a block of dmr.malleable")
+        return self.turns(steps)
+
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""
         if self.world.rank == 0:
@@ -129,30 +211,49 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
     Raises:
         UsageError: on all ranks together, for what the user asked and cannot be had.
     """
-    plan = plan or Plan()
-    runtime.forget_completion()
-    comm = runtime.comm.Dup()
-    try:
-        with ending(runtime, comm) as end, _sigterm() as told:
-            specs = dict(app.fields())
-            _check(plan, runtime, specs)
-            state = _enter(runtime, comm, specs, plan)
-            end.watch(state.progress)
-            with _linked(state):
-                _loop(app, state, plan, told)
-            app.finish(state)
-            return state
-    finally:
-        if not sys.is_finalizing() and comm != MPI.COMM_NULL:
-            comm.Free()
+    with running(app, runtime, plan or Plan()) as (state, turns):
+        for _ in turns:
+            app.step(state)
+        app.finish(state)
+    return state
 
 
 @contextlib.contextmanager
-def _linked(state: Run) -> Iterator[None]:
+def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Run, Iterator[int]]]:
+    """Enter the run at the step where this world takes it up; its steps are the caller's loop.
+
+    The block is entered by every world, left at its end by the last alone: in all others the
+    loop raises :class:`dmr.transaction.Left`, a ``SystemExit``.
+    """
+    runtime.forget_completion()
+    comm, talk = runtime.comm.Dup(), runtime.comm.Dup()
+    state = None
+    try:
+        with ending(runtime, comm) as end, _sigterm() as told:
+            specs = dict(app.fields())
+            plan = _check(plan, runtime, specs, stays=app.stays)
+            _check_backends(plan, app.backends)
+            state = _enter(app, runtime, (comm, talk), specs, plan)
+            end.watch(state.progress, state.world.comm)
+            with _linked(state, plan):
+                yield state, steps.loop(app, state, plan, told, end)
+    finally:
+        if state is not None and state.hold is not None:
+            state.hold.release()
+        if not sys.is_finalizing() and not MPI.Is_finalized():
+            last = (comm, talk) if state is None else (state.world.comm, state.world.talk)
+            for one in last:
+                if one != MPI.COMM_NULL:
+                    one.Disconnect()
+
+
+@contextlib.contextmanager
+def _linked(state: Run, plan: Plan) -> Iterator[None]:
     """Keep a line from rank 0 to the RMS that launched this world, if one did."""
     manager = state.runtime.manager
     if manager is not None and state.world.rank == 0:
-        state.link = Link(manager, state.progress.wish)
+        groups = tuple(state.progress.groups)
+        state.link = Link(manager, state.progress.wish, plan.strategy, groups)
     try:
         yield
     finally:
@@ -160,42 +261,76 @@ def _linked(state: Run) -> Iterator[None]:
             state.link.close()
 
 
-def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec]) -> None:
+def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], *, stays: bool) -> Plan:
+    """Return the plan with a strategy that can be had here."""
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
-    if plan.strategy not in STRATEGIES:
-        raise UsageError(f"expected a strategy of {', '.join(STRATEGIES)}, got {plan.strategy!r}")
-    if plan.strategy == "warm":
-        raise UsageError("strategy warm needs a launcher; under bare mpirun expected spawn")
-    if plan.strategy in ("merge", "restart"):
-        raise UsageError(
-            f"expected strategy auto or spawn (all that this version has), got {plan.strategy!r}"
-        )
-    if plan.resizes and not runtime.launched and runtime.mpiexec is None:
-        raise UsageError(
-            "no mpiexec found to start a new world with; expected one on PATH "
-            "(pip install 'malleable-mpi[mpich]' brings it)"
-        )
+    if runtime.script and runtime.manager is None and not plan.resizes:
+        try:
+            resizes, backends = parse_resizes(runtime.script, f"{SCRIPT_VARIABLE} ")
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+        plan = dataclasses.replace(plan, resizes=resizes, backends=backends)
     if plan.resizes and runtime.manager is not None:
         raise UsageError("expected no scripted resizes under an RMS, which decides them itself")
+    check_plan(plan.limits, plan.sizes)
+    for ranks in plan.resizes.values():
+        check_size(ranks, plan.limits)
     for ranks in (runtime.comm.size, *plan.resizes.values()):
         grid_for(ranks, list(specs.values()))
+    asked_for = runtime.strategy if plan.strategy == "auto" else plan.strategy
+    strategy = strategies.choose(asked_for, runtime, asked=bool(plan.resizes))
+    if strategy == "merge" and not stays:
+        raise UsageError(steps.NO_BUILD)
+    return dataclasses.replace(plan, strategy=strategy)
+
+
+def _check_backends(plan: Plan, known: tuple[str, ...]) -> None:
+    for step, name in plan.backends.items():
+        if name not in known:
+            among = ", ".join(known) or "none (Application.backends)"
+            raise UsageError(f"expected a backend of {among}, got {name!r}")
+        if step not in plan.resizes:
+            raise UsageError(f"expected a resize where the backend changes, at step {step}")
 
 
 def _enter(
-    runtime: Runtime, comm: MPI.Intracomm, specs: Mapping[str, FieldSpec], plan: Plan
+    app: Application,
+    runtime: Runtime,
+    comms: tuple[MPI.Intracomm, MPI.Intracomm],
+    specs: Mapping[str, FieldSpec],
+    plan: Plan,
 ) -> Run:
     """Return the state this world starts from: moved, read, or initial."""
-    grid = grid_for(comm.size, list(specs.values()))
-    if runtime.parent is not None:
-        arrival = spawn.join(runtime, comm, specs, grid)
-        return Run(runtime, arrival.world, arrival.fields, arrival.progress, restored=True)
-    world = World(comm, 0, grid)
-    fields = world.allocate(specs)
+    comm, talk = comms
+    world = World(comm, talk, 0, grid_for(comm.size, list(specs.values())))
+    fields = _allocate(world, runtime, specs)
+    fresh = Progress(groups=[(runtime.launch, comm.size)])
+    state = Run(runtime, world, fields, fresh, restored=runtime.invited is not None)
+    if runtime.invited is not None:
+        Newcomer(app, state, plan).take_over()
+        return state
+    if plan.checkpoint is not None:
+        state.hold = checkpoint.hold(plan.checkpoint, world)
+    try:
+        _restore_or_initialise(state, plan)
+    except BaseException:
+        if state.hold is not None:
+            state.hold.release()
+        raise
+    return state
+
+
+def _restore_or_initialise(state: Run, plan: Plan) -> None:
+    """Set the fields of a job's first world: from a checkpoint if asked for, else initial."""
+    world, fields = state.world, state.fields
     if plan.restart and plan.checkpoint is not None:
-        progress = checkpoint.restore(plan.checkpoint, world, fields, plan.options, runtime.log)
+        log = state.runtime.log
+        progress = checkpoint.restore(plan.checkpoint, world, fields, plan.options, log)
         if progress is not None:
-            return Run(runtime, world, fields, progress, restored=True)
+            progress.groups = state.progress.groups
+            state.progress, state.restored = progress, True
+            return
     elif plan.checkpoint is not None:
         checkpoint.refuse_others(plan.checkpoint, world)
     error = None
@@ -204,114 +339,25 @@ def _enter(
             block.initialise()
         except ValueError as problem:
             error = error or f"field {name}: {problem}"
-    agree(comm, error)
-    return Run(runtime, world, fields, Progress(), restored=False)
+    agree(world.comm, error)
 
 
-def _loop(app: Application, state: Run, plan: Plan, told: list[int]) -> None:
-    progress, clock = state.progress, state.runtime.clock
-    entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
-    app.build(state)
-    steps = app.steps(state)
-    if progress.step > steps:
-        raise UsageError(
-            f"expected at least {progress.step} steps, as the checkpoint has done, got {steps}"
-        )
-    late = [step for step in plan.resizes if step >= steps]
-    if late:
-        raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
-    world = state.world
-    if progress.open_resize is not None:
-        if progress.open_resize.told:
-            told.append(signal.SIGTERM)
-        wish = progress.open_resize.wish
-        record = progress.close_resize(clock())
-        state.say(_describe(record))
-        if state.link is not None and wish:
-            state.link.report(Done(wish, record))
-    before = progress.elapsed_s
-
-    while True:
-        progress.elapsed_s = before + clock() - entered
-        step = progress.step
-        if state.link is not None:
-            state.link.step, state.link.steps = step, steps
-        scripted = plan.resizes.get(step)
-        if scripted is not None or step % plan.every == 0:
-            stop, target = _resize_point(state, bool(told), scripted)
-            if stop:
-                _terminate(state, plan)
-            if target is not None:
-                _resize(state, target, told)  # leaves this process unless rolled back
-        if step >= steps:
-            return
-        if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
-            progress.saved_at = step
-            checkpoint.write(
-                plan.checkpoint, world, state.fields, progress, plan.options, state.runtime.log
-            )
-        app.step(state)
-        progress.step += 1
-
-
-def _resize_point(state: Run, told: bool, scripted: int | None) -> tuple[bool, spawn.Target | None]:
-    """Agree on whether to stop and on what to become: one reduction of two numbers.
-
-    The wish of an RMS is known to rank 0 only; its slots are sent round where there is one.
-    """
-    world, link = state.world, state.link
-    wish = None if link is None else link.wish
-    stop, number = told, 0 if wish is None else wish.number
-    if world.size > 1:
-        flags = np.array([stop, number], np.int64)
-        world.comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
-        stop, number = bool(flags[0]), int(flags[1])
-    if number:
-        slots = world.comm.bcast(None if wish is None else wish.slots)
-        return stop, spawn.Target(len(slots), slots, number)
-    if scripted is None or scripted == world.size:
-        return stop, None
-    return stop, spawn.Target(scripted)
-
-
-def _resize(state: Run, target: spawn.Target, told: list[int]) -> None:
-    """Replace the world; comes back only if the old one goes on."""
-    link = state.link
-    if link is not None and target.wish:
-        link.report(Begun(target.wish))
+def _allocate(world: World, runtime: Runtime, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
+    """Return this rank's blocks; arrays of the application's own may not fit (collective)."""
+    fields: dict[str, Field] = {}
+    problem = None
     try:
-        grid_for(target.ranks, [block.spec for block in state.fields.values()])
+        fields = world.allocate(specs)
+    except ValueError as error:
+        problem = str(error)
+    try:
+        agree(world.comm, problem)
     except UsageError as error:
-        why = str(error)
-    else:
-        why = spawn.replace(state, target, told)
-    state.say(f"resize to {target.ranks} ranks rolled back: {why}")
-    state.progress.wish = max(state.progress.wish, target.wish)
-    if link is not None and target.wish:
-        link.report(RolledBack(target.wish, why))
-
-
-def _terminate(state: Run, plan: Plan) -> None:
-    where = "no checkpoint folder was given"
-    if plan.checkpoint is not None:
-        path = checkpoint.write(
-            plan.checkpoint,
-            state.world,
-            state.fields,
-            state.progress,
-            plan.options,
-            state.runtime.log,
-        )
-        where = f"checkpoint {path}" if path else "the checkpoint could not be written"
-    raise TerminatedError(f"ended by SIGTERM at step {state.step}; {where}")
-
-
-def _describe(record: Resize) -> str:
-    return (
-        f"resize at step {record.step}: {record.from_ranks} -> {record.to_ranks} ranks by "
-        f"{record.strategy}, {record.bytes / 1e6:.1f} MB moved at {record.gb_per_s:.2f} GB/s, "
-        f"stall {record.stall_s:.3f} s"
-    )
+        if runtime.invited is None:
+            raise
+        runtime.refuse(str(error))
+        raise Left(0) from None
+    return fields
 
 
 @contextlib.contextmanager
@@ -325,7 +371,7 @@ def _sigterm() -> Iterator[list[int]]:
     previous = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
     try:
         yield told
-    except spawn.Left:
+    except Left:
         previous = signal.SIG_IGN
         raise
     finally:

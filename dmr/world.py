@@ -9,18 +9,30 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from mpi4py import MPI
 
+from dmr import boot, probe
 from dmr.client import Manager
 from dmr.errors import UsageError
 from dmr.field import Field, FieldSpec
+from dmr.invited import Invited
 from dmr.layout import GridError, choose_grid
-from rms.protocol import COMPLETION_VARIABLE, SLOTS_VARIABLE
+from rms.protocol import COMPLETION_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
 
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec (MPICH, Open MPI, Slurm) for the ranks it starts."""
+
+
+SCRIPT_VARIABLE = "DMR_RESIZE_AT"
+"""Scripted resizes for a program that plans none, ``STEP:RANKS[,STEP:RANKS...]``."""
+
+STRATEGY_VARIABLE = "DMR_STRATEGY"
+"""How such resizes are done, where the plan says ``auto``."""
+
+BACKEND_VARIABLE = "DMR_BACKEND"
+"""Set for the ranks of a world that is to compute in another way than the one before."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +43,20 @@ class Runtime:
         comm: all ranks of this world.
         parent: the world that spawned this one, or None.
         command: how to start this program again, for the next world.
+        respawn: the same by way of :mod:`dmr.boot`, for MPI_Comm_spawn.
         clock: monotonic seconds.
         launched: whether mpiexec started this process.
         mpiexec: path of mpiexec, or None where there is none.
         completion: where to write the completion record, or None.
+        invited: why this world was booted beside a running one, or None.
+        launch: number of the launch that started this process, among those of the job's step.
+        slot: the slot of this rank, "" where nobody gave it one.
+        known: what ``dmr probe`` found out here, if it was asked.
         manager: the RMS that launched this world, or None under bare mpirun.
         log: where rank 0 reports.
+        script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
+        strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
+        backend: the backend that this world was started to have, "" where nobody named one.
     """
 
     comm: MPI.Intracomm
@@ -48,33 +68,61 @@ class Runtime:
     completion: Path | None
     log: TextIO
     manager: Manager | None = None
+    respawn: tuple[str, ...] = ()
+    invited: Invited | None = None
+    launch: int = 0
+    slot: str = ""
+    known: Mapping[str, Any] | None = None
+    script: str = ""
+    strategy: str = "auto"
+    backend: str = ""
+
+    def refuse(self, why: str) -> None:
+        """Say why this world cannot take over the running one that waits for it, if one does.
+
+        For what a program finds wrong before it reaches :func:`dmr.run` (an input file that has
+        changed or is gone, say); call it on any rank, then leave.
+        """
+        if self.invited is not None and self.comm.rank == 0:
+            self.invited.refuse(why, self.manager)
 
     def forget_completion(self) -> None:
         """Take away the record of an earlier run: from now on none means that this one died."""
-        if self.completion is not None and self.parent is None and self.comm.rank == 0:
+        if self.completion is not None and self.invited is None and self.comm.rank == 0:
             self.completion.unlink(missing_ok=True)
 
     @classmethod
     def here(cls, comm: MPI.Intracomm, env: Mapping[str, str] = os.environ) -> Runtime:
         """Read the surroundings of this process; call it from ``__main__`` only."""
-        if SLOTS_VARIABLE in env:
-            slots = env[SLOTS_VARIABLE].split()
-            if comm.rank < len(slots):
-                bind(slots[comm.rank])
+        slots = env.get(SLOTS_VARIABLE, "").split()
+        slot = slots[comm.rank] if comm.rank < len(slots) else ""
+        invited = Invited.from_env(env)
+        if invited is None or slot.startswith("gpu:"):
+            bind(slot)  # else once it is called: until then it keeps off the running world's core
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
         beside = str(Path(sys.executable).parent)
+        mpiexec = shutil.which("mpiexec", path=env.get("PATH")) or shutil.which(
+            "mpiexec", path=beside
+        )
         return cls(
             comm=comm,
             parent=None if parent == MPI.COMM_NULL else parent,
             command=(sys.executable, *sys.orig_argv[1:]),
+            respawn=boot.command(sys.orig_argv),
             clock=time.perf_counter,
             launched=any(name in env for name in LAUNCHER_VARIABLES),
-            mpiexec=shutil.which("mpiexec", path=env.get("PATH"))
-            or shutil.which("mpiexec", path=beside),
+            mpiexec=mpiexec,
+            known=comm.bcast(probe.known(mpiexec, env) if comm.rank == 0 else None),
             completion=Path(record) if record else None,
             log=sys.stdout,
             manager=Manager.from_env(env),
+            invited=invited,
+            slot=slot,
+            script=env.get(SCRIPT_VARIABLE, ""),
+            strategy=env.get(STRATEGY_VARIABLE, "auto"),
+            backend=env.get(BACKEND_VARIABLE, ""),
+            launch=int(env.get(WORLD_VARIABLE, "0")),
         )
 
 
@@ -83,12 +131,14 @@ class World:
     """The ranks that run the job now.
 
     Attributes:
-        comm: a communicator of the library's own over all ranks.
+        comm: a communicator over all ranks, for the application.
+        talk: one over the same ranks for the library's own words.
         generation: 0 for the first world, one more with every resize.
         grid: process grid over the split axes (rows, columns).
     """
 
     comm: MPI.Intracomm
+    talk: MPI.Intracomm
     generation: int
     grid: tuple[int, ...]
 
@@ -105,7 +155,7 @@ class World:
     def allocate(self, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
         """Return this rank's zeroed block of every field."""
         return {
-            name: Field(spec, spec.decompose(self.grid), self.rank) for name, spec in specs.items()
+            name: spec.block(spec.decompose(self.grid), self.rank) for name, spec in specs.items()
         }
 
 

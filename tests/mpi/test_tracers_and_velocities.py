@@ -56,7 +56,7 @@ class Splitting(ReferenceStepper):
 def splitting(monkeypatch: pytest.MonkeyPatch) -> list[Splitting]:
     made: list[Splitting] = []
 
-    def make(name: str, geometry: Any, scheme: Any, flow: Any, allocate: Any, threads: int) -> Any:
+    def make(name: str, geometry: Any, scheme: Any, flow: Any, allocate: Any, *_: Any) -> Any:
         made.append(Splitting(geometry, scheme, flow.h, allocate))
         return made[-1]
 

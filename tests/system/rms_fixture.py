@@ -156,6 +156,10 @@ class Rms:
             assert time.monotonic() < end, found
             time.sleep(0.05)
 
+    def rolled_back(self, job: str) -> list[str]:
+        """Return why resizes of a job were rolled back."""
+        return [r["reason"] for r in self.ask("explain", job) if r["kind"] == "rolledback"]
+
     def output(self, job: str) -> str:
         return Path(self.row(job)["output"]).read_text()
 

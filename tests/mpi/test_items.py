@@ -1,0 +1,213 @@
+"""Lists of items between two worlds and through checkpoints; arrays of the application's own."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import xxhash
+from mpi4py import MPI
+from test_move import TwoWorlds
+
+import dmr
+from dmr import checkpoint, items, move
+from dmr.field import Field
+from dmr.items import Items, ListSpec
+from dmr.layout import Decomposition
+from dmr.progress import Progress
+from dmr.world import World
+
+Together = Callable[..., None]
+pytestmark = [pytest.mark.mpi(min_size=3)]
+CELLS = 31
+RECORD = np.dtype([("cell", "i4"), ("x", "f8", 3), ("alive", "?")])
+
+
+def records(begin: int, end: int) -> np.ndarray[Any, Any]:
+    """Return some records of every cell: none of every fifth, several of others."""
+    cells = np.repeat(np.arange(begin, end), [n % 5 for n in range(begin, end)])
+    found = np.zeros(len(cells), RECORD)
+    found["cell"], found["alive"] = cells, cells % 2
+    found["x"] = np.sqrt(cells)[:, None] + np.arange(3)
+    return found
+
+
+def by_cell(values: np.ndarray[Any, Any], layout: Decomposition) -> Any:
+    return dmr.rank_of(layout, values["cell"])
+
+
+def list_spec() -> ListSpec:
+    return ListSpec((CELLS,), RECORD, lambda box: records(box.start[0], box.stop[0]), owner=by_cell)
+
+
+def complete(field: Items) -> bool:
+    wanted = records(field.box.start[0], field.box.stop[0])
+    found = field.items[np.argsort(field.items["cell"], kind="stable")]
+    return found.tobytes() == wanted.tobytes()
+
+
+def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
+    world: MPI.Intracomm, together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(items, "CHUNK_BYTES", 64)
+    for old_size in range(1, world.size):
+        worlds = TwoWorlds(world, old_size)
+        spec = list_spec()
+        old, new = (spec.decompose((size,)) for size in worlds.sizes)
+        if worlds.is_old:
+            field = Items(spec, old, worlds.local.rank)
+            field.initialise()
+            good = move.send(worlds.inter, field, new) == field.items.nbytes
+        else:
+            field = Items(spec, new, worlds.local.rank)
+            good = move.receive(worlds.inter, field, old) and complete(field)
+        worlds.free()
+        together(good, f"{old_size} old ranks")
+
+
+def test_items_of_ranks_that_stay_are_kept(world: MPI.Intracomm, together: Together) -> None:
+    """As strategy merge does it: both layouts on one communicator."""
+    spec = list_spec()
+    old, new = spec.decompose((2,)), spec.decompose((world.size,))
+    sent: list[int] = []
+    field = Items(spec, new, world.rank)
+    transfers = [move.receiving(world, field, old, [])]
+    wanted = 0
+    if world.rank < 2:
+        before = Items(spec, old, world.rank)
+        before.initialise()
+        transfers.append(move.sending(world, before, new, sent))
+        wanted = before.items.nbytes - move.copy(before, field)
+    move.drive(transfers)
+    together(sum(sent) == wanted, "bytes")
+    together(complete(field), "items")
+
+
+def test_a_changed_byte_of_a_list_is_noticed(
+    world: MPI.Intracomm, together: Together, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worlds = TwoWorlds(world, 1)
+    spec = list_spec()
+    old, new = (spec.decompose((size,)) for size in worlds.sizes)
+    if worlds.is_old:
+        other = SimpleNamespace(xxh3_64=lambda data: xxhash.xxh3_64(data, seed=1))
+        monkeypatch.setattr(items, "xxhash", other)
+        field = Items(spec, old, 0)
+        field.initialise()
+        move.send(worlds.inter, field, new)
+        good = True
+    else:
+        good = not move.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
+    worlds.free()
+    together(good, "expected the hash to disagree")
+
+
+def test_items_come_back_from_a_checkpoint_on_other_ranks(
+    world: MPI.Intracomm, together: Together, shared_folder: Path
+) -> None:
+    spec, log = list_spec(), io.StringIO()
+    schedule = checkpoint.Schedule(shared_folder)
+
+    def block(size: int) -> tuple[World, dict[str, Field], MPI.Intracomm]:
+        comm = world.Split(0 if world.rank < size else 1, world.rank)
+        here = World(comm, comm, 0, (comm.size,))
+        return here, {"list": spec.block(spec.decompose((comm.size,)), comm.rank)}, comm
+
+    here, fields, comm = block(2)
+    if world.rank < 2:
+        fields["list"].initialise()
+        path = checkpoint.write(schedule, here, fields, Progress(step=7), {}, log)
+        together(path is not None, "written")
+    else:
+        together(True)
+    comm.Free()
+    for size in (1, world.size):
+        here, fields, comm = block(size)
+        good = True
+        if world.rank < size:
+            progress = checkpoint.restore(schedule, here, fields, {}, log)
+            found = fields["list"]
+            good = progress is not None and isinstance(found, Items) and complete(found)
+        together(good, f"restored on {size}")
+        comm.Free()
+    noticed = True
+    if world.rank == 0:
+        path = checkpoint.path_of(shared_folder, 7)
+        with h5py.File(path, "r+") as file:
+            values = file["fields/list"][:]
+            values["x"][3, 1] += 1
+            file["fields/list"][:] = values
+        alone = World(MPI.COMM_SELF, MPI.COMM_SELF, 0, (1,))
+        try:
+            checkpoint.load(path, alone, {"list": spec.block(spec.decompose((1,)), 0)}, {})
+            noticed = False
+        except checkpoint.BrokenCheckpointError as error:
+            noticed = "field list" in str(error)
+    together(noticed, "expected the changed byte to be noticed")
+
+
+@pytest.mark.parametrize("in_host", [False, True])
+@pytest.mark.parametrize("split", [(0,), (2,), (0, 1)])
+@pytest.mark.parametrize("order", ["C", "F", "other"])
+def test_arrays_of_ones_own_are_filled_in_place(
+    world: MPI.Intracomm, together: Together, order: str, split: tuple[int, ...], in_host: bool
+) -> None:
+    shape, halo = (7, 9, 8), ((1, 2), (0, 1), (3, 0))
+    whole = np.arange(np.prod(shape), dtype="f4").reshape(shape)
+    inside = tuple(slice(lo, -hi or None) for lo, hi in halo)
+    for old_size in range(1, world.size):
+        worlds = TwoWorlds(world, old_size)
+        size, rank = worlds.local.size, worlds.local.rank
+        old, new = (Decomposition(shape, split, grid(n, split)) for n in worlds.sizes)
+        layout = old if worlds.is_old else new
+        assert layout.size == size
+        box = layout.box(rank)
+        array = padded(tuple(n + sum(side) for n, side in zip(box.shape, halo, strict=True)), order)
+        array[...] = -1
+        spec = dmr.adapt(array, shape, halo=halo, split=split)
+        here = whole[box.slices((0, 0, 0))]
+        if worlds.is_old:
+            array[inside] = here
+            field = spec.block(layout, rank)
+            field.initialise()
+            move.send(worlds.inter, field, new, in_host=in_host)
+            good = True
+        else:
+            field = spec.block(layout, rank)
+            good = move.receive(worlds.inter, field, old, in_host=in_host)
+            good &= np.array_equal(array[inside], here)
+        good &= np.shares_memory(array, field.padded)
+        worlds.free()
+        together(good, f"{old_size} old ranks")
+
+
+def grid(size: int, split: tuple[int, ...]) -> tuple[int, ...]:
+    return (size,) if len(split) == 1 else (size, 1)
+
+
+def padded(shape: tuple[int, ...], order: str) -> np.ndarray[Any, Any]:
+    if order == "other":
+        return np.zeros((shape[1], shape[0], shape[2]), "f4").transpose(1, 0, 2)
+    return np.zeros(shape, "f4", order=order)  # type: ignore[call-overload, no-any-return]
+
+
+def test_arrays_with_gaps_or_of_another_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match="without gaps"):
+        dmr.adapt(np.zeros((8, 8))[:, :4], (8, 4))
+    with pytest.raises(ValueError, match="expected an array of 2 axes, got 1"):
+        dmr.adapt(np.zeros(8), (8, 4))
+    spec = dmr.adapt(np.zeros((8, 4)), (9, 4))
+    with pytest.raises(ValueError, match=r"expected an array of shape \(9, 4\)"):
+        spec.block(spec.decompose((1,)), 0)
+    spec = dmr.adapt(np.zeros((8, 4)), (8, 4))
+    field = spec.block(spec.decompose((1,)), 0)
+    with pytest.raises(ValueError, match="expected an array"):
+        field.hold(np.zeros((8, 5)))
+    with pytest.raises(ValueError, match="without gaps"):
+        field.hold(np.zeros((4, 8)).T)

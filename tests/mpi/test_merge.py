@@ -1,0 +1,59 @@
+"""Rebalancing inside one communicator, as strategy merge does: what stays is copied, not sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from dmr import move
+from dmr.field import Field, FieldSpec
+from dmr.layout import choose_grid
+
+Together = Callable[..., None]
+pytestmark = [pytest.mark.mpi(min_size=3)]
+
+
+@pytest.mark.parametrize("in_host", [False, True])
+@pytest.mark.parametrize(("shape", "split"), [((17,), (0,)), ((13, 9), (0, 1)), ((12, 5, 4), (0,))])
+def test_any_size_to_any_other_in_place(
+    world: MPI.Intracomm,
+    together: Together,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: tuple[int, ...],
+    split: tuple[int, ...],
+    in_host: bool,
+) -> None:
+    monkeypatch.setattr(move, "CHUNK_BYTES", 64)
+    whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    spec = FieldSpec(
+        shape, "f8", lambda box: whole[box.slices((0,) * len(shape))], halo=1, split=split
+    )
+    extents, ones = [shape[axis] for axis in spec.split], [1] * len(spec.split)
+    for old_size in range(1, world.size + 1):
+        for new_size in range(1, world.size + 1):
+            old, new = (
+                spec.decompose(choose_grid(size, extents, ones)) for size in (old_size, new_size)
+            )
+            sent: list[int] = []
+            broken: list[Any] = []
+            transfers, kept, here = [], 0, None
+            if world.rank < old_size:
+                before = Field(spec, old, world.rank)
+                before.initialise()
+                transfers.append(move.sending(world, before, new, sent, in_host=in_host))
+            if world.rank < new_size:
+                here = Field(spec, new, world.rank)
+                transfers.append(move.receiving(world, here, old, broken, in_host=in_host))
+                if world.rank < old_size:
+                    kept = move.copy(before, here)
+            move.drive(transfers)
+            right = here is None or np.array_equal(
+                here.interior, whole[here.box.slices((0,) * len(shape))]
+            )
+            together(right and not broken, f"{old_size} to {new_size}")
+            moved = world.allreduce(sum(sent)) + world.allreduce(kept)
+            together(moved == whole.nbytes, "every cell is sent or kept, once")

@@ -1,0 +1,112 @@
+"""``mpdata run`` whose first resize goes wrong: faulty_resize.py FAULT run ...
+
+The faults of the new world strike in the world booted for wish 1 only, so that a later resize can
+show that the job is as good as before.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dmr import arrival, checkpoint, move
+from dmr.line import Committed, Settled
+from mpdata.__main__ import main
+from mpdata.app import Advection
+
+FAULT = sys.argv[1]
+JOINS = os.environ.get("DMR_JOIN")
+PAUSE_S = 2.5
+
+
+def strike() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before(owner: Any, name: str, act: Callable[..., None]) -> None:
+    """Have ``act`` called with the arguments first."""
+    true = getattr(owner, name)
+
+    def patched(*arguments: Any, **options: Any) -> Any:
+        act(*arguments, **options)
+        return true(*arguments, **options)
+
+    setattr(owner, name, patched)
+
+
+def last(newcomer: Any, *_: Any) -> None:
+    if newcomer.run.world.rank == newcomer.run.world.size - 1:
+        strike()
+
+
+def on(kind: type) -> Callable[..., None]:
+    """Strike when a message of this kind is awaited or about to be said."""
+
+    def act(newcomer: Any, what: Any) -> None:
+        if what is kind or isinstance(what, kind):
+            strike()
+
+    return act
+
+
+def half_way(true: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Die when the first part of a transfer has gone through."""
+
+    def cut(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for count, wait in enumerate(true(*arguments, **options)):
+            if count:
+                strike()
+            yield wait
+
+    return cut
+
+
+def full_disk(*_: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def dawdle(*_: Any) -> None:
+    """Take time over every step until the test has seen what it came for."""
+    if not Path("go").exists():
+        time.sleep(0.02)
+
+
+def install() -> None:
+    before(Advection, "step", dawdle)
+    new, first = arrival.Newcomer, JOINS == "1"
+    if FAULT == "disk full at a checkpoint":
+        before(checkpoint, "_sync", full_disk)
+    if FAULT == "old rank killed in the middle of the move" and JOINS is None:
+        move.sending = half_way(move.sending)
+    if not first:
+        return
+    if FAULT == "new rank killed at boot":
+        before(new, "_prepare", last)
+    elif FAULT == "new rank killed at connect":
+        before(new, "_accept", last)
+    elif FAULT == "new rank killed in the middle of the move":
+        move.receiving = half_way(move.receiving)
+    elif FAULT == "new rank killed before acknowledging":
+        before(new, "_acknowledge", last)
+    elif FAULT == "new rank killed after acknowledging":
+        before(new, "_expect", on(Committed))
+    elif FAULT == "new rank killed when it has the job":
+        before(new, "_say", on(Settled))
+    elif FAULT == "new world says no word":
+        before(new, "_prepare", lambda *_: time.sleep(1000))
+    elif FAULT == "new world cannot build":
+        before(new, "_build", lambda *_: sys.exit(3))
+    elif FAULT == "RMS killed while booting":
+        before(new, "_prepare", lambda *_: time.sleep(PAUSE_S))
+    elif FAULT == "RMS killed while moving":
+        before(new, "_acknowledge", lambda *_: time.sleep(PAUSE_S))
+
+
+if __name__ == "__main__":
+    install()
+    sys.exit(main(sys.argv[2:]))

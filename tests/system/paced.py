@@ -1,0 +1,26 @@
+"""A program of dmr that takes its time until the file ``go`` is there: paced.py PROGRAM ..."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dmr import steps
+
+true_loop = steps.loop
+
+
+def slow_loop(*arguments: Any) -> Iterator[int]:
+    for step in true_loop(*arguments):
+        yield step
+        if not Path("go").exists():
+            time.sleep(0.02)
+
+
+steps.loop = slow_loop
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")

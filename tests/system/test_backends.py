@@ -1,0 +1,66 @@
+"""A resize may lead to another backend: here NumPy and Numba in the roles of two devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MPDATA, MPIEXEC, Mpirun, Run
+
+RANDOM = ["--case", "random", "--seed", "7", "--grid", "48", "40", "16", "--steps", "60"]
+
+
+def final(mpdata_run: Mpirun, folder: Path, *more: str) -> tuple[dict[str, object], np.ndarray]:
+    path = folder / "final.npy"
+    found = mpdata_run(2, *RANDOM, "--backend", "numba", "--final", str(path), *more)
+    return found, np.load(path)
+
+
+@pytest.mark.parametrize("strategy", ["spawn", "restart"])
+def test_ranks_of_one_backend_become_one_of_another_and_back(
+    mpdata_run: Mpirun, tmp_path: Path, strategy: str
+) -> None:
+    steady, a = final(mpdata_run, tmp_path)
+    script = "20:1@numpy,30:3,40:3@numba"
+    found, b = final(mpdata_run, tmp_path, "--resize-at", script, "--strategy", strategy)
+    done = [(r["step"], r["from"], r["to"], r["strategy"]) for r in found["resizes"]]
+    assert done == [(20, 2, 1, strategy), (30, 1, 3, strategy), (40, 3, 3, strategy)]
+    assert found["backend"] == "numba"
+    assert np.abs(a - b).max() <= 1e-13 * np.abs(a).max()
+    # Twenty steps were NumPy's: bits are promised for each backend alone.
+    assert found["sha256"] != steady["sha256"]
+
+
+def test_the_last_backend_is_reported(mpdata_run: Mpirun, tmp_path: Path) -> None:
+    found, _ = final(mpdata_run, tmp_path, "--resize-at", "20:1@numpy,30:2")
+    assert found["backend"] == "numpy" and len(found["resizes"]) == 2
+
+
+def test_ranks_that_could_stay_are_replaced_where_the_backend_changes(
+    mpdata_run: Mpirun, tmp_path: Path
+) -> None:
+    more = ["--strategy", "merge", "--resize-at", "20:3,40:3@numpy"]
+    found, _ = final(mpdata_run, tmp_path, *more)
+    assert [r["strategy"] for r in found["resizes"]] == ["merge", "spawn"]
+    assert found["backend"] == "numpy"
+
+
+def test_a_backend_that_is_not_there_rolls_back(run: Run, tmp_path: Path) -> None:
+    outs = []
+    for more in ([], ["--resize-at", "20:1@cupy"]):
+        words = [*RANDOM, "--backend", "numpy", *more, "--json", "out.json"]
+        done = run(MPIEXEC, "-n", "2", *MPDATA, "run", *words, env={"CUDA_VISIBLE_DEVICES": ""})
+        assert done.returncode == 0, done.stdout + done.stderr
+        outs.append(json.loads((tmp_path / "out.json").read_text()))
+    assert "resize to 1 ranks rolled back: " in done.stdout
+    steady, found = outs
+    assert found["resizes"] == [] and found["backend"] == "numpy" and found["ranks"] == 2
+    assert found["sha256"] == steady["sha256"]
+
+
+def test_a_backend_nobody_knows_is_refused(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "1", *MPDATA, "run", *RANDOM, "--resize-at", "20:1@abacus")
+    assert done.returncode == 2
+    assert "expected a backend of numpy, numba, cupy, got 'abacus'" in done.stderr

@@ -1,0 +1,141 @@
+"""A loop of one's own in a block of dmr.malleable: hooks, requests, arrays of one's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import DEADLINE_S, MPIEXEC, Run, started
+from rms_fixture import served
+
+PROGRAM = [sys.executable, str(Path(__file__).with_name("own_loop.py"))]
+PACED = [sys.executable, str(Path(__file__).with_name("paced.py"))]
+
+
+def lines(run: Run, ranks: int, what: str, steps: int = 40, **env: str) -> list[str]:
+    done = run(MPIEXEC, "-n", str(ranks), *PROGRAM, what, str(steps), env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def report(found: list[str]) -> tuple[str, str]:
+    """Return what the last world says of resizes and values, and its hash."""
+    (line,) = [one for one in found if " sha256 " in one]
+    said, _, digest = line.partition(" sha256 ")
+    assert len(digest) == 64
+    return said, digest
+
+
+@pytest.fixture
+def steady(run: Run) -> str:
+    said, digest = report(lines(run, 1, "plain"))
+    assert said == "[] {'backends': ['']}"
+    return digest
+
+
+def test_code_after_the_block_is_reached_by_the_last_world_alone(run: Run, steady: str) -> None:
+    found = lines(run, 2, "script")
+    said, digest = report(found)
+    assert said.startswith("[[10, 2, 3], [20, 3, 1]]") and digest == steady
+    assert "'befores': [3, 1]" in said and "'afters': [3, 1]" in said
+    assert found.count("after the block") == 1
+
+
+def test_the_surroundings_ask_for_resizes_and_backends(run: Run, steady: str) -> None:
+    found = lines(run, 2, "plain", DMR_RESIZE_AT="5:3@rule,9:3@rule,10:1,20:1@abacus")
+    said, digest = report(found)
+    assert said.startswith("[[5, 2, 3], [10, 3, 1], [20, 1, 1]]") and digest == steady
+    assert "'backends': ['', 'rule', 'rule', 'abacus']" in said
+
+
+@pytest.mark.parametrize("script", ["5", "5:3@slide", "5:0", "7:2,6:1", "5:9"])
+def test_a_wrong_script_is_refused(run: Run, script: str) -> None:
+    done = run(MPIEXEC, "-n", "1", *PROGRAM, "plain", "40", env={"DMR_RESIZE_AT": script})
+    assert done.returncode != 0 and "UsageError: expected" in done.stderr
+
+
+def test_a_hook_may_refuse_and_hears_of_it(run: Run, steady: str) -> None:
+    found = lines(run, 2, "veto")
+    said, digest = report(found)
+    assert said.startswith("[[20, 2, 1]]") and digest == steady
+    assert "'befores': [3, 1]" in said and "'afters': [None, 1]" in said
+    back = "resize to 3 ranks rolled back: expected to be asked for another number than 3"
+    assert back in found
+
+
+def test_a_list_without_owners_rolls_back(run: Run, steady: str) -> None:
+    found = lines(run, 2, "owner")
+    said, digest = report(found)
+    assert said.startswith("[[20, 2, 1]]") and digest == steady
+    (back,) = [one for one in found if "rolled back" in one]
+    assert "owners of 0 to 2" in back
+
+
+def test_the_application_asks_for_its_sizes(run: Run, steady: str) -> None:
+    said, digest = report(lines(run, 3, "ask"))
+    assert said.startswith("[[10, 3, 1], [25, 1, 4]]") and digest == steady
+
+
+def test_merge_is_refused_without_build(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "2", *PROGRAM, "script", "40", env={"DMR_STRATEGY": "merge"})
+    assert done.returncode != 0 and "expected build= in dmr.malleable" in done.stderr
+
+
+def test_an_array_of_another_shape_is_refused(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "2", *PROGRAM, "misfit", "40")
+    assert done.returncode != 0
+    assert "expected an array of shape (26, 17) for cells (0, 15) to (23, 29)" in done.stderr
+
+
+def test_ranks_that_stay_keep_their_loop_and_their_items(run: Run, steady: str) -> None:
+    found = lines(run, 2, "merge")
+    assert sum("ranks by merge," in one for one in found) == 3
+    said, digest = report(found)
+    assert said.startswith("[[10, 2, 4], [20, 4, 2], [30, 2, 3]]") and digest == steady
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_killed_and_restarted_on_other_ranks(run: Run, steady: str, ranks: int) -> None:
+    died = run(MPIEXEC, "-n", "2", *PROGRAM, "kill", "40")
+    assert died.returncode != 0 and "sha256" not in died.stdout
+    found = lines(run, ranks, "again")
+    assert any("checkpoint-0000000016.h5 at step 16" in one for one in found)
+    assert report(found)[1] == steady
+
+
+@pytest.mark.parametrize("script", ["", "5:1"])
+def test_sigterm_leaves_a_checkpoint_and_a_sentence(tmp_path: Path, script: str) -> None:
+    command = [MPIEXEC, "-n", "2", *PACED, PROGRAM[1], "again", "4000"]
+    env = {**os.environ, "DMR_RESIZE_AT": script}
+    with started(command, cwd=tmp_path, env=env) as job:
+        assert job.stdout is not None
+        for line in job.stdout:
+            if line.startswith("resize at step 5" if script else "no checkpoint in saved"):
+                break
+        time.sleep(1.0)
+        job.send_signal(signal.SIGTERM)
+        rest = job.communicate(timeout=DEADLINE_S)[0]
+    assert "ended by SIGTERM at step" in rest and "sha256" not in rest
+    assert script or (job.returncode == 143 and "Traceback" not in rest)
+    assert list((tmp_path / "saved").glob("checkpoint-*.h5"))
+
+
+def test_the_rms_grants_what_the_application_asks_for(run: Run) -> None:
+    steps = 800
+    plain = report(lines(run, 1, "plain", steps))[1]
+    with served(3, "--policy", "fifo") as rms:
+        job = rms.submit(
+            " ".join(["mpirun", *PACED, PROGRAM[1], "ask-rms", str(steps)]),
+            "--mode", "malleable", "--nodes", "1-3", "--preferred", "2",
+        )  # fmt: skip
+        rms.until(lambda: len(rms.row(job)["resizes"]) == 2, "two resizes", 90)
+        (rms.work / "go").touch()
+        assert rms.over(job) == ["COMPLETED"], rms.output(job)
+        done = [(r["from"], r["to"], r["strategy"]) for r in rms.row(job)["resizes"]]
+        assert done == [(2, 3, "warm"), (3, 1, "warm")]
+        assert report(rms.output(job).splitlines())[1] == plain
+        rms.nothing_left()

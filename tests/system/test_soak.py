@@ -1,0 +1,11 @@
+"""Resize after resize, all strategies mixed: same bits, nothing grows, nothing is left."""
+
+from __future__ import annotations
+
+from soak import judge, soak
+
+RESIZES = 60
+
+
+def test_resizes_of_all_strategies_leave_nothing_behind() -> None:
+    assert judge(soak(RESIZES, seed=3)) == []
