@@ -18,6 +18,8 @@ from rms.commandline import (
     parser,
 )
 
+BACKEND_HELP = "auto (cupy where a GPU answers, else numba), numpy, numba, cupy"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
@@ -49,7 +51,7 @@ def _parser() -> Parser:
         "verify", help="run the published cases, measure orders", allow_abbrev=False
     )
     verify.add_argument("--case", metavar="NAME", help="only this case (orders: the orders)")
-    verify.add_argument("--backend", default="auto", help="auto, numpy or numba")
+    verify.add_argument("--backend", default="auto", help=BACKEND_HELP)
     verify.set_defaults(call=_verify)
     plot = commands.add_parser("plot", help="draw a field output file", allow_abbrev=False)
     plot.add_argument("file", type=Path, metavar="FILE.h5")
@@ -97,7 +99,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--divergent-flow", action="store_true", help="a term for flows that diverge")
     add("--boundary", metavar="B[,B,B]", help="periodic, open, wall or fixed:VALUE")
     add("--dtype", default="f8", metavar="f8|f4", help="type of all fields (default f8)")
-    add("--backend", default="auto", metavar="NAME", help="auto, numpy, numba")
+    add("--backend", default="auto", metavar="NAME", help=BACKEND_HELP)
+    add("--share-gpu", action="store_true", help="let several ranks of a node have one GPU")
     add("--threads", type=int, default=1, metavar="T", help="CPU threads per rank (default 1)")
     add(
         "--overlap",
@@ -106,8 +109,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="advance inner layers while messages are under way",
     )
     add("--every", type=int, default=10, metavar="S", help="steps between resize points")
-    add("--resize-at", metavar="STEP:RANKS[,...]", help="scripted resizes")
-    add("--strategy", default="auto", metavar="NAME", help="auto, spawn (others need a launcher)")
+    add("--resize-at", metavar="STEP:RANKS[@BACKEND][,...]", help="scripted resizes")
+    add("--strategy", default="auto", metavar="NAME", help="auto, spawn, merge, restart, warm")
     add("--checkpoint-every", type=int, default=0, metavar="S", help="steps between checkpoints")
     add("--checkpoint-dir", type=Path, metavar="D", help="folder of checkpoints")
     add("--restart", action="store_true", help="continue from the newest whole checkpoint")
@@ -126,7 +129,7 @@ def _silent(line: str) -> None:
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     add = bench.add_argument
     add("--grid", type=int, nargs=3, default=[128, 128, 128], metavar=("N", "M", "L"))
-    add("--backend", default="auto", metavar="NAME", help="auto, numpy, numba")
+    add("--backend", default="auto", metavar="NAME", help=BACKEND_HELP)
     add("--threads", type=int, default=1, metavar="T", help="CPU threads (default 1)")
     add("--rounds", type=int, default=10, metavar="R", help="best of so many (default 10)")
     add("--ranks", type=int, default=1, metavar="P", help="also 1 and P ranks under mpiexec")

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from math import prod
 from typing import Any, TypeVar
 
 import numpy as np
 
 import dmr
+from dmr.layout import ALIGNMENT_BYTES
+from dmr.world import grid_for
 from mpdata import answer
-from mpdata.backends import make_stepper
+from mpdata.backends import (
+    BACKENDS,
+    array_module,
+    make_boxes,
+    make_stepper,
+    make_stopwatch,
+    scratch_arrays,
+)
 from mpdata.cases.setup import open_mesh
 from mpdata.config import RunConfig
 from mpdata.errors import InputError
@@ -25,13 +35,19 @@ __all__ = ["Advection", "RunConfig"]
 
 T = TypeVar("T")
 
+CACHE_LINE_BYTES = 64
+"""What rows are padded to on the host: more would be fetched and not used."""
+
 
 class Advection(dmr.Application):
     """The application: some tracers, one flow, one step."""
 
+    backends = BACKENDS
+
     def __init__(self, config: RunConfig) -> None:
-        self.config = config
+        self.config, self.xp = config, array_module(config.backend)
         self.result: dict[str, Any] | None = None
+        self._set_up_for: dmr.Box | None = None
 
     def fields(self) -> Mapping[str, dmr.FieldSpec]:
         """Every tracer: an axis of one cell has no halo; face arrays share its shape (Geometry)."""
@@ -39,30 +55,82 @@ class Advection(dmr.Application):
         sides = tuple((halo, halo + 1) if n > 1 else (0, 0) for n in setup.grid)
         return {
             name: dmr.FieldSpec(
-                setup.grid, self.config.dtype, partial(_on_box, initial), halo=sides, thinnest=halo
+                setup.grid,
+                self.config.dtype,
+                partial(_on_box, initial),
+                halo=sides,
+                xp=self.xp,
+                thinnest=halo,
+                alignment=CACHE_LINE_BYTES if self.xp is np else ALIGNMENT_BYTES,
             )
             for name, initial in setup.tracers.items()
         }
 
+    def device_bytes(self, ranks: int, rank: int) -> int:
+        """Return the device memory that a rank of a world needs, 0 for a backend on the host.
+
+        Raises:
+            dmr.UsageError: no process grid of so many ranks.
+        """
+        if self.xp is np:
+            return 0
+        specs = self.fields()
+        spec, setup = specs["psi"], self.config.setup
+        interior = spec.decompose(grid_for(ranks, list(specs.values()))).box(rank).shape
+        active = sum(n > 1 for n in setup.grid)
+        faces = active if setup.levels is None else 3 * active
+        scratch = scratch_arrays(self.config.backend, self.config.scheme, active)
+        arrays = 2 * len(specs) + 1 + faces + scratch
+        # One field more, on its way from the host into the first.
+        on_its_way = prod(interior) * self.config.dtype.itemsize
+        return arrays * spec.padding(interior).allocation_bytes + on_its_way
+
+    def prepare(self, run: dmr.Run) -> None:
+        """Do early what needs no data: the flow on this block, scratch, compiled kernels."""
+        self._set_up(run)
+
+    def _set_up(self, run: dmr.Run) -> None:
+        config, psi = self.config, run.fields["psi"]
+        self.geometry = geometry = Geometry(
+            config.setup.grid,
+            _three(psi.box.start),
+            _three(psi.box.stop),
+            config.scheme.halo,
+            config.setup.boundaries,
+        )
+        self.flow = _together(
+            run, lambda: make_flow(config.setup, geometry, config.dtype, psi.scratch, self.xp)
+        )
+        self.stepper = make_stepper(
+            config.backend,
+            geometry,
+            config.scheme,
+            self.flow,
+            psi.scratch,
+            config.threads,
+            config.tuned,
+        )
+        self.stepper.warm()
+        self._set_up_for = psi.box
+
     def build(self, run: dmr.Run) -> None:
         """Evaluate the flow on this world's block and set up scratch and communication."""
         config, psi, comm = self.config, run.fields["psi"], run.world.comm
-        setup, scheme = config.setup, config.scheme
-        self.geometry = geometry = Geometry(
-            setup.grid, _three(psi.box.start), _three(psi.box.stop), scheme.halo, setup.boundaries
-        )
+        setup = config.setup
+        if self._set_up_for != psi.box:
+            self._set_up(run)
+        self._set_up_for = None
+        geometry = self.geometry
         if "scale" not in run.values:
             self._check(run)
         scale = run.values["scale"]
-        self.flow = _together(run, lambda: make_flow(setup, geometry, config.dtype, psi.scratch))
         self.velocities = _together(
             run, lambda: make_velocities(setup, geometry, self.flow, scale, psi.scratch)
         )
-        self.stepper = make_stepper(
-            config.backend, geometry, scheme, self.flow, psi.scratch, config.threads
-        )
-        self.stepper.warm()
-        self.halo = HaloExchange(comm, geometry, self._neighbours(run), psi.padded)
+        neighbours = self._neighbours(run)
+        boxes = make_boxes(config.backend, config.dtype, messages=bool(neighbours))
+        self.halo = HaloExchange(comm, geometry, neighbours, psi.padded, boxes)
+        self.watch = make_stopwatch(config.backend, run.runtime.clock)
         low, high = self.halo.ready
         cut = 0 in self.halo.neighbours
         self.overlaps = config.overlap != "off" and self.stepper.splits and cut and low < high
@@ -71,6 +139,7 @@ class Advection(dmr.Application):
             run.values["mass_initial"] = [one.mass for one in answer.diagnose(config, run)]
             run.values["step_s"] = []
             answer.write_frame(config, run, 0, first=True)
+        self.watch.settle()
 
     def steps(self, run: dmr.Run) -> int:
         """Return the case's steps, or as many as make up its duration."""
@@ -78,16 +147,18 @@ class Advection(dmr.Application):
 
     def step(self, run: dmr.Run) -> None:
         """Set the flow of this step, then fill the halo of every tracer and advance it."""
-        clock = run.runtime.clock
-        begun = clock()
+        self.watch.start()
         if self.velocities.may_fail(run.step):
             _together(run, lambda: self.velocities.move_to(run.step))
         else:
             self.velocities.move_to(run.step)
         for psi in run.fields.values():
             self._advance(psi)
-        answer.note_duration(run, clock() - begun)
+        self.watch.stop()
         done = run.step + 1
+        if self.config.pauses(done, self.steps(run)):
+            for seconds in self.watch.taken():
+                answer.note_duration(run, seconds)
         self.ticker.tick(done)
         every = self.config.output_every
         if every and (done % every == 0 or done == self.steps(run)):

@@ -1,10 +1,14 @@
-"""Backends: a small value chosen once."""
+"""Backends: a small value chosen once, and all that differs between them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from mpdata.errors import InputError
 from mpdata.flow import Flow
@@ -12,24 +16,40 @@ from mpdata.geometry import Geometry
 from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Scheme
 
-BACKENDS = ("numpy", "numba")
+BACKENDS = ("numpy", "numba", "cupy")
 
 
 def choose_backend(name: str) -> str:
     """Return the backend meant by ``name``, loaded: a new world should do that while it boots.
 
+    ``auto`` is cupy where a GPU answers, else numba.
+
     Raises:
-        InputError: no such backend in this version.
+        InputError: no such backend, or nothing here that it can run on.
     """
-    if name == "auto":
-        name = "numba"
-    if name == "cupy":
-        raise InputError("backend cupy is not in this version; expected auto, numpy or numba")
-    if name not in BACKENDS:
+    if name not in ("auto", *BACKENDS):
         raise InputError(f"expected a backend of auto, {', '.join(BACKENDS)}, got {name!r}")
+    if name == "auto":
+        from mpdata.numerics.cuda.device import answers
+
+        name = "cupy" if answers() else "numba"
+    array_module(name)
     if name == "numba":
         import_module("mpdata.numerics.numba_backend")
     return name
+
+
+def array_module(name: str) -> Any:
+    """Return the module whose arrays a backend works on.
+
+    Raises:
+        InputError: no CuPy, or no GPU that it can use.
+    """
+    if name != "cupy":
+        return np
+    from mpdata.numerics.cupy_backend import load_cupy
+
+    return load_cupy()
 
 
 def make_stepper(
@@ -39,11 +59,93 @@ def make_stepper(
     flow: Flow,
     allocate: Callable[[], Any],
     threads: int = 1,
+    tuned: Path | None = None,
 ) -> Stepper:
-    """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does."""
+    """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does.
+
+    ``threads`` are of the CPU; ``tuned`` is the file of tuned tiles of GPUs.
+    """
+    # Imported where chosen: who uses NumPy should not pay half a second for Numba.
+    if name == "cupy":
+        from mpdata.numerics.cupy_backend import CupyStepper
+
+        return CupyStepper(geometry, scheme, flow.h, allocate, tuned=tuned)
     if name == "numpy" or not geometry.active:
         return ReferenceStepper(geometry, scheme, flow.h, allocate)
-    # Imported where chosen: who uses NumPy should not pay half a second for Numba.
     from mpdata.numerics.numba_backend import NumbaStepper
 
     return NumbaStepper(geometry, scheme, flow.h, allocate, threads)
+
+
+def make_boxes(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:
+    """Return how a backend's halos are copied (mpdata.halo.Boxes); None for NumPy's own way.
+
+    ``messages``: whether some of them go to other ranks.
+    """
+    if name != "cupy":
+        return None
+    from mpdata.numerics.cuda.halo import DeviceBoxes
+
+    return DeviceBoxes(dtype, apart=messages)
+
+
+def scratch_arrays(name: str, scheme: Scheme, active: int) -> int:
+    """Return how many arrays a stepper on a device adds on so many axes (0 for the host's)."""
+    if name != "cupy":
+        return 0
+    from mpdata.numerics.cuda.stepper import scratch_of
+
+    return scratch_of(scheme, active).arrays
+
+
+class Stopwatch(Protocol):
+    """Times steps; where those are under way when the call returns, without waiting for them."""
+
+    def start(self) -> None:
+        """A step begins."""
+        ...
+
+    def stop(self) -> None:
+        """It ends."""
+        ...
+
+    def taken(self) -> list[float]:
+        """Wait for the last step, and return the seconds of every step since last asked."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for all that is under way."""
+        ...
+
+
+class HostStopwatch:
+    """Times what is done when the call returns, by a clock of seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock, self._begun = clock, 0.0
+        self._taken: list[float] = []
+
+    def start(self) -> None:
+        """A step begins."""
+        self._begun = self._clock()
+
+    def stop(self) -> None:
+        """It ends."""
+        self._taken.append(self._clock() - self._begun)
+
+    def taken(self) -> list[float]:
+        """Return the seconds of every step since last asked."""
+        found, self._taken = self._taken, []
+        return found
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+
+def make_stopwatch(name: str, clock: Callable[[], float]) -> Stopwatch:
+    """Return what times a backend's steps."""
+    if name != "cupy":
+        return HostStopwatch(clock)
+    from mpdata.numerics.cuda.device import DeviceStopwatch
+
+    return DeviceStopwatch()

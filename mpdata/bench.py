@@ -26,13 +26,20 @@ import numpy.typing as npt
 from mpdata.cases import Request, Setup, make_setup
 from mpdata.cases.setup import unit_density
 from mpdata.errors import InputError
+from mpdata.numerics.cuda.tuning import store_path
 from mpdata.options import Scheme
 from mpdata.solver import Solver
 
 Clock = Callable[[], float]
 
+AT_ONCE = {"numpy": 1, "numba": 1, "cupy": 20}
+"""Steps timed together: on a device one by itself would be timed with the wait for it."""
+
 COPY_ITEMS = 1 << 24
 """128 MiB in float64: more than any cache here."""
+
+SIX_ARRAYS = 6
+"""What a step must move: psi, three face values and the (inverse) density read, psi written."""
 
 VARIANTS: dict[str, tuple[Scheme, bool]] = {
     "limiter, density": (Scheme(2, True), True),
@@ -100,15 +107,26 @@ def division_time(dtype: npt.DTypeLike, clock: Clock) -> float:
     return best / times / out.size
 
 
-def variants(grid: tuple[int, int, int], backend: str, threads: int) -> Iterator[tuple[Row, Any]]:
-    """Yield every variant's row and a function that advances it by one step."""
+def variants(
+    grid: tuple[int, int, int], backend: str, threads: int, tuned: Path | None = None
+) -> Iterator[tuple[Row, Any]]:
+    """Yield every variant's row and a function that advances it by ``AT_ONCE`` steps."""
     setup = make_setup("random", Request(grid=grid))
     cells = grid[0] * grid[1] * grid[2]
     for dtype in ("f8", "f4"):
         for name, (scheme, density) in VARIANTS.items():
-            solver = Solver(_with_density(setup, density), scheme, dtype, backend, threads)
+            varied = _with_density(setup, density)
+            solver = Solver(varied, scheme, dtype, backend, threads, tuned)
             solver.advance(1)
-            yield Row(backend, dtype, name, cells, solver.nbytes / cells), solver.advance_filled
+            advance = partial(_steps, solver, AT_ONCE[backend])
+            yield Row(backend, dtype, name, cells, solver.nbytes / cells), advance
+
+
+def _steps(solver: Solver, steps: int) -> None:
+    """Advance by some steps, and wait where they are under way when the call returns."""
+    for _ in range(steps):
+        solver.advance_filled()
+    solver.wait()
 
 
 def measure(rows: list[tuple[Row, Callable[[], Any]]], rounds: int, clock: Clock) -> Iterator[None]:
@@ -117,7 +135,7 @@ def measure(rows: list[tuple[Row, Callable[[], Any]]], rounds: int, clock: Clock
         step()
     for _ in range(rounds):
         for row, step in rows:
-            row.ns.append(_timed(step, clock) * 1e9 / row.cells)
+            row.ns.append(_timed(step, clock) * 1e9 / row.cells / AT_ONCE[row.backend])
         yield
 
 
@@ -214,6 +232,46 @@ def _run(command: list[str], env: Mapping[str, str]) -> str:
     return done.stdout
 
 
+def host_limits(clock: Clock, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Measure what bounds a step on one core, and say it."""
+    limits = {}
+    for dtype in ("f8", "f4"):
+        copy, division = copy_bandwidth(dtype, clock) / 1e9, division_time(dtype, clock) * 1e9
+        traffic = SIX_ARRAYS * int(dtype[1]) / copy
+        limits[dtype] = {
+            "copy_gb_per_s": copy,
+            "division_ns": division,
+            "six_arrays_ns": traffic,
+        }
+    for dtype, limit in limits.items():
+        say(
+            f"limits {dtype}: copy {limit['copy_gb_per_s']:.1f} GB/s on one core, so six arrays in "
+            f"{limit['six_arrays_ns']:.2f} ns a cell; a division {limit['division_ns']:.3f} ns, "
+            f"four of them {4 * limit['division_ns']:.2f} ns"
+        )
+    return limits
+
+
+def device_limits(say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
+    """Measure what bounds a step on the GPU in use, and say it."""
+    from mpdata.numerics.cuda.bench import copy_gb_s
+    from mpdata.numerics.cuda.device import device_name, load_cupy
+
+    copy, limits = copy_gb_s(load_cupy()), {}
+    for dtype in ("f8", "f4"):
+        traffic = SIX_ARRAYS * int(dtype[1]) / copy
+        limits[dtype] = {
+            "device": device_name(),
+            "copy_gb_per_s": copy,
+            "six_arrays_ns": traffic,
+        }
+        say(
+            f"limits {dtype}: copy {copy:.1f} GB/s on {device_name()}, so six arrays in "
+            f"{traffic:.4f} ns a cell"
+        )
+    return limits
+
+
 def bench(
     grid: tuple[int, int, int],
     backend: str,
@@ -230,31 +288,17 @@ def bench(
     """Run everything; say it line by line and return it for JSON."""
     cells = grid[0] * grid[1] * grid[2]
     say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
-    limits = {}
-    for dtype in ("f8", "f4"):
-        limits[dtype] = {
-            "copy_gb_per_s": copy_bandwidth(dtype, clock) / 1e9,
-            "division_ns": division_time(dtype, clock) * 1e9,
-        }
-    for dtype, limit in limits.items():
-        size = int(dtype[1])
-        # psi, three face values and the inverse density read, the new psi written.
-        traffic = 6 * size / limit["copy_gb_per_s"]
-        say(
-            f"limits {dtype}: copy {limit['copy_gb_per_s']:.1f} GB/s on one core, so six arrays in "
-            f"{traffic:.2f} ns a cell; a division {limit['division_ns']:.3f} ns, four of them "
-            f"{4 * limit['division_ns']:.2f} ns"
-        )
-        limit["six_arrays_ns"] = traffic
-    found = list(variants(grid, backend, threads))
+    limits = device_limits(say) if backend == "cupy" else host_limits(clock, say)
+    found = list(variants(grid, backend, threads, store_path(env)))
     for _ in measure(found, rounds, clock):
         pass
     say(f"{'':28s} {'ns per cell and step':>21s} {'median':>8s} {'bytes per cell':>15s}")
+    digits = 4 if backend == "cupy" else 2
     for row, _ in found:
         now = row.summary()
         say(
-            f"{row.dtype}  {row.variant:26s} {now['ns_per_cell_step']:19.2f} "
-            f"{now['median_ns']:8.2f} {now['bytes_per_cell']:15.1f}"
+            f"{row.dtype}  {row.variant:26s} {now['ns_per_cell_step']:19.{digits}f} "
+            f"{now['median_ns']:8.{digits}f} {now['bytes_per_cell']:15.1f}"
         )
     result: dict[str, Any] = {
         "grid": list(grid),

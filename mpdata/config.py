@@ -14,6 +14,9 @@ from mpdata.options import Scheme
 
 OVERLAP = ("auto", "on", "off")
 
+UNDER_WAY = 100
+"""Steps that a device may be behind."""
+
 SINGLE_LIMIT = 1e12
 """Largest |psi| in float32 with ratios of psi: products of three sums of it must stay finite."""
 
@@ -25,6 +28,9 @@ class RunConfig:
     Attributes:
         overlap: whether the layers that need no message along axis 0 are advanced while those
             are under way (``auto`` means ``on``; the same bits either way).
+        every: steps between resize points.
+        resizes: steps of scripted ones.
+        tuned: the file of tuned tiles of GPUs.
     """
 
     setup: Setup
@@ -38,6 +44,18 @@ class RunConfig:
     json: str | None = None
     terminal: IO[str] | None = None
     overlap: str = "auto"
+    every: int = 10
+    resizes: frozenset[int] = frozenset()
+    tuned: Path | None = None
+
+    def pauses(self, done: int, steps: int) -> bool:
+        """Return whether to wait, ``done`` steps of ``steps`` done, for what is under way.
+
+        So that times are true: before whatever may come at a resize point, and at the end. The
+        first steps are timed one by one, and no more than some hundred are ever under way.
+        """
+        often = done % min(self.every, UNDER_WAY) == 0
+        return often or done <= 3 or done in self.resizes or done == steps
 
     @property
     def options(self) -> dict[str, Any]:

@@ -44,10 +44,11 @@ class Peak:
 
 @dataclass(frozen=True)
 class Flow:
-    """Face values (None of an inactive axis is an empty array) and density of one block."""
+    """Face values (of an inactive axis an empty array) and density of one block, arrays of xp."""
 
     C: list[Array]
     h: Array
+    xp: Any = np
 
     @property
     def nbytes(self) -> int:
@@ -99,11 +100,12 @@ def held_peak(flow: Flow, geo: Geometry) -> Peak:
     """Return the peak of the values that a block holds (local, in their own type's rounding)."""
     best: Peak | None = None
     for region in slabs(geo.cells(0)):
-        pairs = [
-            (flow.C[axis][region].astype(np.float64), flow.C[axis][_shifted(region, axis)])
-            for axis in geo.active
-        ]
-        best = _larger(best, _peak(pairs, flow.h[region], region, geo))
+        pairs = []
+        for axis in geo.active:
+            c, above = flow.C[axis], _shifted(region, axis)
+            below = on_host(flow.xp, c[region]).astype(np.float64)
+            pairs.append((below, on_host(flow.xp, c[above])))
+        best = _larger(best, _peak(pairs, on_host(flow.xp, flow.h[region]), region, geo))
     if best is None:
         raise RuntimeError("expected a block of at least one cell")
     return best
@@ -128,21 +130,38 @@ def steps_for(setup: Setup, scale: float) -> int:
 
 
 def make_flow(
-    setup: Setup, geo: Geometry, dtype: npt.DTypeLike, allocate: Callable[[], Array]
+    setup: Setup, geo: Geometry, dtype: npt.DTypeLike, allocate: Callable[[], Array], xp: Any = np
 ) -> Flow:
-    """Return the block's density, converted once, and room for its face values (local)."""
+    """Return the block's density, converted once, and room for its face values (local).
+
+    ``allocate`` returns an array of the block in the array module ``xp``.
+    """
     h = allocate()
     for region in slabs(_whole(geo)):
         index = _index_of(geo.global_cells(), region)
-        h[region] = np.asarray(setup.density(*open_mesh(*index)), np.float64)
-    return Flow([allocate() if axis in geo.active else np.empty(0, dtype) for axis in range(3)], h)
+        _put(xp, h, region, np.asarray(setup.density(*open_mesh(*index)), np.float64))
+    C = [allocate() if axis in geo.active else np.empty(0, dtype) for axis in range(3)]
+    return Flow(C, h, xp)
 
 
-def fill_faces(C: list[Array], setup: Setup, geo: Geometry, scale: float = 1.0) -> None:
+def fill_faces(
+    C: list[Array], setup: Setup, geo: Geometry, scale: float = 1.0, xp: Any = np
+) -> None:
     """Set a block's face values, halo included, to the scaled case's, converted once (local)."""
     for axis in geo.active:
         for region in slabs(_whole(geo)):
-            C[axis][region] = _face_values(setup, geo, axis, region) * scale
+            _put(xp, C[axis], region, _face_values(setup, geo, axis, region) * scale)
+
+
+def on_host(xp: Any, array: Array) -> npt.NDArray[Any]:
+    """Return an array of the module ``xp`` in host memory (itself where it is there already)."""
+    found: npt.NDArray[Any] = xp.asnumpy(array) if hasattr(xp, "asnumpy") else array
+    return found
+
+
+def _put(xp: Any, target: Array, region: Region, values: npt.NDArray[Any]) -> None:
+    """Assign host values to a region, rounded here: a device array takes none but its own kind."""
+    target[region] = xp.asarray(np.asarray(values, target.dtype))
 
 
 def unstable(peak: Peak, scale: float, allowance: float = ROUND_OFF) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from mpdata.backends import choose_backend
 from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
 from mpdata.config import OVERLAP, RunConfig
 from mpdata.errors import InputError
+from mpdata.numerics.cuda.tuning import store_path
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.report import summary
 from rms.commandline import check_writable, emit_json
@@ -50,6 +50,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     try:
         return _run(arguments, runtime, None if to_stdout else sys.stdout)
     except dmr.CollectiveError as error:
+        runtime.refuse(str(error))
         if runtime.comm.rank == 0:
             print(f"mpdata: error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -63,11 +64,15 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
     problem: str | None = None
     try:
         setup = _setup(arguments, os.environ)
+        # A rank whose slot is a core leaves the node's GPUs to others.
+        wanted = runtime.backend or arguments.backend
+        on_core = wanted == "auto" and runtime.slot.startswith("cpu:")
+        plan = _plan(arguments)
         config = RunConfig(
             setup=setup,
             scheme=_scheme(arguments),
             dtype=_dtype(arguments.dtype),
-            backend=choose_backend(arguments.backend),
+            backend=choose_backend("numba" if on_core else wanted),
             threads=_positive(arguments.threads, "thread", "--threads"),
             final=arguments.final,
             output=arguments.output,
@@ -75,21 +80,53 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
             json=None if arguments.json == "-" else arguments.json,
             terminal=terminal if runtime.comm.size == 1 else None,
             overlap=_overlap(arguments.overlap),
+            every=plan.every,
+            resizes=frozenset(plan.resizes),
+            tuned=store_path(os.environ),
         )
-        plan = _plan(arguments, config.options)
     except InputError as error:
         problem = str(error)
     dmr.agree(runtime.comm, problem)
     if config is None:
         raise RuntimeError("expected a configuration or an error")
+    config = replace(config, backend=_common_backend(runtime.comm, config.backend))
+    if arguments.backend == "auto" and runtime.manager is None:
+        # The next world computes as this one does; where an RMS places it, its slots decide.
+        chosen = ("--backend", config.backend)
+        command, respawn = (*runtime.command, *chosen), (*runtime.respawn, *chosen)
+        runtime = replace(runtime, command=command, respawn=respawn)
     app = Advection(config)
-    dmr.run(app, runtime, plan)
+    if config.backend == "cupy":
+        _take_device(app, runtime.comm, share=arguments.share_gpu)
+    dmr.run(app, runtime, replace(plan, options=config.options))
     if app.result is not None:
         if arguments.json == "-":
             emit_json(arguments.json, app.result)
         else:
             print(summary(app.result), flush=True)
     return 0
+
+
+def _common_backend(comm: Any, name: str) -> str:
+    """Return the backend of all ranks (collective): ``auto`` may find GPUs on some nodes only."""
+    found = set(comm.allgather(name))
+    return name if len(found) == 1 else choose_backend("numba")
+
+
+def _take_device(app: Any, comm: Any, *, share: bool) -> None:
+    """Give every rank its GPU (collective).
+
+    Raises:
+        dmr.UsageError: more ranks than GPUs, or too little memory.
+    """
+    import dmr
+    from mpdata.devices import take_device
+
+    try:
+        needed = app.device_bytes(comm.size, comm.rank)
+    except dmr.UsageError:
+        needed = 0  # dmr.run says so, on all ranks
+    dmr.agree(comm, take_device(comm, needed, share=share))
 
 
 def _setup(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:
@@ -197,7 +234,7 @@ def _output_every(arguments: argparse.Namespace) -> int:
     return int(arguments.output_every)
 
 
-def _plan(arguments: argparse.Namespace, options: Mapping[str, Any]) -> Any:
+def _plan(arguments: argparse.Namespace) -> Any:
     import dmr
 
     for target, option in (
@@ -216,29 +253,26 @@ def _plan(arguments: argparse.Namespace, options: Mapping[str, Any]) -> Any:
         raise InputError(f"expected a folder in --checkpoint-dir, got {folder}, which is a file")
     if folder is None and (every or arguments.restart):
         raise InputError("expected --checkpoint-dir D with --checkpoint-every or --restart")
+    resizes, backends = parse_resizes(arguments.resize_at or "")
     return dmr.Plan(
         every=_positive(arguments.every, "step", "--every"),
-        resizes=parse_resizes(arguments.resize_at or ""),
+        resizes=resizes,
+        backends=backends,
         strategy=arguments.strategy,
         checkpoint=None if folder is None else dmr.Schedule(folder, every),
         restart=arguments.restart,
-        options=options,
     )
 
 
-def parse_resizes(text: str) -> dict[int, int]:
-    """Read ``STEP:RANKS[,STEP:RANKS...]``, steps rising.
+def parse_resizes(text: str) -> tuple[dict[int, int], dict[int, str]]:
+    """Read ``STEP:RANKS[@BACKEND][,...]``, steps rising: ranks and backends by step.
 
     Raises:
         InputError: anything else.
     """
-    resizes: dict[int, int] = {}
-    for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"\s*(\d+):(\d+)\s*", part)
-        if match is None or int(match[2]) < 1:
-            raise InputError(f"expected --resize-at STEP:RANKS[,STEP:RANKS...], got {part!r}")
-        step = int(match[1])
-        if resizes and step <= max(resizes):
-            raise InputError(f"expected rising steps in --resize-at, got {text!r}")
-        resizes[step] = int(match[2])
-    return resizes
+    from dmr.sizes import parse_resizes as parse
+
+    try:
+        return parse(text, "--resize-at ")
+    except ValueError as error:
+        raise InputError(str(error)) from None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.backends import choose_backend, make_stepper
+from mpdata.backends import array_module, choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
-from mpdata.flow import held_bytes, make_flow, sample, scale_for, steps_for, unstable
+from mpdata.flow import held_bytes, make_flow, on_host, sample, scale_for, steps_for, unstable
 from mpdata.geometry import Geometry, fill_edge, wrap_axis
+from mpdata.numerics.cuda.check import allocator
 from mpdata.options import Scheme
 from mpdata.velocities import make_velocities, survey
 
@@ -27,7 +31,8 @@ def count_steps(setup: Setup) -> int:
     return steps_for(setup, scale_for(setup, sample(setup, geometry).peak))
 
 
-ALIGNMENT_BYTES = 128
+ALIGNMENT_BYTES = 64
+"""A cache line. Rows padded further cost speed: the unused lines are fetched as well."""
 
 
 def padded_zeros(geometry: Geometry, dtype: np.dtype[Any]) -> Array:
@@ -56,8 +61,9 @@ class Solver:
         setup: the case.
         scheme: passes and options.
         dtype: numpy.float64 or numpy.float32, from end to end.
-        backend: ``auto``, ``numpy`` or ``numba``.
+        backend: ``auto``, ``numpy``, ``numba`` or ``cupy``.
         threads: CPU threads.
+        tuned: the file of tuned tiles of GPUs.
 
     Raises:
         InputError: what the case, the scheme or the backend cannot do.
@@ -70,39 +76,42 @@ class Solver:
         dtype: npt.DTypeLike = np.float64,
         backend: str = "auto",
         threads: int = 1,
+        tuned: Path | None = None,
     ) -> None:
         self.setup, scheme = setup, scheme or Scheme()
+        backend = choose_backend(backend)
+        self._xp = xp = array_module(backend)
         self.geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, scheme.halo, setup.boundaries)
 
-        def allocate() -> Array:
-            return padded_zeros(self.geometry, np.dtype(dtype))
+        allocate: Callable[[], Any] = partial(padded_zeros, self.geometry, np.dtype(dtype))
+        if xp is not np:
+            allocate = allocator(xp, self.geometry, dtype)
 
         peak = survey(setup, self.geometry)
         scale = scale_for(setup, peak)
         problem = unstable(peak, scale)
         if problem is not None:
             raise InputError(problem)
-        self.flow = make_flow(setup, self.geometry, dtype, allocate)
+        self.flow = make_flow(setup, self.geometry, dtype, allocate, xp)
         self._velocities = make_velocities(setup, self.geometry, self.flow, scale, allocate)
         self._step = 0
         self._psi, self._next = allocate(), allocate()
         cells = (np.arange(n) for n in setup.grid)
-        self.psi[...] = setup.initial(*open_mesh(*cells))
+        initial = np.asarray(setup.initial(*open_mesh(*cells)), dtype)
+        self._psi[self.geometry.cells(0)] = xp.asarray(initial)
         self._stepper = make_stepper(
-            choose_backend(backend), self.geometry, scheme, self.flow, allocate, threads
+            backend, self.geometry, scheme, self.flow, allocate, threads, tuned
         )
 
     @property
     def psi(self) -> Array:
-        """The field (N, M, L), a view."""
-        view: Array = self._psi[self.geometry.cells(0)]
-        return view
+        """The field (N, M, L), a view; of a field on a device a copy."""
+        return on_host(self._xp, self._psi[self.geometry.cells(0)])
 
     @property
     def density(self) -> Array:
-        """The density (N, M, L), a view."""
-        view: Array = self.flow.h[self.geometry.cells(0)]
-        return view
+        """The density (N, M, L), a view; of one on a device a copy."""
+        return on_host(self._xp, self.flow.h[self.geometry.cells(0)])
 
     def advance(self, steps: int) -> None:
         """Advance the field by a number of steps.
@@ -124,6 +133,11 @@ class Solver:
     def advance_filled(self) -> None:
         """Compute one step of the field as it is into the spare array, and stay (for timing)."""
         self._stepper.advance(self._psi, self._next, self.flow.C)
+
+    def wait(self) -> None:
+        """Wait for steps that are under way on a device."""
+        if self._xp is not np:
+            self._xp.cuda.Device().synchronize()
 
     @property
     def nbytes(self) -> int:

@@ -39,6 +39,9 @@ SINGLE_ROUND_OFF = 1e-6
 INTERPOLATED_CELLS = 1 << 15
 """Cells interpolated at once: few enough to stay in a core's cache."""
 
+ON_DEVICE_CELLS = 1 << 24
+"""The same on a device: enough to keep it busy, and 128 MiB of its memory."""
+
 
 class Velocities(Protocol):
     """Sets the face values of a block's flow for one step after the other."""
@@ -100,7 +103,7 @@ def make_velocities(
         return Interpolated(setup, geo, flow, allocate)
     if setup.face_at is not None:
         return Evaluated(setup, geo, flow)
-    fill_faces(flow.C, setup, geo, scale)
+    fill_faces(flow.C, setup, geo, scale, flow.xp)
     return Steady()
 
 
@@ -158,7 +161,7 @@ class Interpolated:
         self._hold(number)
         low, high = self._held
         for axis in self._geo.active:
-            _interpolate(self._flow.C[axis], low[axis], high[axis], weight)
+            _interpolate(self._flow.xp, self._flow.C[axis], low[axis], high[axis], weight)
 
     def _place(self, step: int) -> tuple[int | None, float]:
         """Return the level below the middle of a step and how far it is to the one above."""
@@ -176,7 +179,8 @@ class Interpolated:
         for place, wanted in enumerate((number, number + 1)):
             if self._numbers[place] != wanted:
                 self._numbers[place] = None  # until it is read whole
-                fill_faces(self._held[place], _at_level(self._setup, wanted), self._geo)
+                level = _at_level(self._setup, wanted)
+                fill_faces(self._held[place], level, self._geo, xp=self._flow.xp)
                 self._numbers[place] = wanted
 
 
@@ -196,7 +200,7 @@ class Evaluated:
         """Evaluate the function in the middle of the step."""
         now = _at_time(self._setup, step + 0.5)
         check_periodic_faces(now, self._geo)
-        fill_faces(self._flow.C, now, self._geo)
+        fill_faces(self._flow.C, now, self._geo, xp=self._flow.xp)
         peak = replace(held_peak(self._flow, self._geo), time=step + 0.5)
         double = self._flow.h.dtype.itemsize == 8
         problem = unstable(peak, 1.0, ROUND_OFF if double else SINGLE_ROUND_OFF)
@@ -218,14 +222,18 @@ def _at_time(setup: Setup, time: float) -> Setup:
     return replace(setup, face=lambda axis, i, j, k: face_at(axis, time, i, j, k))
 
 
-def _interpolate(out: Array, low: Array, high: Array, weight: float) -> None:
+def _interpolate(xp: Any, out: Array, low: Array, high: Array, weight: float) -> None:
     """Set ``out`` to low + weight (high - low), slab by slab in float64."""
+    # Along the axes as they lie in memory: a device takes neighbours in memory together.
+    order = sorted(range(3), key=lambda axis: -out.strides[axis])
+    out, low, high = (array.transpose(order) for array in (out, low, high))
     n, m, el = out.shape
-    for region in slabs((slice(0, n), slice(0, m), slice(0, el)), INTERPOLATED_CELLS):
+    cells = INTERPOLATED_CELLS if xp is np else ON_DEVICE_CELLS
+    for region in slabs((slice(0, n), slice(0, m), slice(0, el)), cells):
         if weight == 1.0:
             out[region] = high[region]
             continue
-        part = np.subtract(high[region], low[region], dtype=np.float64)
+        part = xp.subtract(high[region], low[region], dtype=np.float64)
         part *= weight
         part += low[region]
         out[region] = part

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 Call = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
 """A kernel, its arguments before the range of planes, and those behind."""
 
-CACHE_BYTES = 1 << 19
+CACHE_BYTES = 3 << 17
 """What the rolling buffers of one tile may take: they share a second-level cache of a MiB (of
 512 KiB on some machines) with the rows that stream by."""
 

@@ -7,21 +7,27 @@ tests in ``tests/gpu`` are for the rest.
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from mpdata.backends import choose_backend
 from mpdata.errors import InputError
 from mpdata.numerics.cuda import check, device, halo, tuning
 from mpdata.numerics.cuda.host import HostLauncher, build_in, compiled, compiler
 from mpdata.numerics.cuda.job import Macros, Tile, job_type, macros, source
-from mpdata.numerics.cuda.stepper import Build, CudaStepper, streams
+from mpdata.numerics.cuda.stepper import Build, CudaStepper, scratch_of, streams
 from mpdata.options import Scheme, parse_boundaries
 
 Triple = tuple[int, int, int]
@@ -89,7 +95,8 @@ def test_every_variant_gives_the_answer_of_the_reference(
         for boundaries in BOUNDARIES:
             block = block_of(grid, scheme, boundaries, dtype)
             expected = check.after(block, check.reference(block))
-            variants = ("four", "two", "fused") if streams(scheme, block.geo) else ("four",)
+            fast = streams(scheme, len(block.geo.active))
+            variants = ("four", "two", "fused") if fast else ("four",)
             found = [check.after(block, stepper_on(block, build, name)) for name in variants]
             for name, answer in zip(variants, found, strict=True):
                 away = check.difference(answer, expected)
@@ -180,11 +187,11 @@ def test_a_unit_density_is_left_out_and_changes_no_bit(scheme: Scheme, build: Bu
     block = block_of((12, 9, 7), scheme, unit=True)
     asked: list[str] = []
 
-    def given(options: Macros, dtype: npt.DTypeLike) -> Any:
+    def watched(options: Macros, dtype: npt.DTypeLike) -> Any:
         asked.append(options["UNIT_DENSITY"])
         return build({**options, "UNIT_DENSITY": "0"}, dtype)
 
-    with_h = check.after(block, stepper_on(block, given))
+    with_h = check.after(block, stepper_on(block, watched))
     assert asked == ["1"]
     assert check.after(block, stepper_on(block, build)).tobytes() == with_h.tobytes()
 
@@ -251,6 +258,77 @@ def test_tuned_tiles_are_kept_by_device_and_options(tmp_path: Path) -> None:
     assert tuning.recall(path, key) == Tile(x=3)
     path.write_text("{")
     assert tuning.recall(path, key) is None
+
+
+@given(st.integers(1, 6), st.integers(1, 20))
+def test_the_copies_of_a_periodic_halo_fill_each_layer_once(reach: int, cells: int) -> None:
+    layers = np.arange(2 * reach + cells)
+    found = layers.copy()
+    runs = list(halo.wrapped(reach, cells))
+    for to, of, count in runs:
+        found[to : to + count] = layers[of : of + count]
+    assert np.array_equal(found, reach + (layers - reach) % cells)
+    assert sum(count for _, _, count in runs) == 2 * reach
+    assert cells < reach or len(runs) == 2
+
+
+@pytest.mark.parametrize("variant", ["auto", "four", "two"])
+@pytest.mark.parametrize("scheme", [*STREAMING, *OTHERS], ids=str)
+def test_scratch_is_as_foreseen(scheme: Scheme, variant: str) -> None:
+    for grid in [*GRIDS, (1, 1, 1)]:
+        block = block_of(grid, scheme)
+        stepper = stepper_on(block, lambda *_: HostLauncher.__new__(HostLauncher), variant)
+        foreseen = scratch_of(scheme, len(block.geo.active), variant).arrays
+        assert stepper.nbytes == foreseen * block.psi.nbytes
+
+
+def module_with(**cuda: Any) -> ModuleType:
+    module = ModuleType("cupy")
+    runtime = SimpleNamespace(getDeviceCount=lambda: 1)
+    given = {"runtime": runtime, "nvrtc": SimpleNamespace(getVersion=lambda: (12, 0)), **cuda}
+    vars(module)["cuda"] = SimpleNamespace(**given)
+    return module
+
+
+def failing(error: Exception) -> Any:
+    def fail() -> NoReturn:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("cuda", "said"),
+    [
+        (
+            {"runtime": SimpleNamespace(getDeviceCount=failing(RuntimeError("driver too old")))},
+            "backend cupy: expected an NVIDIA GPU and its driver, got none (driver too old)",
+        ),
+        (
+            {"runtime": SimpleNamespace(getDeviceCount=lambda: 0)},
+            "backend cupy: expected an NVIDIA GPU and its driver, got none",
+        ),
+        (
+            {"nvrtc": SimpleNamespace(getVersion=failing(OSError("no libnvrtc\nsearched in ...")))},
+            f"backend cupy: expected NVRTC, got none (no libnvrtc); {device.INSTALL}",
+        ),
+    ],
+)
+def test_what_cupy_lacks_is_said_and_auto_goes_without(
+    cuda: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", module_with(**cuda))
+    with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+        choose_backend("cupy")
+    assert choose_backend("auto") == "numba"
+
+
+def test_a_cupy_that_does_not_load_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cupy.py").write_text("raise ImportError('\\n=====\\nnot installed right')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "cupy", raising=False)
+    with pytest.raises(InputError, match="expected CuPy, got one that fails: not installed right"):
+        device.load_cupy()
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")

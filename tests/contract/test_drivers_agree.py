@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rms.daemon import Daemon, LiveCluster
 from rms.events import Resize, Started, Submitted
 from rms.journal import Journal, Seen, replay
 from rms.ledger import NodePower
 from rms.local import Child
 from rms.model import JobId, JobSpec, Mode, Speedup
-from rms.policies import named
+from rms.policies import POLICIES, named
 from rms.simulator import Simulation
 
 
@@ -40,13 +42,15 @@ def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
     )
 
 
-def test_live_and_simulated_driver_decide_alike(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"p-fifo", "p-bff"}))
+def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> None:
     wide = spec(1, 0.0, 6, None)
     array = [spec(n, 7.0, 4, "a") for n in range(2, 9)]
     power = (NodePower(1.0, 2.0, 3.0),) * 6
-    simulation = Simulation([wide, *array], power, named("array-share"))
+    simulation = Simulation([wide, *array], power, named(policy))
     simulation.run()
-    assert sum(isinstance(d, Resize) for _, d in simulation.decisions) >= 2
+    resizes = sum(isinstance(d, Resize) for _, d in simulation.decisions)
+    assert resizes >= 2 if "share" in policy else resizes == 0
 
     clock = [0.0]
     names = tuple(f"n{n}" for n in range(6))
@@ -64,7 +68,7 @@ def test_live_and_simulated_driver_decide_alike(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "journal.sqlite") as journal:
         daemon = Daemon(
             cluster,
-            "array-share",
+            policy,
             journal,
             NoProcesses(tmp_path),
             lambda: clock[0],

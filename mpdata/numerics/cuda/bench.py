@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -133,30 +133,27 @@ def compile_one(asked: tuple[str, Tile]) -> str | None:
     return None
 
 
-def tune(cupy: Any, name: str, grid: Triple, tuned: Path) -> dict[str, Any]:
-    """Try the tiles on a grid and keep the best for this device."""
-    shapes = {replace(tile, chunk=0): tile for tile in TILES}
+def tune(
+    cupy: Any, name: str, grid: Triple, tuned: Path, tiles: Sequence[Tile] = TILES
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Try the tiles on a grid and keep the best for this device; yield what was found."""
+    shapes = {replace(tile, chunk=0): tile for tile in tiles}
     asked = [(dtype, tile) for dtype in ("f8", "f4") for tile in shapes.values()]
     workers = min(8, os.cpu_count() or 1)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        result: dict[str, Any] = {
-            "refused": [said for said in pool.map(compile_one, asked) if said]
-        }
+        refused = [said for said in pool.map(compile_one, asked) if said]
+    yield "compiled", {"tiles": len(asked) - len(refused), "refused": refused}
     for dtype in ("f8", "f4"):
         block = rough_block(cupy, grid, dtype)
         trial = Trial(cupy, block, tuned)
-        for variant in ("two", "fused"):
+        for variant in ("fused", "two"):
             trial.variant, trial.tried = variant, {}
-            tile, taken = best(TILES, trial)
+            tile, taken = best(tiles, trial)
             keep(tuned, key_of(name, block.scheme, dtype, variant), tile)
-            result[f"{variant} {dtype}"] = {
-                "best": asdict(tile),
-                "seconds": taken,
-                "tried": trial.tried,
-            }
+            found = {"best": asdict(tile), "seconds": taken, "tried": trial.tried}
+            yield f"{variant} {dtype}", found
         del block, trial
         cupy.get_default_memory_pool().free_all_blocks()
-    return result
 
 
 class Trial:

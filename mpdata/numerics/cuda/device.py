@@ -18,25 +18,50 @@ from mpdata.options import Scheme
 Array = Any
 
 INSTALL = "pip install 'malleable-mpi[cuda12]' (or [cuda13])"
+NO_GPU = "expected an NVIDIA GPU and its driver, got none"
 
 
 def load_cupy() -> Any:
-    """Return CuPy, with a GPU to use.
+    """Return CuPy, with a GPU to use and a compiler for its kernels.
 
     Raises:
-        InputError: no CuPy, or no GPU that it can use.
+        InputError: any of them is missing.
     """
     try:
         import cupy
-    except ImportError:
+    except ModuleNotFoundError:
         raise InputError(f"backend cupy: expected CuPy, got none; {INSTALL}") from None
+    except ImportError as error:
+        raise InputError(
+            f"backend cupy: expected CuPy, got one that fails: {short(error)}"
+        ) from None
     try:
         devices = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # a driver too old, or none: CuPy has a class of its own for each
-        raise InputError(f"backend cupy: expected a GPU, got none: {error}") from None
+        raise InputError(f"backend cupy: {NO_GPU} ({short(error)})") from None
     if not devices:
-        raise InputError("backend cupy: expected a GPU, got none")
+        raise InputError(f"backend cupy: {NO_GPU}")
+    try:
+        cupy.cuda.nvrtc.getVersion()
+    except Exception as error:
+        raise InputError(
+            f"backend cupy: expected NVRTC, got none ({short(error)}); {INSTALL}"
+        ) from None
     return cupy
+
+
+def short(error: BaseException) -> str:
+    """Return the first line of what an error says that says anything."""
+    return next((line.strip(" =\n") for line in str(error).splitlines() if line.strip(" =")), "")
+
+
+def answers() -> bool:
+    """Return whether there is CuPy with a GPU to use."""
+    try:
+        load_cupy()
+    except InputError:
+        return False
+    return True
 
 
 def device_name() -> str:
@@ -137,3 +162,38 @@ class CupyStepper(CudaStepper):
             return CupyLauncher(options, graphs=graphs)
 
         super().__init__(geometry, scheme, h, allocate, build, variant, tile)
+
+
+class DeviceStopwatch:
+    """Times spans of work on the current stream without waiting for it (see mpdata.backends)."""
+
+    def __init__(self) -> None:
+        self._cupy = load_cupy()
+        self._spans: list[tuple[Any, Any]] = []
+        self._spare: list[tuple[Any, Any]] = []
+
+    def start(self) -> None:
+        """A span begins when the device gets here."""
+        event = self._cupy.cuda.Event
+        self._spans.append(self._spare.pop() if self._spare else (event(), event()))
+        self._spans[-1][0].record()
+
+    def stop(self) -> None:
+        """It ends when the device gets here."""
+        self._spans[-1][1].record()
+
+    def taken(self) -> list[float]:
+        """Wait, and return the seconds of every span since last asked."""
+        if self._spans:
+            self._spans[-1][1].synchronize()
+        elapsed = self._cupy.cuda.get_elapsed_time
+        found = [float(elapsed(start, stop)) / 1e3 for start, stop in self._spans]
+        self._spare += self._spans
+        self._spans = []
+        return found
+
+    def settle(self) -> None:
+        """Wait for all that is under way, and give back memory that nothing holds."""
+        self._cupy.cuda.Device().synchronize()
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        self._cupy.get_default_pinned_memory_pool().free_all_blocks()

@@ -1,4 +1,4 @@
-"""Halo messages of blocks in device memory: packed there, staged in pinned memory.
+"""The halo of blocks in device memory: boxes of cells copied there, messages by pinned memory.
 
 A message is a box of cells, contiguous in axis order, as the exchange of host arrays has it; so
 ranks with and without a GPU can be neighbours.
@@ -6,16 +6,25 @@ ranks with and without a GPU can be neighbours.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpdata.geometry import Geometry
+from mpdata.numerics.cuda.device import CupyLauncher, load_cupy
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, job_type
 from mpdata.numerics.cuda.stepper import Launch, Launcher, Plan, Triple, address, cell_grid
 
 Array = Any
 Where = tuple[slice, ...]
+Pair = tuple[Array, Array]
+"""Two views of one shape: from the first into the second."""
+
+FEW_CELLS = 16
+PLANS_KEPT = 256
 
 
 def packing_macros(dtype: npt.DTypeLike) -> Macros:
@@ -48,8 +57,10 @@ def copy_plan(source: Array, target: Array) -> Plan:
             f"{target.shape} {target.dtype}"
         )
     job = np.zeros(1, job_type(source.dtype))
-    # Threads side by side take cells side by side in memory, of the array with the rows.
-    axes = sorted(range(3), key=lambda axis: source.strides[axis])
+    # Threads side by side take cells side by side in memory, of the array with the rows; but not
+    # along an axis of a few cells, on which most of them would have none.
+    steps = [a + b for a, b in zip(source.strides, target.strides, strict=True)]
+    axes = sorted(range(3), key=lambda axis: (source.shape[axis] < FEW_CELLS, steps[axis]))
     size = source.dtype.itemsize
     job["stride"][0] = [source.strides[axis] // size for axis in axes]
     job["out_stride"][0] = [target.strides[axis] // size for axis in axes]
@@ -57,6 +68,24 @@ def copy_plan(source: Array, target: Array) -> Plan:
     job["psi"], job["out"] = address(source), address(target)
     x, y, z = (int(n) for n in job["count"][0])
     return Plan([Launch("copy_box", cell_grid(x, y, z), CELL_BLOCK, job)])
+
+
+class Copies:
+    """Runs copies, planned once: a halo is filled from the same boxes of an array in every step."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self._kept: dict[tuple[Any, ...], list[Plan]] = {}
+
+    def run(self, array: Array, key: tuple[Any, ...], pairs: Callable[[], Iterable[Pair]]) -> None:
+        """Enqueue copies in and out of ``array``, which ``pairs`` states if they are new."""
+        key = (address(array), *key)
+        if key not in self._kept:
+            if len(self._kept) >= PLANS_KEPT:
+                self._kept.clear()
+            self._kept[key] = [copy_plan(source, target) for source, target in pairs()]
+        for plan in self._kept[key]:
+            self._launcher.run(plan)
 
 
 class Message:
@@ -74,7 +103,7 @@ class Message:
         self, launcher: Launcher, shape: Triple, device: Array, host: Array, transfer: Any
     ) -> None:
         self.shape, self.device, self.host = shape, device, host
-        self._launcher, self._transfer = launcher, transfer
+        self._copies, self._transfer = Copies(launcher), transfer
 
     @property
     def nbytes(self) -> int:
@@ -83,13 +112,18 @@ class Message:
 
     def pack(self, array: Array, where: Where) -> None:
         """Enqueue: a box of ``array`` into the host buffer. Wait for the stream before sending."""
-        self._launcher.run(copy_plan(array[where], self.device))
+        self._copies.run(array, ("pack", *bounds(where)), lambda: [(array[where], self.device)])
         self._transfer(self.host, self.device)
 
     def unpack(self, array: Array, where: Where) -> None:
         """Enqueue: what has arrived in the host buffer into a box of ``array``."""
         self._transfer(self.device, self.host)
-        self._launcher.run(copy_plan(self.device, array[where]))
+        self._copies.run(array, ("unpack", *bounds(where)), lambda: [(self.device, array[where])])
+
+
+def bounds(where: Where) -> list[tuple[int, int]]:
+    """Return a box as something that can be looked up."""
+    return [(part.start, part.stop) for part in where]
 
 
 def cupy_message(cupy: Any, launcher: Launcher, shape: Triple, dtype: npt.DTypeLike) -> Message:
@@ -98,10 +132,11 @@ def cupy_message(cupy: Any, launcher: Launcher, shape: Triple, dtype: npt.DTypeL
     host = pinned(cupy, shape, dtype)
 
     def transfer(target: Array, source: Array) -> None:
+        stream = cupy.cuda.get_current_stream()
         if source is device:
-            source.get(out=target, blocking=False)
+            source.get(stream, out=target, blocking=False)
         else:
-            target.set(source)
+            target.set(source, stream)
 
     return Message(launcher, shape, device, host, transfer)
 
@@ -113,3 +148,114 @@ def pinned(cupy: Any, shape: Triple, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     memory = cupy.cuda.alloc_pinned_memory(items * kind.itemsize)
     array: npt.NDArray[Any] = np.frombuffer(memory, kind, items).reshape(shape)
     return array
+
+
+class DeviceBoxes:
+    """What the halo exchange copies, for arrays on a device (see :class:`mpdata.halo.Boxes`).
+
+    Args:
+        dtype: of the arrays.
+        apart: whether copies go to a stream of their own, beside what is being computed; the
+            exchange of messages needs that, a rank without neighbours does not.
+
+    Raises:
+        InputError: no CuPy, or no GPU that it can use.
+    """
+
+    deferred = True
+
+    def __init__(self, dtype: npt.DTypeLike, *, apart: bool) -> None:
+        self._cupy, self._dtype = load_cupy(), np.dtype(dtype)
+        self._launcher = CupyLauncher(packing_macros(dtype))
+        self._copies = Copies(self._launcher)
+        self._values: dict[float, Array] = {}
+        cuda = self._cupy.cuda
+        # Ahead of the step's own blocks, which fill the device: neighbours wait for messages.
+        self._stream = cuda.Stream(non_blocking=True, priority=-1) if apart else None
+        self._events = [cuda.Event(disable_timing=True) for _ in range(2)]
+
+    def message(self, shape: Triple) -> Message:
+        """Return room for a box of cells on its way from or to another rank."""
+        return cupy_message(self._cupy, self._launcher, shape, self._dtype)
+
+    def begin(self) -> None:
+        """Copy from now on what has been computed so far; all messages' host memory is free."""
+        if self._stream is not None:
+            self._stream.synchronize()  # what last arrived has left the host
+            computed = self._events[0]
+            self._cupy.cuda.get_current_stream().record(computed)
+            self._stream.wait_event(computed)
+
+    def wait(self) -> None:
+        """Wait until what has been packed is in host memory."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def release(self) -> None:
+        """Compute from now on with what has been copied so far."""
+        if self._stream is not None:
+            copied = self._events[1]
+            self._stream.record(copied)
+            self._cupy.cuda.get_current_stream().wait_event(copied)
+
+    def pack(self, message: Message, array: Array, where: Where) -> None:
+        """Enqueue: a box of ``array`` into a message."""
+        with self._streaming():
+            message.pack(array, where)
+
+    def unpack(self, message: Message, array: Array, where: Where) -> None:
+        """Enqueue: a message that has arrived into a box of ``array``."""
+        with self._streaming():
+            message.unpack(array, where)
+
+    def wrap(self, array: Array, geometry: Geometry, axis: int) -> None:
+        """Enqueue :func:`mpdata.geometry.wrap_axis`."""
+
+        def pairs() -> Iterator[Pair]:
+            layers = array.swapaxes(0, axis)
+            for to, of, count in wrapped(geometry.halo, geometry.interior[axis]):
+                yield layers[of : of + count], layers[to : to + count]
+
+        with self._streaming():
+            self._copies.run(array, ("wrap", axis), pairs)
+
+    def edge(self, array: Array, geometry: Geometry, axis: int) -> None:
+        """Enqueue :func:`mpdata.geometry.fill_edge`."""
+
+        def pairs() -> Iterator[Pair]:
+            low, high = geometry.touches(axis)
+            boundary, halo = geometry.boundaries[axis], geometry.halo
+            layers, last = array.swapaxes(0, axis), halo + geometry.interior[axis]
+            sides = ((low, layers[:halo], halo), (high, layers[last:], last - 1))
+            for touched, outside, nearest in sides:
+                if touched:
+                    fixed = boundary.kind == "fixed"
+                    inside = self._value(boundary.value) if fixed else layers[nearest : nearest + 1]
+                    yield self._cupy.broadcast_to(inside, outside.shape), outside
+
+        with self._streaming():
+            self._copies.run(array, ("edge", axis), pairs)
+
+    def _streaming(self) -> Any:
+        return nullcontext() if self._stream is None else self._stream
+
+    def _value(self, value: float) -> Array:
+        """Return one cell of this value, written on the stream that reads it."""
+        if value not in self._values:
+            self._values[value] = self._cupy.asarray(np.full((1, 1, 1), value, self._dtype))
+        return self._values[value]
+
+
+def wrapped(halo: int, cells: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the copies that fill the halo of a periodic axis: to, from, number of layers."""
+    run: tuple[int, int, int] | None = None
+    for layer in (*range(halo), *range(halo + cells, 2 * halo + cells)):
+        of = halo + (layer - halo) % cells
+        if run is not None and (layer, of) == (run[0] + run[2], run[1] + run[2]):
+            run = *run[:2], run[2] + 1
+            continue
+        if run is not None:
+            yield run
+        run = layer, of, 1
+    if run is not None:
+        yield run

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy.typing as npt
 
 from mpdata.numerics.cuda.job import HERE, Macros, source
-from mpdata.numerics.cuda.stepper import Plan
+from mpdata.numerics.cuda.stepper import Plan, Triple
 
 FLAGS = (
     *("-std=c++17", "-O1", "-shared", "-fPIC", "-x", "c++"),
@@ -45,9 +47,13 @@ class HostLauncher:
     def run(self, plan: Plan) -> None:
         """Run all launches in their order."""
         for launch in plan.launches:
-            kernel = getattr(self._kernels, launch.kernel)
-            grid, block = ((ctypes.c_int * 3)(*size) for size in (launch.grid, launch.block))
-            kernel(ctypes.c_void_p(launch.job.ctypes.data), grid, block, int(self._downwards))
+            self.launch(launch.kernel, launch.grid, launch.block, launch.job)
+
+    def launch(self, kernel: str, grid: Triple, block: Triple, job: npt.NDArray[Any]) -> None:
+        """Run one kernel."""
+        sizes = ((ctypes.c_int * 3)(*size) for size in (grid, block))
+        address = ctypes.c_void_p(job.ctypes.data)
+        getattr(self._kernels, kernel)(address, *sizes, int(self._downwards))
 
 
 def build_in(
@@ -76,8 +82,11 @@ def compiled(options: Macros, folder: Path) -> Path:
     tool = compiler()
     if tool is None:
         raise RuntimeError("expected a C++ compiler (g++, c++ or clang++), got none")
-    command = [tool, *FLAGS, *defines, f"-I{HERE}", "-o", str(library), "-"]
+    # Beside its place first: several ranks may want it at once.
+    part = library.with_suffix(f".{os.getpid()}")
+    command = [tool, *FLAGS, *defines, f"-I{HERE}", "-o", str(part), "-"]
     done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
     if done.returncode:
         raise RuntimeError(f"expected the CUDA source to compile for the host, got:\n{done.stderr}")
+    part.replace(library)
     return library

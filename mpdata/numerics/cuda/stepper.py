@@ -72,10 +72,40 @@ class Launcher(Protocol):
 Build = Callable[[Macros, npt.DTypeLike], Launcher]
 
 
-def streams(scheme: Scheme, geometry: Geometry) -> bool:
-    """Return whether the kernels that stream along z serve a scheme on a grid."""
-    third = scheme.third_order
-    return len(geometry.active) == 3 and scheme.passes == 2 and not third
+def streams(scheme: Scheme, active: int) -> bool:
+    """Return whether the kernels that stream along z serve a scheme on so many active axes."""
+    return active == 3 and scheme.passes == 2 and not scheme.third_order
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Arrays of a block's size that a variant needs.
+
+    Attributes:
+        iterates: psi between the passes.
+        betas: the limiter's.
+        velocities: corrective ones, a set for each pass, an array for each axis of a set.
+    """
+
+    iterates: int
+    betas: int
+    velocities: tuple[int, int]
+
+    @property
+    def arrays(self) -> int:
+        """All of them."""
+        sets, axes = self.velocities
+        return self.iterates + self.betas + sets * axes
+
+
+def scratch_of(scheme: Scheme, active: int, variant: str = "auto") -> Scratch:
+    """Return the scratch of a variant on a grid with so many axes of more than one cell."""
+    corrective = scheme.passes - 1
+    if variant != "four" and streams(scheme, active):
+        return Scratch(corrective if variant == "two" else 0, 0, (0, active))
+    if active == 0:
+        return Scratch(0, 0, (0, 0))
+    return Scratch(corrective, 2 if scheme.limiter and corrective else 0, (corrective, active))
 
 
 class CudaStepper:
@@ -112,7 +142,7 @@ class CudaStepper:
             raise ValueError(f"expected a variant of {', '.join(VARIANTS)}, got {variant!r}")
         self.geo, self.scheme, self.h, self.tile = geometry, scheme, h, tile or Tile()
         self.variant = "fused" if variant == "auto" else variant
-        if not streams(scheme, geometry):
+        if not streams(scheme, len(geometry.active)):
             self.variant = "four"
         self.reach = 2 if scheme.limiter else 1
         if min(self.tile.x, self.tile.y) <= 2 * self.reach:
@@ -157,14 +187,11 @@ class CudaStepper:
         self.launcher.run(self._plans[key])
 
     def _allocate_scratch(self, allocate: Callable[[], Array]) -> None:
-        corrective = self.scheme.passes - 1
-        axes = len(self.order)
-        four = self.variant == "four"
-        self._iterates = [allocate() for _ in range(0 if self.variant == "fused" else corrective)]
-        self._betas = [allocate() for _ in range(2 if four and self._limited else 0)]
-        self._velocities = [
-            [allocate() for _ in range(axes)] for _ in range(corrective if four else 0)
-        ]
+        scratch = scratch_of(self.scheme, len(self.order), self.variant)
+        sets, axes = scratch.velocities
+        self._iterates = [allocate() for _ in range(scratch.iterates)]
+        self._betas = [allocate() for _ in range(scratch.betas)]
+        self._velocities = [[allocate() for _ in range(axes)] for _ in range(sets)]
 
     @property
     def _limited(self) -> bool:
