@@ -15,7 +15,6 @@ SMALL = ["--case", "random", "--grid", "12", "10", "4", "--steps", "4"]
 BAD = [
     (["--case", "nowhere"], "expected a case of sphere, cone"),
     (["--backend", "fortran"], "expected a backend of auto, numpy, numba"),
-    (["--backend", "cupy"], "backend cupy is not in this version"),
     (["--boundary", "sticky"], "expected a boundary of periodic, open, wall, fixed:VALUE"),
     (["--boundary", "open,open"], "expected one boundary or three, got 2"),
     (["--boundary", "fixed:much"], "expected a number in fixed:VALUE"),
