@@ -1,10 +1,13 @@
-"""Resize after resize, all strategies mixed: same bits, nothing grows, nothing is left."""
+"""Resize after resize, all strategies mixed: same bits, nothing grows, nothing is left.
+
+``python tests/system/soak.py 1000`` is the long one.
+"""
 
 from __future__ import annotations
 
 from soak import judge, soak
 
-RESIZES = 60
+RESIZES = 30
 
 
 def test_resizes_of_all_strategies_leave_nothing_behind() -> None:
