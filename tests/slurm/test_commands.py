@@ -1,0 +1,150 @@
+"""The typed commands against the real thing, and the check's verdicts against what happens."""
+
+from __future__ import annotations
+
+import getpass
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import NODES, brought_up
+from conftest import Slurm as Bed
+
+from rms.slurm import check, output
+from rms.slurm.cli import Meaning, Slurm, SlurmError
+
+
+def commands(bed: Bed, **json_offered: bool) -> Slurm:
+    return Slurm(bed.environment, getpass.getuser(), json_offered=json_offered)
+
+
+def donors(slurm: Slurm) -> list[str]:
+    """Return the states of donors that have not ended."""
+    live = ("PENDING", "RUNNING", "COMPLETING")
+    return [j.state for j in slurm.queue() if j.name.startswith("rms-donor") and j.state in live]
+
+
+def test_the_site_allows_all(slurm: Bed) -> None:
+    site = check.look(commands(slurm))
+    assert site.select == f"select/{slurm.record['select']}"
+    assert len(site.fit) == NODES
+    refused = [verdict.what for verdict in check.verdicts(site) if not verdict.allowed]
+    assert refused == ["Slurm's own ConsumedEnergy"]
+
+
+def test_trying_it_leaves_nothing(slurm: Bed) -> None:
+    tried = check.try_it(commands(slurm), "rms-donor-try", time.monotonic)
+    assert [(v.what.split()[0], v.allowed) for v in tried] == [
+        ("growing", True),
+        ("shrinking", True),
+    ]
+    slurm.wait_until("all is idle again", lambda: len(slurm.idle()) == NODES)
+    assert donors(commands(slurm)) == []
+
+
+def test_json_and_text_agree(slurm: Bed) -> None:
+    read = commands(slurm)
+    job = read.submit("--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--wrap", "sleep 60")
+    slurm.wait_until("two run", lambda: len(slurm.idle()) == 0)
+    plain = commands(slurm, squeue=False, sinfo=False, sacct=False)
+
+    def queue(of: Slurm) -> list[output.QueuedJob]:
+        rows = [row for row in of.queue() if row.array_id == job]
+        return sorted(rows, key=lambda row: row.task or 0)
+
+    slurm.wait_until("both say the same", lambda: queue(read) == queue(plain))
+    assert [row.task for row in queue(read)] == [0, 1, 2, 3, 4, 5]
+    assert read.nodes() == plain.nodes()
+    raw = [row.job_id for row in queue(read) if row.state == "RUNNING"]
+    slurm.wait_until("accounting has both", lambda: len(read.records(raw)) == 2)
+    assert read.records(raw) == plain.records(raw)
+
+
+def test_growing_and_shrinking(slurm: Bed) -> None:
+    read = commands(slurm)
+    job = int(slurm.submit("--nodes=1"))
+    before = read.job(job)
+    slurm.next_second()
+    grown = read.grow(job, 2, f"rms-donor-{job}")
+    assert len(grown.hosts) == 3
+    assert set(before.hosts) < set(grown.hosts)
+    slurm.next_second()
+    assert before.batch_host is not None
+    assert read.shrink(job, [before.batch_host]).hosts == before.hosts
+    slurm.wait_until("accounting has both", lambda: len(read.records([job])) == 3)
+    states = [(row.state, row.nodes) for row in read.records([job])]
+    assert states == [("RESIZING", 1), ("RESIZING", 3), ("RUNNING", 1)]
+    assert donors(read) == []
+
+
+def test_growing_where_no_node_is_free(slurm: Bed) -> None:
+    """Whether somebody waits for them or not; no donor ever waits."""
+    read = commands(slurm)
+    job = int(slurm.submit("--nodes=1"))
+    slurm.allocate(f"--nodes={NODES - 1}")
+    for _ in range(2):
+        with pytest.raises(SlurmError) as refused:
+            read.grow(job, 1, f"rms-donor-{job}")
+        assert refused.value.meaning is Meaning.LATER
+        assert donors(read) == []
+        read.submit("--nodes=1", "--exclusive", "--wrap", "true")
+
+
+def test_a_job_that_has_ended(slurm: Bed) -> None:
+    read = commands(slurm)
+    job = int(slurm.submit("--nodes=2"))
+    host = read.job(job).hosts[0]
+    read.cancel(job)
+    slurm.wait_until("it ended", lambda: read.job(job).state == "CANCELLED")
+    for act in (lambda: read.grow(job, 1, f"rms-donor-{job}"), lambda: read.shrink(job, [host])):
+        with pytest.raises(SlurmError) as refused:
+            act()
+        assert refused.value.meaning is Meaning.GONE
+    with pytest.raises(SlurmError) as refused:
+        read.job(4_000_000)
+    assert refused.value.meaning is Meaning.GONE
+    read.cancel(job)
+    assert donors(read) == []
+
+
+def test_shrinking_to_nodes_it_has_not(slurm: Bed) -> None:
+    read = commands(slurm)
+    job = int(slurm.submit("--nodes=2"))
+    other = sorted(slurm.idle())[0]
+    with pytest.raises(SlurmError):
+        read.shrink(job, [other])
+    assert len(read.job(job).hosts) == 2
+
+
+@pytest.fixture(scope="module")
+def with_gres(asked: None) -> Iterator[Bed]:
+    with brought_up("--nodes", "2", "--select", "cons_tres", "--tokens", "1") as slurm:
+        yield slurm
+
+
+def test_a_site_with_gres_is_refused_before_slurm_breaks_a_donor(with_gres: Bed) -> None:
+    read = commands(with_gres)
+    why = {verdict.what: verdict for verdict in check.verdicts(check.look(read))}
+    assert not why["growing running jobs"].allowed
+    assert why["shrinking running jobs"].allowed
+    (tried,) = check.try_it(read, "rms-donor-try", time.monotonic)
+    assert not tried.allowed
+    job = int(with_gres.submit("--nodes=1"))
+    with pytest.raises(SlurmError, match="GRES"):
+        read.grow(job, 1, f"rms-donor-{job}")
+    assert donors(read) == []
+    assert with_gres.idle() == {"n1", "n2"} - set(read.job(job).hosts)
+
+
+def test_a_controller_that_is_away(asked: None) -> None:
+    with brought_up("--nodes", "1") as slurm:
+        read = commands(slurm)
+        assert read.answers()
+        slurm.stop("slurmctld")
+        assert not read.answers()
+        with pytest.raises(SlurmError) as refused:
+            read.queue()
+        assert refused.value.meaning is Meaning.UNREACHABLE
+        slurm.repair()
+        assert read.answers()
+        assert read.job(int(slurm.submit("--nodes=1"))).hosts == ("n1",)
