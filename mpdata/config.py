@@ -27,7 +27,7 @@ class RunConfig:
 
     Attributes:
         overlap: whether the layers that need no message along axis 0 are advanced while those
-            are under way (``auto`` means ``on``; the same bits either way).
+            are under way (``auto``: on a device only; the same bits either way).
         every: steps between resize points.
         resizes: steps of scripted ones.
         tuned: the file of tuned tiles of GPUs.

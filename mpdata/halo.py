@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from mpi4py import MPI
 
 from mpdata.geometry import Geometry, fill_edge, wrap_axis
@@ -82,10 +81,11 @@ class Boxes(Protocol):
 
 
 class HostMessage:
-    """A message of host memory."""
+    """A message of host memory: ``host`` is that memory, ``cells`` the box in axis order."""
 
-    def __init__(self, host: Array) -> None:
-        self.host = host
+    def __init__(self, shape: tuple[int, int, int], order: list[int], dtype: Any) -> None:
+        self.host = np.empty([shape[axis] for axis in order], dtype)
+        self.cells = self.host.transpose([order.index(axis) for axis in range(3)])
 
     @property
     def nbytes(self) -> int:
@@ -94,16 +94,20 @@ class HostMessage:
 
 
 class HostBoxes:
-    """Boxes of NumPy arrays of one type: every copy is done when it returns."""
+    """Boxes of NumPy arrays laid out as ``like``: every copy is done when it returns.
+
+    Messages have the arrays' own order in memory, the same on all ranks, so rows go as rows.
+    """
 
     deferred = False
 
-    def __init__(self, dtype: npt.DTypeLike) -> None:
-        self._dtype = dtype
+    def __init__(self, like: Array) -> None:
+        self._dtype = like.dtype
+        self._order = sorted(range(3), key=lambda axis: -like.strides[axis])
 
     def message(self, shape: tuple[int, int, int]) -> HostMessage:
         """Return room for a box of this shape."""
-        return HostMessage(np.empty(shape, self._dtype))
+        return HostMessage(shape, self._order, self._dtype)
 
     def begin(self) -> None:
         """Nothing is under way."""
@@ -112,11 +116,11 @@ class HostBoxes:
 
     def pack(self, message: HostMessage, array: Array, where: Region) -> None:
         """Copy a box of ``array`` into a message."""
-        message.host[...] = array[where]
+        message.cells[...] = array[where]
 
     def unpack(self, message: HostMessage, array: Array, where: Region) -> None:
         """Copy a message that has arrived into a box of ``array``."""
-        array[where] = message.host
+        array[where] = message.cells
 
     def wrap(self, array: Array, geometry: Geometry, axis: int) -> None:
         """Set the halo of a periodic axis that the block spans whole."""
@@ -162,7 +166,7 @@ class HaloExchange:
         boxes: Boxes | None = None,
     ) -> None:
         self.comm, self.geo, self.neighbours = comm, geometry, neighbours
-        self._boxes = HostBoxes(like.dtype) if boxes is None else boxes
+        self._boxes = HostBoxes(like) if boxes is None else boxes
         self._under_way: Exchange | None = None
         self._sides = {axis: self._side_buffers(axis, like) for axis in neighbours}
 

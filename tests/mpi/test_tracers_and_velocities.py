@@ -186,7 +186,8 @@ def test_overlap_changes_no_bit(
     boundary: str,
     iterations: int,
 ) -> None:
-    wanted = replace(config(shared_folder, world, boundary), scheme=Scheme(iterations))
+    wanted = config(shared_folder, world, boundary)
+    wanted = replace(wanted, scheme=Scheme(iterations), overlap="on")
     counts = [n for n in COUNTS if n <= world.size]
     plain = run_on(world, 1, replace(wanted, overlap="off"))
     for ranks in counts:
