@@ -19,7 +19,12 @@ from dmr.errors import UsageError
 from dmr.field import Field, FieldSpec
 from dmr.invited import Invited
 from dmr.layout import GridError, choose_grid
-from rms.protocol import COMPLETION_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
+from rms.protocol import (
+    COMPLETION_VARIABLE,
+    COOLDOWN_VARIABLE,
+    SLOTS_VARIABLE,
+    WORLD_VARIABLE,
+)
 
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec (MPICH, Open MPI, Slurm) for the ranks it starts."""
@@ -57,6 +62,7 @@ class Runtime:
         script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
         strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
         backend: the backend that this world was started to have, "" where nobody named one.
+        cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
     """
 
     comm: MPI.Intracomm
@@ -76,6 +82,7 @@ class Runtime:
     script: str = ""
     strategy: str = "auto"
     backend: str = ""
+    cooldown: str = ""
 
     def refuse(self, why: str) -> None:
         """Say why this world cannot take over the running one that waits for it, if one does.
@@ -85,6 +92,11 @@ class Runtime:
         """
         if self.invited is not None and self.comm.rank == 0:
             self.invited.refuse(why, self.manager)
+
+    @property
+    def slot_kind(self) -> str:
+        """What this rank's slot is: ``cpu``, ``core`` or ``gpu``; "" where nobody gave it one."""
+        return kind_of(self.slot)
 
     def forget_completion(self) -> None:
         """Take away the record of an earlier run: from now on none means that this one died."""
@@ -97,7 +109,7 @@ class Runtime:
         slots = env.get(SLOTS_VARIABLE, "").split()
         slot = slots[comm.rank] if comm.rank < len(slots) else ""
         invited = Invited.from_env(env)
-        if invited is None or slot.startswith("gpu:"):
+        if invited is None or kind_of(slot) == "gpu":
             bind(slot)  # else once it is called: until then it keeps off the running world's core
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
@@ -122,6 +134,7 @@ class Runtime:
             script=env.get(SCRIPT_VARIABLE, ""),
             strategy=env.get(STRATEGY_VARIABLE, "auto"),
             backend=env.get(BACKEND_VARIABLE, ""),
+            cooldown=env.get(COOLDOWN_VARIABLE, ""),
             launch=int(env.get(WORLD_VARIABLE, "0")),
         )
 
@@ -159,13 +172,37 @@ class World:
         }
 
 
+def kind_of(slot: str) -> str:
+    """Return ``cpu``, ``core`` or ``gpu``, "" of no slot."""
+    return slot.rpartition("/")[2].partition(":")[0]
+
+
 def bind(slot: str) -> None:
-    """Keep this process on its slot: ``cpu:N`` a core, ``gpu:N`` a device (before CUDA starts)."""
-    kind, _, number = slot.partition(":")
+    """Keep this process on its slot.
+
+    ``cpu:N`` is a core by its number, ``core:N`` the N-th of those this process may use,
+    ``gpu:N`` a device (before CUDA starts); ``HOST/`` may go before.
+    """
+    kind, number = kind_of(slot), slot.rpartition(":")[2]
     if kind == "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = number
-    elif kind == "cpu" and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(number)})
+    elif kind in ("cpu", "core") and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        core = int(number) if kind == "cpu" else allowed[int(number) % len(allowed)]
+        os.sched_setaffinity(0, {core})
+
+
+def disconnect(comm: MPI.Intracomm) -> None:
+    """Part from the ranks of a communicator (collective).
+
+    Open MPI 5.0 does not come back from MPI_Comm_disconnect where they are of two launches; there
+    they wait for each other and free it.
+    """
+    if MPI.get_vendor()[0] == "Open MPI":
+        comm.Barrier()
+        comm.Free()
+    else:
+        comm.Disconnect()
 
 
 def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:

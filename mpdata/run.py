@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
         setup = _setup(arguments, os.environ)
         # A rank whose slot is a core leaves the node's GPUs to others.
         wanted = runtime.backend or arguments.backend
-        on_core = wanted == "auto" and runtime.slot.startswith("cpu:")
+        on_core = wanted == "auto" and runtime.slot_kind in ("cpu", "core")
         plan = _plan(arguments)
         config = RunConfig(
             setup=setup,
@@ -259,6 +259,7 @@ def _plan(arguments: argparse.Namespace) -> Any:
         resizes=resizes,
         backends=backends,
         strategy=arguments.strategy,
+        cooldown_s=arguments.cooldown,
         checkpoint=None if folder is None else dmr.Schedule(folder, every),
         restart=arguments.restart,
     )

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import importlib
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rms.commandline import Parser, add_common, check_writable, emit_json, parser
+
+if TYPE_CHECKING:
+    from rms.serving import Ground
+
+ENGINES = ("local", "slurm-pilot", "slurm")
 
 HANDLERS = dict.fromkeys(
     (
@@ -95,7 +103,11 @@ def _parser() -> Parser:
     serve = add("serve", "run the daemon", client=False)
     serve.add_argument("--cluster", type=Path, metavar="FILE.toml")
     serve.add_argument("--nodes", type=int, metavar="N", help="only this machine's first N cores")
-    serve.add_argument("--engine", default="local", metavar="local")
+    serve.add_argument("--engine", default="local", metavar="|".join(ENGINES))
+    serve.add_argument("--check", action="store_true", help="say what this site's Slurm allows")
+    serve.add_argument(
+        "--reach", default="slurm", metavar="NAME", help="how mpiexec reaches nodes (-launcher)"
+    )
     serve.add_argument("--policy", default="array-share", metavar="NAME|FILE.toml")
     serve.add_argument(
         "--grace",
@@ -119,6 +131,7 @@ def _parser() -> Parser:
     for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
         submit.add_argument(option)
     submit.add_argument("--preferred", type=int)
+    submit.add_argument("--cooldown", metavar="S", help="from one resize to the next, at least")
     submit.add_argument("--wait", action="store_true")
     launch = add("launch", "what a job script's launcher line becomes")
     launch.add_argument("--as", dest="launcher", metavar="NAME")
@@ -191,21 +204,20 @@ def _serve(arguments: argparse.Namespace) -> int:
     from rms.journal import JournalError
     from rms.policies import PolicyError, placing
     from rms.server import ServeError
+    from rms.slurm.cli import SlurmError
 
-    if arguments.engine != "local":
-        return _fail(f"expected the engine local (all this version has), got {arguments.engine!r}")
+    if arguments.engine not in ENGINES:
+        return _fail(f"expected an engine of {', '.join(ENGINES)}, got {arguments.engine!r}")
+    if arguments.check:
+        return _check(arguments)
     state = (arguments.state or state_folder(os.environ)).absolute()
     try:
         placing(arguments.policy)
-        cluster = (
-            serving.this_machine(_nodes(arguments.nodes))
-            if arguments.cluster is None
-            else serving.from_file(arguments.cluster)
-        )
+        ground = _ground(arguments)
         listen = arguments.listen or f"unix:{state / 'socket'}"
         serving.run_daemon(
             state,
-            cluster,
+            ground,
             arguments.policy,
             listen,
             serving.to_stderr,
@@ -213,9 +225,45 @@ def _serve(arguments: argparse.Namespace) -> int:
             parent=os.getppid() if arguments.with_parent else None,
             boot_s=arguments.boot_deadline,
         )
-    except (FileError, PolicyError, JournalError, ServeError, OSError) as error:
+    except (FileError, PolicyError, JournalError, ServeError, SlurmError, OSError) as error:
         return _fail(error)
     return 0
+
+
+def _ground(arguments: argparse.Namespace) -> Ground:
+    """Return the nodes of an engine and who starts processes there."""
+    from rms import serving
+    from rms.slurm import grounds
+    from rms.slurm.cli import SlurmError
+
+    if arguments.engine == "slurm":
+        raise SlurmError("expected the engine local or slurm-pilot, got slurm: not yet")
+    if arguments.engine == "slurm-pilot":
+        return grounds.pilot(os.environ, getpass.getuser(), arguments.reach)
+    if arguments.cluster is None:
+        return serving.Ground(serving.this_machine(_nodes(arguments.nodes)))
+    return serving.Ground(serving.from_file(arguments.cluster))
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Say what this site's Slurm allows; exit 1 where the engine asked for cannot work."""
+    from rms.slurm.check import as_json, in_words, look, serves, try_it
+    from rms.slurm.cli import Slurm, SlurmError
+
+    if arguments.engine == "local":
+        return _fail("expected --check with --engine slurm or slurm-pilot, got the engine local")
+    slurm = Slurm(os.environ, getpass.getuser())
+    try:
+        site = look(slurm)
+        tried = try_it(slurm, f"rms-check-{os.getpid()}", time.monotonic)
+    except SlurmError as error:
+        _fail(error)
+        return 1
+    if arguments.json is not None:
+        emit_json(arguments.json, as_json(site, tried))
+    if arguments.json != "-":
+        print("\n".join(in_words(site, tried)))
+    return 0 if serves(arguments.engine, site) else 1
 
 
 def _nodes(asked: int | None) -> int:

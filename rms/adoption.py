@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rms.events import Decision, Ended, Requeued, Start, Started
+from rms.events import Decision, Ended, Start, Started
 from rms.journal import Opened, PolicySet, Seen
 from rms.live import Line, Live, Step
 from rms.local import Child
@@ -58,19 +57,23 @@ def adopt(daemon: Daemon, pending: list[tuple[int, list[Decision]]]) -> None:
         daemon.journal.decided(number, decisions)
     for job_id, job in list(daemon.engine.state.running.items()):
         live = daemon.live[job_id]
-        members = daemon.launcher.members(job_id)
-        status = daemon.launcher.state / "jobs" / job_id / "status"
-        started = members or status.exists()
-        if job.state is JobState.CONFIGURING and not started:
+        pid = daemon.journal.notes(f"script/{job_id}").get(f"script/{job_id}", {}).get("pid")
+        script = daemon.launcher.find_script(job_id, pid)
+        if job.state is JobState.CONFIGURING and script is None:
             daemon.start(Start(job_id, job.nodes, "decided before the restart"))
             daemon.say(f"job {job_id}: started now, as decided before the restart")
             continue
-        if job.state is JobState.CONFIGURING:
+        if job.state is JobState.CONFIGURING and script is not None:
+            live.script = script
+            if not script.started:
+                continue
             daemon.handle(Started(daemon.time(), job_id))
-        _take_back(daemon, job_id, live, members, status)
+        _take_back(daemon, job_id, live, script)
 
 
-def _take_back(daemon: Daemon, job_id: JobId, live: Live, members: list[int], status: Path) -> None:
+def _take_back(daemon: Daemon, job_id: JobId, live: Live, script: Child | None) -> None:
+    members = daemon.launcher.members(job_id)
+
     def noted(kind: str) -> dict[str, Any]:
         return daemon.journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
 
@@ -96,17 +99,15 @@ def _take_back(daemon: Daemon, job_id: JobId, live: Live, members: list[int], st
                 spoke=True,
             )
         )
-    if members:
-        pid = noted("script").get("pid", min(members))
-        live.script = Child(pid if pid in members else 0, status_file=status)
-        daemon.say(f"job {job_id}: adopted, {len(members)} processes still run")
-    elif status.exists():
-        live.script = Child(0, status_file=status)
-        daemon.say(f"job {job_id}: ended while the daemon was away")
+    if script is not None:
+        live.script = script
+        daemon.say(
+            f"job {job_id}: adopted, {len(members)} processes still run"
+            if script.status() is None
+            else f"job {job_id}: ended while the daemon was away"
+        )
     elif live.note["requeue"] and not ending:
-        daemon.say(f"job {job_id}: ended, its processes are gone; requeued")
-        live.steps, live.keys, live.wish = [], [], None
-        daemon.handle(Requeued(daemon.time(), job_id))
+        daemon.requeue(job_id, live, "ended, its processes are gone")
         return
     else:
         daemon.say(f"job {job_id}: ended, its processes are gone")

@@ -146,6 +146,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
     nodes = None if arguments.nodes is None else parse_nodes(arguments.nodes)
     time_s = None if arguments.time is None else parse_time(arguments.time)
     mode = None if arguments.mode is None else read_option("mode", arguments.mode).mode
+    cooldown = arguments.cooldown
     return Options(
         array=arguments.array,
         nodes=nodes,
@@ -154,6 +155,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         time_s=time_s,
         job_name=arguments.job_name,
         output=arguments.output,
+        cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
     )
 
 

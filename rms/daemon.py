@@ -23,6 +23,9 @@ from rms.events import (
     Ended,
     Event,
     Never,
+    NodeDown,
+    NodeUp,
+    Requeued,
     Resize,
     ResizeAsked,
     ResizePoint,
@@ -34,7 +37,7 @@ from rms.events import (
 from rms.journal import Journal
 from rms.ledger import Ledger, NodePower
 from rms.live import Line, Live
-from rms.local import LaunchError, LocalLauncher, cores_of
+from rms.local import LaunchError, LocalLauncher
 from rms.model import JobId, JobSpec, JobState, Node, Site
 from rms.policies import placing
 from rms.protocol import Asked, Poll, Report, Wish
@@ -206,8 +209,7 @@ class Daemon:
         """Run a job's script."""
         live, job_id = self.live[decision.job], decision.job
         note = live.note
-        first = decision.nodes[0]
-        cores = cores_of(self.cluster.slots[first])
+        nodes = [self.cluster.slots[node] for node in decision.nodes]
         env = {**note["env"], **self._job_env(job_id, len(decision.nodes))}
         try:
             live.script = self.launcher.start_script(
@@ -216,7 +218,8 @@ class Daemon:
                 note["cwd"],
                 env,
                 Path(note["output"]),
-                cores,
+                nodes,
+                self.engine.state.running[job_id].spec.limit_s,
             )
         except LaunchError as error:
             self.say(f"job {job_id}: {error}")
@@ -225,7 +228,8 @@ class Daemon:
             self.handle(Ended(self.time(), job_id, "FAILED"))
             return
         self.journal.note(f"script/{job_id}", {"pid": live.script.pid})
-        self.handle(Started(self.time(), job_id))
+        if live.script.started:
+            self.handle(Started(self.time(), job_id))
 
     def _job_env(self, job_id: JobId, nodes: int) -> dict[str, str]:
         note = self.live[job_id].note
@@ -301,19 +305,22 @@ class Daemon:
         live.step, live.total = poll.step, poll.steps
         step = live.running
         if step is not None:
-            step.spoke = True
+            step.spoke, step.cooldown_s = True, poll.cooldown_s
             if (step.strategy, step.groups) != (poll.strategy, poll.groups):
                 step.strategy, step.groups = poll.strategy, poll.groups
                 self.worlds.note(job_id, live)
-        if job is not None and job.state is JobState.RUNNING and not job.answers:
+        rests = self.now() < live.rests_until_s
+        if job is not None and job.state is JobState.RUNNING and not (job.answers or rests):
             self.handle(ResizePoint(self.time(), job_id))
+        if live.asked and job is not None and job.resizable_now:
+            self.resize(job_id, live.asked)
+            live.asked = 0
         return live.wish if live.wish is not None and live.wish.number > poll.known else None
 
     def report(self, job_id: JobId, report: Report) -> None:
         """Hear how a resize goes, or that the job itself would have one."""
         if isinstance(report, Asked):
-            if job_id in self.engine.state.running:
-                self.resize(job_id, report.ranks)
+            self.live[job_id].asked = report.ranks
             return
         self.worlds.hear(job_id, self.live[job_id], report)
 
@@ -342,8 +349,15 @@ class Daemon:
         """Look at all processes once: worlds that ended, scripts that ended, time that is up."""
         now = self.now()
         self._tick(now)
+        self._look_at_nodes()
         for job_id, job in list(self.engine.state.running.items()):
             live = self.live[job_id]
+            if job.state is JobState.CONFIGURING and live.script is not None:
+                if live.script.started:
+                    self.handle(Started(self.time(), job_id))
+                elif live.script.fate == "GONE":
+                    self.requeue(job_id, live, "could not start where it was meant to")
+                    continue
             self.worlds.watch(job_id, live)
             limit = job.spec.limit_s
             if limit is not None and job.start_s is not None and now > job.start_s + limit:
@@ -355,6 +369,26 @@ class Daemon:
                 if status is not None:
                     self._script_over(job_id, live, status)
 
+    def _look_at_nodes(self) -> None:
+        """Tell the engine of nodes that are not to be had, or are again."""
+        found = self.launcher.unavailable()
+        if found is None:
+            return
+        down = self.engine.state.down
+        for n, name in enumerate(self.cluster.names):
+            if (name in found) != (n in down):
+                event = NodeDown if name in found else NodeUp
+                self.handle(event(self.time(), Node(n)))
+
+    def requeue(self, job_id: JobId, live: Live, why: str) -> None:
+        """Let a job of which nothing runs any more wait again."""
+        self.say(f"job {job_id}: {why}; requeued")
+        live.script = live.wish = live.boot = live.ending = live.kill_at = None
+        live.steps, live.keys = [], []
+        self.journal.note(f"ending/{job_id}", {})
+        self.handle(Requeued(self.time(), job_id))
+        live.reason = why
+
     def _script_over(self, job_id: JobId, live: Live, status: int) -> None:
         """End a job whose script has ended, once none of its processes is left."""
         self.worlds.watch(job_id, live)
@@ -364,8 +398,14 @@ class Daemon:
             self.launcher.kill(job_id)
             return
         live.boot = None
+        fate = "" if live.script is None else live.script.fate
+        if fate == "GONE" and live.ending is None:
+            if live.note["requeue"]:
+                self.requeue(job_id, live, "its nodes were lost")
+                return
+            fate = "FAILED"
         failed = next((s for s in live.steps if s.exit_code != 0), None)
-        state = live.ending or ("COMPLETED" if status == 0 and failed is None else "FAILED")
+        state = live.ending or fate or ("COMPLETED" if status == 0 and failed is None else "FAILED")
         why = failed.message if failed is not None else f"script ended with {status}"
         live.reason = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
         self.journal.note(

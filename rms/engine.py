@@ -87,7 +87,7 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> Decision:
         sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"
         refusal = f"never: expected a size of {sizes} nodes, got {size}"
     elif not job.resizable_now:
-        refusal = "later: it has not reached a resize point, or is being resized"
+        refusal = "later: it has not reached a resize point, is being resized, or rests after that"
     elif event.nodes:
         held = set(job.nodes)
         if any(n not in held and not state.vacant[n] for n in event.nodes) or state.counted:

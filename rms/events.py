@@ -52,10 +52,14 @@ class ResizeBegun(msgspec.Struct, frozen=True, tag=True):
 
 
 class Resized(msgspec.Struct, frozen=True, tag=True):
-    """The new world of a job steps; the nodes it gave up are free."""
+    """The new world of a job steps; the nodes it gave up are free.
+
+    One that ``rests`` (a cooldown) is not asked again before its next :class:`ResizePoint`.
+    """
 
     at_s: float
     job: JobId
+    rests: bool = False
 
 
 class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
@@ -64,6 +68,7 @@ class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
     at_s: float
     job: JobId
     why: str = ""
+    rests: bool = False
 
 
 class Requeued(msgspec.Struct, frozen=True, tag=True):

@@ -50,6 +50,7 @@ class Options:
     resize_factor: int | None = None
     memory_bandwidth_gb_s: float | None = None
     power_w: float | None = None
+    cooldown_s: float | None = None
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -292,7 +293,8 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "resize-factor": ("resize_factor", _count),
     "memory-bandwidth": ("memory_bandwidth_gb_s", _amount),
     "power": ("power_w", _amount),
+    "cooldown": ("cooldown_s", _amount),
 }
-_NOT_SLURMS = {"preferred", "mode", "resize-factor", "memory-bandwidth", "power"}
+_NOT_SLURMS = {"preferred", "mode", "resize-factor", "memory-bandwidth", "power", "cooldown"}
 _FLAGS = {"--requeue": True, "--no-requeue": False}
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))

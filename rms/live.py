@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rms.local import Child
+from rms.local import Child, Errand
 from rms.protocol import Invitation, Wish
 
 
@@ -30,6 +30,7 @@ class Step:
         current: the launches that the job's ranks come from now.
         strategy, groups: how the job wants to be resized, and ranks of each current launch.
         ended_s: when the first current launch was seen to have ended.
+        cooldown_s: time after a resize in which it is not asked for another.
     """
 
     line: Line
@@ -41,6 +42,7 @@ class Step:
     message: str = ""
     spoke: bool = False  # it asked for wishes: a program of dmr, which leaves a record
     ended_s: float | None = None
+    cooldown_s: float = 0.0
 
 
 class Boot(msgspec.Struct):
@@ -50,10 +52,12 @@ class Boot(msgspec.Struct):
         number, slots, strategy: of the wish.
         launches: slots of each launch that was started for it, by number.
         ready: those that wait to be called.
-        state: ``booting``, ``ready`` (the job may call), ``moving`` (it does), ``leaving``
-            (committed; old launches end), ``closing`` (rolled back; new ones are killed).
+        state: ``granting`` (nodes are asked for), ``booting``, ``ready`` (the job may call),
+            ``moving`` (it does), ``leaving`` (committed; old launches end), ``closing`` (rolled
+            back; new ones are killed), ``releasing`` (nodes no longer needed are given back).
         until_s: when that state must be over.
         leaving: launches that are to end.
+        committed: whether it is the new world that goes on.
         why: of a rollback.
     """
 
@@ -67,6 +71,7 @@ class Boot(msgspec.Struct):
     begun_s: float = 0.0
     until_s: float = 0.0
     leaving: list[int] = []
+    committed: bool = False
     why: str = ""
 
     @property
@@ -78,7 +83,10 @@ class Boot(msgspec.Struct):
 
 @dataclass
 class Live:
-    """All of it."""
+    """All of it.
+
+    ``errand`` is what the resize in flight has asked of whoever owns the nodes.
+    """
 
     note: dict[str, Any]
     script: Child | None = None
@@ -89,7 +97,10 @@ class Live:
     history: list[dict[str, Any]] = field(default_factory=list)
     wish: Wish | None = None
     boot: Boot | None = None
+    errand: Errand | None = None
     wishes: int = 0
+    rests_until_s: float = 0.0
+    asked: int = 0  # by its application, once it may be
     forced: str | None = None
     step: int = 0
     total: int = 0

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -61,6 +61,12 @@ class Child:
     process: subprocess.Popen[bytes] | None = None
     status_file: Path | None = None
 
+    started = True
+    """Whether it runs or has run; where others start it, it may have to wait."""
+
+    fate = ""
+    """How somebody else ended it: a state that goes before what its status says, or "GONE"."""
+
     def status(self) -> int | None:
         """Return the exit status, None while it runs; 1 where nobody can know it any more."""
         if self.process is not None:
@@ -74,9 +80,13 @@ class Child:
         return 1
 
 
+Errand = Callable[[], str | None]
+"""Something asked of somebody else: None until it is done, then why it failed, or ""."""
+
+
 @dataclass
 class LocalLauncher:
-    """Starts and ends processes.
+    """Starts and ends processes. Launchers for other engines override what differs.
 
     Attributes:
         state: the daemon's folder.
@@ -105,22 +115,47 @@ class LocalLauncher:
         cwd: str,
         env: Mapping[str, str],
         output: Path,
-        cores: Sequence[int],
+        nodes: Sequence[Sequence[str]],
+        limit_s: float | None = None,
     ) -> Child:
-        """Run a job script once, on its first node."""
-        folder = self.state / "jobs" / job
-        status = folder / "status"
+        """Run a job script once, on its first node.
+
+        Args:
+            nodes: the slots of each of the job's nodes.
+            limit_s: its time limit, for those who keep one themselves.
+        """
+        status = self.status_file(job)
         status.unlink(missing_ok=True)
-        own = {
-            **env,
-            "PATH": f"{self.shims}{os.pathsep}{env.get('PATH', os.defpath)}",
+        own = {**env, **self.script_env(job, env.get("PATH", os.defpath))}
+        command = ["/bin/sh", "-c", KEEP_STATUS, "job", str(script)]
+        prefix = self.script_prefix(job, nodes[0], own)
+        process = self._start([*prefix, *command], cwd, own, output, cores_of(nodes[0]))
+        return Child(process.pid, process, status)
+
+    def status_file(self, job: str) -> Path:
+        """Return where a job's script leaves its exit status."""
+        return self.state / "jobs" / job / "status"
+
+    def script_env(self, job: str, path: str) -> dict[str, str]:
+        """Return what the environment of a job's script has from its launcher."""
+        return {
+            "PATH": f"{self.shims}{os.pathsep}{path}",
             "RMS_SERVER": self.server,
-            "RMS_STATUS": str(status),
+            "RMS_STATUS": str(self.status_file(job)),
             MARK: f"{self.mark}:{job}",
         }
-        command = ["/bin/sh", "-c", KEEP_STATUS, "job", str(script)]
-        process = self._start(command, cwd, own, output, cores)
-        return Child(process.pid, process, status)
+
+    def script_prefix(self, job: str, slots: Sequence[str], env: dict[str, str]) -> list[str]:
+        """Return what runs a command on a job's first node: nothing where that is here."""
+        return []
+
+    def find_script(self, job: str, pid: int | None) -> Child | None:
+        """Return a job's script after a restart of the daemon, None where nothing is left of it."""
+        members, status = self.members(job), self.status_file(job)
+        if not members and not status.exists():
+            return None
+        own = min(members, default=0) if pid is None else pid
+        return Child(own if own in members else 0, status_file=status)
 
     def boot_world(
         self,
@@ -165,11 +200,32 @@ class LocalLauncher:
         gpus = [slot.removeprefix("gpu:") for slot in slots if slot.startswith("gpu:")]
         if gpus:
             own["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives each rank its own of them
-        full = [mpiexec, *_root_options(mpiexec), "-n", str(len(slots)), *line.command]
+        where = self.world_options(job, launch, slots, own)
+        full = [mpiexec, *_root_options(mpiexec), *where, "-n", str(len(slots)), *line.command]
         process = self._start(
             full, line.cwd, own, Path(line.output), cores or cores_of(slots), Path(line.errors)
         )
         return Child(process.pid, process)
+
+    def world_options(
+        self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
+    ) -> list[str]:
+        """Return how mpiexec is to reach the slots; may change the environment it is given."""
+        return []
+
+    # --- nodes that belong to somebody else --------------------------------------------------
+
+    def grant(self, job: str, hosts: Sequence[str]) -> Errand | None:
+        """Have a job hold these nodes too, before a resize; None where there is nobody to ask."""
+        return None
+
+    def release(self, job: str, hosts: Sequence[str]) -> Errand | None:
+        """Have a job hold these nodes only, after a resize; None where there is nobody to ask."""
+        return None
+
+    def unavailable(self) -> Collection[str] | None:
+        """Return the nodes that are not to be had now, None where that is not known (yet)."""
+        return None
 
     def record(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes."""
@@ -233,6 +289,11 @@ class LocalLauncher:
 def cores_of(slots: Sequence[str]) -> list[int]:
     """Return the cores among slots; ranks that do not bind themselves share these."""
     return [int(slot.removeprefix("cpu:")) for slot in slots if slot.startswith("cpu:")]
+
+
+def hosts_of(slots: Sequence[str]) -> list[str]:
+    """Return the hosts of slots such as ``n1/core:0``, each once, in order."""
+    return list(dict.fromkeys(slot.partition("/")[0] for slot in slots if "/" in slot))
 
 
 def find_mpiexec(path: str) -> str | None:

@@ -107,6 +107,9 @@ STRATEGIES = ("warm", "spawn", "merge", "restart")
 JOIN_VARIABLE = "DMR_JOIN"
 """Set for the ranks of a world that is to take over from, or to join, a running one."""
 
+COOLDOWN_VARIABLE = "DMR_COOLDOWN"
+"""Seconds from the end of a resize until the next may begin; a program may ask for more."""
+
 WORLD_VARIABLE = "DMR_WORLD"
 """Number of the launch that started these ranks, among all launches of the job's step."""
 
@@ -145,7 +148,8 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job to daemon: how far it is, and the newest wish it knows of. Answered by a wish or null.
 
     ``strategy`` is how it wants to be resized, ``groups`` the launches its ranks come from and
-    how many ranks each holds, in rank order.
+    how many ranks each holds, in rank order. ``cooldown_s`` is the time after the end of a resize
+    in which it is not to be asked for another.
     """
 
     step: int
@@ -153,6 +157,7 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     known: int
     strategy: str = "spawn"
     groups: tuple[tuple[int, int], ...] = ()
+    cooldown_s: float = 0.0
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

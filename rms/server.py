@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ Handler = Callable[[Request], Awaitable[Any]]
 class Routes:
     """One method per path; each returns what becomes JSON."""
 
-    def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str | None) -> None:
+    def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str) -> None:
         self.daemon, self.stop, self._token = daemon, stop, token
 
     def app(self) -> Starlette:
@@ -216,20 +217,23 @@ class Routes:
         live = self.daemon.live.get(job_id)
         if live is None:
             raise _RefusedError(404, f"expected the id of a job, got {job_id}")
-        if request.headers.get("authorization") != f"Bearer {live.note['token']}":
+        given = request.headers.get("authorization", "")
+        if not compare_digest(given, f"Bearer {live.note['token']}"):
             raise _RefusedError(403, f"expected the token of job {job_id}")
         return job_id
 
 
 def _answer(call: Handler, token: str | None) -> Callable[[Request], Awaitable[Response]]:
-    """Wrap a handler: errors become sentences; a token, where one is set, is asked for.
+    """Wrap a handler: errors become sentences; a token, where there is one, is asked for on TCP.
 
     A Unix socket needs none, since only its owner can open it; jobs' own routes ask for theirs.
     """
 
     async def answer(request: Request) -> Response:
         try:
-            if token is not None and request.headers.get("authorization") != f"Bearer {token}":
+            on_tcp = (request.scope.get("server") or ("", None))[1] is not None
+            given = request.headers.get("authorization", "")
+            if token is not None and on_tcp and not compare_digest(given, f"Bearer {token}"):
                 raise _RefusedError(403, "expected the server's token (RMS_TOKEN, or its file)")
             return Response(msgspec.json.encode(await call(request)), media_type="application/json")
         except _RefusedError as error:
@@ -296,10 +300,10 @@ def _bind_unix(path: Path) -> socket.socket:
 
 async def serve(
     daemon: Daemon,
-    sock: socket.socket,
+    sockets: list[socket.socket],
     ready: Callable[[], None],
     parent: int | None = None,
-    token: str | None = None,
+    token: str = "",
 ) -> None:
     """Serve until told to stop, or the ``parent`` is gone; then end all jobs at checkpoints."""
     stopping = asyncio.Event()
@@ -316,7 +320,7 @@ async def serve(
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    serving = loop.create_task(server.serve(sockets=[sock]))
+    serving = loop.create_task(server.serve(sockets=sockets))
     ready()
     told = False
     while not (told and daemon.idle):

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import os
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -70,9 +72,23 @@ def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class Ground:
+    """Where jobs run: the nodes, and who starts processes on them.
+
+    Attributes:
+        launcher: makes one of the daemon's folder, its mark and the address that jobs talk to.
+        remote: whether jobs are on other machines, so that they need TCP.
+    """
+
+    cluster: LiveCluster
+    launcher: Callable[[Path, str, str], LocalLauncher] = LocalLauncher
+    remote: bool = False
+
+
 def run_daemon(
     state: Path,
-    cluster: LiveCluster,
+    ground: Ground,
     policy: str,
     listen: str,
     say: Callable[[str], None],
@@ -83,26 +99,47 @@ def run_daemon(
 ) -> None:
     """Run a daemon until it is told to stop (or its ``parent`` process is gone)."""
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with Journal.open(state / "journal.sqlite") as journal:
-        sock, address = bind(listen)
-        try:
-            token = None if listen.startswith("unix:") else _token(state / "token")
-            mark = journal.notes("mark").get("mark")
-            if mark is None:
-                mark = {"mark": secrets.token_hex(8)}
-                journal.note("mark", mark)
-            launcher = LocalLauncher(state, mark["mark"], address)
-            daemon = Daemon(cluster, policy, journal, launcher, time.time, say, grace_s, boot_s)
+    with (
+        Journal.open(state / "journal.sqlite") as journal,
+        contextlib.ExitStack() as stack,
+    ):
+        sockets, address = [], ""
+        for where in _addresses(state, listen, journal, remote=ground.remote):
+            sock, address = bind(where)
+            stack.callback(_unbind, sock, where)
+            sockets.append(sock)
+        if ground.remote:
+            journal.note("port", {"port": sockets[-1].getsockname()[1]})
+        mark = journal.notes("mark").get("mark")
+        if mark is None:
+            mark = {"mark": secrets.token_hex(8)}
+            journal.note("mark", mark)
+        launcher = ground.launcher(state, mark["mark"], address)
+        daemon = Daemon(ground.cluster, policy, journal, launcher, time.time, say, grace_s, boot_s)
+        token = _token(state / "token")
 
-            async def main() -> None:
-                with metered(daemon, say):
-                    await serve(daemon, sock, lambda: say(f"serving at {address}"), parent, token)
+        async def main() -> None:
+            with metered(daemon, say):
+                await serve(daemon, sockets, lambda: say(f"serving at {address}"), parent, token)
 
-            asyncio.run(main())
-        finally:
-            sock.close()
-            if listen.startswith("unix:"):
-                Path(listen.removeprefix("unix:")).unlink(missing_ok=True)
+        asyncio.run(main())
+
+
+def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> list[str]:
+    """Return where to listen; jobs are told the last.
+
+    Jobs on other machines need TCP: a port that stays the same when a daemon is started again.
+    """
+    if not remote or not listen.startswith("unix:"):
+        return [listen]
+    port = journal.notes("port").get("port", {"port": 0})["port"]
+    return [listen, f"tcp:{socket.gethostname()}:{port}"]
+
+
+def _unbind(sock: socket.socket, where: str) -> None:
+    sock.close()
+    if where.startswith("unix:"):
+        Path(where.removeprefix("unix:")).unlink(missing_ok=True)
 
 
 def _token(path: Path) -> str:

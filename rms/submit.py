@@ -19,6 +19,7 @@ from rms.jobscript import (
     parse_script,
 )
 from rms.model import JobId, JobSpec, Mode
+from rms.protocol import COOLDOWN_VARIABLE
 
 if TYPE_CHECKING:
     from rms.daemon import Daemon
@@ -72,7 +73,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "script": str(script),
             "name": name,
             "cwd": body.cwd,
-            "env": body.env,
+            "env": body.env | _cooldown(options),
             "output": str(Path(body.cwd) / output),
             "array": str(number),
             "index": index,
@@ -88,6 +89,10 @@ def _options(raw: dict[str, Any]) -> Options:
         return msgspec.convert(raw, Options)
     except msgspec.ValidationError as error:
         raise ScriptError(str(error)) from None
+
+
+def _cooldown(options: Options) -> dict[str, str]:
+    return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
 
 
 def _spec(

@@ -109,7 +109,7 @@ def _resized(state: State, event: Resized) -> None:
     job.resizes = (*job.resizes, (event.at_s, job.size, job.wanted))
     state.forget(job)
     job.size = job.wanted
-    _go_on(state, job)
+    _go_on(state, job, rests=event.rests)
 
 
 def _rolled_back(state: State, event: ResizeRolledBack) -> None:
@@ -123,12 +123,13 @@ def _rolled_back(state: State, event: ResizeRolledBack) -> None:
     assert job.wanted is not None
     job.refused |= {job.wanted}
     state.forget(job)
-    _go_on(state, job)
+    _go_on(state, job, rests=event.rests)
 
 
-def _go_on(state: State, job: Job) -> None:
+def _go_on(state: State, job: Job, *, rests: bool) -> None:
     """Let a job run at its size, no resize in flight."""
     job.progress_to(state.now_s)
+    job.answers &= not rests
     job.requested, job.wanted, job.moving = None, None, False
     whole = job.spec.time_s(job.size)
     job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)

@@ -14,7 +14,7 @@ import msgspec
 
 from rms.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.live import Boot, Line, Live, Step
-from rms.local import Child, LaunchError, cores_of
+from rms.local import Child, LaunchError, cores_of, hosts_of
 from rms.model import JobId
 from rms.protocol import (
     Asked,
@@ -26,7 +26,6 @@ from rms.protocol import (
     Ready,
     Report,
     RolledBack,
-    Wish,
     read_completion,
 )
 
@@ -142,22 +141,36 @@ class Worlds:
 
     def begin(self, job_id: JobId, live: Live, slots: tuple[str, ...]) -> None:
         """Do what a wished resize needs before the job is told of it."""
-        step = live.running
+        daemon, step = self._daemon, live.running
         strategy = "spawn" if step is None else live.forced or step.strategy
         live.forced = None
-        job = self._daemon.engine.state.running[job_id]
-        have = self._daemon.slots(job.nodes)
+        have = daemon.slots(daemon.engine.state.running[job_id].nodes)
+        errand = daemon.launcher.grant(job_id, hosts_of((*have, *slots)))
+        if errand is None:
+            self._boot(job_id, live, Boot(live.wishes, slots, strategy))
+            return
+        live.boot = Boot(live.wishes, slots, strategy, state="granting")
+        live.errand = errand
+        self._keep(job_id, live)
+
+    def _boot(self, job_id: JobId, live: Live, boot: Boot) -> None:
+        """Boot what a resize needs, on nodes that the job holds by now; or tell it at once."""
+        daemon, step, slots = self._daemon, live.running, boot.slots
+        have = daemon.slots(daemon.engine.state.running[job_id].nodes)
         parts: list[tuple[str, ...]] = []
-        if strategy == "merge" and step is not None:
-            strategy, parts = _merging(step, have, slots)
-        if strategy in ("warm", "restart"):
+        if boot.strategy == "merge" and step is not None:
+            boot.strategy, parts = _merging(step, have, slots)
+        if boot.strategy in ("warm", "restart"):
             parts = [slots]
         if step is None or not parts:
-            live.wish = Wish(live.wishes, slots, strategy)
+            live.wish = boot.wish
+            if live.boot is not None:
+                boot.state, boot.until_s = "ready", float("inf")
+                self._keep(job_id, live)
             return
-        now = self._daemon.now()
-        boot = live.boot = Boot(live.wishes, slots, strategy, begun_s=now)
-        boot.until_s = now + self._boot_s
+        now = daemon.now()
+        live.boot = boot
+        boot.state, boot.begun_s, boot.until_s = "booting", now, now + self._boot_s
         spare = [c for c in cores_of(slots) if c not in cores_of(have)]
         number = live.steps.index(step)
         for launch, part in enumerate(parts, live.launches):
@@ -167,7 +180,7 @@ class Worlds:
         self._keep(job_id, live)
         for launch, part in boot.launches.items():
             try:
-                child = self._daemon.launcher.boot_world(
+                child = daemon.launcher.boot_world(
                     job_id, number, launch, part, step.line, wish=boot.number, cores=spare
                 )
             except LaunchError as error:
@@ -191,7 +204,7 @@ class Worlds:
         elif isinstance(report, Failed):
             if boot is not None and boot.state in ("booting", "ready"):
                 self._close(job_id, live, boot, report.why)
-        elif boot is not None and boot.state in ("leaving", "closing"):
+        elif boot is not None and boot.state in ("leaving", "closing", "releasing"):
             return
         elif isinstance(report, RolledBack):
             live.wish = None
@@ -233,7 +246,8 @@ class Worlds:
             boot.leaving = [n for n in step.worlds if n not in report.worlds]
             step.current, step.ended_s = report.worlds, None
         live.boot = boot
-        boot.state, boot.until_s = "leaving", daemon.now() + LEAVE_S
+        boot.state, boot.committed = "leaving", True
+        boot.until_s = daemon.now() + LEAVE_S
         self.note(job_id, live)
         self._keep(job_id, live)
         self._watch_boot(job_id, live, boot)
@@ -241,18 +255,19 @@ class Worlds:
     def _watch_boot(self, job_id: JobId, live: Live, boot: Boot) -> None:
         daemon, step = self._daemon, live.running
         late = daemon.now() > boot.until_s
+        if boot.state == "granting":
+            self._granting(job_id, live, boot)
+            return
         if boot.state in ("leaving", "closing"):
             if not self._gone(job_id, live, boot.leaving, kill=late or boot.state == "closing"):
                 return
             for known in live.steps:
                 known.worlds = {n: c for n, c in known.worlds.items() if n not in boot.leaving}
-            live.boot = None
             self.note(job_id, live)
+            boot.state = "releasing"
             self._keep(job_id, live)
-            if boot.state == "leaving":
-                daemon.handle(Resized(daemon.time(), job_id))
-            else:
-                self._rolled_back(job_id, live, boot.why)
+        if boot.state == "releasing":
+            self._releasing(job_id, live, boot)
             return
         if boot.state in ("booting", "ready") and step is not None:
             ended = [c for n in boot.launches if (c := step.worlds[n].status()) is not None]
@@ -267,6 +282,42 @@ class Worlds:
             boot.until_s = float("inf")
             daemon.launcher.kill(job_id)
 
+    def _granting(self, job_id: JobId, live: Live, boot: Boot) -> None:
+        """Go on once the nodes are the job's, or give up where they will not be."""
+        answer = "" if live.errand is None else live.errand()
+        if answer is None:
+            return
+        live.errand = None
+        if answer:
+            self._close(job_id, live, boot, answer)
+        elif live.ending is not None:
+            self._close(job_id, live, boot, "the job is told to end")
+        else:
+            self._boot(job_id, live, boot)
+
+    def _releasing(self, job_id: JobId, live: Live, boot: Boot) -> None:
+        """Give back the nodes that the resize has made free; until then they are the job's."""
+        daemon = self._daemon
+        if live.errand is None:
+            slots = boot.slots
+            if not boot.committed:
+                slots = daemon.slots(daemon.engine.state.running[job_id].nodes)
+            live.errand = daemon.launcher.release(job_id, hosts_of(slots))
+        answer = "" if live.errand is None else live.errand()
+        if answer is None:
+            return
+        if answer:
+            daemon.say(f"job {job_id}: {answer}; tried again")
+        live.errand = None
+        if answer:
+            return
+        live.boot = None
+        self._keep(job_id, live)
+        if boot.committed:
+            daemon.handle(Resized(daemon.time(), job_id, self._rest(live)))
+        else:
+            self._rolled_back(job_id, live, boot.why)
+
     def _rolled_back(self, job_id: JobId, live: Live, why: str) -> None:
         """Tell the engine, and whoever asks for an explanation."""
         daemon = self._daemon
@@ -280,7 +331,13 @@ class Worlds:
                 "nodes": [],
             }
         )
-        daemon.handle(ResizeRolledBack(daemon.time(), job_id, why))
+        daemon.handle(ResizeRolledBack(daemon.time(), job_id, why, self._rest(live)))
+
+    def _rest(self, live: Live) -> bool:
+        """Begin a job's cooldown; return whether it has one."""
+        cooldown_s = 0.0 if live.running is None else live.running.cooldown_s
+        live.rests_until_s = self._daemon.now() + cooldown_s
+        return cooldown_s > 0
 
     def _gone(self, job_id: JobId, live: Live, launches: Sequence[int], *, kill: bool) -> bool:
         """Return whether launches have no processes any more."""
@@ -319,6 +376,11 @@ class Worlds:
             self.begin(job_id, live, daemon.slots(job.requested))
             return
         boot = live.boot = msgspec.convert(noted, Boot, strict=False)
+        if boot.state == "granting":
+            live.boot = None
+            live.forced = boot.strategy
+            self.begin(job_id, live, boot.slots)
+            return
         now = daemon.now()
         waits = {"booting": self._boot_s, "ready": float("inf"), "moving": MOVE_S}
         boot.until_s = now + waits.get(boot.state, LEAVE_S)

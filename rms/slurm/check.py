@@ -80,6 +80,11 @@ def verdicts(site: Site) -> list[Verdict]:
     return [_pilot(site), _jobs(site), _shrink(site), _grow(site), _books(site), _energy(site)]
 
 
+def serves(engine: str, site: Site) -> bool:
+    """Return whether an engine, ``slurm-pilot`` or ``slurm``, can work on a site at all."""
+    return (_pilot(site) if engine == "slurm-pilot" else _jobs(site)).allowed
+
+
 def try_it(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
     """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
 

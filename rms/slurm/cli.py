@@ -193,6 +193,17 @@ class Slurm:
             self.call("scontrol", "--details", "show", "job", str(job)).out
         )
 
+    def steps(self, job: int) -> list[tuple[str, str]]:
+        """Return (id, name) of the steps of a job that run now; none where the job is over."""
+        try:
+            said = self.call("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j")
+        except SlurmError as error:
+            if error.meaning is Meaning.GONE:
+                return []
+            raise
+        rows = (line.strip().partition("|") for line in said.out.splitlines())
+        return [(step, name.strip()) for step, _, name in rows if step]
+
     def _read(
         self,
         command: list[str],
@@ -237,6 +248,14 @@ class Slurm:
             except SlurmError as error:
                 if error.meaning is not Meaning.GONE:
                     raise
+
+    def end_steps(self, steps: Sequence[str]) -> None:
+        """Kill steps; one that has ended already is no failure."""
+        try:
+            self.call("scancel", "--signal=KILL", *steps)
+        except SlurmError as error:
+            if error.meaning is not Meaning.GONE:
+                raise
 
     def shrink(self, job: int, kept: Sequence[str]) -> JobDetails:
         """Leave a running job these of its nodes; what still runs on the others is killed.
