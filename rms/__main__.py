@@ -102,7 +102,7 @@ def _parser() -> Parser:
 
     serve = add("serve", "run the daemon", client=False)
     serve.add_argument("--cluster", type=Path, metavar="FILE.toml")
-    serve.add_argument("--nodes", type=int, metavar="N", help="only this machine's first N cores")
+    serve.add_argument("--nodes", type=int, metavar="N", help="only the first N nodes there are")
     serve.add_argument("--engine", default="local", metavar="|".join(ENGINES))
     serve.add_argument("--check", action="store_true", help="say what this site's Slurm allows")
     serve.add_argument(
@@ -181,7 +181,8 @@ def _parser() -> Parser:
     compare = add("compare", "run scripts for real, once per mode", client=False)
     compare.add_argument("scripts", type=Path, nargs="+", metavar="SCRIPT")
     compare.add_argument("--modes", default="fixed,moldable,malleable,flexible")
-    compare.add_argument("--nodes", type=int, metavar="N", help="default: this machine's cores")
+    compare.add_argument("--engine", default="local", metavar="|".join(ENGINES))
+    compare.add_argument("--nodes", type=int, metavar="N", help="default: all there are")
     compare.add_argument("--delay", type=float, default=2.0, metavar="S")
     compare.add_argument("--policy", default="array-share", metavar="NAME")
     compare.add_argument("--folder", type=Path, default=Path("compare"), metavar="D")
@@ -239,7 +240,7 @@ def _ground(arguments: argparse.Namespace) -> Ground:
     if arguments.engine == "slurm":
         raise SlurmError("expected the engine local or slurm-pilot, got slurm: not yet")
     if arguments.engine == "slurm-pilot":
-        return grounds.pilot(os.environ, getpass.getuser(), arguments.reach)
+        return grounds.pilot(os.environ, getpass.getuser(), arguments.reach).first(arguments.nodes)
     if arguments.cluster is None:
         return serving.Ground(serving.this_machine(_nodes(arguments.nodes)))
     return serving.Ground(serving.from_file(arguments.cluster))
@@ -286,10 +287,14 @@ def _compare(arguments: argparse.Namespace) -> int:
     from rms.model import Mode
     from rms.policies import PolicyError, named
     from rms.serving import to_stderr
+    from rms.slurm.cli import Slurm, SlurmError
 
     try:
         named(arguments.policy)
-        nodes = _nodes(arguments.nodes)
+        if arguments.engine not in ENGINES:
+            raise FileError(f"expected an engine of {', '.join(ENGINES)}, got {arguments.engine!r}")
+        local = arguments.engine == "local"
+        nodes = _nodes(arguments.nodes) if local else arguments.nodes
         modes = []
         for name in arguments.modes.split(","):
             if name not in list(Mode):
@@ -298,6 +303,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         result = compare(
             [path.absolute() for path in arguments.scripts],
             modes,
+            engine=arguments.engine,
             nodes=nodes,
             policy=arguments.policy,
             delay_s=arguments.delay,
@@ -305,9 +311,11 @@ def _compare(arguments: argparse.Namespace) -> int:
             env=os.environ,
             say=to_stderr if arguments.verbose else lambda _: None,
         )
+        if not local:
+            result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()
     except (FileError, PolicyError) as error:
         return _fail(error)
-    except CompareError as error:
+    except (CompareError, SlurmError) as error:
         _fail(error)
         return 1
     if arguments.figure is not None:

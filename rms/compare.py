@@ -26,7 +26,8 @@ def compare(
     scripts: Sequence[Path],
     modes: Sequence[Mode],
     *,
-    nodes: int,
+    engine: str,
+    nodes: int | None,
     policy: str,
     delay_s: float,
     folder: Path,
@@ -37,7 +38,8 @@ def compare(
 
     Args:
         scripts: job scripts, submitted in order, ``delay_s`` seconds apart.
-        nodes: cores of this machine that serve as nodes.
+        engine: of the embedded RMS: ``local``, ``slurm-pilot`` or ``slurm``.
+        nodes: how many of the nodes there are take part, None for all.
         folder: each mode's jobs run in a folder of their own in it.
     """
     for script in scripts:
@@ -45,10 +47,12 @@ def compare(
     rows = []
     for mode in modes:
         say(f"mode {mode} ...")
-        rows.append(_one_mode(scripts, mode, nodes, policy, delay_s, folder / str(mode), env))
+        serve = ["--engine", engine, "--policy", policy]
+        serve += [] if nodes is None else ["--nodes", str(nodes)]
+        rows.append(_one_mode(scripts, mode, serve, delay_s, folder / str(mode), env))
     return {
-        "engine": "local",
-        "nodes": nodes,
+        "engine": engine,
+        "nodes": len(rows[0]["nodes"]),
         "policy": policy,
         "power_source": "model",
         "rows": rows,
@@ -58,15 +62,16 @@ def compare(
 def _one_mode(
     scripts: Sequence[Path],
     mode: Mode,
-    nodes: int,
-    policy: str,
+    serve: Sequence[str],
     delay_s: float,
     folder: Path,
     env: Mapping[str, str],
 ) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="rms-") as state:
-        server = f"unix:{state}/socket"
+    with tempfile.TemporaryDirectory(prefix="rms-") as place:
+        server = f"unix:{place}/socket"
+        # Nodes of a cluster see the jobs' folder, not this machine's own; sockets want short paths.
+        state = place if "local" in serve else str(folder / "state")
         command = [
             sys.executable,
             "-m",
@@ -74,10 +79,9 @@ def _one_mode(
             "serve",
             "--state",
             state,
-            "--policy",
-            policy,
-            "--nodes",
-            str(nodes),
+            "--listen",
+            server,
+            *serve,
             "--grace",
             "1",
             "--with-parent",
@@ -88,6 +92,7 @@ def _one_mode(
             )
             try:
                 _wait_until_ready(server, daemon)
+                nodes = len(call(server, "GET", "/nodes"))
                 for number, script in enumerate(scripts):
                     if number:
                         time.sleep(delay_s)
@@ -242,6 +247,8 @@ def table(result: Mapping[str, Any]) -> list[str]:
             f"{done:4d} of {len(jobs)}"
         )
     lines += [f"{row['mode']}: {row['note']}" for row in result["rows"] if row["note"]]
+    if result.get("oversubscribed"):
+        lines.append("Several nodes are one machine here: states and books count, times do not.")
     lines.append(
         f"Power is {result['power_source']}led, not measured: a busy core draws its static and "
         "dynamic power at efficiency 1, an idle one its idle power."

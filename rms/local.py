@@ -324,5 +324,7 @@ def _root_options(mpiexec: str) -> list[str]:
 
 
 def _kill(pid: int, number: int) -> None:
+    if pid <= 0:
+        return  # no process: to the system it would mean a whole group, our own
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)

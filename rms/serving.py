@@ -10,12 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
 from rms.daemon import GRACE_S, Daemon, LiveCluster
-from rms.files import read_cluster
+from rms.files import FileError, read_cluster
 from rms.journal import Journal
 from rms.ledger import NodePower
 from rms.local import LocalLauncher
@@ -84,6 +84,18 @@ class Ground:
     cluster: LiveCluster
     launcher: Callable[[Path, str, str], LocalLauncher] = LocalLauncher
     remote: bool = False
+
+    def first(self, nodes: int | None) -> Ground:
+        """Return the same with only the first nodes there are, all of them for None.
+
+        Raises:
+            FileError: there are fewer.
+        """
+        names = self.cluster.names
+        if nodes is not None and not 1 <= nodes <= len(names):
+            raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
+        less = LiveCluster(names[:nodes], self.cluster.slots[:nodes], self.cluster.power[:nodes])
+        return replace(self, cluster=less)
 
 
 def run_daemon(

@@ -193,6 +193,12 @@ class Slurm:
             self.call("scontrol", "--details", "show", "job", str(job)).out
         )
 
+    def oversubscribed(self) -> bool:
+        """Tell whether some nodes are one machine, as on a test bed: times mean nothing there."""
+        rows = self.call("sinfo", "--noheader", "--Node", "--format=%N %n").out.split("\n")
+        nodes = {tuple(row.split()) for row in rows if row.strip()}
+        return len({machine for _, machine in nodes}) < len(nodes)
+
     def steps(self, job: int) -> list[tuple[str, str]]:
         """Return (id, name) of the steps of a job that run now; none where the job is over."""
         try:
