@@ -24,13 +24,14 @@ from mpi4py import MPI
 from dmr import checkpoint, steps, strategies
 from dmr.arrival import Newcomer
 from dmr.client import Link
-from dmr.endings import ending
+from dmr.crew import Crew
+from dmr.endings import ending, giving_way
 from dmr.errors import UsageError, agree
 from dmr.field import Field, FieldSpec
 from dmr.progress import Progress
-from dmr.sizes import Limits, check_plan, check_size, parse_resizes
+from dmr.sizes import Limits, check_cooldown, check_plan, check_size, parse_resizes
 from dmr.transaction import Deadlines, Left
-from dmr.world import SCRIPT_VARIABLE, Runtime, World, grid_for
+from dmr.world import SCRIPT_VARIABLE, Runtime, World, disconnect, grid_for
 from rms.protocol import Resize
 
 
@@ -102,6 +103,8 @@ class Plan:
         limits: fewest and most ranks that the job may have.
         sizes: the sizes it prefers; a request of its own is rounded down to one of them.
         backends: the backend that a scripted resize goes over to, by its step.
+        cooldown_s: seconds from the end of a resize, done or rolled back, until the RMS or the
+            application itself may have the next; ``DMR_COOLDOWN`` may ask for more.
     """
 
     every: int = 10
@@ -115,6 +118,7 @@ class Plan:
     limits: Limits = (1, None)
     sizes: tuple[int, ...] = ()
     backends: Mapping[int, str] = field(default_factory=dict)
+    cooldown_s: float = 0.0
 
 
 @dataclass
@@ -129,11 +133,12 @@ class Run:
         restored: whether this world started from moved or checkpointed fields.
         link: rank 0's line to the RMS, where there is one.
         hold: the right to write checkpoints, where there are any.
-        connects: whether this process may call MPI_Comm_connect still.
+        connects: whether this process may call MPI_Comm_connect (still).
         built: whether ``build`` has run in this world.
         attempts: resizes tried in this world.
         child: an mpiexec that this process has started for the next world.
         asked: ranks that the application has asked for, 0 if it has not.
+        rests_until: the clock's time from which the next resize may begin.
         turns: the loop of :func:`dmr.malleable`, for so many steps.
     """
 
@@ -147,9 +152,11 @@ class Run:
     connects: bool = True
     built: bool = False
     attempts: int = 0
-    flags: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(3, np.int64))
+    news: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    flags: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(4, np.int64))
     child: subprocess.Popen[Any] | None = None
     asked: int = 0
+    rests_until: float = 0.0
     turns: Callable[[int], Iterator[int]] | None = None
 
     @property
@@ -173,7 +180,7 @@ class Run:
         return self.progress.elapsed_s
 
     def request(self, ranks: int) -> None:
-        """Ask for another number of ranks; answered at the next resize point.
+        """Ask for another number of ranks; answered at the next resize point after a cooldown.
 
         Any rank may ask; the largest number asked for counts, brought to what the plan allows.
         Under an RMS it is the RMS that grants it (a node a rank) or not.
@@ -230,10 +237,13 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     state = None
     try:
         with ending(runtime, comm) as end, _sigterm() as told:
-            specs = dict(app.fields())
-            plan = _check(plan, runtime, specs, stays=app.stays)
-            _check_backends(plan, app.backends)
-            state = _enter(app, runtime, (comm, talk), specs, plan)
+            if runtime.invited is not None:
+                runtime.invited.reached()
+            with giving_way(runtime, Crew(talk, 0)):
+                specs = dict(app.fields())
+                plan = _check(plan, runtime, specs, stays=app.stays)
+                _check_backends(plan, app.backends)
+                state = _enter(app, runtime, (comm, talk), specs, plan)
             end.watch(state.progress, state.world.comm)
             with _linked(state, plan):
                 yield state, steps.loop(app, state, plan, told, end)
@@ -244,7 +254,7 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
             last = (comm, talk) if state is None else (state.world.comm, state.world.talk)
             for one in last:
                 if one != MPI.COMM_NULL:
-                    one.Disconnect()
+                    disconnect(one)
 
 
 @contextlib.contextmanager
@@ -253,7 +263,10 @@ def _linked(state: Run, plan: Plan) -> Iterator[None]:
     manager = state.runtime.manager
     if manager is not None and state.world.rank == 0:
         groups = tuple(state.progress.groups)
-        state.link = Link(manager, state.progress.wish, plan.strategy, groups)
+        restarts = plan.restart and plan.checkpoint is not None
+        state.link = Link(
+            manager, state.progress.wish, plan.strategy, groups, plan.cooldown_s, restarts
+        )
     try:
         yield
     finally:
@@ -263,6 +276,11 @@ def _linked(state: Run, plan: Plan) -> Iterator[None]:
 
 def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], *, stays: bool) -> Plan:
     """Return the plan with a strategy that can be had here."""
+    if runtime.strangers:
+        raise UsageError(
+            f"expected one world of ranks, got {runtime.strangers + 1} copies that know nothing of "
+            "one another: start it by mpirun, or by srun --mpi=pmi2 where Slurm has that"
+        )
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
     if runtime.script and runtime.manager is None and not plan.resizes:
@@ -274,6 +292,7 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], *, stay
     if plan.resizes and runtime.manager is not None:
         raise UsageError("expected no scripted resizes under an RMS, which decides them itself")
     check_plan(plan.limits, plan.sizes)
+    cooldown_s = max(check_cooldown(plan.cooldown_s), check_cooldown(runtime.cooldown or 0))
     for ranks in plan.resizes.values():
         check_size(ranks, plan.limits)
     for ranks in (runtime.comm.size, *plan.resizes.values()):
@@ -282,7 +301,7 @@ def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], *, stay
     strategy = strategies.choose(asked_for, runtime, asked=bool(plan.resizes))
     if strategy == "merge" and not stays:
         raise UsageError(steps.NO_BUILD)
-    return dataclasses.replace(plan, strategy=strategy)
+    return dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)
 
 
 def _check_backends(plan: Plan, known: tuple[str, ...]) -> None:
@@ -304,9 +323,10 @@ def _enter(
     """Return the state this world starts from: moved, read, or initial."""
     comm, talk = comms
     world = World(comm, talk, 0, grid_for(comm.size, list(specs.values())))
-    fields = _allocate(world, runtime, specs)
+    fields = _allocate(world, specs)
     fresh = Progress(groups=[(runtime.launch, comm.size)])
     state = Run(runtime, world, fields, fresh, restored=runtime.invited is not None)
+    state.connects = strategies.meets(runtime)
     if runtime.invited is not None:
         Newcomer(app, state, plan).take_over()
         return state
@@ -342,21 +362,15 @@ def _restore_or_initialise(state: Run, plan: Plan) -> None:
     agree(world.comm, error)
 
 
-def _allocate(world: World, runtime: Runtime, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
+def _allocate(world: World, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
     """Return this rank's blocks; arrays of the application's own may not fit (collective)."""
     fields: dict[str, Field] = {}
     problem = None
     try:
         fields = world.allocate(specs)
-    except ValueError as error:
-        problem = str(error)
-    try:
-        agree(world.comm, problem)
-    except UsageError as error:
-        if runtime.invited is None:
-            raise
-        runtime.refuse(str(error))
-        raise Left(0) from None
+    except (ValueError, MemoryError) as error:
+        problem = str(error) or type(error).__name__
+    agree(world.comm, problem)
     return fields
 
 

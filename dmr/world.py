@@ -62,6 +62,7 @@ class Runtime:
         script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
         strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
         backend: the backend that this world was started to have, "" where nobody named one.
+        strangers: other copies of this program that srun started without telling MPI of them.
         cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
     """
 
@@ -83,6 +84,7 @@ class Runtime:
     strategy: str = "auto"
     backend: str = ""
     cooldown: str = ""
+    strangers: int = 0
 
     def refuse(self, why: str) -> None:
         """Say why this world cannot take over the running one that waits for it, if one does.
@@ -111,24 +113,30 @@ class Runtime:
         invited = Invited.from_env(env)
         if invited is None or kind_of(slot) == "gpu":
             bind(slot)  # else once it is called: until then it keeps off the running world's core
+        manager = Manager.from_env(env)
+        if invited is not None:
+            invited.watch(comm.rank, manager)
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
         beside = str(Path(sys.executable).parent)
         mpiexec = shutil.which("mpiexec", path=env.get("PATH")) or shutil.which(
             "mpiexec", path=beside
         )
+        launched = any(name in env for name in LAUNCHER_VARIABLES)
+        alone = not launched and comm.size == 1 and parent == MPI.COMM_NULL
         return cls(
             comm=comm,
             parent=None if parent == MPI.COMM_NULL else parent,
             command=(sys.executable, *sys.orig_argv[1:]),
             respawn=boot.command(sys.orig_argv),
             clock=time.perf_counter,
-            launched=any(name in env for name in LAUNCHER_VARIABLES),
+            launched=launched,
+            strangers=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
             mpiexec=mpiexec,
             known=comm.bcast(probe.known(mpiexec, env) if comm.rank == 0 else None),
             completion=Path(record) if record else None,
             log=sys.stdout,
-            manager=Manager.from_env(env),
+            manager=manager,
             invited=invited,
             slot=slot,
             script=env.get(SCRIPT_VARIABLE, ""),

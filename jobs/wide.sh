@@ -4,4 +4,4 @@
 #SBATCH --nodes=1-2
 #SBATCH --output=wide.out
 #RMS --mode=flexible
-srun mpdata run --case gaussian --grid 96 96 64 --steps "${WIDE_STEPS:-600}" --every 5 --json wide.json
+mpirun mpdata run --case gaussian --grid 96 96 64 --steps "${WIDE_STEPS:-600}" --every 5 --json wide.json

@@ -8,6 +8,6 @@
 #SBATCH --output=winds-%a.out
 #RMS --mode=flexible
 : "${WIND_U:=$MPDATA_WINDS/uwnd_mean.nc}" "${WIND_V:=$MPDATA_WINDS/vwnd_mean.nc}"
-srun mpdata run --winds "$WIND_U" "$WIND_V" --month "$SLURM_ARRAY_TASK_ID" \
+mpirun mpdata run --winds "$WIND_U" "$WIND_V" --month "$SLURM_ARRAY_TASK_ID" \
     --grid 144 60 16 --days "${WINDS_DAYS:-10}" --every 5 \
     --json "winds-$SLURM_ARRAY_TASK_ID.json"

@@ -52,6 +52,15 @@ def test_one_sentence_and_exit_2(run: Run, tmp_path: Path, extra: list[str], exp
     assert list(tmp_path.iterdir()) == []
 
 
+def test_copies_that_srun_did_not_make_one_world_are_refused(run: Run, tmp_path: Path) -> None:
+    done = run(*MPDATA, "run", *SMALL, env={"SLURM_STEP_NUM_TASKS": "3"})
+    assert done.returncode == 2
+    assert (
+        "expected one world of ranks, got 3 copies that know nothing of one another" in done.stderr
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("ranks", "extra", "expected"),
     [
