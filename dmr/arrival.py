@@ -17,11 +17,14 @@ from mpi4py import MPI
 
 from dmr import checkpoint, merge, move
 from dmr.crew import Crew
+from dmr.endings import give_way
 from dmr.errors import CollectiveError
 from dmr.field import Field, FieldSpec
 from dmr.line import (
     Accepted,
     Acknowledged,
+    Arrived,
+    Build,
     Committed,
     Header,
     Line,
@@ -72,6 +75,8 @@ class Newcomer:
                 self._take_over()
             except RefusalError as error:
                 self._leave(str(error))
+            except Exception as error:
+                give_way(self.run.runtime, self.crew, error, self.line)
 
     def _take_over(self) -> None:
         run = self.run
@@ -106,11 +111,7 @@ class Newcomer:
         """Do what needs no data: touch the memory, load kernels; return the MPI port."""
         for block in self.run.fields.values():
             block.touch()  # pages are there before the data is
-        try:
-            self.app.prepare(self.run)
-        except CollectiveError as error:
-            self.run.runtime.refuse(str(error))
-            raise Left(0) from None
+        self.app.prepare(self.run)
         port = ""
         if self.inter is None and self.run.world.rank == 0:
             with contextlib.suppress(MPI.Exception):
@@ -186,13 +187,33 @@ class Newcomer:
         wrong = self._all(None if intact else "data did not arrive whole")
         if wrong is not None:
             raise RefusalError(wrong)
-        self._acknowledge((time.perf_counter() - begun, 0.0, 0.0, 0.0))
+        moved_s = time.perf_counter() - begun
+        self._may_build(moved_s)
+        begun = time.perf_counter()
+        worlds = header.joined or ((run.runtime.launch, own.size),)
+        merge.enter(run, comm, grid, fields, [*header.progress.groups, *worlds])
+        self._build()
+        self._acknowledge((moved_s, 0.0, 0.0, time.perf_counter() - begun), joins=True)
         cost = run.progress.open_resize
         if cost is None:
             raise RuntimeError("expected what the resize has cost")
-        first = header.progress.groups
-        worlds = header.joined or ((run.runtime.launch, own.size),)
-        merge.take(run, comm, grid, fields, [*first, *worlds], cost)
+        merge.settle(run, own, cost)
+
+    def _may_build(self, moved_s: float) -> None:
+        """Say that all is here; wait until it is everywhere (merge)."""
+        if not self.crew.first:
+            self.crew.report(moved_s)
+            words = self.crew.hear()
+        else:
+            try:
+                self._say(Arrived(max([moved_s, *self._reports()])))
+                self._expect(Build)
+                words = None
+            except LineError as error:
+                words = str(error)
+            self.crew.tell(words)
+        if words is not None:
+            raise RefusalError(words)
 
     # --- data --------------------------------------------------------------------------------
 
@@ -244,15 +265,17 @@ class Newcomer:
 
     # --- the end of it -----------------------------------------------------------------------
 
-    def _acknowledge(self, taken_s: tuple[float, float, float, float]) -> None:
+    def _acknowledge(
+        self, taken_s: tuple[float, float, float, float], *, joins: bool = False
+    ) -> None:
         """Say that all is here; the job is this world's once the old one has said so."""
         run = self.run
         if self.crew.first:
             try:
-                times = [taken_s, *self.crew.reports()]
+                times = [taken_s, *self._reports()]
                 self._say(Acknowledged(*(max(each) for each in zip(*times, strict=True))))
                 words: Any = self._expect(Committed).cost
-                if self.plan.checkpoint is not None:
+                if self.plan.checkpoint is not None and not joins:
                     run.hold = checkpoint.Hold(self.plan.checkpoint.directory)
                     run.hold.take()
                 self._say(Settled())
@@ -289,6 +312,14 @@ class Newcomer:
             return found
         found = next((w for w in [wrong, *self.crew.reports(self._alive)] if w is not None), None)
         self.crew.tell(found)
+        return found
+
+    def _reports(self) -> list[Any]:
+        """Return what the others have measured; one that has failed has words instead."""
+        found = self.crew.reports()
+        for said in found:
+            if isinstance(said, str):
+                raise RefusalError(said)
         return found
 
     def _say(self, message: Message) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,11 @@ from dmr.mpiexec import launcher
 
 DEADLINE_S = 300.0
 POWER = "power = { idle_w = 1.0, static_w = 1.0, dynamic_w = 1.0 }"
+WARM_S = {(1, 1): 0.025, (1, 2): 0.060, (2, 1): 0.060}
+"""What the stall of a warm resize may be beside the move, where each rank has a core."""
+
+OF_RAW = 0.8
+"""Share of the rate of plain sends that the move is to reach."""
 
 
 class BenchError(Exception):
@@ -42,31 +47,51 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
             if mpiexec is None:
                 raise BenchError("no mpiexec found; expected one on PATH or beside python")
             command = [*launcher(mpiexec), "-n", str(old), *job, "--resize-to", str(new)]
-            said = _run(command, os.environ)
+            said = _run(command, as_installed(os.environ))
         else:
-            with _serving(folder, old, new) as env:
+            with serving(folder, max(old, new) + (old == new)) as env:
                 said = _resized(folder, job, old, new, env)
         if not out.exists():
             raise BenchError(f"the resize did not take place: {said or 'no word from the job'}")
         found: dict[str, Any] = json.loads(out.read_text())
     if not found["right"]:
         raise BenchError("cells of the field arrived wrong")
-    return found
+    bound = bound_s(found)
+    return found | {"bound_s": bound, "holds": None if bound is None else found["stall_s"] <= bound}
+
+
+def bound_s(found: Mapping[str, Any]) -> float | None:
+    """Return what the stall of a warm resize should stay within, None where nothing is promised.
+
+    More ranks than cores poll against each other; only warm leaves booting out of the stall.
+    """
+    fixed = WARM_S.get((found["from"], found["to"]))
+    if found["strategy"] != "warm" or fixed is None or not found["raw_gb_per_s"]:
+        return None
+    return fixed + float(found["bytes"] / (OF_RAW * found["raw_gb_per_s"] * 1e9))
+
+
+def as_installed(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which modules are compiled once, as an installation has them.
+
+    With byte code switched off every rank would compile every module of a checkout again.
+    """
+    return {key: value for key, value in env.items() if key != "PYTHONDONTWRITEBYTECODE"}
 
 
 @contextlib.contextmanager
-def _serving(folder: Path, old: int, new: int) -> Iterator[dict[str, str]]:
-    """Serve as many nodes as the resize needs, cores in turn; yield the clients' environment."""
-    nodes = max(old, new) + (old == new)
+def serving(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
+    """Serve nodes of one core each, cores in turn; yield the clients' environment."""
     cluster = folder / "cluster.toml"
     cluster.write_text(f'name = "bench"\n[[nodes]]\nname = "n[1-{nodes}]"\ncores = 1\n{POWER}\n')
-    env = {**os.environ, "RMS_SERVER": f"unix:{folder / 's' / 'socket'}"}
+    own = {"RMS_SERVER": f"unix:{folder / 's' / 'socket'}"}
+    env = as_installed(os.environ) | own
     command = [sys.executable, "-m", "rms", "serve", "--state", str(folder / "s")]
     command += ["--cluster", str(cluster), "--policy", "fifo", "--grace", "1", "--with-parent"]
     with (folder / "log").open("w") as log:
-        daemon = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL)
+        daemon = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, env=env)
         try:
-            _until(lambda: "serving at" in (folder / "log").read_text(), "a serving daemon")
+            until(lambda: "serving at" in (folder / "log").read_text(), "a serving daemon")
             yield env
         finally:
             daemon.terminate()
@@ -82,19 +107,24 @@ def _resized(folder: Path, job: list[str], old: int, new: int, env: Mapping[str,
     sizes = f"{min(old, new)}-{max(old, new)}"
     options = ["--mode", "malleable", "--nodes", sizes, "--preferred", str(old)]
     options += ["--output", str(folder / "out.txt"), "--json", "-"]
-    number = _rms(env, "submit", *options, "--", *job)["id"]
-    _until(lambda: _rms(env, "show", number)[0]["step"] > 0, "a step of the job")
+    number = rms(env, "submit", *options, "--", *job)["id"]
+    until(lambda: rms(env, "show", number)[0]["step"] > 0, "a step of the job")
     time.sleep(0.5)  # let its cores settle
     on = ["--on", "n2"] if old == new == 1 else []
     if old == new and not on:
         raise BenchError("expected another number of ranks, or one rank that moves")
-    _rms(env, "resize", number, str(new), *on)
+    rms(env, "resize", number, str(new), *on)
     _run([sys.executable, "-m", "rms", "wait", number], env)
-    row = _rms(env, "show", number)[0]
+    row = rms(env, "show", number)[0]
     return str(row["reason"] or (folder / "out.txt").read_text()[-300:])
 
 
-def _rms(env: Mapping[str, str], *words: str) -> Any:
+def rms(env: Mapping[str, str], *words: str) -> Any:
+    """Return the JSON that a client command prints.
+
+    Raises:
+        BenchError: it failed; its own sentence.
+    """
     command = [sys.executable, "-m", "rms", *words]
     if words[0] != "submit":
         command += ["--json", "-"]
@@ -112,9 +142,14 @@ def _run(command: list[str], env: Mapping[str, str]) -> str:
     return (done.stderr or done.stdout)[-300:].strip()
 
 
-def _until(happens: Any, what: str) -> None:
-    end = time.monotonic() + 60.0
+def until(happens: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+    """Wait for something.
+
+    Raises:
+        BenchError: it does not happen in time.
+    """
+    end = time.monotonic() + deadline_s
     while not happens():
         if time.monotonic() > end:
-            raise BenchError(f"expected {what} within 60 s")
+            raise BenchError(f"expected {what} within {deadline_s:g} s")
         time.sleep(0.05)

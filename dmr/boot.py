@@ -7,6 +7,7 @@ the old world waits with deadlines. What follows is the program as Python itself
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -31,8 +32,14 @@ def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def main(words: Sequence[str]) -> None:
     """Run a program as ``__main__``."""
-    from mpi4py import MPI  # noqa: F401 - initialises MPI
+    from mpi4py import MPI  # initialises MPI
 
+    from dmr.client import Manager
+    from dmr.invited import Invited
+
+    invited = Invited.from_env(os.environ)
+    if invited is not None:
+        invited.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
     sys.orig_argv = [sys.executable, *split(sys.orig_argv[1:])[0], *words]
     kind, *rest = words
     if kind == "-m":

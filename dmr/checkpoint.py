@@ -15,20 +15,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import h5py
 import msgspec
 import numpy as np
 import xxhash
 
 from dmr import items
-from dmr.errors import UsageError
+from dmr.errors import UsageError, words_of
 from dmr.field import Field
 from dmr.gather import SLAB_BYTES, slabs
 from dmr.items import Items
 from dmr.progress import Progress, decode, encode
 from dmr.world import World
+
+if TYPE_CHECKING:
+    import h5py
 
 FORMAT = 1
 KEEP = 2
@@ -93,6 +95,8 @@ def write(
 
     A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
     """
+    import h5py  # not before it is needed: every world that boots would pay for it
+
     path = path_of(schedule.directory, progress.step)
     part = path.with_suffix(".part")
     problem: str | None = None
@@ -106,7 +110,7 @@ def write(
             file.attrs["progress"], file.attrs["options"] = texts
             file.attrs["xxh3_128"] = _digest_of(texts)
         except OSError as error:
-            problem = str(error)
+            problem = words_of(error)
     for name, block in fields.items():
         problem = _write_field(world, file, name, block, problem)
     if world.rank == 0:
@@ -186,7 +190,7 @@ def hold(schedule: Schedule, world: World) -> Hold:
             if not found.take():
                 problem = "another run writes checkpoints there"
         except OSError as error:
-            problem = str(error)
+            problem = words_of(error)
     problem = world.comm.bcast(problem)
     if problem is not None:
         raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
@@ -255,7 +259,7 @@ def _write_field(
             dataset[slab.slices((0,) * len(slab.start))] = values
             digest.update(values.data)
         except OSError as error:
-            problem = str(error)
+            problem = words_of(error)
     if dataset is not None and problem is None:
         dataset.attrs["xxh3_128"] = digest.hexdigest()
     return problem
@@ -273,7 +277,7 @@ def _settle(
             part.replace(path)
             _sync(schedule.directory)
     except (OSError, RuntimeError) as error:
-        problem = problem or str(error)
+        problem = problem or words_of(error)
     if problem is not None:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
@@ -297,6 +301,8 @@ def _sync(path: Path) -> None:
 
 def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
     """Read a whole checkpoint once, before any rank trusts it."""
+    import h5py
+
     try:
         with h5py.File(path, "r", locking=False) as file:
             version = int(file.attrs["format"])
@@ -337,6 +343,8 @@ def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) ->
 
 def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
     """Read this rank's interiors; every rank reads the same file on its own."""
+    import h5py
+
     with h5py.File(path, "r", locking=False) as file:
         for name, block in fields.items():
             dataset = file["fields"][name]

@@ -81,11 +81,18 @@ class Link:
     """
 
     def __init__(
-        self, manager: Manager, known: int, strategy: str, groups: tuple[tuple[int, int], ...]
+        self,
+        manager: Manager,
+        known: int,
+        strategy: str,
+        groups: tuple[tuple[int, int], ...],
+        cooldown_s: float = 0.0,
+        restarts: bool = False,
     ) -> None:
         self.wish: Wish | None = None
         self.step = self.steps = 0
         self.strategy, self.groups = strategy, groups
+        self._cooldown_s, self._restarts = cooldown_s, restarts
         self._manager, self._known = manager, known
         self._reports: deque[Report] = deque()
         self._wake = threading.Event()
@@ -107,6 +114,17 @@ class Link:
         self._wake.set()
         self._thread.join(FLUSH_S)
 
+    def _poll(self) -> Poll:
+        return Poll(
+            self.step,
+            self.steps,
+            self._known,
+            self.strategy,
+            self.groups,
+            self._cooldown_s,
+            self._restarts,
+        )
+
     def _talk(self) -> None:
         while True:
             try:
@@ -115,12 +133,7 @@ class Link:
                     self._reports.popleft()
                 if self._closing:
                     return
-                answer = self._manager.post(
-                    "poll",
-                    msgspec.json.encode(
-                        Poll(self.step, self.steps, self._known, self.strategy, self.groups)
-                    ),
-                )
+                answer = self._manager.post("poll", msgspec.json.encode(self._poll()))
                 wish = msgspec.json.decode(answer, type=Wish | None)
                 if wish is not None and wish.number > self._known:
                     self.wish, self._known = wish, wish.number

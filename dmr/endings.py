@@ -14,7 +14,9 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from dmr.crew import Crew
 from dmr.errors import CollectiveError
+from dmr.line import Line, LineError, Refused
 from dmr.progress import Progress
 from dmr.transaction import Left
 from dmr.world import Runtime
@@ -23,6 +25,8 @@ from rms.protocol import CompletionRecord, EndState, write_completion
 ABORT_CODE = 1
 SIGTERM_CODE = 143
 SIGINT_CODE = 130
+ALONE_S = 5.0
+"""How long a rank that fails waits for the others of its world to fail, or to hear of it."""
 
 
 class TerminatedError(CollectiveError):
@@ -109,3 +113,48 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
         comm.Abort(SIGINT_CODE)
     except BaseException as error:
         end.alone(error)
+
+
+@contextlib.contextmanager
+def giving_way(runtime: Runtime, crew: Crew) -> Iterator[None]:
+    """Let no error of a world that is to take over end the running one."""
+    try:
+        yield
+    except Exception as error:
+        if runtime.invited is None:
+            raise
+        give_way(runtime, crew, error)
+
+
+def give_way(runtime: Runtime, crew: Crew, error: Exception, line: Line | None = None) -> NoReturn:
+    """Say why this world cannot take over, and leave it.
+
+    Raises:
+        Left: all ranks leave; the old world goes on.
+        Exception: ``error``, which this rank alone has met: the others may wait for it in MPI, so
+            that only MPI_Abort ends them.
+    """
+    why = str(error)
+    if not isinstance(error, CollectiveError):
+        why = f"rank {runtime.comm.rank}: {type(error).__name__}: {error}"
+        traceback.print_exception(error)
+    if crew.first:
+        if line is None:
+            runtime.refuse(why)
+        else:
+            with contextlib.suppress(LineError):
+                line.send(Refused(why))
+    if isinstance(error, CollectiveError):
+        raise Left(0)
+
+    def check(waited_s: float) -> None:
+        if waited_s > ALONE_S:
+            raise error
+
+    if crew.first:
+        crew.tell(why)
+        crew.reports(check)
+    else:
+        crew.report(why)
+        crew.hear(check)
+    raise Left(0)

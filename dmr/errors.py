@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,3 +29,9 @@ def agree(comm: MPI.Intracomm, error: str | None) -> None:
     found = next((text for text in comm.allgather(error) if text is not None), None)
     if found is not None:
         raise UsageError(found)
+
+
+def words_of(error: Exception) -> str:
+    """Return what the system said: HDF5 adds a page of its own state."""
+    number = getattr(error, "errno", None)
+    return os.strerror(number) if number else " ".join(str(error).split())

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import TracebackType
 
 import msgspec
 
@@ -17,6 +21,9 @@ from rms.transport import UnreachableError
 CALL_S = 10.0
 PATIENCE_S = 600.0
 """A world that nobody has called by then leaves: its daemon may be gone for good."""
+
+_heard = threading.Event()
+"""Set when the old world hears from this process by other ways, or has heard why it does not."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,33 @@ class Invited:
             return None
         return cls(int(number or 0), int(env.get(WORLD_VARIABLE, "0")), door)
 
+    def watch(self, rank: int, manager: Manager | None) -> None:
+        """Have the old world told if the program fails or ends before it reaches dmr.run."""
+        if _heard.is_set() or getattr(sys.excepthook, "tells", False):
+            return
+        usual = sys.excepthook
+
+        def tell(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            usual(kind, error, trace)
+            if not _heard.is_set():
+                self.refuse(f"rank {rank}: {kind.__name__}: {error}", manager)
+
+        def ended() -> None:
+            if not _heard.is_set():
+                self.refuse("its program ended before it reached dmr.run", manager)
+
+        tell.tells = True  # type: ignore[attr-defined]
+        sys.excepthook = tell
+        if rank == 0:
+            atexit.register(ended)
+
+    @staticmethod
+    def reached() -> None:
+        """From now on dmr.run speaks for this process."""
+        _heard.set()
+
     def meet(self, manager: Manager | None, port: str) -> Line:
         """Rank 0: say that this world is ready; return the line once the old one is on it.
 
@@ -59,7 +93,8 @@ class Invited:
             door.close()
 
     def refuse(self, why: str, manager: Manager | None) -> None:
-        """Rank 0: say that this world cannot take over, before it has met the old one."""
+        """Say that this world cannot take over, before it has met the old one."""
+        _heard.set()
         with contextlib.suppress(LineError):
             if self.door:
                 with call(self.door, CALL_S) as line:

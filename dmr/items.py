@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 import xxhash
 from mpi4py import MPI
 
+from dmr.errors import words_of
 from dmr.field import Field, FieldSpec
 from dmr.layout import Box, Decomposition
+
+if TYPE_CHECKING:
+    import h5py
 
 Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
@@ -238,7 +241,7 @@ def write(
         dataset = file.create_dataset(f"fields/{name}", data=values)
         dataset.attrs["xxh3_128"] = xxhash.xxh3_128_hexdigest(_bytes(values).data)
     except OSError as error:
-        return str(error)
+        return words_of(error)
     return None
 
 

@@ -10,7 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,9 +45,9 @@ def spawn(
 
     runtime, comm = run.runtime, run.world.talk
     door = None
-    hosts = set(comm.allgather(MPI.Get_processor_name()))
+    machines = set(comm.allgather(MPI.Get_processor_name()))
     if comm.rank == 0:
-        near = LOOPBACK if len(hosts) == 1 else MPI.Get_processor_name()
+        near = LOOPBACK if len(machines) == 1 else MPI.Get_processor_name()
         door = Door(near if runtime.manager is None else runtime.manager.host)
     if door is not None:
         stack.callback(door.close)
@@ -58,12 +59,16 @@ def spawn(
     if backend:
         setting.append(f"{BACKEND_VARIABLE}={backend}")
     info = MPI.Info.Create()
-    watch = threading.Timer(boot_s, _give_up, (boot_s,))
+    words = f"MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back"
+    watch = threading.Timer(boot_s, give_up, (words,))
     watch.daemon = True
     if comm.rank == 0:
         watch.start()
     try:
         info.Set("wdir", str(Path.cwd()))
+        where = placed(target.slots[-ranks:])
+        if where:
+            info.Set("hosts", where)
         arguments = ["-u", JOIN_VARIABLE, *setting, *runtime.respawn]
         inter = comm.Spawn("env", arguments, maxprocs=ranks, info=info, root=0)
     except MPI.Exception as error:
@@ -81,6 +86,12 @@ def spawn(
             raise LineError(f"the new world was not ready within {boot_s:g} s") from None
 
     return inter, wait
+
+
+def placed(slots: Sequence[str]) -> str:
+    """Return the hosts of slots as MPICH's launcher takes them: ``n1:2,n3:1``; "" of none."""
+    names = [slot.partition("/")[0] for slot in slots if "/" in slot]
+    return ",".join(f"{name}:{len(list(each))}" for name, each in groupby(names))
 
 
 def nested(
@@ -144,10 +155,7 @@ def store(run: Run, plan: Plan, stack: contextlib.ExitStack) -> tuple[str, Path 
     return str(schedule.directory), path
 
 
-def _give_up(boot_s: float) -> None:
-    print(
-        f"error: MPI_Comm_spawn did not return within {boot_s:g} s and cannot be taken back",
-        file=sys.stderr,
-        flush=True,
-    )
+def give_up(words: str) -> None:
+    """End all ranks with a word, where one is caught in MPI for good."""
+    print(f"error: {words}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -72,6 +72,16 @@ class Stored(msgspec.Struct, tag=True):
     step: int
 
 
+class Arrived(msgspec.Struct, tag=True):
+    """New to old (merge): every cell is here with its right hash."""
+
+    move_s: float
+
+
+class Build(msgspec.Struct, tag=True):
+    """Old to new (merge): every cell is where it belongs, on all ranks; build with us."""
+
+
 class Acknowledged(msgspec.Struct, tag=True):
     """New to old: every cell is here with its right hash, and ``build`` has run."""
 
@@ -91,7 +101,9 @@ class Settled(msgspec.Struct, tag=True):
     """New to old: it is taken; leave."""
 
 
-Message = Header | Accepted | Refused | Stored | Acknowledged | Committed | Settled
+Message = (
+    Header | Accepted | Refused | Stored | Arrived | Build | Acknowledged | Committed | Settled
+)
 _decoder = msgspec.json.Decoder(Message)
 
 

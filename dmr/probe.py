@@ -21,6 +21,8 @@ from typing import Any
 from dmr.mpiexec import clean, launcher
 
 DEADLINE_S = 20.0
+MEET_S = 5.0
+"""For two ranks that are up; Open MPI's wait for good, whatever timeout they are given."""
 
 _VERSION = """
 from mpi4py import MPI
@@ -56,14 +58,18 @@ inter.Disconnect()
 """
 
 _CONNECT = """
-import pathlib, sys, time
+import os, pathlib, sys, threading, time
 from mpi4py import MPI
 file = pathlib.Path(sys.argv[1])
 while not file.exists():
     time.sleep(0.01)
+late = threading.Timer(float(sys.argv[2]), os._exit, (1,))
+late.daemon = True
+late.start()
 inter = MPI.COMM_WORLD.Connect(file.read_text())
 assert inter.recv(source=0) == "here"
 inter.Disconnect()
+late.cancel()
 print("WORKS")
 """
 
@@ -161,7 +167,8 @@ def _meets(start: Sequence[str], env: Mapping[str, str]) -> bool:
         for name, program in (("accept", _ACCEPT), ("connect", _CONNECT)):
             script = Path(folder) / f"{name}.py"
             script.write_text(program)
-            both.append(_start([*start, "-n", "1", sys.executable, str(script), str(port)], env))
+            words = [sys.executable, str(script), str(port), str(MEET_S)]
+            both.append(_start([*start, "-n", "1", *words], env))
         said = _end(both[1], DEADLINE_S)
         _end(both[0], 1.0)
         return "WORKS" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -54,6 +55,21 @@ def check_size(ranks: int, limits: Limits) -> None:
     if ranks < least or (most is not None and ranks > most):
         bounds = f"at least {least}" if most is None else f"{least} to {most}"
         raise UsageError(f"expected a resize to {bounds} ranks, got {ranks}")
+
+
+def check_cooldown(given: float | str) -> float:
+    """Return a cooldown in seconds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise UsageError(f"expected a cooldown of at least 0 seconds, got {given}")
+    return seconds
 
 
 def check_plan(limits: Limits, sizes: Sequence[int]) -> None:

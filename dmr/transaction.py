@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpi4py import MPI
 
 from dmr import launch, move
-from dmr.crew import Crew
+from dmr.crew import Check, Crew
 from dmr.field import FieldSpec
 from dmr.items import OwnerError
 from dmr.line import (
@@ -49,7 +49,7 @@ from dmr.world import grid_for
 from rms.protocol import Invitation
 
 if TYPE_CHECKING:
-    from dmr.session import Plan, Run
+    from dmr.session import Application, Plan, Run
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -110,7 +110,7 @@ class Left(SystemExit):
     """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
-def replace(run: Run, plan: Plan, target: Target, told: Sequence[int]) -> None:
+def replace(app: Application, run: Run, plan: Plan, target: Target, told: Sequence[int]) -> None:
     """Replace the world of ``run`` by one at ``target`` (collective).
 
     Returns in ranks that go on in the new world (strategy merge).
@@ -124,7 +124,7 @@ def replace(run: Run, plan: Plan, target: Target, told: Sequence[int]) -> None:
     if target.strategy == "merge":
         from dmr.merge import merge
 
-        merge(run, plan, target, told)
+        merge(app, run, plan, target, told)
         return
     with contextlib.ExitStack() as stack:
         cost = Attempt(run, plan, target, stack).go(told)
@@ -194,6 +194,10 @@ class Attempt:
     def _meet(self) -> None:
         """Have a line to the new world on rank 0, and an inter-communicator if MPI carries it."""
         limits, worlds = self.plan.deadlines, self.target.worlds
+        if worlds and self.target.strategy != "restart" and not self.run.connects:
+            # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
+            # of a process in which one has timed out.
+            raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
         if worlds:
             self._hold([partial(call, world.line, limits.connect_s) for world in worlds])
         elif self.target.strategy in ("spawn", "merge"):
@@ -260,15 +264,12 @@ class Attempt:
         return sent
 
     def _connect(self, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
-        if not self.run.connects:
-            raise RolledBackError(self._words("an earlier MPI_Comm_connect failed in this world"))
         self._together(self._still_there)
         info = MPI.Info.Create()
         try:
             info.Set("timeout", str(max(1, round(self.plan.deadlines.connect_s))))
             return comm.Connect(port if self.crew.first else "", info)
         except MPI.Exception as error:
-            # MPICH 5.0 dies in the next connect of a process in which one has timed out.
             self.run.connects = False
             why = " ".join(error.Get_error_string().split())[:120]
             raise RolledBackError(self._words(f"MPI_Comm_connect failed: {why}")) from None
@@ -300,8 +301,15 @@ class Attempt:
 
     # --- verdict -----------------------------------------------------------------------------
 
-    def _commit(self, cost: OpenResize, sent: int, moved_s: float = 0.0) -> OpenResize:
+    def _commit(self, cost: OpenResize, sent: int) -> OpenResize:
         """Rank 0: hear of all that it has arrived, then give the job away."""
+        sent = self._sent(sent)
+        if self.target.strategy == "restart":
+            sent = sum(spec.nbytes for spec in self.specs.values())
+        return self._give(cost, sent, (0.0, 0.0), self._expect(Acknowledged))
+
+    def _sent(self, sent: int) -> int:
+        """Rank 0: return the bytes that all ranks have sent."""
         if self._problem is not None:
             raise LineError(self._problem)
 
@@ -309,22 +317,30 @@ class Attempt:
             if waited_s > self.plan.deadlines.answer_s:
                 raise LineError("ranks of the old world have not sent their part")
 
-        if self.target.strategy == "restart":
-            sent = sum(spec.nbytes for spec in self.specs.values())
         for problem, count in self.crew.reports(check):
             if problem is not None:
                 raise LineError(problem)
             sent += count
-        acks = self._expect(Acknowledged)
+        return sent
+
+    def _give(
+        self,
+        cost: OpenResize,
+        sent: int,
+        taken_s: tuple[float, float],
+        acks: Sequence[Acknowledged],
+    ) -> OpenResize:
+        """Rank 0: complete the record and give the job away."""
+        moved_s, build_s = taken_s
         cost.bytes, cost.move_s = sent, max([moved_s, *(ack.move_s for ack in acks)])
-        build_s = max((ack.build_s for ack in acks), default=0.0)
+        build_s = max([build_s, *(ack.build_s for ack in acks)])
         cost.phases_s |= {"move": cost.move_s, "build": build_s}
         raw_s = max((ack.raw_s for ack in acks), default=0.0)
         cost.raw_gb_per_s = sent / 1e9 / raw_s if raw_s else 0.0
         aside_s = max((ack.aside_s for ack in acks), default=0.0)
         cost.old_stall_s = self.run.runtime.clock() - cost.old_stall_s - aside_s
         self.state = State.COMMITTED
-        hold = self.run.hold
+        hold = None if self.target.strategy == "merge" else self.run.hold
         if hold is not None:
             hold.release()  # the new world takes it
         try:
@@ -354,7 +370,7 @@ class Attempt:
             found.append(said)
         return found
 
-    def _together(self, work: Callable[[], T]) -> T:
+    def _together(self, work: Callable[[], T], check: Check | None = None) -> T:
         """Return what ``work`` gives on rank 0; what it finds wrong, all ranks raise."""
         if self.crew.first:
             try:
@@ -367,7 +383,7 @@ class Attempt:
                         line.send(Refused(words[0]))
             self.crew.tell(words)
         else:
-            words = self.crew.hear()
+            words = self.crew.hear(check)
         problem, found = words
         if problem is not None:
             raise RolledBackError(problem)

@@ -111,6 +111,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--every", type=int, default=10, metavar="S", help="steps between resize points")
     add("--resize-at", metavar="STEP:RANKS[@BACKEND][,...]", help="scripted resizes")
     add("--strategy", default="auto", metavar="NAME", help="auto, spawn, merge, restart, warm")
+    add("--cooldown", type=float, default=0.0, metavar="S", help="from one resize to the next")
     add("--checkpoint-every", type=int, default=0, metavar="S", help="steps between checkpoints")
     add("--checkpoint-dir", type=Path, metavar="D", help="folder of checkpoints")
     add("--restart", action="store_true", help="continue from the newest whole checkpoint")

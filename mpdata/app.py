@@ -24,11 +24,20 @@ from mpdata.backends import (
 from mpdata.cases.setup import open_mesh
 from mpdata.config import RunConfig
 from mpdata.errors import InputError
-from mpdata.flow import held_bytes, largest, make_flow, scale_for, steps_for, unstable
+from mpdata.flow import (
+    Peak,
+    fill_faces,
+    held_bytes,
+    largest,
+    make_flow,
+    scale_for,
+    steps_for,
+    unstable,
+)
 from mpdata.geometry import Geometry
 from mpdata.halo import HaloExchange
 from mpdata.report import Ticker
-from mpdata.velocities import make_velocities, survey
+from mpdata.velocities import make_velocities, scales_later, survey
 from rms.commandline import emit_json
 
 __all__ = ["Advection", "RunConfig"]
@@ -48,6 +57,7 @@ class Advection(dmr.Application):
         self.config, self.xp = config, array_module(config.backend)
         self.result: dict[str, Any] | None = None
         self._set_up_for: dmr.Box | None = None
+        self._held: float | None = None
 
     def fields(self) -> Mapping[str, dmr.FieldSpec]:
         """Every tracer: an axis of one cell has no halo; face arrays share its shape (Geometry)."""
@@ -86,8 +96,17 @@ class Advection(dmr.Application):
         return arrays * spec.padding(interior).allocation_bytes + on_its_way
 
     def prepare(self, run: dmr.Run) -> None:
-        """Do early what needs no data: the flow on this block, scratch, compiled kernels."""
+        """Do early what needs no data: the flow on this block, scratch, compiled kernels.
+
+        The scale of the flow travels with the data. A steady flow is evaluated here all the same:
+        unscaled where that is as good, else with a scale found out anew.
+        """
         self._set_up(run)
+        setup, dtype, flow = self.config.setup, self.config.dtype, self.flow
+        if setup.levels is None and setup.face_at is None:
+            scale = 1.0 if scales_later(setup, dtype) else scale_for(setup, self._peak(run))
+            _together(run, lambda: fill_faces(flow.C, setup, self.geometry, scale, flow.xp))
+            self._held = scale
 
     def _set_up(self, run: dmr.Run) -> None:
         config, psi = self.config, run.fields["psi"]
@@ -111,7 +130,7 @@ class Advection(dmr.Application):
             config.tuned,
         )
         self.stepper.warm()
-        self._set_up_for = psi.box
+        self._set_up_for, self._held = psi.box, None
 
     def build(self, run: dmr.Run) -> None:
         """Evaluate the flow on this world's block and set up scratch and communication."""
@@ -125,7 +144,7 @@ class Advection(dmr.Application):
             self._check(run)
         scale = run.values["scale"]
         self.velocities = _together(
-            run, lambda: make_velocities(setup, geometry, self.flow, scale, psi.scratch)
+            run, lambda: make_velocities(setup, geometry, self.flow, scale, psi.scratch, self._held)
         )
         neighbours = self._neighbours(run)
         boxes = make_boxes(config.backend, config.dtype, messages=bool(neighbours))
@@ -197,8 +216,7 @@ class Advection(dmr.Application):
 
     def _check(self, run: dmr.Run) -> None:
         """Look at the whole flow and every tracer before the first step; settle the scale."""
-        config, comm = self.config, run.world.comm
-        peak = largest(comm.allgather(_together(run, lambda: survey(config.setup, self.geometry))))
+        config, comm, peak = self.config, run.world.comm, self._peak(run)
         run.values["scale"] = scale_for(config.setup, peak)
         problem = unstable(peak, run.values["scale"])
         for name, block in run.fields.items():
@@ -208,6 +226,11 @@ class Advection(dmr.Application):
             problem = problem or config.refusal(name, low, high)
         if problem is not None:
             raise dmr.UsageError(problem)
+
+    def _peak(self, run: dmr.Run) -> Peak:
+        """Return the peak of the flow over all blocks (collective)."""
+        mine = _together(run, lambda: survey(self.config.setup, self.geometry))
+        return largest(run.world.comm.allgather(mine))
 
     def _neighbours(self, run: dmr.Run) -> dict[int, tuple[int | None, int | None]]:
         layout, rank = run.fields["psi"].layout, run.world.rank

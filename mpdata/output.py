@@ -8,7 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
@@ -22,6 +21,8 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
     Raises:
         InputError: the place cannot be written.
     """
+    import h5py  # not before it is needed: every world that boots would pay for it
+
     n, m, el = setup.grid
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +57,8 @@ class Frame:
     """One frame while it is written, slab by slab; frames of an interrupted run are replaced."""
 
     def __init__(self, path: Path, step: int, time: float) -> None:
+        import h5py
+
         try:
             self._file = h5py.File(path, "r+", locking=False)
         except OSError as error:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from mpdata.cases.setup import Setup
 from mpdata.errors import InputError
@@ -92,18 +93,36 @@ def survey(setup: Setup, geo: Geometry) -> Peak:
     )
 
 
+def scales_later(setup: Setup, dtype: npt.DTypeLike) -> bool:
+    """Return whether a steady flow may be set unscaled and scaled in place: the same bits.
+
+    In float32 a value would be rounded twice; where nothing is to be scaled it is rounded once.
+    """
+    return np.dtype(dtype).itemsize == 8 or setup.courant is None
+
+
 def make_velocities(
-    setup: Setup, geo: Geometry, flow: Flow, scale: float, allocate: Callable[[], Array]
+    setup: Setup,
+    geo: Geometry,
+    flow: Flow,
+    scale: float,
+    allocate: Callable[[], Array],
+    held: float | None = None,
 ) -> Velocities:
     """Return what sets the face values of ``flow``; a steady flow's are set here (local).
 
-    ``allocate`` returns arrays laid out as the flow's.
+    ``allocate`` returns arrays laid out as the flow's. ``held`` is the scale of the face values
+    that a steady flow holds already, None where it holds none.
     """
     if setup.levels is not None:
         return Interpolated(setup, geo, flow, allocate)
     if setup.face_at is not None:
         return Evaluated(setup, geo, flow)
-    fill_faces(flow.C, setup, geo, scale, flow.xp)
+    if held == 1.0 != scale and scales_later(setup, flow.h.dtype):
+        for axis in geo.active:
+            flow.C[axis] *= scale
+    elif held != scale:
+        fill_faces(flow.C, setup, geo, scale, flow.xp)
     return Steady()
 
 

@@ -33,9 +33,11 @@ HANDLERS = dict.fromkeys(
         "policy",
         "shutdown",
         "explain",
+        "drain",
+        "resume",
     ),
     "rms.clientside",
-)
+) | dict.fromkeys(("top", "report"), "rms.looking")
 """Which module has the function of a command; loaded only when it is used."""
 
 
@@ -108,6 +110,12 @@ def _parser() -> Parser:
     serve.add_argument(
         "--reach", default="slurm", metavar="NAME", help="how mpiexec reaches nodes (-launcher)"
     )
+    serve.add_argument(
+        "--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)"
+    )
+    serve.add_argument(
+        "--ntasks-per-node", type=int, metavar="N", help="slots of a node (default: its CPUs)"
+    )
     serve.add_argument("--policy", default="array-share", metavar="NAME|FILE.toml")
     serve.add_argument(
         "--grace",
@@ -115,6 +123,12 @@ def _parser() -> Parser:
         default=10.0,
         metavar="S",
         help="from SIGTERM to SIGKILL of a job (default 10)",
+    )
+    serve.add_argument(
+        "--margin",
+        type=float,
+        metavar="S",
+        help="of a pilot: from the end of its jobs to that of its allocation (default grace + 30)",
     )
     serve.add_argument(
         "--boot-deadline",
@@ -149,6 +163,12 @@ def _parser() -> Parser:
     add("policy", "show or swap the policy").add_argument("name", nargs="?")
     add("shutdown", "end all jobs at checkpoints, then the daemon")
     add("explain", "why a job is where it is").add_argument("id")
+    add("top", "a live view of the daemon")
+    add("report", "a page about all jobs, with figures").add_argument(
+        "folder", type=Path, metavar="DIR"
+    )
+    add("drain", "give nodes to no more jobs").add_argument("node", metavar="NODE")
+    add("resume", "give drained nodes to jobs again").add_argument("node", metavar="NODE")
     simulate = add("simulate", "run a workload on a virtual clock", client=False)
     simulate.add_argument("--workload", type=Path, metavar="FILE.toml")
     simulate.add_argument("--trace", type=Path, metavar="FILE.swf[.gz]")
@@ -235,12 +255,27 @@ def _ground(arguments: argparse.Namespace) -> Ground:
     """Return the nodes of an engine and who starts processes there."""
     from rms import serving
     from rms.slurm import grounds
-    from rms.slurm.cli import SlurmError
 
     if arguments.engine == "slurm":
-        raise SlurmError("expected the engine local or slurm-pilot, got slurm: not yet")
+        return grounds.site(
+            os.environ,
+            getpass.getuser(),
+            arguments.reach,
+            grace_s=arguments.grace,
+            partition=arguments.partition,
+            tasks=arguments.ntasks_per_node,
+            file=arguments.cluster,
+        ).first(arguments.nodes)
     if arguments.engine == "slurm-pilot":
-        return grounds.pilot(os.environ, getpass.getuser(), arguments.reach).first(arguments.nodes)
+        return grounds.pilot(
+            os.environ,
+            getpass.getuser(),
+            arguments.reach,
+            grace_s=arguments.grace,
+            margin_s=arguments.margin,
+            tasks=arguments.ntasks_per_node,
+            file=arguments.cluster,
+        ).first(arguments.nodes)
     if arguments.cluster is None:
         return serving.Ground(serving.this_machine(_nodes(arguments.nodes)))
     return serving.Ground(serving.from_file(arguments.cluster))

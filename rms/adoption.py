@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from rms.events import Decision, Ended, Start, Started
+from rms import relaunch
+from rms.events import Decision, Ended, Reopened, Start, Started
 from rms.journal import Opened, PolicySet, Seen
 from rms.live import Line, Live, Step
 from rms.local import Child
-from rms.model import JobId, JobState
+from rms.model import JobId, JobState, Node
 from rms.policies import named
 from rms.rules import RuleError
 from rms.transition import TransitionError
 
 if TYPE_CHECKING:
-    from rms.daemon import Daemon
+    from rms.daemon import Daemon, LiveCluster
+
+REQUEUED = "REQUEUED"
+"""The ending of a job that is to wait again."""
 
 
 def restore(daemon: Daemon) -> list[tuple[int, list[Decision]]]:
@@ -71,17 +75,86 @@ def adopt(daemon: Daemon, pending: list[tuple[int, list[Decision]]]) -> None:
         _take_back(daemon, job_id, live, script)
 
 
-def _take_back(daemon: Daemon, job_id: JobId, live: Live, script: Child | None) -> None:
+def reopen(
+    daemon: Daemon,
+    pending: list[tuple[int, list[Decision]]],
+    cluster: LiveCluster,
+    where: str,
+) -> None:
+    """Go on with other nodes: what ran on those before waits again, or has failed."""
+    for number, decisions in pending:
+        daemon.journal.decided(number, decisions)
+    state, daemon.stopping = daemon.engine.state, True  # on nodes that are gone nothing starts
+    for job_id in list(state.running):
+        _ended_meanwhile(daemon, job_id)
+    failed = []
+    for job_id, job in state.running.items():
+        live = daemon.live[job_id]
+        again = live.note["requeue"] or job.start_s is None
+        if not again:
+            failed.append(job_id)
+            live.reason = "its nodes were taken away while it ran"
+            daemon.journal.note(
+                f"end/{job_id}", {"exit_code": 1, "answer": "", "reason": live.reason}
+            )
+        daemon.forget(job_id, live)
+        daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
+    daemon.stopping = False
+    down = [Node(n) for n, name in enumerate(cluster.names) if name in daemon.drained]
+    before, daemon.home = len(daemon.cluster.names), cluster
+    daemon.say(f"goes on with {len(cluster.names)} nodes, after {before} before")
+    daemon.handle(
+        Reopened(
+            max(daemon.now(), state.now_s),
+            where,
+            cluster.names,
+            cluster.power,
+            cluster.widths,
+            tuple(down),
+            tuple(failed),
+        )
+    )
+
+
+def _ended_meanwhile(daemon: Daemon, job_id: JobId) -> None:
+    """Enter the end of a job whose script came to it before its nodes were taken away."""
+    status = daemon.launcher.status_file(job_id)
+    if daemon.engine.state.running[job_id].start_s is None or not status.exists():
+        return
+    clock, live, ended_s = daemon.now, daemon.live[job_id], status.stat().st_mtime
+    live.script = Child(0, status_file=status)
+    daemon.now = lambda: ended_s
+    try:
+        _known_steps(daemon, job_id, live)
+        code = live.script.status()
+        for number, step in enumerate(live.steps):
+            if step.exit_code is None:
+                daemon.worlds.conclude(job_id, live, number, 1)
+        if live.ending is None and all(s.exit_code == 0 for s in live.steps) and code == 0:
+            daemon.end_script(job_id, live, code)
+    finally:
+        daemon.now = clock
+
+
+def _noted(daemon: Daemon, kind: str, job_id: JobId) -> dict[str, Any]:
+    return daemon.journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
+
+
+def _known_steps(daemon: Daemon, job_id: JobId, live: Live) -> list[int]:
+    """Enter the steps of a job as they were noted; return its processes."""
     members = daemon.launcher.members(job_id)
 
-    def noted(kind: str) -> dict[str, Any]:
-        return daemon.journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
+    def child(number: int, pid: int) -> Child:
+        """Return a launch; one that was started anew meanwhile has another process."""
+        if pid in members or not daemon.launcher.distant:
+            return Child(pid if pid in members else 0)
+        return Child(min(daemon.launcher.members(job_id, number), default=0))
 
     def noted_line(number: int) -> Line:
         key = f"line/{job_id}/{number}"
         return msgspec.convert(daemon.journal.notes(key)[key], Line)
 
-    found, ending = noted("steps"), noted("ending")
+    found = _noted(daemon, "steps", job_id)
     live.keys, live.launches = found.get("keys", []), found.get("launches", 0)
     live.steps = []
     for number, step in enumerate(found.get("steps", [])):
@@ -90,7 +163,7 @@ def _take_back(daemon: Daemon, job_id: JobId, live: Live, script: Child | None) 
         live.steps.append(
             Step(
                 line,
-                {int(n): Child(pid if pid in members else 0) for n, pid in step["pids"].items()},
+                {int(n): child(int(n), pid) for n, pid in step["pids"].items()},
                 tuple(step["current"]),
                 step["strategy"],
                 tuple((launch, ranks) for launch, ranks in step["groups"]),
@@ -99,6 +172,15 @@ def _take_back(daemon: Daemon, job_id: JobId, live: Live, script: Child | None) 
                 spoke=True,
             )
         )
+    return members
+
+
+def _take_back(daemon: Daemon, job_id: JobId, live: Live, script: Child | None) -> None:
+    members, ending = _known_steps(daemon, job_id, live), _noted(daemon, "ending", job_id)
+    boot, wanted = _noted(daemon, "boot", job_id), daemon.engine.state.running[job_id].requested
+    if script is None and boot.get("state") in relaunch.STATES and wanted is not None:
+        script = daemon.run_script(job_id, live, wanted)
+        daemon.journal.note(f"boot/{job_id}", boot | {"state": "starting"})
     if script is not None:
         live.script = script
         daemon.say(
@@ -106,7 +188,7 @@ def _take_back(daemon: Daemon, job_id: JobId, live: Live, script: Child | None) 
             if script.status() is None
             else f"job {job_id}: ended while the daemon was away"
         )
-    elif live.note["requeue"] and not ending:
+    elif live.note["requeue"] and ending.get("state") in (None, REQUEUED):
         daemon.requeue(job_id, live, "ended, its processes are gone")
         return
     else:

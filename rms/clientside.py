@@ -331,6 +331,22 @@ def nodes(arguments: argparse.Namespace) -> int:
     return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "JOB"], table)
 
 
+def drain(arguments: argparse.Namespace) -> int:
+    """``rms drain NODE``: who runs there is left alone."""
+    return _drain(arguments, "/drain", "DRAINED")
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """``rms resume NODE``."""
+    return _drain(arguments, "/resume", "RESUMED")
+
+
+def _drain(arguments: argparse.Namespace, path: str, head: str) -> int:
+    server = server_address(arguments.server, os.environ)
+    found = call(server, "POST", path, {"node": arguments.node})
+    return _show(arguments, found, [head], [[name] for name in found["nodes"]])
+
+
 def cancel(arguments: argparse.Namespace) -> int:
     """``rms cancel ID``."""
     found = call(

@@ -54,7 +54,7 @@ def compare(
         "engine": engine,
         "nodes": len(rows[0]["nodes"]),
         "policy": policy,
-        "power_source": "model",
+        "power_source": " and ".join(dict.fromkeys(row.pop("power_source") for row in rows)),
         "rows": rows,
     }
 
@@ -164,6 +164,7 @@ def _row(mode: Mode, jobs: list[dict[str, Any]], books: dict[str, Any]) -> dict[
     time_s = last - first
     row = {
         "mode": str(mode),
+        "power_source": energy["power_source"],
         "time_s": time_s,
         **{name: energy[name] for name in ("busy_j", "idle_j", "off_j", "boot_j", "cluster_j")},
         "allocation": energy["busy_node_s"] / (len(books["nodes"]) * time_s),
@@ -250,8 +251,10 @@ def table(result: Mapping[str, Any]) -> list[str]:
     if result.get("oversubscribed"):
         lines.append("Several nodes are one machine here: states and books count, times do not.")
     lines.append(
-        f"Power is {result['power_source']}led, not measured: a busy core draws its static and "
-        "dynamic power at efficiency 1, an idle one its idle power."
+        "Power is modelled, not measured: a busy core draws its static and dynamic power at "
+        "efficiency 1, an idle one its idle power."
+        if result["power_source"] == "model"
+        else f"Power is from {result['power_source']}."
     )
     return lines
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import msgspec
 
-from rms import adoption, views
+from rms import adoption, relaunch, views
+from rms.adoption import REQUEUED
 from rms.engine import Engine
 from rms.events import (
     Decision,
@@ -25,25 +26,29 @@ from rms.events import (
     Never,
     NodeDown,
     NodeUp,
+    Reopened,
     Requeued,
     Resize,
     ResizeAsked,
     ResizePoint,
+    ResizeRolledBack,
     Start,
     Started,
     Submitted,
     Ticked,
 )
 from rms.journal import Journal
-from rms.ledger import Ledger, NodePower
+from rms.ledger import Ledger
 from rms.live import Line, Live
-from rms.local import LaunchError, LocalLauncher
-from rms.model import JobId, JobSpec, JobState, Node, Site
+from rms.local import Child, LaunchError, LocalLauncher
+from rms.model import JobId, JobSpec, JobState, Node, NodePower, Site
 from rms.policies import placing
-from rms.protocol import Asked, Poll, Report, Wish
+from rms.protocol import Asked, Metered, Poll, Report, Wish
 from rms.worlds import BOOT_S, Worlds
 
 GRACE_S = 10.0
+STALE_S = 60.0
+"""A node whose power was not read for so long is booked by its model again."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,20 @@ class LiveCluster:
     slots: tuple[tuple[str, ...], ...]
     power: tuple[NodePower, ...]
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many slots each node holds."""
+        return tuple(len(slots) for slots in self.slots)
+
+    @classmethod
+    def recorded(
+        cls, names: tuple[str, ...], power: tuple[NodePower, ...], widths: tuple[int, ...]
+    ) -> LiveCluster:
+        """Return nodes as a journal knows them: how many slots they had, not which."""
+        each = widths or (1,) * len(names)
+        slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
+        return cls(names, slots, power or (NodePower(),) * len(names))
+
 
 class Daemon:
     """One RMS.
@@ -61,13 +80,15 @@ class Daemon:
     Args:
         cluster: the nodes.
         policy: name of the policy.
-        journal: open journal, empty or of an earlier daemon with the same nodes.
+        journal: open journal, empty or of an earlier daemon; one that does not say ``where`` its
+            nodes are must have had the same.
         launcher: starts processes.
         now: wall clock in seconds.
         say: where to tell the operator what happened.
         grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
             checkpoint.
         boot_s: deadline for a world that boots beside a running one.
+        where: what tells these nodes from others of the same names: an allocation's id, or "".
     """
 
     def __init__(
@@ -80,9 +101,15 @@ class Daemon:
         say: Callable[[str], None],
         grace_s: float = GRACE_S,
         boot_s: float = BOOT_S,
+        where: str = "",
     ) -> None:
-        self.cluster, self.journal, self.launcher = cluster, journal, launcher
-        self.now, self.say, self._grace_s = now, say, grace_s
+        began = journal.began if where else None
+        self.where, self._home_where = where if began is None else began.where, where
+        self.home, self.journal, self.launcher = cluster, journal, launcher
+        if began is not None:
+            cluster = LiveCluster.recorded(began.nodes, began.power, began.widths)
+        self.cluster = cluster
+        self.now, self.say, self.grace_s = now, say, grace_s
         self.worlds = Worlds(self, boot_s)
         self.engine = Engine(Site(len(cluster.names), cluster.power), placing(policy))
         self.ledger = Ledger(cluster.power)
@@ -91,12 +118,23 @@ class Daemon:
         self.power_w: list[tuple[float, float]] = []
         self.closed: dict[str, Any] | None = None
         self.stopping = False
+        self.drained = set(journal.notes("drained").get("drained", {"names": []})["names"])
+        self.away: frozenset[str] | None = None
+        self.sources: dict[Node, str] = {}
+        self._read_s: dict[Node, float] = {}
+        self._unmetered: set[str] = set()
         self._ticked = 0.0
         self._queue: deque[Event] = deque()
         self._handling = False
         self._open_spans: dict[Node, dict[str, Any]] = {}
-        journal.header(cluster.names, policy, cluster.power)
-        adoption.adopt(self, adoption.restore(self))
+        home = self.home
+        journal.header(home.names, policy, home.power, where, home.widths)
+        pending = adoption.restore(self)
+        if (self.where, self.cluster.names) == (where, home.names):
+            self.cluster = home
+            adoption.adopt(self, pending)
+        else:
+            adoption.reopen(self, pending, home, where)
 
     # --- events ------------------------------------------------------------------------------
 
@@ -130,6 +168,8 @@ class Daemon:
 
     def feed(self, event: Event) -> list[Decision]:
         """Hand an event to the engine and the books; return what was decided."""
+        if isinstance(event, Reopened):
+            self._reopened(event)
         self.ledger.advance(self.engine.state, event.at_s)
         decisions = self.engine.handle(event)
         for decision in decisions:
@@ -145,6 +185,17 @@ class Daemon:
         if not self.engine.state.running and not self.engine.state.pending:
             self.closed = views.books(self)
         return decisions
+
+    def _reopened(self, event: Reopened) -> None:
+        """Go on elsewhere; the time between belongs to nobody."""
+        for span in self._open_spans.values():
+            span["end_s"] = self.ledger.at_s
+        self._open_spans.clear()
+        self.ledger.reopen(self.engine.state, event.power, event.at_s)
+        self.where = event.where
+        recorded = LiveCluster.recorded(event.nodes, event.power, event.widths)
+        now = self.home.names == event.nodes and event.where == self._home_where
+        self.cluster = self.home if now else recorded
 
     def remember(self, live: Live, at_s: float, decision: Decision) -> None:
         """Keep a decision about a job for ``rms explain``; repeats of one reason once."""
@@ -167,16 +218,44 @@ class Daemon:
         """Take a reading of a device: its node draws that from now on, whatever runs there."""
         for node, slots in enumerate(self.cluster.slots):
             if slots == (f"gpu:{gpu}",):
-                self.ledger.advance(self.engine.state, max(at_s, self.ledger.at_s or at_s))
-                self.ledger.measured(self.engine.state, Node(node), watts)
+                self._book(Node(node), at_s, watts, "nvidia-smi")
+
+    def read(self, said: Metered) -> None:
+        """Take what a node's meter says.
+
+        Raises:
+            ValueError: of a node that there is not.
+        """
+        if said.node not in self.cluster.names:
+            raise ValueError(f"expected a node of this cluster, got {said.node}")
+        if said.why and said.why not in self._unmetered:
+            self._unmetered.add(said.why)
+            self.say(f"power is the model's on {said.node}, and others alike: {said.why}")
+        if said.watts is not None:
+            node = Node(self.cluster.names.index(said.node))
+            self._book(node, self.now(), said.watts, said.source)
+
+    def _book(self, node: Node, at_s: float, watts: float, source: str) -> None:
+        self.ledger.advance(self.engine.state, max(at_s, self.ledger.at_s or at_s))
+        self.ledger.measured(self.engine.state, node, watts)
+        self.sources[node], self._read_s[node] = source, self.now()
+
+    def _forget_readings(self) -> None:
+        """Let the model speak again for nodes whose meters have fallen silent."""
+        before = self.now() - STALE_S
+        for node in [node for node, at_s in self._read_s.items() if at_s < before]:
+            self.say(f"no reading of {self.cluster.names[node]} for {STALE_S:g} s: by the model")
+            self.ledger.advance(self.engine.state, self.time())
+            self.ledger.unmeasured(self.engine.state, node)
+            del self.sources[node], self._read_s[node]
 
     @property
     def power_source(self) -> str:
         """Where the books' power comes from."""
-        found = len(self.ledger.measured_w)
-        if not found:
-            return "model"
-        return "nvidia-smi" if found == len(self.cluster.names) else "nvidia-smi and model"
+        found = set(self.sources.values())
+        if len(self.sources) < len(self.cluster.names):
+            found.add("model")
+        return " and ".join(sorted(found, key=lambda word: (word == "model", word)))
 
     def _book_spans(self, now: float) -> None:
         """Keep who held which node when, for charts."""
@@ -201,35 +280,46 @@ class Daemon:
                 self.start(decision)
         elif isinstance(decision, Resize):
             live = self.live[decision.job]
+            if live.ending is not None:
+                why = "the job is told to end"
+                self.handle(ResizeRolledBack(self.time(), decision.job, why))
+                return
             self.worlds.begin(decision.job, live, self.slots(decision.nodes))
         elif isinstance(decision, Never):
             self.say(f"job {decision.job} can never run: {decision.reason}")
 
     def start(self, decision: Start) -> None:
-        """Run a job's script."""
+        """Start a job."""
         live, job_id = self.live[decision.job], decision.job
-        note = live.note
-        nodes = [self.cluster.slots[node] for node in decision.nodes]
-        env = {**note["env"], **self._job_env(job_id, len(decision.nodes))}
         try:
-            live.script = self.launcher.start_script(
-                job_id,
-                Path(note["script"]),
-                note["cwd"],
-                env,
-                Path(note["output"]),
-                nodes,
-                self.engine.state.running[job_id].spec.limit_s,
-            )
+            script = self.run_script(job_id, live, decision.nodes)
         except LaunchError as error:
             self.say(f"job {job_id}: {error}")
             live.reason = str(error)
             self.handle(Started(self.time(), job_id))
             self.handle(Ended(self.time(), job_id, "FAILED"))
             return
-        self.journal.note(f"script/{job_id}", {"pid": live.script.pid})
-        if live.script.started:
+        if script.started:
             self.handle(Started(self.time(), job_id))
+
+    def run_script(self, job_id: JobId, live: Live, on: tuple[Node, ...]) -> Child:
+        """Run a job's script on nodes.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+        note = live.note
+        live.script = script = self.launcher.start_script(
+            job_id,
+            Path(note["script"]),
+            note["cwd"],
+            {**note["env"], **self._job_env(job_id, len(on))},
+            Path(note["output"]),
+            [self.cluster.slots[node] for node in on],
+            self.engine.state.running[job_id].spec.limit_s,
+        )
+        self.journal.note(f"script/{job_id}", {"pid": script.pid})
+        return script
 
     def _job_env(self, job_id: JobId, nodes: int) -> dict[str, str]:
         note = self.live[job_id].note
@@ -266,7 +356,7 @@ class Daemon:
             self.handle(Ended(self.time(), job_id, "CANCELLED"))
             return
         if live.ending is None:
-            live.ending, live.kill_at = state, self.now() + self._grace_s
+            live.ending, live.kill_at = state, self.now() + self.grace_s
             self.journal.note(f"ending/{job_id}", {"state": state, "kill_at": live.kill_at})
             self.terminate(job_id, live)
 
@@ -306,6 +396,8 @@ class Daemon:
         step = live.running
         if step is not None:
             step.spoke, step.cooldown_s = True, poll.cooldown_s
+            step.restarts = poll.restarts
+            relaunch.spoke(self, job_id, live)
             if (step.strategy, step.groups) != (poll.strategy, poll.groups):
                 step.strategy, step.groups = poll.strategy, poll.groups
                 self.worlds.note(job_id, live)
@@ -332,7 +424,12 @@ class Daemon:
         live, job = self.live[job_id], self.engine.state.running[job_id]
         if key in live.keys:
             return live.keys.index(key)
-        return self.worlds.start(job_id, live, line, self.slots(job.nodes), key)
+        if job.state is JobState.CONFIGURING:  # its script runs, whoever is late to say so
+            self.handle(Started(self.time(), job_id))
+        slots = self.slots(job.nodes)
+        if live.boot is not None and live.boot.state == "starting":  # it is being relaunched
+            slots = live.boot.slots
+        return self.worlds.start(job_id, live, line, slots, key)
 
     # --- processes ---------------------------------------------------------------------------
 
@@ -350,10 +447,12 @@ class Daemon:
         now = self.now()
         self._tick(now)
         self._look_at_nodes()
+        self._forget_readings()
         for job_id, job in list(self.engine.state.running.items()):
             live = self.live[job_id]
             if job.state is JobState.CONFIGURING and live.script is not None:
                 if live.script.started:
+                    self.journal.note(f"script/{job_id}", {"pid": live.script.pid})
                     self.handle(Started(self.time(), job_id))
                 elif live.script.fate == "GONE":
                     self.requeue(job_id, live, "could not start where it was meant to")
@@ -367,29 +466,62 @@ class Daemon:
             if live.script is not None:
                 status = live.script.status()
                 if status is not None:
-                    self._script_over(job_id, live, status)
+                    self.end_script(job_id, live, status)
 
     def _look_at_nodes(self) -> None:
         """Tell the engine of nodes that are not to be had, or are again."""
         found = self.launcher.unavailable()
-        if found is None:
+        if found is None or self.away == found:
             return
-        down = self.engine.state.down
-        for n, name in enumerate(self.cluster.names):
-            if (name in found) != (n in down):
-                event = NodeDown if name in found else NodeUp
-                self.handle(event(self.time(), Node(n)))
+        gone = sorted(set(found) - (self.away or set()))
+        if gone and self.launcher.resumes:
+            self.say(f"not to be had now: {', '.join(gone)}")
+        self.away = frozenset(found)
+        self._close_and_open(self.cluster.names)
+
+    def drain(self, names: Sequence[str], *, drained: bool) -> None:
+        """Give nodes to no more jobs, or to jobs again; who runs there is left alone.
+
+        Raises:
+            ValueError: there are no such nodes.
+        """
+        unknown = [name for name in names if name not in self.cluster.names]
+        if unknown:
+            raise ValueError(f"expected nodes of this cluster, got {', '.join(unknown)}")
+        self.drained = self.drained.union(names) if drained else self.drained.difference(names)
+        self.journal.note("drained", {"names": sorted(self.drained)})
+        self._close_and_open(names)
+
+    def _close_and_open(self, names: Sequence[str]) -> None:
+        """Tell the engine which of these nodes are down now, and which are up."""
+        away, down = self.away, self.engine.state.down
+        numbers = {name: n for n, name in enumerate(self.cluster.names)}
+        for name in names:
+            node = Node(numbers[name])
+            if name in self.drained or (away is not None and name in away):
+                if node not in down:
+                    self.handle(NodeDown(self.time(), node))
+            elif node in down:
+                self.handle(NodeUp(self.time(), node))
 
     def requeue(self, job_id: JobId, live: Live, why: str) -> None:
         """Let a job of which nothing runs any more wait again."""
         self.say(f"job {job_id}: {why}; requeued")
-        live.script = live.wish = live.boot = live.ending = live.kill_at = None
-        live.steps, live.keys = [], []
-        self.journal.note(f"ending/{job_id}", {})
+        self.forget(job_id, live)
         self.handle(Requeued(self.time(), job_id))
         live.reason = why
 
-    def _script_over(self, job_id: JobId, live: Live, status: int) -> None:
+    def forget(self, job_id: JobId, live: Live) -> None:
+        """Drop what was known of a job's processes, of which there are none any more."""
+        live.script = live.wish = live.boot = live.ending = live.kill_at = None
+        live.errand = live.inquiry = None
+        live.steps, live.keys = [], []
+        live.step = live.total = live.asked = 0
+        for kind in ("ending", "boot"):
+            self.journal.note(f"{kind}/{job_id}", {})
+        self.worlds.note(job_id, live)
+
+    def end_script(self, job_id: JobId, live: Live, status: int) -> None:
         """End a job whose script has ended, once none of its processes is left."""
         self.worlds.watch(job_id, live)
         if job_id not in self.engine.state.running:
@@ -397,16 +529,35 @@ class Daemon:
         if self.launcher.members(job_id):
             self.launcher.kill(job_id)
             return
+        if relaunch.script_over(self, job_id, live):
+            return
         live.boot = None
-        fate = "" if live.script is None else live.script.fate
-        if fate == "GONE" and live.ending is None:
+        failed = next((s for s in live.steps if s.exit_code != 0), None)
+        well = status == 0 and failed is None
+        fate, lost = "", ""
+        if live.script is not None:
+            fate, lost = live.script.fate, live.script.words
+        ending = live.ending
+        if ending == REQUEUED:
+            if not well or fate:
+                self.requeue(job_id, live, "told to end before its nodes are taken away")
+                return
+            ending = None  # it came to its own end in time
+        if not (well or fate or ending):
+            answer = self._inquire(job_id, live)
+            if answer is None:
+                return
+            fate, lost = ("GONE", answer) if answer else ("", "")
+        if fate == "GONE" and ending is None:
+            lost = lost or "its nodes were lost"
             if live.note["requeue"]:
-                self.requeue(job_id, live, "its nodes were lost")
+                self.requeue(job_id, live, lost)
                 return
             fate = "FAILED"
-        failed = next((s for s in live.steps if s.exit_code != 0), None)
-        state = live.ending or fate or ("COMPLETED" if status == 0 and failed is None else "FAILED")
-        why = failed.message if failed is not None else f"script ended with {status}"
+        state = ending or fate or ("COMPLETED" if well else "FAILED")
+        said = "" if live.script is None else live.script.words
+        why = failed.message if failed is not None else said or f"script ended with {status}"
+        why = lost or why
         live.reason = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
         self.journal.note(
             f"end/{job_id}",
@@ -415,11 +566,23 @@ class Daemon:
         self.handle(Ended(self.time(), job_id, state))  # type: ignore[arg-type]
         self.say(f"job {job_id} {state}{': ' if live.reason else ''}{live.reason}")
 
+    def _inquire(self, job_id: JobId, live: Live) -> str | None:
+        """Return how a job that failed has lost its nodes, "" if it has not, None until known."""
+        if live.inquiry is None:
+            job = self.engine.state.running[job_id]
+            hosts = [self.cluster.names[node] for node in job.held]
+            live.inquiry = self.launcher.blame(job_id, hosts)
+        return "" if live.inquiry is None else live.inquiry()
+
     def stop(self) -> None:
-        """Ask all jobs to end at checkpoints, and start no others."""
+        """Ask all jobs to end at checkpoints, and start no others.
+
+        Where the next daemon may have other nodes, they wait for it, but those that opted out.
+        """
         self.stopping = True
         for job_id in list(self.engine.state.running):
-            self.cancel(job_id)
+            again = self.launcher.resumes and self.live[job_id].note["requeue"]
+            self.cancel(job_id, REQUEUED if again else "CANCELLED")
 
     @property
     def idle(self) -> bool:

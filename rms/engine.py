@@ -72,7 +72,10 @@ class Engine:
 
     def why(self, job_id: JobId) -> Later | None:
         """Return why a job waits, None if it does not."""
-        job = self.state.pending.get(job_id)
+        job, beyond = self.state.pending.get(job_id), self.state.beyond.get(job_id)
+        if beyond is not None:
+            why = f"TooWide: needs {beyond.least} nodes, there are {self.state.nodes} now"
+            return Later(job_id, why, Reason.TOO_WIDE)
         return None if job is None else self._policy.why(self.state, job)
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import msgspec
 
-from rms.model import JobId, JobSpec, Node
+from rms.model import JobId, JobSpec, Node, NodePower
 
 
 class Submitted(msgspec.Struct, frozen=True, tag=True):
@@ -63,12 +63,16 @@ class Resized(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
-    """The old world goes on; nodes held for the new one are free again."""
+    """The old world goes on; nodes held for the new one are free again.
+
+    Its size is not asked for again, unless it may go through ``later``.
+    """
 
     at_s: float
     job: JobId
     why: str = ""
     rests: bool = False
+    later: bool = False
 
 
 class Requeued(msgspec.Struct, frozen=True, tag=True):
@@ -106,6 +110,27 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     state: Literal["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"]
 
 
+class Reopened(msgspec.Struct, frozen=True, tag=True):
+    """The cluster is another one from here on; nothing runs that ran on the one before.
+
+    Its jobs wait again, in the order of the queue, but those that ``failed`` with it. Jobs too wide
+    for the new one are kept for a wider one.
+
+    Attributes:
+        where: what tells it from others with the same nodes (an allocation's id).
+        nodes, power, widths: names, power models, and numbers of slots of its nodes.
+        down: nodes that are drained.
+    """
+
+    at_s: float
+    where: str
+    nodes: tuple[str, ...]
+    power: tuple[NodePower, ...] = ()
+    widths: tuple[int, ...] = ()
+    down: tuple[Node, ...] = ()
+    failed: tuple[JobId, ...] = ()
+
+
 Event = (
     Submitted
     | Started
@@ -119,6 +144,7 @@ Event = (
     | Ticked
     | NodeDown
     | NodeUp
+    | Reopened
 )
 
 

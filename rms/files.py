@@ -50,6 +50,7 @@ class Cluster(msgspec.Struct, frozen=True):
     nodes: tuple[str, ...]
     power: tuple[NodePower, ...]
     gpus: tuple[int, ...]
+    slots: tuple[int, ...] = ()
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,17 +96,19 @@ def read_cluster(path: Path) -> Cluster:
     names: list[str] = []
     power: list[NodePower] = []
     gpus: list[int] = []
+    slots: list[int] = []
     for group in raw.nodes:
         model = NodePower(group.power.idle_w, group.power.static_w, group.power.dynamic_w)
         for name in expand(group.name):
             names.append(name)
             power.append(model)
             gpus.append(group.gpus)
+            slots.append(group.slots or group.gpus or group.cores)
     if not names:
         raise FileError(f"{path}: expected at least one node, got none")
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    return Cluster(raw.name, tuple(names), tuple(power), tuple(gpus))
+    return Cluster(raw.name, tuple(names), tuple(power), tuple(gpus), tuple(slots))
 
 
 def read_workload(

@@ -60,7 +60,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Script:
-    """A job script as read; ``ignored`` are the ``#SBATCH`` options that mean nothing here."""
+    """A job script as read; ``ignored`` are the ``#SBATCH`` options that mean nothing here.
+
+    One word each, as ``--mem=4G`` or ``-pdebug``, so that they can be handed on to sbatch.
+    """
 
     options: Options
     ignored: tuple[str, ...]
@@ -242,9 +245,9 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
             known = ", ".join([*(f"--{name}" for name in _READERS), *_FLAGS])
             raise ScriptError(f"expected an option of {known}, got {word!r}")
         else:
-            ignored.append(word)
             if not given and words and not words[0].startswith("-"):
-                words.pop(0)
+                word += ("=" if word.startswith("--") else "") + words.pop(0)
+            ignored.append(word)
     return options, ignored
 
 

@@ -31,7 +31,7 @@ from rms.events import Decision, Event
 from rms.model import NodePower, Site
 from rms.policies import named
 
-FORMAT = 2
+FORMAT = 3
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _TABLES = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
@@ -53,12 +53,18 @@ class JournalError(ValueError):
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A daemon has started, with these nodes, their power models and this policy."""
+    """A daemon has started, with these nodes, their power models and this policy.
+
+    ``where`` tells a cluster from another one with the same nodes, ``widths`` are their numbers of
+    slots. On another cluster than the entries before have, a :class:`Reopened` follows.
+    """
 
     nodes: tuple[str, ...]
     policy: str
     format: int = FORMAT
     power: tuple[NodePower, ...] = ()
+    where: str = ""
+    widths: tuple[int, ...] = ()
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
@@ -82,13 +88,17 @@ _decisions = msgspec.msgpack.Decoder(tuple[Decision, ...])
 
 
 class Journal:
-    """An open journal, for one thread at a time. Every method may raise :class:`JournalError`."""
+    """An open journal, for one thread at a time. Every method may raise :class:`JournalError`.
+
+    ``began`` is its first entry as it was when the journal was opened, None if it was new.
+    """
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.path = path
         self._db = db
         first = next(self.read(), None)
-        self._nodes = first.nodes if isinstance(first, Opened) else None
+        self.began = first if isinstance(first, Opened) else None
+        self._nodes = None if self.began is None else self.began.nodes
 
     @classmethod
     def open(cls, path: Path) -> Journal:
@@ -103,13 +113,23 @@ class Journal:
                 raise
 
     def header(
-        self, nodes: tuple[str, ...], policy: str, power: tuple[NodePower, ...] = ()
+        self,
+        nodes: tuple[str, ...],
+        policy: str,
+        power: tuple[NodePower, ...] = (),
+        where: str = "",
+        widths: tuple[int, ...] = (),
     ) -> None:
-        """Enter the start of a daemon, which must have the nodes that the journal began with."""
-        if self._nodes not in (None, nodes):
+        """Enter the start of a daemon.
+
+        It must have the nodes that the journal began with, unless it says ``where`` they are:
+        then it may go on elsewhere.
+        """
+        if self._nodes not in (None, nodes) and not where:
             began = " ".join(self._nodes or ())
             raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(nodes)}")
-        self._enter(Opened(nodes, named(policy).key, power=power))
+        opened = Opened(nodes, named(policy).key, power=power, where=where, widths=widths)
+        self._enter(opened)
         self._nodes = nodes
 
     def policy(self, name: str, at_s: float) -> None:

@@ -57,6 +57,7 @@ class Ledger:
     _idle_w: float = 0.0
     _busy: int = 0
     _counted_j: float = 0.0
+    _past_j: float = 0.0
     _counted: bool = False
     _unpowered: bool = False
     _powerless: dict[JobId, int] = field(default_factory=dict)
@@ -92,6 +93,22 @@ class Ledger:
         if self._counted:
             self._counted_j += span * self._watts
 
+    def reopen(self, state: State, power: Sequence[NodePower], now_s: float) -> None:
+        """Go on with another cluster: nothing is booked for the time since the last entry."""
+        at = self.at_s
+        if at is not None:
+            self._enter(state, at)
+            for job_id in list(self._draws):
+                self._leave_job(job_id, at)
+            self._past_j, self.at_s = self.cluster_j, now_s
+        self._draws.clear()
+        self._shares.clear()
+        self._powerless.clear()
+        self.measured_w.clear()
+        self.power, self._busy = power, 0
+        self.__post_init__()
+        self._node_s = [now_s] * len(power)
+
     @property
     def busy_j(self) -> dict[JobId, float]:
         """The energy of each job, from its start to its end, resizes included."""
@@ -107,7 +124,7 @@ class Ledger:
         at = self.at_s or 0.0
         if self._counted:
             return self._counted_j
-        return sum(
+        return self._past_j + sum(
             joules + watts * (at - since)
             for joules, watts, since in zip(self._node_j, self._node_w, self._node_s, strict=True)
         )
@@ -137,6 +154,29 @@ class Ledger:
             self._set_nodes((node,), watts, at)
         else:
             self._leave_job(holder, at)
+            self._enter_job(state.running[holder], at)
+
+    def unmeasured(self, state: State, node: Node) -> None:
+        """Let the model speak for a node again, from the time of the books on."""
+        at = self.at_s
+        if at is None or self.measured_w.get(node) is None:
+            self.measured_w.pop(node, None)
+            return
+        self._enter(state, at)
+        holder = next((j for j, d in self._draws.items() if node in d.nodes), None)
+        if holder is None:
+            idle = self.power[node].idle_w
+            self._idle_w += idle - self._node_w[node]
+            self._watts += idle - self._node_w[node]
+            del self.measured_w[node]
+            self._set_nodes((node,), idle, at)
+        else:
+            self._leave_job(holder, at)
+            idle = self.power[node].idle_w  # what it has left is by the reading
+            self._idle_w += idle - self._node_w[node]
+            self._watts += idle - self._node_w[node]
+            del self.measured_w[node]
+            self._set_nodes((node,), idle, at)
             self._enter_job(state.running[holder], at)
 
     def scale(self, job: Job, share: float) -> None:

@@ -31,6 +31,7 @@ class Step:
         strategy, groups: how the job wants to be resized, and ranks of each current launch.
         ended_s: when the first current launch was seen to have ended.
         cooldown_s: time after a resize in which it is not asked for another.
+        restarts: whether it would go on from a checkpoint if it were started again.
     """
 
     line: Line
@@ -43,6 +44,7 @@ class Step:
     spoke: bool = False  # it asked for wishes: a program of dmr, which leaves a record
     ended_s: float | None = None
     cooldown_s: float = 0.0
+    restarts: bool = False
 
 
 class Boot(msgspec.Struct):
@@ -54,11 +56,13 @@ class Boot(msgspec.Struct):
         ready: those that wait to be called.
         state: ``granting`` (nodes are asked for), ``booting``, ``ready`` (the job may call),
             ``moving`` (it does), ``leaving`` (committed; old launches end), ``closing`` (rolled
-            back; new ones are killed), ``releasing`` (nodes no longer needed are given back).
+            back; new ones are killed), ``releasing`` (nodes no longer needed are given back);
+            ``stopping`` and ``starting`` of a relaunch, see :mod:`rms.relaunch`.
         until_s: when that state must be over.
         leaving: launches that are to end.
         committed: whether it is the new world that goes on.
         why: of a rollback.
+        at_step: of a relaunch, where its checkpoint was written.
     """
 
     number: int
@@ -73,6 +77,7 @@ class Boot(msgspec.Struct):
     leaving: list[int] = []
     committed: bool = False
     why: str = ""
+    at_step: int = 0
 
     @property
     def wish(self) -> Wish:
@@ -85,7 +90,8 @@ class Boot(msgspec.Struct):
 class Live:
     """All of it.
 
-    ``errand`` is what the resize in flight has asked of whoever owns the nodes.
+    ``errand`` is what the resize in flight has asked of whoever owns the nodes, ``inquiry`` asks
+    them what a job that failed died of.
     """
 
     note: dict[str, Any]
@@ -98,6 +104,7 @@ class Live:
     wish: Wish | None = None
     boot: Boot | None = None
     errand: Errand | None = None
+    inquiry: Errand | None = None
     wishes: int = 0
     rests_until_s: float = 0.0
     asked: int = 0  # by its application, once it may be

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from rms.protocol import (
     COMPLETION_VARIABLE,
@@ -67,6 +67,9 @@ class Child:
     fate = ""
     """How somebody else ended it: a state that goes before what its status says, or "GONE"."""
 
+    words = ""
+    """What there is to say of that."""
+
     def status(self) -> int | None:
         """Return the exit status, None while it runs; 1 where nobody can know it any more."""
         if self.process is not None:
@@ -81,7 +84,10 @@ class Child:
 
 
 Errand = Callable[[], str | None]
-"""Something asked of somebody else: None until it is done, then why it failed, or ""."""
+"""Something asked of somebody else: None until it is done, then why it failed, or "".
+
+What may go through another time begins with "later: ".
+"""
 
 
 @dataclass
@@ -98,6 +104,21 @@ class LocalLauncher:
     mark: str
     server: str
     shims: Path = field(init=False)
+
+    resumes = False
+    """Whether jobs that end because the daemon does wait for the next one; else they are over."""
+
+    requeues = False
+    """Whether a job that lost its nodes waits again where its script does not say."""
+
+    distant = False
+    """Whether jobs are on other machines, whose files may be seen here a little later."""
+
+    away_word = "down"
+    """What nodes are that are not to be had."""
+
+    meter_token = ""
+    """What those show who send readings of power; without one there are none."""
 
     def __post_init__(self) -> None:
         self.shims = self.state / "bin"
@@ -127,9 +148,8 @@ class LocalLauncher:
         status = self.status_file(job)
         status.unlink(missing_ok=True)
         own = {**env, **self.script_env(job, env.get("PATH", os.defpath))}
-        command = ["/bin/sh", "-c", KEEP_STATUS, "job", str(script)]
-        prefix = self.script_prefix(job, nodes[0], own)
-        process = self._start([*prefix, *command], cwd, own, output, cores_of(nodes[0]))
+        command = self.script_command(script)
+        process = self._start(command, cwd, own, output, cores_of(nodes[0]))
         return Child(process.pid, process, status)
 
     def status_file(self, job: str) -> Path:
@@ -145,9 +165,9 @@ class LocalLauncher:
             MARK: f"{self.mark}:{job}",
         }
 
-    def script_prefix(self, job: str, slots: Sequence[str], env: dict[str, str]) -> list[str]:
-        """Return what runs a command on a job's first node: nothing where that is here."""
-        return []
+    def script_command(self, script: Path) -> list[str]:
+        """Return what runs a job script and keeps its status."""
+        return ["/bin/sh", "-c", KEEP_STATUS, "job", str(script)]
 
     def find_script(self, job: str, pid: int | None) -> Child | None:
         """Return a job's script after a restart of the daemon, None where nothing is left of it."""
@@ -215,8 +235,15 @@ class LocalLauncher:
 
     # --- nodes that belong to somebody else --------------------------------------------------
 
-    def grant(self, job: str, hosts: Sequence[str]) -> Errand | None:
-        """Have a job hold these nodes too, before a resize; None where there is nobody to ask."""
+    def in_place(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
+        """Return why a running job cannot go over to other nodes, "" where it can."""
+        return ""
+
+    def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> Errand | None:
+        """Have a job hold the nodes it has and those it is to have, before a resize.
+
+        None where there is nobody to ask.
+        """
         return None
 
     def release(self, job: str, hosts: Sequence[str]) -> Errand | None:
@@ -224,8 +251,29 @@ class LocalLauncher:
         return None
 
     def unavailable(self) -> Collection[str] | None:
-        """Return the nodes that are not to be had now, None where that is not known (yet)."""
+        """Return the nodes that are not to be had now, None where there is no news of that."""
         return None
+
+    def about(self, job: str) -> dict[str, Any]:
+        """Return what else is to be said of a job: by whom its nodes were given, and when."""
+        return {}
+
+    def blame(self, job: str, hosts: Sequence[str]) -> Errand | None:
+        """Ask whether a job died of its nodes; the answer says how, or is "" if it did not.
+
+        None where there is nobody to ask.
+        """
+        return None
+
+    def due(self) -> str:
+        """Return why the daemon has to end now, "" while it has not."""
+        return ""
+
+    def open(self) -> None:
+        """Begin what runs beside the jobs; called once the daemon serves."""
+
+    def close(self) -> None:
+        """End it; called when the daemon ends."""
 
     def record(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes."""
@@ -245,12 +293,14 @@ class LocalLauncher:
         return [pid for pid in found if alive(pid)]
 
     def terminate(self, job: str, worlds: Sequence[Child]) -> None:
-        """Ask a job's worlds to checkpoint and end (SIGTERM reaches ranks through mpiexec)."""
-        for world in worlds:
-            _kill(world.pid, signal.SIGTERM)
-        if not worlds:
-            for pid in self.members(job):
-                _kill(pid, signal.SIGTERM)
+        """Ask a job's worlds to checkpoint and end.
+
+        MPICH's mpiexec passes SIGTERM on to its ranks and waits for them. Open MPI's ends them
+        half a second later, so its ranks are told themselves.
+        """
+        ranks = [pid for pid in self.members(job) if worlds and _of_open_mpi(pid)]
+        for pid in ranks or [world.pid for world in worlds] or self.members(job):
+            _kill(pid, signal.SIGTERM)
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job, or of one of its launches, at once."""
@@ -321,6 +371,14 @@ def _root_options(mpiexec: str) -> list[str]:
     if (Path(mpiexec).parent / "ompi_info").exists():
         return ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
     return []
+
+
+def _of_open_mpi(pid: int) -> bool:
+    """Return whether a process is a rank, or a rank's, that Open MPI's mpiexec started."""
+    try:
+        return b"\0OMPI_COMM_WORLD_RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
 
 
 def _kill(pid: int, number: int) -> None:

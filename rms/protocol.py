@@ -149,7 +149,8 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``strategy`` is how it wants to be resized, ``groups`` the launches its ranks come from and
     how many ranks each holds, in rank order. ``cooldown_s`` is the time after the end of a resize
-    in which it is not to be asked for another.
+    in which it is not to be asked for another. ``restarts`` says that it would go on from a
+    checkpoint if its script were run again.
     """
 
     step: int
@@ -158,6 +159,7 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     strategy: str = "spawn"
     groups: tuple[tuple[int, int], ...] = ()
     cooldown_s: float = 0.0
+    restarts: bool = False
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
@@ -199,6 +201,19 @@ class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=Tr
 
     number: int
     why: str
+
+
+METER_PATH = "/meter"
+"""Where a daemon takes readings of power, from its own meters on the nodes."""
+
+
+class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's meter to the daemon: what the node draws, W, or None and why that is not known."""
+
+    node: str
+    source: str
+    watts: float | None = None
+    why: str = ""
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -21,11 +21,12 @@ from starlette.routing import Route
 
 from rms import views
 from rms.daemon import Daemon
+from rms.files import expand
 from rms.jobscript import ScriptError, parse_ids
 from rms.live import Line
-from rms.model import JobId, Node
+from rms.model import JobId
 from rms.policies import PolicyError
-from rms.protocol import STRATEGIES, Poll, Report
+from rms.protocol import METER_PATH, STRATEGIES, Metered, Poll, Report
 from rms.submit import Submission, admit
 
 WATCH_S = 0.05
@@ -64,6 +65,11 @@ class Routes:
 
     def app(self) -> Starlette:
         """Return the application."""
+
+        def own(path: str) -> bool:
+            """Tell the routes that ask for a token of their own."""
+            return "{id}/" in path or path == METER_PATH
+
         table: list[tuple[str, str, Handler]] = [
             ("POST", "/jobs", self.submit),
             ("GET", "/jobs", self.jobs),
@@ -71,6 +77,9 @@ class Routes:
             ("POST", "/resize", self.resize),
             ("GET", "/history/{id}", self.history),
             ("GET", "/nodes", self.nodes),
+            ("POST", "/drain", self.drain),
+            ("POST", "/resume", self.drain),
+            ("POST", METER_PATH, self.meter),
             ("GET", "/books", self.books),
             ("GET", "/policy", self.policy),
             ("POST", "/policy", self.policy),
@@ -82,7 +91,7 @@ class Routes:
         ]
         return Starlette(
             routes=[
-                Route(path, _answer(call, None if "{id}/" in path else self._token), methods=[verb])
+                Route(path, _answer(call, None if own(path) else self._token), methods=[verb])
                 for verb, path, call in table
             ]
         )
@@ -109,7 +118,8 @@ class Routes:
         body = msgspec.json.decode(await request.body(), type=dict[str, str])
         state = self.daemon.engine.state
         wanted = parse_ids(body["id"])
-        ids = [job for job in (*state.pending, *state.running) if wanted.matches(job)]
+        open_jobs = (*state.pending, *state.beyond, *state.running)
+        ids = [job for job in open_jobs if wanted.matches(job)]
         if not ids and not any(wanted.matches(job) for job in state.ended):
             raise _RefusedError(404, f"expected the id of a job, got {body['id']}")
         for job_id in ids:
@@ -138,17 +148,23 @@ class Routes:
 
     async def nodes(self, request: Request) -> Any:
         """Return the nodes and who is on them."""
-        state = self.daemon.engine.state
-        held = {n: job for job, found in state.running.items() for n in found.held}
-        return [
-            {
-                "name": name,
-                "slots": self.daemon.cluster.slots[n],
-                "state": "allocated" if Node(n) in held else "idle",
-                "job": held.get(Node(n)),
-            }
-            for n, name in enumerate(self.daemon.cluster.names)
-        ]
+        return views.nodes(self.daemon)
+
+    async def drain(self, request: Request) -> Any:
+        """Give nodes to no more jobs, or to jobs again; answer with the nodes' names."""
+        body = msgspec.json.decode(await request.body(), type=dict[str, str])
+        names = expand(body["node"])
+        self.daemon.drain(names, drained=request.url.path == "/drain")
+        return {"nodes": names}
+
+    async def meter(self, request: Request) -> Any:
+        """Take a node's reading of its power."""
+        token = self.daemon.launcher.meter_token
+        given = request.headers.get("authorization", "")
+        if not token or not compare_digest(given, f"Bearer {token}"):
+            raise _RefusedError(403, "expected the token of this daemon's meters")
+        self.daemon.read(msgspec.json.decode(await request.body(), type=Metered))
+        return {}
 
     async def books(self, request: Request) -> Any:
         """Return the energy books and who held which node when."""
@@ -318,7 +334,8 @@ async def serve(
     # uvicorn would take SIGINT and SIGTERM for itself and leave the jobs alone.
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    for number in (signal.SIGINT, signal.SIGTERM):
+    # The last two are what users have Slurm send before the end (--signal).
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, stopping.set)
     serving = loop.create_task(server.serve(sockets=sockets))
     ready()
@@ -326,6 +343,10 @@ async def serve(
     while not (told and daemon.idle):
         daemon.watch()
         if parent is not None and os.getppid() != parent:
+            stopping.set()
+        why = "" if told else daemon.launcher.due()
+        if why:
+            daemon.say(why)
             stopping.set()
         if stopping.is_set() and not told:
             told = True

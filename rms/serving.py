@@ -79,11 +79,13 @@ class Ground:
     Attributes:
         launcher: makes one of the daemon's folder, its mark and the address that jobs talk to.
         remote: whether jobs are on other machines, so that they need TCP.
+        where: what tells these nodes from others that a daemon may go on with, "" where it may not.
     """
 
     cluster: LiveCluster
     launcher: Callable[[Path, str, str], LocalLauncher] = LocalLauncher
     remote: bool = False
+    where: str = ""
 
     def first(self, nodes: int | None) -> Ground:
         """Return the same with only the first nodes there are, all of them for None.
@@ -127,12 +129,20 @@ def run_daemon(
             mark = {"mark": secrets.token_hex(8)}
             journal.note("mark", mark)
         launcher = ground.launcher(state, mark["mark"], address)
-        daemon = Daemon(ground.cluster, policy, journal, launcher, time.time, say, grace_s, boot_s)
+        stack.callback(launcher.close)
+        daemon = Daemon(
+            *(ground.cluster, policy, journal, launcher, time.time, say, grace_s, boot_s),
+            ground.where,
+        )
         token = _token(state / "token")
+
+        def ready() -> None:
+            say(f"serving at {address}")
+            launcher.open()
 
         async def main() -> None:
             with metered(daemon, say):
-                await serve(daemon, sockets, lambda: say(f"serving at {address}"), parent, token)
+                await serve(daemon, sockets, ready, parent, token)
 
         asyncio.run(main())
 

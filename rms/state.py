@@ -10,7 +10,7 @@ are (and a short copy in memory), not their number nor that of the nodes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -33,6 +33,7 @@ class State:
         coming: nodes that shrinks under way are about to free.
         vacant: of each node, whether nobody holds it and it is up; empty where counted.
         down: nodes that have failed or are drained.
+        beyond: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time, once somebody has asked.
         wide: running jobs that may be narrowed now, by expected end.
@@ -57,6 +58,7 @@ class State:
     coming: int = 0
     vacant: bytearray = field(default_factory=bytearray)
     down: set[Node] = field(default_factory=set)
+    beyond: dict[JobId, Job] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)
     wide: list[End] = field(default_factory=list)
     narrow: list[End] = field(default_factory=list)
@@ -91,7 +93,8 @@ class State:
 
     def job(self, job_id: JobId) -> Job | None:
         """Return a job, whatever its state."""
-        return self.running.get(job_id) or self.pending.get(job_id) or self.ended.get(job_id)
+        waiting = self.pending.get(job_id) or self.beyond.get(job_id)
+        return self.running.get(job_id) or waiting or self.ended.get(job_id)
 
     @property
     def by_estimate(self) -> list[End]:
@@ -150,6 +153,23 @@ class State:
             for node in self.down.intersection(nodes):
                 vacant[node] = 0
                 self.free_count -= 1
+
+    def reopen(self, site: Site, down: Iterable[Node]) -> None:
+        """Take another cluster, all of it free; nothing may run on the one before any more."""
+        self.site, self.down, self.coming = site, set(down), 0
+        self.vacant = bytearray(b"\x01" * site.nodes)
+        for node in self.down:
+            self.vacant[node] = 0
+        self.free_count = site.nodes - len(self.down)
+        waiting = [*self.pending.values(), *self.beyond.values()]
+        self.beyond.clear()
+        for job in waiting:
+            if job.least <= site.nodes and job.spec.id not in self.pending:
+                self.enqueue(job)
+            elif job.least > site.nodes:
+                self.beyond[job.spec.id] = job
+                if job.spec.id in self.pending:
+                    self.dequeue(job.spec.id)
 
     def foresee(self, job: Job) -> None:
         """Enter when a job that was given nodes is expected to end."""

@@ -13,6 +13,7 @@ from rms.events import (
     Never,
     NodeDown,
     NodeUp,
+    Reopened,
     Requeued,
     Resize,
     ResizeAsked,
@@ -25,7 +26,7 @@ from rms.events import (
     Submitted,
     Ticked,
 )
-from rms.model import Job, JobState
+from rms.model import Job, JobState, Site
 from rms.state import State
 
 
@@ -121,7 +122,8 @@ def _rolled_back(state: State, event: ResizeRolledBack) -> None:
         kept = set(job.nodes)
         state.give_back(tuple(node for node in job.requested if node not in kept))
     assert job.wanted is not None
-    job.refused |= {job.wanted}
+    if not event.later:
+        job.refused |= {job.wanted}
     state.forget(job)
     _go_on(state, job, rests=event.rests)
 
@@ -148,9 +150,9 @@ def _requeued(state: State, event: Requeued) -> None:
 def _ended(state: State, event: Ended) -> None:
     job = state.running.get(event.job)
     if job is None:
-        if event.job not in state.pending:
+        if event.job not in state.pending and event.job not in state.beyond:
             raise TransitionError(f"expected a job that is not over, got {event.job} in {event}")
-        job = state.dequeue(event.job)
+        job = state.beyond.pop(event.job, None) or state.dequeue(event.job)
         state.now_s = event.at_s
     else:
         state.now_s = event.at_s
@@ -200,6 +202,22 @@ def _up(state: State, event: NodeUp) -> None:
         state.free_count += 1
 
 
+def _reopened(state: State, event: Reopened) -> None:
+    if state.counted:
+        raise TransitionError("expected a cluster whose jobs are placed, got one that is counted")
+    state.now_s = event.at_s
+    for job in list(state.running.values()):
+        _release(state, job)
+        job.size, job.nodes = 0, ()
+        job.requested, job.wanted, job.moving = None, None, False
+        if job.spec.id in event.failed:
+            job.state, job.end_s = JobState.FAILED, event.at_s
+            state.ended[job.spec.id] = job
+        else:
+            state.enqueue(Job(job.spec, job.number, job.least))
+    state.reopen(Site(len(event.nodes), event.power), event.down)
+
+
 _APPLY: dict[type, Callable[[State, Any], None]] = {
     Submitted: _submitted,
     Started: _started,
@@ -213,6 +231,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Ticked: _ticked,
     NodeDown: _down,
     NodeUp: _up,
+    Reopened: _reopened,
 }
 
 

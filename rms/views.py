@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rms.live import Live
-from rms.model import Job, JobId
+from rms.model import Job, JobId, Node
 
 if TYPE_CHECKING:
     from rms.daemon import Daemon
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 def job(daemon: Daemon, job_id: JobId) -> Job | None:
     """Return a job, whatever its state."""
     state = daemon.engine.state
-    return state.running.get(job_id) or state.pending.get(job_id) or state.ended.get(job_id)
+    return state.job(job_id)
 
 
 def rows(daemon: Daemon) -> list[dict[str, Any]]:
     """Return one row per job, for queue, show, acct and reports."""
     daemon.ledger.advance(daemon.engine.state, daemon.time())
     state = daemon.engine.state
-    jobs = [*state.ended.values(), *state.running.values(), *state.pending.values()]
+    waiting = [*state.pending.values(), *state.beyond.values()]
+    jobs = [*state.ended.values(), *state.running.values(), *waiting]
     return [_row(daemon, job) for job in sorted(jobs, key=lambda j: _sort_key(j.spec.id))]
 
 
@@ -48,7 +49,32 @@ def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
         "resizes": live.resizes,
         "resizing": "" if live.boot is None else live.boot.state,
         "output": live.note.get("output", ""),
+        "slurm": daemon.launcher.about(job.spec.id),
     }
+
+
+def nodes(daemon: Daemon) -> list[dict[str, Any]]:
+    """Return the nodes and who is on them; those given to nobody by the words that sinfo has."""
+    state, down = daemon.engine.state, daemon.engine.state.down
+    held = {n: job for job, found in state.running.items() for n in found.held}
+    rows = []
+    for n, name in enumerate(daemon.cluster.names):
+        node = Node(n)
+        word = "allocated" if node in held else "idle"
+        if name in daemon.drained:
+            word = "draining" if node in held else "drained"
+        elif node in down:
+            word = daemon.launcher.away_word
+        rows.append(
+            {
+                "name": name,
+                "slots": daemon.cluster.slots[n],
+                "state": word,
+                "job": held.get(node),
+                "power_source": daemon.sources.get(node, "model"),
+            }
+        )
+    return rows
 
 
 def _why(daemon: Daemon, job: Job, live: Live) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from rms import relaunch
 from rms.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.live import Boot, Line, Live, Step
 from rms.local import Child, LaunchError, cores_of, hosts_of
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 BOOT_S = 60.0
 MOVE_S = 180.0
 LEAVE_S = 10.0
+LATER_S = 10.0
+"""How long a job is left alone whose resize was refused, but may go through later."""
+
 UNTOLD_S = 10.0
 """How long a launch may be over before what it has to say (a commit, a record) must be here."""
 
@@ -101,7 +105,7 @@ class Worlds:
         if all(code is None for code in codes):
             step.ended_s = None
             return
-        now = self._daemon.now()
+        daemon, now = self._daemon, self._daemon.now()
         if step.ended_s is None:
             step.ended_s = now
         late = now > step.ended_s + UNTOLD_S
@@ -117,9 +121,14 @@ class Worlds:
             alive = [n for n in boot.launches if step.worlds[n].status() is None]
             if alive and not record.exists():
                 return
-        self._conclude(job_id, live, number, codes[-1] or max(c or 0 for c in codes))
+        if step.spoke and daemon.launcher.distant and not late and not record.exists():
+            return  # it may be on its way through a shared folder
+        stopping = boot is not None and boot.state == "stopping"
+        if boot and stopping and relaunch.stopped(daemon, job_id, live, number, boot):
+            return
+        self.conclude(job_id, live, number, codes[-1] or max(c or 0 for c in codes))
 
-    def _conclude(self, job_id: JobId, live: Live, number: int, status: int) -> None:
+    def conclude(self, job_id: JobId, live: Live, number: int, status: int) -> None:
         """Enter how a step ended."""
         step = live.steps[number]
         try:
@@ -133,7 +142,7 @@ class Worlds:
                 step.exit_code = 0
             else:
                 step.exit_code, step.message = status or 1, "died without a completion record"
-        if live.boot is not None and live.boot.state != "leaving":
+        if live.boot is not None and live.boot.state not in ("leaving", "starting"):
             self._close(job_id, live, live.boot, "the job ended")
         self.note(job_id, live)
 
@@ -145,13 +154,17 @@ class Worlds:
         strategy = "spawn" if step is None else live.forced or step.strategy
         live.forced = None
         have = daemon.slots(daemon.engine.state.running[job_id].nodes)
-        errand = daemon.launcher.grant(job_id, hosts_of((*have, *slots)))
+        why = daemon.launcher.in_place(job_id, hosts_of(have), hosts_of(slots))
+        if why:
+            relaunch.begin(daemon, job_id, live, slots, why)
+            return
+        errand = daemon.launcher.grant(job_id, hosts_of(have), hosts_of(slots))
         if errand is None:
             self._boot(job_id, live, Boot(live.wishes, slots, strategy))
             return
         live.boot = Boot(live.wishes, slots, strategy, state="granting")
         live.errand = errand
-        self._keep(job_id, live)
+        self.keep(job_id, live)
 
     def _boot(self, job_id: JobId, live: Live, boot: Boot) -> None:
         """Boot what a resize needs, on nodes that the job holds by now; or tell it at once."""
@@ -166,7 +179,7 @@ class Worlds:
             live.wish = boot.wish
             if live.boot is not None:
                 boot.state, boot.until_s = "ready", float("inf")
-                self._keep(job_id, live)
+                self.keep(job_id, live)
             return
         now = daemon.now()
         live.boot = boot
@@ -177,7 +190,7 @@ class Worlds:
             boot.launches[launch] = part
         live.launches += len(parts)
         self.note(job_id, live)
-        self._keep(job_id, live)
+        self.keep(job_id, live)
         for launch, part in boot.launches.items():
             try:
                 child = daemon.launcher.boot_world(
@@ -188,7 +201,7 @@ class Worlds:
                 return
             step.worlds[launch] = child
             boot.pids[launch] = child.pid
-        self._keep(job_id, live)
+        self.keep(job_id, live)
 
     def hear(self, job_id: JobId, live: Live, report: Report) -> None:
         """Take a report of a job, or of a world that boots; one heard already changes nothing."""
@@ -209,13 +222,13 @@ class Worlds:
         elif isinstance(report, RolledBack):
             live.wish = None
             if boot is None:
-                self._rolled_back(job_id, live, report.why)
+                self.roll_back(job_id, live, report.why)
             else:
                 self._close(job_id, live, boot, report.why)
         elif isinstance(report, Begun | Done):
             if boot is not None and boot.state == "ready":
                 boot.state, boot.until_s = "moving", daemon.now() + MOVE_S
-                self._keep(job_id, live)
+                self.keep(job_id, live)
             if not job.moving:
                 daemon.handle(ResizeBegun(daemon.time(), job_id))
             if isinstance(report, Done):
@@ -233,7 +246,7 @@ class Worlds:
         if len(boot.ready) == len(boot.launches):
             boot.state, boot.until_s = "ready", float("inf")
             live.wish = boot.wish
-        self._keep(job_id, live)
+        self.keep(job_id, live)
 
     def _done(self, job_id: JobId, live: Live, report: Done) -> None:
         """The new world is the job: wait for those who leave, then free what they held."""
@@ -249,7 +262,7 @@ class Worlds:
         boot.state, boot.committed = "leaving", True
         boot.until_s = daemon.now() + LEAVE_S
         self.note(job_id, live)
-        self._keep(job_id, live)
+        self.keep(job_id, live)
         self._watch_boot(job_id, live, boot)
 
     def _watch_boot(self, job_id: JobId, live: Live, boot: Boot) -> None:
@@ -258,6 +271,13 @@ class Worlds:
         if boot.state == "granting":
             self._granting(job_id, live, boot)
             return
+        if boot.state in relaunch.STATES:
+            relaunch.watch(daemon, job_id, live, boot)
+            return
+        if boot.state == "closing" and live.errand is not None:  # nodes are being asked for still
+            if live.errand() is None:
+                return
+            live.errand = None
         if boot.state in ("leaving", "closing"):
             if not self._gone(job_id, live, boot.leaving, kill=late or boot.state == "closing"):
                 return
@@ -265,7 +285,7 @@ class Worlds:
                 known.worlds = {n: c for n, c in known.worlds.items() if n not in boot.leaving}
             self.note(job_id, live)
             boot.state = "releasing"
-            self._keep(job_id, live)
+            self.keep(job_id, live)
         if boot.state == "releasing":
             self._releasing(job_id, live, boot)
             return
@@ -312,13 +332,13 @@ class Worlds:
         if answer:
             return
         live.boot = None
-        self._keep(job_id, live)
+        self.keep(job_id, live)
         if boot.committed:
-            daemon.handle(Resized(daemon.time(), job_id, self._rest(live)))
+            daemon.handle(Resized(daemon.time(), job_id, self.rest(live)))
         else:
-            self._rolled_back(job_id, live, boot.why)
+            self.roll_back(job_id, live, boot.why)
 
-    def _rolled_back(self, job_id: JobId, live: Live, why: str) -> None:
+    def roll_back(self, job_id: JobId, live: Live, why: str) -> None:
         """Tell the engine, and whoever asks for an explanation."""
         daemon = self._daemon
         live.history.append(
@@ -331,11 +351,13 @@ class Worlds:
                 "nodes": [],
             }
         )
-        daemon.handle(ResizeRolledBack(daemon.time(), job_id, why, self._rest(live)))
+        later = why.startswith("later: ")
+        rests = self.rest(live, LATER_S if later else 0.0)
+        daemon.handle(ResizeRolledBack(daemon.time(), job_id, why, rests, later))
 
-    def _rest(self, live: Live) -> bool:
+    def rest(self, live: Live, least_s: float = 0.0) -> bool:
         """Begin a job's cooldown; return whether it has one."""
-        cooldown_s = 0.0 if live.running is None else live.running.cooldown_s
+        cooldown_s = max(least_s, 0.0 if live.running is None else live.running.cooldown_s)
         live.rests_until_s = self._daemon.now() + cooldown_s
         return cooldown_s > 0
 
@@ -355,11 +377,11 @@ class Worlds:
         """Roll back: the new worlds are killed; their slots are free when they are gone."""
         live.wish = None
         boot.state, boot.why, boot.leaving = "closing", why, list(boot.launches)
-        self._keep(job_id, live)
+        self.keep(job_id, live)
         for launch in boot.leaving:
             self._daemon.launcher.kill(job_id, launch)
 
-    def _keep(self, job_id: JobId, live: Live) -> None:
+    def keep(self, job_id: JobId, live: Live) -> None:
         """Note the resize in flight, infinities aside."""
         boot = live.boot
         found = {} if boot is None else msgspec.to_builtins(boot, str_keys=True) | {"until_s": 0.0}
@@ -380,6 +402,11 @@ class Worlds:
             live.boot = None
             live.forced = boot.strategy
             self.begin(job_id, live, boot.slots)
+            return
+        if boot.state in relaunch.STATES:
+            boot.until_s = daemon.now() + daemon.grace_s
+            if not boot.committed:
+                daemon.terminate(job_id, live)
             return
         now = daemon.now()
         waits = {"booting": self._boot_s, "ready": float("inf"), "moving": MOVE_S}

@@ -32,32 +32,48 @@ def enter_venv(*extras):
     """Return inside the project's own environment, with it and the extras installed."""
     if sys.version_info < (3, 11):
         fail(f"expected Python 3.11 or newer, got {sys.version.split()[0]}")
-    python = VENV / "bin" / "python"
-    inside = Path(sys.prefix) == VENV
-    if not inside:
-        # Without pip it is what an interrupted first run left.
-        if not (python.exists() and (VENV / "bin" / "pip").exists()):
-            print(f"making {VENV.relative_to(ROOT)} ...", flush=True)
-            try:
-                venv.EnvBuilder(with_pip=True, clear=True).create(VENV)
-            except (OSError, subprocess.CalledProcessError) as error:
-                fail(f"could not make .venv ({error}); on Debian: apt install python3-venv")
+    if Path(sys.prefix) != VENV:
+        python = _make(VENV)
         os.execv(python, [str(python), *sys.argv])
     os.environ["PATH"] = f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"
-    _install(extras)
+    if _install(VENV, extras):
+        # A fresh interpreter, because this one was started before the project could be found.
+        os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
-def _install(extras):
-    stamp = VENV / ".installed"
+def second_venv(name, *extras):
+    """Make another environment beside the project's own; return its folder of commands."""
+    folder = ROOT / name
+    _make(folder)
+    _install(folder, extras)
+    return folder / "bin"
+
+
+def _make(folder):
+    """Make an environment, if it is not there; return its Python."""
+    python = folder / "bin" / "python"
+    # Without pip it is what an interrupted first run left.
+    if not (python.exists() and (folder / "bin" / "pip").exists()):
+        print(f"making {folder.relative_to(ROOT)} ...", flush=True)
+        try:
+            venv.EnvBuilder(with_pip=True, clear=True).create(folder)
+        except (OSError, subprocess.CalledProcessError) as error:
+            fail(f"could not make {folder.name} ({error}); on Debian: apt install python3-venv")
+    return python
+
+
+def _install(folder, extras):
+    """Install the project into an environment, if it is not; return whether that was to do."""
+    stamp = folder / ".installed"
     key = hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest()
     have = stamp.read_text().split() if stamp.exists() else [""]
     if have[0] == key and set(extras) <= set(have[1:]):
-        return
+        return False
     wanted = sorted({*extras, *(have[1:] if have[0] == key else ())})
     print(f"installing the project with {', '.join(wanted)} (once) ...", flush=True)
     status = run(
         [
-            sys.executable,
+            str(folder / "bin" / "python"),
             "-m",
             "pip",
             "install",
@@ -70,8 +86,7 @@ def _install(extras):
     if status:
         fail("pip could not install the project (see above); is a package index in reach?")
     stamp.write_text(" ".join([key, *wanted]))
-    # A fresh interpreter, because this one was started before the project could be found.
-    os.execv(sys.executable, [sys.executable, *sys.argv])
+    return True
 
 
 def run(command, **options):

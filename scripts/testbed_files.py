@@ -59,7 +59,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 # As fast as whole seconds allow: tests wait for these.
 SchedulerType=sched/backfill
-SchedulerParameters=permit_job_expansion,batch_sched_delay=0,sched_interval=1,bf_interval=1
+SchedulerParameters={permit}batch_sched_delay=0,sched_interval=1,bf_interval=1
 SlurmdTimeout=20
 SlurmctldTimeout=20
 KillWait=2
@@ -162,7 +162,7 @@ def no_service_starts():
             kept.rename(POLICY)
 
 
-def make_plan(folder, nodes, select, tokens):
+def make_plan(folder, nodes, select, tokens, no_expand):
     """Choose all that another Slurm, or another of these, may have too."""
     ports = free_ports(3 + nodes)
     names = [f"n{i + 1}" for i in range(nodes)]
@@ -172,6 +172,7 @@ def make_plan(folder, nodes, select, tokens):
         "nodes": nodes,
         "select": select,
         "tokens": tokens,
+        "no_expand": no_expand,
         "host": socket.gethostname().partition(".")[0],
         "user": getpass.getuser(),
         "mariadb_port": ports[0],
@@ -214,6 +215,7 @@ def write_files(folder, plan):
         SLURM_CONF.format(
             **plan,
             node_lines="\n".join(nodes),
+            permit="" if plan["no_expand"] else "permit_job_expansion,",
             gres_types="GresTypes=token" if plan["tokens"] else "",
             select_parameters="" if linear else "SelectTypeParameters=CR_Core",
         )

@@ -11,8 +11,6 @@ from mpdata.cases.arrays import array_case
 from mpdata.cases.random_flow import random_case, random_field
 from mpdata.cases.setup import CellFunction, Levels, Setup, fingerprint
 from mpdata.cases.velocityfile import with_velocities
-from mpdata.cases.windfile import read_winds
-from mpdata.cases.winds import winds_case
 from mpdata.errors import InputError
 from mpdata.options import Boundaries, parse_boundaries
 
@@ -61,6 +59,10 @@ def _winds(request: Request, grid: tuple[int, int, int], boundaries: Boundaries)
             "case winds needs a pair of wind files; expected --winds U.nc V.nc, got none "
             "(scripts/demo fetches a pair into demo/winds)"
         )
+    # Not before they are needed: every world that boots would pay for h5py.
+    from mpdata.cases.windfile import read_winds
+    from mpdata.cases.winds import winds_case
+
     winds = read_winds(*request.winds, request.month)
     return winds_case(
         grid,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from mpdata.cases.setup import (
@@ -122,6 +121,8 @@ def checked(
 
 
 def _open(path: Path, names: tuple[str, ...]) -> Mapping[str, Any]:
+    import h5py  # not before it is needed: every world that boots would pay for it
+
     if not path.is_file():
         raise InputError(f"expected an input file, got {path}, which does not exist")
     try:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 
 from mpdata.cases.arrays import checked, pick
@@ -65,6 +64,8 @@ def with_velocities(setup: Setup, path: Path) -> Setup:
 
 
 def _open(path: Path) -> dict[str, Any]:
+    import h5py  # not before it is needed: every world that boots would pay for it
+
     if not path.is_file():
         raise InputError(f"expected a velocity file, got {path}, which does not exist")
     if path.suffix not in (".h5", ".hdf5"):

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.geometry import Geometry
-from mpdata.numerics import numba_kernels as nk
+from mpdata.numerics.machine_code import kernel
 from mpdata.numerics.reference import epsilon
 from mpdata.numerics.step import Layers
 from mpdata.options import Scheme
 
 Array = npt.NDArray[Any]
-Call = tuple[Any, tuple[Any, ...], tuple[Any, ...]]
-"""A kernel, its arguments before the range of planes, and those behind."""
+Call = tuple[str, tuple[Any, ...], tuple[Any, ...]]
+"""The name of a kernel, its arguments before the range of planes, and those behind."""
 
 CACHE_BYTES = 3 << 17
 """What the rolling buffers of one tile may take: they share a second-level cache of a MiB (of
@@ -130,7 +130,7 @@ class NumbaStepper:
             ss, sm = map(np.uint64, self._strides)
             place = (self._flat(self._r), np.uint64(self._base), np.uint64(self._cells), rows)
             fixed = (self._flat(out), self._flat(psi), *flow, *place, sm, ss)
-            self._share(layers, threads, lambda worker: (nk.upwind_step, fixed, ()))
+            self._share(layers, threads, lambda worker: ("upwind_step", fixed, ()))
             return
         if self._between is None:
             self._sweep(0, out, psi, None, flow, None, layers, threads)
@@ -183,7 +183,7 @@ class NumbaStepper:
         def call(worker: int) -> Call:
             size = (*rows, ring, np.uint64(tile.lead), np.uint64(tile.count), tile.height)
             return (
-                nk.sweep,
+                "sweep",
                 fixed,
                 (*size, *self._buffers[worker][number], np.uint64(tile.pitch), *after),
             )
@@ -194,15 +194,17 @@ class NumbaStepper:
         """Run a kernel on ranges of planes, one a thread."""
         first, last = layers
         if threads == 1 or self._pool is None or last - first < 2:
-            kernel, before, after = call(0)
-            kernel(*before, first, last, *after)
+            name, before, after = call(0)
+            arguments = (*before, first, last, *after)
+            kernel(name, arguments)(*arguments)
             return
         cuts = [first + (last - first) * part // threads for part in range(threads + 1)]
         waiting = []
         for worker, (low, high) in enumerate(pairwise(cuts)):
-            kernel, before, after = call(worker)
+            name, before, after = call(worker)
             if low < high:
-                waiting.append(self._pool.submit(kernel, *(*before, low, high, *after)))
+                arguments = (*before, low, high, *after)
+                waiting.append(self._pool.submit(kernel(name, arguments), *arguments))
         for future in waiting:
             future.result()
 

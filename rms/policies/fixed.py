@@ -7,6 +7,7 @@ import msgspec
 from rms.events import (
     Ended,
     NodeUp,
+    Reopened,
     Requeued,
     Resized,
     ResizePoint,
@@ -16,7 +17,7 @@ from rms.events import (
 )
 
 STIRS: frozenset[type] = frozenset(
-    (Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, NodeUp, Ticked)
+    (Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, NodeUp, Ticked, Reopened)
 )
 """Events after which there may be something to decide."""
 

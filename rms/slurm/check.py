@@ -85,6 +85,20 @@ def serves(engine: str, site: Site) -> bool:
     return (_pilot(site) if engine == "slurm-pilot" else _jobs(site)).allowed
 
 
+def refusals(site: Site) -> dict[str, str]:
+    """Return why a site changes no running job: by ``grow`` and ``shrink``, where it does not."""
+    said = {"grow": _grow(site), "shrink": _shrink(site)}
+    books = _books(site)
+    if not books.allowed:
+        said = {"grow": books, "shrink": books}
+    return {what: verdict.why for what, verdict in said.items() if not verdict.allowed}
+
+
+def measures(site: Site) -> bool:
+    """Return whether a site's Slurm measures energy."""
+    return _energy(site).allowed
+
+
 def try_it(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
     """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
 

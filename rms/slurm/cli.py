@@ -8,15 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import PurePath
 from typing import TypeVar
 
 from rms.slurm import output
-from rms.slurm.output import JobDetails, OutputError, QueuedJob, Record, ReportedError, SiteNode
+from rms.slurm.output import (
+    JobDetails,
+    OutputError,
+    Partition,
+    QueuedJob,
+    Record,
+    ReportedError,
+    SiteNode,
+)
 
 DEADLINE_S = 30.0  # an unreachable controller takes up to 18 s to be given up
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
@@ -37,7 +47,10 @@ _PHRASES = (
     (Meaning.UNREACHABLE, "unable to contact|socket timed out|zero bytes|connection refused"),
     (Meaning.DENIED, "invalid user id|permission denied"),
     (Meaning.GONE, "invalid job id|already finished|already completed|job dependency problem"),
-    (Meaning.LATER, "nodes are busy|insufficient priority|temporarily|try again|in progress"),
+    (
+        Meaning.LATER,
+        "nodes are busy|insufficient priority|temporarily|try again|in progress|submitjob",
+    ),
 )
 
 
@@ -125,20 +138,30 @@ class Slurm:
         self._json_environment = kept  # sacct --json fails with the other
         self._environment = {**kept, "SLURM_TIME_FORMAT": "%s"}
 
-    def call(self, *command: str, deadline_s: float | None = None) -> Done:
+    def call(
+        self,
+        *command: str,
+        deadline_s: float | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Done:
         """Run a command that has to succeed.
+
+        Args:
+            environment: instead of this process's own.
 
         Raises:
             SlurmError: it failed, or did not end in time.
         """
-        environment = self._json_environment if "--json" in command else self._environment
+        if environment is None:
+            environment = self._json_environment if "--json" in command else self._environment
         limit_s = deadline_s or self.deadline_s
         done = self.run(command, environment, limit_s)
+        name = PurePath(command[0]).name
         if done.status is None:
-            raise SlurmError(f"{command[0]} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
+            raise SlurmError(f"{name} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
         if done.status != 0:
             words = " ".join((done.err.strip() or done.out.strip() or "no reason given").split())
-            raise SlurmError(f"{command[0]} failed: {words}", meaning_of(words))
+            raise SlurmError(f"{name} failed: {words}", meaning_of(words))
         return done
 
     # -- Reading -----------------------------------------------------------------------------
@@ -166,6 +189,16 @@ class Slurm:
             output.queue_from_text,
         )
 
+    def jobs(self, *options: str) -> list[QueuedJob]:
+        """Return the jobs that squeue's options select, always read as text: it is the cheaper."""
+        command = ["squeue", "--noheader", "--array", f"--format={output.QUEUE_FORMAT}", *options]
+        return output.queue_from_text(self.call(*command).out)
+
+    def partitions(self) -> list[Partition]:
+        """Return all partitions."""
+        said = self.call("sinfo", "--noheader", f"--format={output.PARTITIONS_FORMAT}")
+        return output.partitions_from_text(said.out)
+
     def nodes(self) -> list[SiteNode]:
         """Return all nodes."""
         return self._read(
@@ -186,6 +219,12 @@ class Slurm:
             output.records_from_json,
             output.records_from_text,
         )
+
+    def consumed_j(self, job: int) -> float:
+        """Return the energy that Slurm's own plugin has measured of a job that is over."""
+        command = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--jobs={job}"]
+        said = self.call(*command, "--format=ConsumedEnergyRaw")
+        return sum(float(line) for line in said.out.split() if line.isdecimal())
 
     def job(self, job: int) -> JobDetails:
         """Return what the controller knows of a job now."""
@@ -238,22 +277,39 @@ class Slurm:
 
     # -- Acting ------------------------------------------------------------------------------
 
-    def submit(self, *words: str) -> int:
-        """Hand options and a script to sbatch; return the job's id."""
-        said = self.call("sbatch", "--parsable", *words).out.strip()
+    def submit(self, *words: str, environment: Mapping[str, str] | None = None) -> int:
+        """Hand options and a script to sbatch; return the job's id.
+
+        Args:
+            environment: what the script is to have, instead of this process's own.
+        """
+        own = None
+        if environment is not None:
+            own = {**environment, **{k: v for k, v in self._environment.items() if k in KEPT}}
+        sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or "sbatch"
+        said = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
         number = said.partition(";")[0]  # the cluster's name may follow
         if not number.isdecimal():
             raise SlurmError(f"expected a job id of sbatch, got {said!r}")
         return int(number)
 
-    def cancel(self, *jobs: int) -> None:
-        """End jobs; one that has ended already is no failure."""
+    def cancel(self, *jobs: int, only_pending: bool = False) -> None:
+        """End jobs, or take out of the queue those that wait; one that has ended is no failure."""
         if jobs:
+            which = ["--state=PENDING"] if only_pending else []
             try:
-                self.call("scancel", *map(str, jobs))
+                self.call("scancel", *which, *map(str, jobs))
             except SlurmError as error:
                 if error.meaning is not Meaning.GONE:
                     raise
+
+    def tell(self, job: int) -> None:
+        """Ask a running job's script to end (SIGTERM); one that has ended is no failure."""
+        try:
+            self.call("scancel", "--full", "--signal=TERM", str(job))
+        except SlurmError as error:
+            if error.meaning is not Meaning.GONE:
+                raise
 
     def end_steps(self, steps: Sequence[str]) -> None:
         """Kill steps; one that has ended already is no failure."""
@@ -278,8 +334,12 @@ class Slurm:
             )
         return now
 
-    def grow(self, job: int, nodes: int, donor_name: str) -> JobDetails:
+    def grow(
+        self, job: int, nodes: int, donor_name: str, *options: str, on: Sequence[str] = ()
+    ) -> JobDetails:
         """Give a running job more nodes by a donor, at once or not at all.
+
+        ``on`` are these nodes by name, ``options`` are more of salloc's for the donor.
 
         Slurm breaks a donor of a job with GRES (it stays COMPLETING for good), so that is refused
         here. ``donor_name`` is this donor's alone: by it :meth:`cancel_named` finds what a killed
@@ -291,8 +351,9 @@ class Slurm:
         before = self.job(job)
         if before.has_gres:
             raise SlurmError(f"job {job} has GRES, and Slurm cannot give such a job more nodes")
+        named = [f"--nodelist={','.join(on)}"] if on else []
         try:
-            donor = self.allocate(nodes, donor_name, f"--dependency=expand:{job}")
+            donor = self.allocate(nodes, donor_name, f"--dependency=expand:{job}", *named, *options)
             if self.job(donor).has_gres:  # all of a node's, as it is exclusive
                 raise SlurmError("the free nodes have GRES, and Slurm cannot give those away")
             self.call("scontrol", "update", f"jobid={donor}", "NumNodes=0")

@@ -7,21 +7,91 @@ they had to be killed, the step is ended by its name and asked after until it is
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rms.local import LaunchError, LocalLauncher, hosts_of
+from rms.local import Child, LaunchError, LocalLauncher, alive, hosts_of
 from rms.slurm.cli import Slurm, SlurmError
 from rms.slurm.desk import Desk
 
+if TYPE_CHECKING:
+    from rms.live import Line
+
 GONE_S = 60.0
 AGAIN_S = 0.5
-TOLD = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES")
+HUNG_S = 3.0
+"""How long mpiexec may be without what it reaches the nodes by before it never will."""
+
+MOST_BOOTS = 5
 KEPT = ("SLURM_CONF", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+
+
+@dataclass(eq=False)
+class World(Child):
+    """A mpiexec. Where its srun fails, which never happens later, it would wait for good.
+
+    Attributes:
+        boot: starts it anew, None where a failure is to be told.
+        may_boot: whether that can work now.
+    """
+
+    boot: Callable[[], Child] | None = None
+    may_boot: Callable[[], bool] = bool
+    given_up: bool = False
+    _boots: int = 1
+    _looked_s: float = 0.0
+    _alone_s: float | None = None
+
+    def status(self) -> int | None:
+        """Return the exit status, None while it runs or waits for being started anew."""
+        if self.process is None and self.boot is not None:
+            return 1 if self.given_up else self._again(self.boot)
+        code = super().status()
+        if code is None and self.process is not None and self._hangs():
+            self.process.kill()
+            self.process.wait()
+            if self.boot is None or self._boots >= MOST_BOOTS:
+                return 1
+            self.process, self.pid = None, 0
+        return code
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs or will run."""
+        return self.process is not None and self.process.poll() is not None
+
+    def _hangs(self) -> bool:
+        """Return whether mpiexec has had no process to reach nodes by for a while."""
+        now = time.monotonic()
+        if now < self._looked_s + AGAIN_S:
+            return False
+        self._looked_s = now
+        try:
+            pids = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        except OSError:
+            return False  # it has ended, or this kernel does not tell
+        if any(alive(int(pid)) for pid in pids):
+            self._alone_s = None
+        elif self._alone_s is None:
+            self._alone_s = now
+        return self._alone_s is not None and now > self._alone_s + HUNG_S
+
+    def _again(self, boot: Callable[[], Child]) -> int | None:
+        if not self.may_boot():
+            return None
+        self._boots, self._alone_s = self._boots + 1, None
+        try:
+            child = boot()
+        except LaunchError:
+            return 1
+        self.pid, self.process = child.pid, child.process
+        return None
 
 
 @dataclass
@@ -38,6 +108,39 @@ class SlurmLauncher(LocalLauncher):
     reach: str = "slurm"
     binds: bool = False
     _ending: dict[str, Future[None]] = field(default_factory=dict)
+    _worlds: dict[str, World] = field(default_factory=dict)
+
+    distant = True
+
+    def answers(self) -> bool:
+        """Return whether Slurm answered when it was asked last."""
+        return True
+
+    def boot_world(
+        self,
+        job: str,
+        step: int,
+        launch: int,
+        slots: Sequence[str],
+        line: Line,
+        wish: int = 0,
+        cores: Sequence[int] = (),
+    ) -> Child:
+        """Start a world; a job's first is started anew where Slurm could not be asked for it."""
+        boot = partial(super().boot_world, job, step, launch, slots, line, wish, cores)
+        child = boot()
+        again = None if wish else boot
+        world = World(child.pid, child.process, None, again, self.answers)
+        self._worlds = {name: w for name, w in self._worlds.items() if not w.over}
+        self._worlds[self.name(job, launch)] = world
+        return world
+
+    def terminate(self, job: str, worlds: Sequence[Child]) -> None:
+        """Ask a job's worlds to checkpoint and end; one that never began is over."""
+        for world in worlds:
+            if isinstance(world, World) and not world.pid:
+                world.given_up = True
+        super().terminate(job, worlds)
 
     def allocation(self, job: str) -> int | None:
         """Return the Slurm job that an RMS job's nodes belong to, None while it has none."""
@@ -54,7 +157,8 @@ class SlurmLauncher(LocalLauncher):
         for key in [key for key in env if key.startswith("SLURM_") and key not in KEPT]:
             del env[key]  # what an outer allocation or step was told says nothing here
         env["SLURM_JOB_ID"] = str(self.allocation(job))
-        env["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(self.step_options(self.name(job, launch)))
+        if self.reach == "slurm":
+            env["HYDRA_LAUNCHER_EXTRA_ARGS"] = " ".join(self.step_options(self.name(job, launch)))
         per_host = [(h, len(list(each))) for h, each in groupby(slots, lambda s: hosts_of([s])[0])]
         return ["-launcher", self.reach, "-hosts", ",".join(f"{h}:{n}" for h, n in per_host)]
 
@@ -75,37 +179,13 @@ class SlurmLauncher(LocalLauncher):
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job or launch at once, here and on its nodes."""
         name, allocation = self.name(job, launch), self.allocation(job)
+        for known in [known for known in self._worlds if _of(known, name)]:
+            self._worlds.pop(known).given_up = True
         super().kill(job, launch)
         if allocation is not None and name not in self._ending:
             self._ending[name] = self.desk.ask(
                 lambda: end_steps(self.desk.slurm, allocation, name, GONE_S)
             )
-
-
-@dataclass
-class PilotLauncher(SlurmLauncher):
-    """Runs jobs as steps of the one allocation that the daemon was given."""
-
-    within: int = 0
-
-    def allocation(self, job: str) -> int:
-        """Return the pilot's own job."""
-        return self.within
-
-    def script_prefix(self, job: str, slots: Sequence[str], env: dict[str, str]) -> list[str]:
-        """Return the step that runs a job's script on its first node."""
-        srun = shutil.which("srun")  # on the daemon's own PATH: the script's has another one first
-        if srun is None:
-            raise LaunchError("expected Slurm's srun on PATH, got none")
-        # srun tells its step of the allocation; to the script, its job is the RMS's.
-        told = [f"{key}={env[key]}" for key in TOLD if key in env]
-        for key in [key for key in env if key.startswith("SLURM_") and key not in KEPT]:
-            del env[key]
-        return [
-            *[srun, f"--jobid={self.within}", "--nodes=1", "--ntasks=1", "--input=none"],
-            *[f"--nodelist={hosts_of(slots)[0]}", "--quiet", *self.step_options(self.name(job))],
-            *["env", *told],
-        ]
 
 
 def end_steps(slurm: Slurm, allocation: int, name: str, patience_s: float) -> None:

@@ -20,6 +20,7 @@ from rms.jobscript import ScriptError, parse_time
 
 QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # what a user may name freely comes last
 NODES_FORMAT = "%N|%P|%T|%c|%G|%E"
+PARTITIONS_FORMAT = "%l|%N|%P"
 RECORDS_FORMAT = "JobIDRaw,JobID,State,NNodes,NodeList,Submit,Start,End,JobName"
 
 NO_TEXT = ("", "(null)", "None assigned", "N/A", "None", "none", "Unknown")
@@ -64,6 +65,16 @@ class SiteNode:
     cpus: int
     gres: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition, its nodes in Slurm's order, and its longest time limit (inf: none)."""
+
+    name: str
+    default: bool
+    hosts: tuple[str, ...]
+    limit_s: float | None
 
 
 @dataclass(frozen=True)
@@ -153,6 +164,16 @@ def nodes_from_text(text: str) -> list[SiteNode]:
             gres="" if gres in NO_TEXT else gres,
             reason="" if reason in NO_TEXT else reason,
         )
+    return list(found.values())
+
+
+def partitions_from_text(text: str) -> list[Partition]:
+    """Read ``sinfo --noheader --format=PARTITIONS_FORMAT``: a row a partition and kind of node."""
+    found: dict[str, Partition] = {}
+    for limit, names, word in _rows(text, PARTITIONS_FORMAT.count("|") + 1):
+        name = word.rstrip("*")
+        before = found[name].hosts if name in found else ()
+        found[name] = Partition(name, word.endswith("*"), (*before, *hosts(names)), _limit(limit))
     return list(found.values())
 
 

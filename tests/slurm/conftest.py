@@ -154,6 +154,7 @@ class Slurm:
     def repair(self) -> None:
         """Start again what was stopped, and wait for all nodes."""
         words = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
+        words += ["--no-expand"] if self.record["no_expand"] else []
         up = call_script("up", "--repair", "--folder", str(self.folder), *words)
         assert up.returncode == 0, up.stderr
         self.record["running"] = self.running()

@@ -7,6 +7,7 @@ show that the job is as good as before.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import dmr
 from dmr import arrival, checkpoint, move
 from dmr.line import Committed, Settled
 from mpdata.__main__ import main
@@ -66,21 +68,53 @@ def half_way(true: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]
     return cut
 
 
-def full_disk(*_: Any) -> None:
-    raise OSError(28, "No space left on device")
+def small_files(*_: Any) -> None:
+    """Let files grow so far only, once there are two checkpoints."""
+    if len(list(Path(sys.argv[sys.argv.index("--checkpoint-dir") + 1]).glob("*.h5"))) == 2:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+
+
+def no_velocities(stays: bool) -> Callable[..., None]:
+    """Find something wrong while building for the world of two, once."""
+    found: list[int] = []
+
+    def act(run: Any, *_: Any) -> None:
+        found.extend([1] * (run.world.size == 2))
+        mine = JOINS is None if stays else JOINS == "1"
+        dmr.agree(
+            run.world.comm,
+            f"no velocities on rank {run.world.rank}"
+            if mine and run.world.size == 2 and len(found) == 1
+            else None,
+        )
+
+    return act
+
+
+def old_rank() -> int:
+    """Return a rank of the running world, which has left its number."""
+    return int(Path("old-rank").read_text())
 
 
 def dawdle(*_: Any) -> None:
     """Take time over every step until the test has seen what it came for."""
+    if JOINS is None and not Path("old-rank").exists():
+        Path("old-rank").write_text(str(os.getpid()))
     if not Path("go").exists():
         time.sleep(0.02)
 
 
 def install() -> None:
-    before(Advection, "step", dawdle)
     new, first = arrival.Newcomer, JOINS == "1"
-    if FAULT == "disk full at a checkpoint":
-        before(checkpoint, "_sync", full_disk)
+    before(Advection, "step", dawdle)
+    if FAULT == "files limited at a checkpoint":
+        before(checkpoint, "write", small_files)
+    if FAULT.endswith("rank cannot build"):
+        act = no_velocities(stays=FAULT.startswith("old"))
+        before(Advection, "build", lambda app, run: act(run))
+    if FAULT == "old rank killed while the new world boots" and JOINS == "1":
+        before(new, "_prepare", lambda *_: os.kill(old_rank(), signal.SIGKILL))
     if FAULT == "old rank killed in the middle of the move" and JOINS is None:
         move.sending = half_way(move.sending)
     if not first:

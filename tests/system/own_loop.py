@@ -25,6 +25,8 @@ def before(run, ranks):
         raise dmr.UsageError("expected to be asked for another number than 3")
     if WHAT == "owner":
         run.values["befores"] = []
+    if WHAT == "ask-in-vain":
+        raise dmr.UsageError("expected not to be asked at all")
 
 
 def after(run, record):
@@ -38,10 +40,25 @@ def owner(items, layout):
     return dmr.rank_of(layout, items[:, 0])
 
 
+def fail(run):
+    """Find something wrong in a world of four: FAULT says on which rank, and whether in words."""
+    who, _, how = os.environ.get("FAULT", "").partition(" ")
+    if not who or run.world.size != (2 if WHAT == "ask-rms-merge" else 4):
+        return
+    mine = run.world.rank == {"new": run.world.size - 1, "old": 1, "first": 0}[who]
+    if how == "agreed":
+        dmr.agree(run.world.comm, f"rank {run.world.rank} cannot build" if mine else None)
+    elif mine:
+        raise ValueError("cannot build")
+    elif how == "while others wait":
+        run.world.comm.Barrier()
+
+
 class Here:
     """What belongs to the present world."""
 
     def build(self, run):
+        fail(run)
         self.world = run.world.comm
         rank, size = self.world.rank, self.world.size
         left = rank - 1 if rank else MPI.PROC_NULL
@@ -66,18 +83,19 @@ def main(comm):
         every=5,
         limits=(1, 4),
         sizes=(1, 3, 4),
-        strategy="merge" if WHAT == "merge" else "auto",
+        strategy="merge" if "merge" in WHAT else "auto",
+        deadlines=dmr.Deadlines(answer_s=5.0 if "FAULT" in os.environ else 60.0),
         resizes=SCRIPTS.get(WHAT, {}),
         checkpoint=dmr.Schedule(Path("saved"), 8) if WHAT in ("kill", "again") else None,
         restart=WHAT == "again",
     )
     runtime = dmr.Runtime.here(comm)
     here = Here()
-    build = here.build if WHAT == "merge" else None
+    build = here.build if "merge" in WHAT else None
     hooks = {"build": build, "before": before, "after": after}
     with dmr.malleable(runtime, fields, plan, backends=("abacus", "rule"), **hooks) as run:
         run.values["backends"] = [*run.values.get("backends", []), runtime.backend]
-        if WHAT != "merge":
+        if "merge" not in WHAT:
             here.build(run)
             assert np.shares_memory(u, here.u)
         for step in run.loop(STEPS):
@@ -87,6 +105,8 @@ def main(comm):
                 run.request(2)  # the largest preferred size below is 1
             if WHAT == "ask" and step == 22:
                 run.request(9)  # the most is 4
+            if WHAT == "ask-in-vain" and step in (7, 22):
+                run.request(1)
             if WHAT == "ask-rms" and step in (7, 400):
                 run.request(3 if step == 7 else 1)
             u, v = here.u, here.v

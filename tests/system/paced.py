@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 import time
@@ -18,7 +19,7 @@ def slow_loop(*arguments: Any) -> Iterator[int]:
     for step in true_loop(*arguments):
         yield step
         if not Path("go").exists():
-            time.sleep(0.02)
+            time.sleep(float(os.environ.get("PACE_S", "0.02")))
 
 
 steps.loop = slow_loop

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,8 +13,10 @@ from pathlib import Path
 
 import pytest
 from conftest import MPDATA, MPIEXEC, Mpirun, Run
-from rms_fixture import Rms, served
+from rms_fixture import RMS, Rms, served
 
+FAULTY_SERVE = [sys.executable, str(Path(__file__).with_name("faulty_serve.py"))]
+CHECKPOINT_BYTES = 45056
 FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_resize.py"))]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
 STEPS = "1500"
@@ -45,10 +49,12 @@ def rms() -> Iterator[Rms]:
         yield found
 
 
-def faulty(rms: Rms, fault: str, *more: str, launcher: str = "mpirun") -> str:
+def faulty(
+    rms: Rms, fault: str, *more: str, launcher: str = "mpirun", options: tuple[str, ...] = ()
+) -> str:
     words = [*FAULTY, f"'{fault}'", "run", *SMALL, "--steps", STEPS, *more]
     body = " ".join([launcher, *words])
-    return rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
+    return rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1", *options)
 
 
 def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
@@ -61,6 +67,32 @@ def completed(rms: Rms, job: str, alone: str) -> None:
     assert rms.row(job)["answer"] == alone
     rms.nothing_left()
     assert [node["state"] for node in rms.ask("nodes")] == ["idle", "idle"]
+
+
+MERGING = {
+    "new rank killed at boot": "the new world",
+    "new rank killed at connect": "",
+    "new rank killed in the middle of the move": "world is gone",
+    "new rank killed before acknowledging": "world is gone",
+    "new rank killed after acknowledging": "world is gone",
+    "new rank cannot build": "no velocities on rank 1",
+    "old rank cannot build": "no velocities on rank 0",
+}
+
+
+@pytest.mark.parametrize("fault", MERGING)
+def test_the_ranks_that_stay_go_on(rms: Rms, alone: str, fault: str) -> None:
+    job = faulty(rms, fault, "--strategy", "merge")
+    rms.running(job)
+    rms.ask("resize", job, "2")
+    rms.until(lambda: rms.rolled_back(job), "rollback")
+    why = rms.rolled_back(job)[0]
+    assert MERGING[fault] in why and why
+    rms.ask("resize", job, "2")
+    rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
+    assert [row["strategy"] for row in rms.row(job)["resizes"]] == ["merge"]
+    completed(rms, job, alone)
+    TABLE.append((f"merge: {fault}", "rolled back, same bits", "merged later", why))
 
 
 ROLLED_BACK = {
@@ -114,8 +146,9 @@ def test_a_launcher_that_never_answers(rms: Rms, alone: str) -> None:
     TABLE.append((*row, "was not ready within 6 s"))
 
 
-def test_an_old_rank_that_dies_takes_the_job_and_nothing_else(rms: Rms) -> None:
-    fault = "old rank killed in the middle of the move"
+@pytest.mark.parametrize("when", ["while the new world boots", "in the middle of the move"])
+def test_an_old_rank_that_dies_takes_the_job_and_nothing_else(rms: Rms, when: str) -> None:
+    fault = f"old rank killed {when}"
     job = faulty(rms, fault)
     rms.running(job)
     rms.ask("resize", job, "2")
@@ -144,18 +177,80 @@ def test_a_killed_rms_comes_back_to_the_same_resize(rms: Rms, alone: str, state:
     TABLE.append((fault, "resized once, same bits", "", ""))
 
 
-def test_a_full_disk_at_a_checkpoint(rms: Rms, alone: str) -> None:
-    fault = "disk full at a checkpoint"
-    saving = ["--checkpoint-dir", "saved", "--checkpoint-every", "500"]
-    job = faulty(rms, fault, *saving, "--strategy", "restart")
-    rms.running(job)
+class FaultyRms(Rms):
+    """A daemon that is killed once, in a state."""
+
+    state_of_death = ""
+
+    def serve_command(self) -> list[str]:
+        words = super().serve_command()[len(RMS) :]
+        return [*FAULTY_SERVE, self.state_of_death, str(self.folder / "died"), *words]
+
+
+@pytest.mark.parametrize(
+    "state", ["requested", "booting", "ready", "moving", "leaving", "releasing", "closing"]
+)
+def test_an_rms_killed_with_its_last_word_written(alone: str, state: str) -> None:
+    """In each state, right after it is in the journal: what it wanted to do is not done yet."""
+    with contextlib.ExitStack() as stack:
+        kind = type("Dying", (FaultyRms,), {"state_of_death": state})
+        rms = kind(stack, 2, "--policy", "fifo", "--boot-deadline", "6")
+        job = faulty(rms, "new rank killed at boot" if state == "closing" else "none")
+        rms.running(job)
+        rms.rms("resize", job, "2")  # who asks may not hear what became of it
+        rms.process.wait(60)
+        assert (rms.folder / "died").exists()
+        rms.start()
+        rms.until(lambda: resizes(rms, job) or rms.rolled_back(job), "end of the resize")
+        why = "".join(rms.rolled_back(job))
+        done = resizes(rms, job)
+        if not done:
+            rms.until(lambda: rms.rms("resize", job, "2").returncode == 0, "grant")
+        rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
+        assert bool(why) == (state in ("booting", "closing")) and bool(done) != bool(why)
+        completed(rms, job, alone)
+    ending = "rolled back, same bits", "resized later" if why else "resized once, same bits", ""
+    TABLE.append((f"RMS killed with {state} in its journal", *(ending if why else ending[1:]), why))
+
+
+@pytest.fixture(params=["device full", "files limited"])
+def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A folder that two checkpoints of the job fit into and no third; and the fault for it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if request.param == "files limited":
+        yield "files limited at a checkpoint", folder
+        return
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * CHECKPOINT_BYTES - 1}", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("only root may mount a small file system")
+    try:
+        yield "disk full at a checkpoint", folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_at_a_checkpoint(
+    rms: Rms, run: Run, alone: str, small_disk: tuple[str, Path]
+) -> None:
+    fault, disk = small_disk
+    saved = disk / "saved"
+    saving = ["--checkpoint-dir", str(saved)]
+    job = faulty(rms, fault, *saving, "--checkpoint-every", "10", "--strategy", "restart")
+    rms.until(lambda: "not written" in rms.output(job), "a full disk", 30)
     rms.ask("resize", job, "2")
     rms.until(lambda: rms.rolled_back(job), "rollback")
     assert "the checkpoint could not be written" in rms.rolled_back(job)[0]
     completed(rms, job, alone)
-    assert "No space left on device" in rms.output(job)
-    assert list((rms.work / "saved").iterdir()) == []
-    TABLE.append((fault, "rolled back, same bits", "", rms.rolled_back(job)[0]))
+    told = [line for line in rms.output(job).splitlines() if "not written" in line]
+    why = "File too large" if "limited" in fault else "No space left on device"
+    assert all(line.endswith(f" not written: {why}") for line in told)
+    kept = sorted(path.name for path in saved.iterdir())
+    assert kept == ["checkpoint-0000000010.h5", "checkpoint-0000000020.h5"]
+    assert all((saved / name).stat().st_size <= CHECKPOINT_BYTES for name in kept)
+    again = run(MPIEXEC, "-n", "2", *MPDATA, "run", *SMALL, "--steps", STEPS, *saving, "--restart")
+    assert "at step 20" in again.stdout and alone in again.stdout
+    TABLE.append((fault, "rolled back, same bits", "older one kept, whole", why))
 
 
 def test_a_corrupted_checkpoint(run: Run, mpdata_run: Mpirun, tmp_path: Path) -> None:

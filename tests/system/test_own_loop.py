@@ -80,6 +80,35 @@ def test_the_application_asks_for_its_sizes(run: Run, steady: str) -> None:
     assert said.startswith("[[10, 3, 1], [25, 1, 4]]") and digest == steady
 
 
+@pytest.mark.parametrize("cooldown", ["1e-9", "1000"])
+def test_requests_wait_for_the_end_of_a_cooldown(run: Run, steady: str, cooldown: str) -> None:
+    said, digest = report(lines(run, 3, "ask", DMR_COOLDOWN=cooldown))
+    once, twice = "[[10, 3, 1]]", "[[10, 3, 1], [25, 1, 4]]"
+    assert said.startswith(f"{once if cooldown == '1000' else twice} ") and digest == steady
+
+
+@pytest.mark.parametrize(("cooldown", "tries"), [("", 2), ("1000", 1)])
+def test_a_resize_that_was_rolled_back_begins_a_cooldown(
+    run: Run, steady: str, cooldown: str, tries: int
+) -> None:
+    found = lines(run, 2, "ask-in-vain", DMR_COOLDOWN=cooldown)
+    said, digest = report(found)
+    assert said.startswith("[] ") and digest == steady
+    assert f"'befores': {[1] * tries}" in said
+    assert sum("rolled back: expected not to be asked" in one for one in found) == tries
+
+
+def test_scripted_resizes_know_no_cooldown(run: Run, steady: str) -> None:
+    said, digest = report(lines(run, 2, "script", DMR_COOLDOWN="1000"))
+    assert said.startswith("[[10, 2, 3], [20, 3, 1]]") and digest == steady
+
+
+@pytest.mark.parametrize("cooldown", ["-1", "soon", "nan", "inf"])
+def test_a_wrong_cooldown_is_refused(run: Run, cooldown: str) -> None:
+    done = run(MPIEXEC, "-n", "1", *PROGRAM, "plain", "40", env={"DMR_COOLDOWN": cooldown})
+    assert done.returncode != 0 and "UsageError: expected" in done.stderr
+
+
 def test_merge_is_refused_without_build(run: Run) -> None:
     done = run(MPIEXEC, "-n", "2", *PROGRAM, "script", "40", env={"DMR_STRATEGY": "merge"})
     assert done.returncode != 0 and "expected build= in dmr.malleable" in done.stderr
@@ -96,6 +125,25 @@ def test_ranks_that_stay_keep_their_loop_and_their_items(run: Run, steady: str) 
     assert sum("ranks by merge," in one for one in found) == 3
     said, digest = report(found)
     assert said.startswith("[[10, 2, 4], [20, 4, 2], [30, 2, 3]]") and digest == steady
+
+
+@pytest.mark.parametrize("how", ["agreed", "alone"])
+@pytest.mark.parametrize("who", ["new", "old", "first"])
+def test_what_fails_to_build_on_one_rank_is_rolled_back_on_all(
+    run: Run, steady: str, who: str, how: str
+) -> None:
+    found = lines(run, 2, "merge", FAULT=f"{who} {how}")
+    said, digest = report(found)
+    assert said.startswith("[[30, 2, 3]]") and digest == steady
+    assert "'befores': [4, 3], 'afters': [None, 3]" in said
+    (back,) = [one for one in found if "rolled back" in one]
+    assert "cannot build" in back
+
+
+def test_ranks_caught_in_a_build_end_with_a_word(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "2", *PROGRAM, "merge", "40", env={"FAULT": "old while others wait"})
+    assert done.returncode != 0 and "ValueError: cannot build" in done.stderr
+    assert "sha256" not in done.stdout
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
@@ -122,6 +170,20 @@ def test_sigterm_leaves_a_checkpoint_and_a_sentence(tmp_path: Path, script: str)
     assert "ended by SIGTERM at step" in rest and "sha256" not in rest
     assert script or (job.returncode == 143 and "Traceback" not in rest)
     assert list((tmp_path / "saved").glob("checkpoint-*.h5"))
+
+
+def test_ranks_caught_in_a_build_with_a_dead_world_end_with_a_word() -> None:
+    with served(2, "--policy", "fifo") as rms:
+        job = rms.submit(
+            " ".join(["export FAULT='new while others wait'; mpirun", *PACED, PROGRAM[1],
+                      "ask-rms-merge", "800"]),
+            "--mode", "malleable", "--nodes", "1-2", "--preferred", "1",
+        )  # fmt: skip
+        rms.running(job)
+        rms.ask("resize", job, "2")
+        assert rms.over(job) == ["FAILED"]
+        assert "error: build did not return within 5 s after: " in rms.output(job)
+        rms.nothing_left()
 
 
 def test_the_rms_grants_what_the_application_asks_for(run: Run) -> None:

@@ -104,7 +104,7 @@ def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) 
 def test_what_slurm_alone_knows_is_ignored_and_named(read: Read) -> None:
     script = read("#SBATCH --mem=4G -p debug --exclusive -n 8\n#SBATCH --nice -5 --gpus 1 -N 2")
     assert script.options == Options(nodes=(2, 2))
-    assert " ".join(script.ignored) == "--mem=4G -p --exclusive -n --nice -5 --gpus"
+    assert " ".join(script.ignored) == "--mem=4G -pdebug --exclusive -n8 --nice -5 --gpus=1"
 
 
 @pytest.mark.parametrize(

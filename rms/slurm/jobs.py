@@ -1,0 +1,511 @@
+"""Engine ``slurm``: every job of the RMS is a job of Slurm's, whose nodes change while it runs.
+
+Nothing here waits for Slurm: commands go to threads, and the daemon, which looks at its jobs all
+the time, sees what they have brought. What a restarted daemon must know of a job is in a ticket
+beside its script, written before sbatch is called and again when it has answered, so that a job
+is submitted once whatever happens in between: its name is looked for first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rms.jobscript import parse_script
+from rms.local import KEEP_STATUS, Child, Errand
+from rms.slurm import options, resizing
+from rms.slurm.cli import Meaning, SlurmError
+from rms.slurm.launcher import SlurmLauncher
+from rms.slurm.output import QueuedJob
+from rms.slurm.watch import Look, Watcher
+
+PATIENCE_S = 5.0
+"""How long a job may wait for nodes that were free before it goes to others."""
+
+CONTESTED_S = 20.0
+"""How long nodes that it waited for in vain count as somebody else's."""
+
+COMPLETING_S = 30.0
+AGAIN_S = 2.0
+OURS = "RMS_SLURM_JOB_ID"
+"""Slurm's own id of a job, for its script: ``SLURM_JOB_ID`` is the RMS's there."""
+
+RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
+STATES = {"CANCELLED": "CANCELLED", "TIMEOUT": "TIMEOUT", "DEADLINE": "TIMEOUT"}
+
+WRAPPER = f"""#!/bin/sh
+export {OURS}="$SLURM_JOB_ID"
+for name in JOB_ID JOB_NUM_NODES ARRAY_JOB_ID ARRAY_TASK_ID; do
+    eval "value=\\${{RMS_$name-}}"
+    if [ -n "$value" ]; then export "SLURM_$name=$value"; else unset "SLURM_$name"; fi
+done
+exec /bin/sh -c {shlex.quote(KEEP_STATUS)} job "$RMS_SCRIPT"
+"""
+"""What Slurm runs: to the script its job is the RMS's, as under every engine."""
+
+
+class Ticket(msgspec.Struct):
+    """What is kept of a job of Slurm's.
+
+    Attributes:
+        since_s: when it was to be submitted; one of its name from before is another.
+        before: numbers of earlier jobs of that name.
+        number: its own, once known.
+        closed: it is over, and the job of the RMS waits for another.
+        donor: options of salloc for donors of its.
+        held: when the job of the RMS came to hold which nodes, under all its numbers.
+    """
+
+    since_s: float
+    before: list[int] = []
+    number: int | None = None
+    closed: bool = False
+    donor: list[str] = []
+    held: list[tuple[float, tuple[str, ...]]] = []
+
+
+@dataclass
+class SlurmJob(Child):
+    """A job script that Slurm runs.
+
+    Attributes:
+        name: in Slurm's queue.
+        asked: its submission, until that is done.
+        known_s: the monotonic clock when its number was known.
+        told: whether this daemon has told it to end.
+        over: whether Slurm is done with it.
+    """
+
+    name: str = ""
+    hosts: tuple[str, ...] = ()
+    started: bool = False
+    fate: str = ""
+    words: str = ""
+    ticket: Ticket = field(default_factory=lambda: Ticket(0.0))
+    asked: Future[int] | None = None
+    known_s: float = 0.0
+    told: bool = False
+    withdrawn: bool = False
+    completing_s: float | None = None
+    over: bool = False
+    reason: str = ""
+    joules: Future[float] | None = None
+
+    def status(self) -> int | None:
+        """Return the script's status once Slurm is done with the job."""
+        if not self.over:
+            return None
+        found = self.left_status()
+        return 1 if found is None else found
+
+    def left_status(self) -> int | None:
+        """Return what the script left as its status, None while it has not."""
+        if self.status_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(self.status_file.read_text())
+        return None
+
+    @property
+    def holds(self) -> tuple[str, ...]:
+        """The nodes that it is known to have."""
+        return self.ticket.held[-1][1] if self.ticket.held else ()
+
+    def end(self, state: str) -> None:
+        """Enter that Slurm is done with it."""
+        self.over, code = True, self.left_status()
+        self.words = f"Slurm says {state}"
+        if self.told:
+            return
+        if state in ("COMPLETED", "FAILED") or code == 0:
+            self.started, self.words = True, ""
+        else:
+            self.fate = STATES.get(state, "GONE")
+
+
+@dataclass
+class JobsLauncher(SlurmLauncher):
+    """Runs each job as one of Slurm's.
+
+    Attributes:
+        partition: where jobs go that do not say so, "" for Slurm's own choice, ``default``.
+        limits_s: the longest time limit of each partition.
+        grace_s: what a job is given to end by itself; Slurm's limit comes after that.
+        no_grow, no_shrink: why this site changes no running job, "" where it does.
+        meters: whether Slurm measures energy here.
+    """
+
+    partition: str = ""
+    default: str = ""
+    limits_s: Mapping[str, float] = field(default_factory=dict)
+    grace_s: float = 10.0
+    no_grow: str = ""
+    no_shrink: str = ""
+    meters: bool = False
+    distant = True
+    requeues = True
+    _jobs: dict[str, SlurmJob] = field(default_factory=dict)
+    _contested: dict[str, float] = field(default_factory=dict)
+    _growing: dict[str, Errand] = field(default_factory=dict)
+    _killed: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._watcher = Watcher(self.desk, self._is_own)
+        self._wrapper = self.state / "bin" / "slurm-job"
+        self._wrapper.write_text(WRAPPER)
+        self._wrapper.chmod(0o755)
+
+    def _is_own(self, name: str) -> bool:
+        mark = self.mark[:8]
+        return name.startswith((f"rms.{mark}.", f"{resizing.DONOR}.{mark}."))
+
+    def donor(self, job: str) -> str:
+        """Return the name of the donors of a job."""
+        return f"{resizing.DONOR}.{self.mark[:8]}.{job}"
+
+    def allocation(self, job: str) -> int | None:
+        """Return a job's number in Slurm, None while it has none."""
+        child = self._jobs.get(job)
+        if child is None:
+            return None
+        self._settle(job, child)
+        return child.ticket.number
+
+    # --- a job's script ----------------------------------------------------------------------
+
+    def start_script(
+        self,
+        job: str,
+        script: Path,
+        cwd: str,
+        env: Mapping[str, str],
+        output: Path,
+        nodes: Sequence[Sequence[str]],
+        limit_s: float | None = None,
+    ) -> Child:
+        """Submit a job script, or find it submitted already."""
+        ticket = self._ticket(job)
+        if ticket is None or ticket.number is not None or ticket.closed:
+            used = [] if ticket is None else ticket.before
+            used += [] if ticket is None or ticket.number is None else [ticket.number]
+            ticket = Ticket(time.time(), used, held=[] if ticket is None else ticket.held)
+            self.status_file(job).unlink(missing_ok=True)
+        own = parse_script(script).ignored
+        partition = options.partition_of(own) or self.partition or self.default
+        ticket.donor = options.of_donor(own, self.partition)
+        self._keep(job, ticket)
+        hosts = tuple(dict.fromkeys(slot.partition("/")[0] for node in nodes for slot in node))
+        child = SlurmJob(0, None, self.status_file(job), self.name(job), hosts, ticket=ticket)
+        words = [
+            *options.passed(own, self.partition),
+            *["--exclusive", "--no-requeue", f"--nodes={len(hosts)}", f"--job-name={child.name}"],
+            *[f"--nodelist={','.join(hosts)}", f"--chdir={cwd}", "--open-mode=append"],
+            "--output=" + str(output).replace("%", "%%"),
+            *self._limit(partition, limit_s),
+            str(self._wrapper),
+        ]
+        full = {
+            **options.environment(env),
+            **self.script_env(job, env.get("PATH", os.defpath)),
+            "RMS_SCRIPT": str(script),
+        }
+        output.parent.mkdir(parents=True, exist_ok=True)
+        child.asked = self.desk.ask(lambda: self._submit(child, words, full))
+        self._jobs[job] = child
+        self._killed.pop(job, None)
+        return child
+
+    def _limit(self, partition: str, limit_s: float | None) -> list[str]:
+        """Return Slurm's time limit: what the RMS gives and a minute, if the partition allows."""
+        if limit_s is None:
+            return []
+        most_s = self.limits_s.get(partition, float("inf"))
+        seconds = int(min(max(limit_s, most_s), limit_s + self.grace_s + 60))
+        return [f"--time={-(-seconds // 60)}"]
+
+    def _submit(self, child: SlurmJob, words: Sequence[str], env: Mapping[str, str]) -> int:
+        """Submit a job unless it has been; on a thread. Slurm that is away is asked again."""
+        slurm, ticket = self.desk.slurm, child.ticket
+        while True:
+            try:
+                for row in slurm.jobs("--states=all", f"--user={slurm.user}"):
+                    new = row.job_id not in ticket.before and row.name == child.name
+                    if new and (row.submit_s or 0.0) >= ticket.since_s - 1:
+                        return row.job_id
+                return 0 if child.told else slurm.submit(*words, environment=env)
+            except SlurmError as error:
+                if error.meaning is not Meaning.UNREACHABLE:
+                    raise
+            time.sleep(AGAIN_S)
+
+    def _settle(self, job: str, child: SlurmJob) -> None:
+        """Take in the answer to a submission."""
+        if child.asked is None or not child.asked.done():
+            return
+        asked, child.asked = child.asked, None
+        try:
+            child.ticket.number = asked.result()
+        except SlurmError as error:
+            child.over, child.words = True, str(error)
+            if error.meaning is Meaning.LATER:
+                self._give_up(job, child)
+            return
+        if not child.ticket.number:  # told to end before it was submitted
+            child.over, child.ticket.number = True, None
+            return
+        child.known_s = time.monotonic()
+        self._keep(job, child.ticket)
+
+    def _give_up(self, job: str, child: SlurmJob) -> None:
+        """Let a job that did not get its nodes be requeued; keep others off them for a while."""
+        child.fate, child.ticket.closed = "GONE", True
+        self._keep(job, child.ticket)
+        until_s = time.monotonic() + CONTESTED_S
+        self._contested.update(dict.fromkeys(child.hosts, until_s))
+
+    def find_script(self, job: str, pid: int | None) -> Child | None:
+        """Return a job after a restart of the daemon; the next look tells how it is."""
+        ticket = self._ticket(job)
+        if ticket is None or ticket.number is None or ticket.closed:
+            return None
+        child = SlurmJob(0, None, self.status_file(job), self.name(job), ticket=ticket)
+        child.known_s = time.monotonic()
+        self._jobs[job] = child
+        return child
+
+    def _path(self, job: str) -> Path:
+        return self.state / "jobs" / job / "slurm.json"
+
+    def _ticket(self, job: str) -> Ticket | None:
+        try:
+            return msgspec.json.decode(self._path(job).read_bytes(), type=Ticket)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _keep(self, job: str, ticket: Ticket) -> None:
+        """Write a ticket so that a reader sees all of it or none."""
+        path = self._path(job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with part.open("wb") as file:
+            file.write(msgspec.json.encode(ticket))
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+
+    # --- what Slurm says ---------------------------------------------------------------------
+
+    def unavailable(self) -> Collection[str] | None:
+        """Follow what has become of all jobs; return the nodes that are not to be had now."""
+        live = {job: child for job, child in self._jobs.items() if not child.over}
+        for job, child in live.items():
+            self._settle(job, child)
+        urgent = bool(self._growing) or any(
+            not child.started or child.told or child.left_status() is not None
+            for child in live.values()
+        )
+        look = self._watcher.poll(urgent=urgent)
+        if look is None:
+            return None
+        for job, child in live.items():
+            if not child.over and child.ticket.number is not None:
+                self._follow(job, child, look)
+        self._sweep(look)
+        now = time.monotonic()
+        self._contested = {n: until for n, until in self._contested.items() if until > now}
+        return look.unavailable | self._contested.keys()
+
+    def _follow(self, job: str, child: SlurmJob, look: Look) -> None:
+        """See what has become of a job."""
+        row = look.own.get(child.ticket.number or 0)
+        if row is None or row.name != child.name:
+            if look.begun_s > child.known_s:
+                self._over(job, child, "nothing of it any more")
+        elif row.state in RUNNING:
+            child.started, child.reason = True, ""
+            if not child.holds:
+                self._holds(job, child, row.hosts, row.start_s)
+        elif row.state in ("PENDING", "CONFIGURING"):
+            self._waits(job, child, row)
+        elif row.state == "COMPLETING":
+            child.completing_s = child.completing_s or look.begun_s
+            if look.begun_s > child.completing_s + COMPLETING_S:
+                self._over(job, child, row.state)
+        else:
+            if row.hosts and not child.holds:
+                self._holds(job, child, row.hosts, row.start_s)
+            self._over(job, child, row.state)
+
+    def _waits(self, job: str, child: SlurmJob, row: QueuedJob) -> None:
+        """A job that Slurm has not started: one that waits for others' nodes goes elsewhere."""
+        child.reason = row.reason
+        if child.withdrawn or child.told or row.state != "PENDING":
+            return
+        for_nodes = row.reason.split(",")[0].startswith(FOR_NODES)
+        if child.started or (for_nodes and time.monotonic() > child.known_s + PATIENCE_S):
+            child.withdrawn = True
+            self._cancel(row.job_id, only_pending=True)
+
+    def _over(self, job: str, child: SlurmJob, state: str) -> None:
+        """Enter that Slurm is done with a job."""
+        number = child.ticket.number
+        if child.withdrawn and state == "CANCELLED" and not child.started and not child.told:
+            child.over, child.words = True, f"Slurm had it wait ({child.reason})"
+            self._give_up(job, child)
+            return
+        child.end(state)
+        if child.holds:
+            self._holds(job, child, ())
+        if child.fate == "GONE":
+            child.ticket.closed = True
+            self._keep(job, child.ticket)
+        if self.meters and number is not None:
+            slurm = self.desk.slurm
+            child.joules = self.desk.ask(lambda: slurm.consumed_j(number))
+
+    def _holds(
+        self, job: str, child: SlurmJob, hosts: Sequence[str], at_s: float | None = None
+    ) -> None:
+        """Enter which nodes a job has, since when Slurm says."""
+        held = child.ticket.held
+        if child.over and hosts:  # news of what it had at its end
+            if len(held) > 1 and held[-2][1] != tuple(hosts) and at_s is not None:
+                held.insert(-1, (at_s, tuple(hosts)))
+                self._keep(job, child.ticket)
+        elif child.holds != tuple(hosts):
+            held.append((time.time() if at_s is None else at_s, tuple(hosts)))
+            self._keep(job, child.ticket)
+
+    def _sweep(self, look: Look) -> None:
+        """Cancel donors that nobody waits for: what a daemon that was killed has left."""
+        for row in look.own.values():
+            job = row.name.rpartition(".")[2]
+            stray = row.name == self.donor(job) and job not in self._growing
+            if stray and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
+                self._cancel(row.job_id)
+
+    # --- resizes -----------------------------------------------------------------------------
+
+    def in_place(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
+        """Return why this site does not let a running job go over to other nodes."""
+        if self.no_grow and not set(wanted) <= set(have):
+            return self.no_grow
+        if self.no_shrink and not set(have) <= set(wanted):
+            return self.no_shrink
+        return ""
+
+    def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> Errand | None:
+        """Give a running job the nodes it lacks, by a donor; refused where it cannot be."""
+        child, number = self._jobs[job], self.allocation(job)
+        hosts = tuple(dict.fromkeys((*have, *wanted)))
+        if number is None:
+            return lambda: "Slurm has not told its number yet"
+        slurm, donor = self.desk.slurm, resizing.Donor(self.donor(job), child.ticket.donor)
+        errand = resizing.patiently(
+            self.desk, lambda: resizing.grow(slurm, number, hosts, wanted, donor), give_up=True
+        )
+        return self._following(job, child, errand)
+
+    def release(self, job: str, hosts: Sequence[str]) -> Errand | None:
+        """Take nodes that a running job no longer needs from it."""
+        child, number = self._jobs[job], self.allocation(job)
+        if number is None or child.over:
+            return None
+        slurm = self.desk.slurm
+        errand = resizing.patiently(
+            self.desk, lambda: resizing.shrink(slurm, number, hosts), give_up=False
+        )
+        return self._following(job, child, errand)
+
+    def _following(
+        self, job: str, child: SlurmJob, errand: Callable[[], resizing.Answer | None]
+    ) -> Errand:
+        """Return an errand that enters which nodes the job has when it is done."""
+
+        def ask() -> str | None:
+            found = errand()
+            if found is None:
+                return None
+            self._growing.pop(job, None)
+            if found.job is not None and found.job.hosts:
+                self._holds(job, child, found.job.hosts, found.job.resized_s)
+            return found.words
+
+        self._growing[job] = ask
+        return ask
+
+    # --- worlds ------------------------------------------------------------------------------
+
+    def world_options(
+        self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
+    ) -> list[str]:
+        """Return mpiexec's options; it runs here, for a job whose line was read on a node."""
+        found = super().world_options(job, launch, slots, env)
+        if self.allocation(job) is None:
+            env["SLURM_JOB_ID"] = env.get(OURS, "")
+        if "SLURM_CONF" in self.desk.slurm.outer:
+            env["SLURM_CONF"] = self.desk.slurm.outer["SLURM_CONF"]
+        return found
+
+    def terminate(self, job: str, worlds: Sequence[Child]) -> None:
+        """Ask a job to checkpoint and end; one that waits is taken out of Slurm's queue."""
+        child = self._jobs.get(job)
+        if child is not None:
+            child.told = True
+        if worlds:
+            super().terminate(job, worlds)
+        elif child is not None and not child.over:
+            slurm, number, started = self.desk.slurm, self.allocation(job), child.started
+            if number is not None:
+                self.desk.ask(lambda: slurm.tell(number) if started else slurm.cancel(number))
+
+    def kill(self, job: str, launch: int | None = None) -> None:
+        """End whatever is left of a job, or of one of its launches, at once."""
+        super().kill(job, launch)
+        child = self._jobs.get(job)
+        if launch is not None or child is None or child.over:
+            return
+        child.told = True
+        now, number = time.monotonic(), self.allocation(job)
+        if number is not None and now > self._killed.get(job, 0.0) + AGAIN_S:
+            self._killed[job] = now
+            self._cancel(number)
+
+    def _cancel(self, number: int, *, only_pending: bool = False) -> None:
+        slurm = self.desk.slurm
+        self.desk.ask(lambda: slurm.cancel(number, only_pending=only_pending))
+
+    def answers(self) -> bool:
+        """Return whether Slurm answered when it was asked last."""
+        return not self._watcher.trouble
+
+    def close(self) -> None:
+        """Let what is under way at Slurm end."""
+        self.desk.close()
+
+    # --- words -------------------------------------------------------------------------------
+
+    def about(self, job: str) -> dict[str, Any]:
+        """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
+        child = self._jobs.get(job)
+        ticket = self._ticket(job) if child is None else child.ticket
+        if ticket is None:
+            return {}
+        found: dict[str, Any] = {
+            "slurm_job": ticket.number,
+            "held": [{"at_s": at_s, "nodes": list(hosts)} for at_s, hosts in ticket.held],
+        }
+        if child is not None and child.joules is not None and child.joules.done():
+            with contextlib.suppress(SlurmError):
+                found["consumed_energy_j"] = child.joules.result()
+        return found

@@ -1,0 +1,412 @@
+"""Engine slurm-pilot: jobs as steps of one allocation, resized, lost, found and continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Slurm
+from pilot_fixture import Pilot, piloted
+
+MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
+MPDATA = f"{sys.executable} -m mpdata"
+SMALL = "--case random --grid 24 20 8 --backend numpy --every 2"
+STEPS = 1500
+WINDS = Path(os.environ.get("MPDATA_WINDS", ROOT / "demo" / "winds"))
+MONTHS = (1, 2, 3, 4, 5)
+DAYS = "12"
+TABLE: list[tuple[str, str, str]] = []
+
+# Node selection is no matter of a pilot's: its resizes are within one allocation. One variant does.
+pytestmark = pytest.mark.parametrize("session_slurm", ["cons_tres"], indirect=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def table() -> Iterator[None]:
+    """Print what every fault has come to."""
+    yield
+    print("\n")
+    widths = [max(map(len, column)) for column in zip(*TABLE, strict=True)]
+    for row in TABLE:
+        print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def bare(folder: Path, *words: str) -> str:
+    """Return the bits of a run without a resource manager, on one rank."""
+    out = folder / "out.json"
+    command = [MPIEXEC, "-n", "1", *MPDATA.split(), "run", *words, "--json", str(out)]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    bits: str = json.loads(out.read_text())["sha256"]
+    return bits
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, asked: None) -> str:
+    return bare(tmp_path_factory.mktemp("alone"), *SMALL.split(), "--steps", str(STEPS))
+
+
+def mpdata(*more: str, steps: int = STEPS) -> str:
+    return " ".join(["mpirun", MPDATA, "run", SMALL, "--steps", str(steps), *more])
+
+
+SAVING = ("--checkpoint-dir", "saved", "--checkpoint-every", "100", "--restart")
+
+
+def completed(pilot: Pilot, job: str, bits: str) -> dict[str, Any]:
+    assert pilot.over(job, deadline_s=90) == ["COMPLETED"], pilot.row(job)["reason"] + pilot.said()
+    row = pilot.row(job)
+    assert row["answer"] == bits
+    return row
+
+
+# --- resizes --------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not (WINDS / "uwnd_mean.nc").exists(), reason="no wind data (scripts/demo)")
+def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
+    script = str(ROOT / "jobs" / "winds.sh")
+    months = f"{MONTHS[0]}-{MONTHS[-1]}"
+    with piloted(slurm, 4) as pilot:
+        wide = pilot.submit(mpdata(steps=4000), "--nodes", "1-4", "--mode", "flexible")
+        assert pilot.steps_taken(wide)["size"] == 4
+        array = pilot.ask(
+            *["submit", "--array", months, script],
+            MPDATA_WINDS=str(WINDS),
+            WINDS_DAYS=DAYS,
+            PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        )["id"]
+        assert pilot.over(array, wide, deadline_s=150) == ["COMPLETED"] * (len(MONTHS) + 1)
+        pairs = ["--winds", str(WINDS / "uwnd_mean.nc"), str(WINDS / "vwnd_mean.nc")]
+        for month in MONTHS:
+            grid = ["--grid", "144", "60", "16", "--days", DAYS, "--month", str(month)]
+            assert pilot.row(f"{array}_{month}")["answer"] == bare(tmp_path, *pairs, *grid)
+        resizes = [pair for row in pilot.rows() for pair in pilot.resizes(row["id"])]
+        assert any(a < b for a, b in resizes) and any(a > b for a, b in resizes), resizes
+        assert pilot.resizes(wide)[0][0] == 4
+        pilot.nothing_left()
+        recorded = {row["id"]: pilot.recorded(row["id"]) for row in pilot.rows()}
+        for row in pilot.rows():  # every world that took over is a step of its own, on its nodes
+            sizes = [row["resizes"][0]["from"]] if row["resizes"] else []
+            sizes += [resize["to"] for resize in row["resizes"]]
+            found = iter(map(len, recorded[row["id"]]))
+            assert all(size in found for size in sizes), (sizes, recorded[row["id"]])
+            assert row["energy_source"] == "model" and row["energy_j"] > 0
+        acct = pilot.ask("acct")
+        assert [len(row["resizes"]) for row in acct] == [len(r["resizes"]) for r in pilot.rows()]
+        pilot.books_balance()
+        assert "power is the model's on n" in pilot.said()  # once for all nodes
+        assert pilot.said().count("power is the model's on n") == 1
+        assert pilot.end(signal.SIGTERM) == 0
+        pilot.replays()
+        slurm.wait_until("no step left", lambda: not pilot.steps())
+
+
+@pytest.mark.parametrize("strategy", ["merge", "spawn"])
+def test_other_strategies_reach_the_new_nodes(slurm: Slurm, alone: str, strategy: str) -> None:
+    with piloted(slurm, 4, "--policy", "fifo") as pilot:
+        options = ("--nodes", "1-4", "--preferred", "2", "--mode", "malleable")
+        job = pilot.submit(mpdata("--strategy", strategy), *options)
+        pilot.steps_taken(job)
+        pilot.resized(job, 4)
+        before = pilot.row(job)["step"]
+        pilot.steps_taken(job, before + 2)
+        ran = {(env["DMR_SLOTS"], env["SLURMD_NODENAME"]) for env in ranks(pilot)}
+        assert {node for _, node in ran} == {"n1", "n2", "n3", "n4"}
+        pilot.resized(job, 1)
+        row = completed(pilot, job, alone)
+        assert pilot.resizes(job) == [(2, 4), (4, 1)]
+        # From four ranks to one, merge goes by warm: those who stay are of a launch with others.
+        assert row["resizes"][0]["strategy"] == strategy
+        pilot.nothing_left()
+
+
+def ranks(pilot: Pilot) -> list[dict[str, str]]:
+    """Return the environments of the MPI ranks there are."""
+    found = []
+    for pid in pilot.processes():
+        try:
+            items = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+        except OSError:
+            continue
+        env = dict(item.split("=", 1) for item in items if "=" in item)
+        if "PMI_RANK" in env:
+            found.append(env)
+    return found
+
+
+def test_another_way_to_reach_nodes_and_powers_by_name(slurm: Slurm, alone: str) -> None:
+    file = slurm.folder / "tmp" / "powers.toml"
+    file.write_text(
+        'name = "x"\n[[nodes]]\nname = "n[1,3-4]"\ncores = 2\n'
+        "power = { idle_w = 10.0, static_w = 40.0, dynamic_w = 50.0 }\n"
+        '[[nodes]]\nname = "n2"\npower = { idle_w = 1.0, static_w = 2.0, dynamic_w = 3.0 }\n'
+    )
+    with piloted(slurm, 2, "--reach", "fork", "--cluster", str(file), "--policy", "fifo") as pilot:
+        names = [node["name"] for node in pilot.ask("nodes")]
+        begun = time.monotonic()
+        job = pilot.submit(mpdata(), "--nodes", "2")
+        completed(pilot, job, alone)
+        row = pilot.row(job)
+        watts = 100.0 + (5.0 if "n2" in names else 100.0)
+        assert row["energy_j"] == pytest.approx(watts * (row["end_s"] - row["start_s"]))
+        assert time.monotonic() - begun < 120
+        pilot.books_balance()
+
+
+# --- the allocation ends --------------------------------------------------------------------
+
+
+def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
+    note = 'echo "$SLURM_JOB_ID" >> starts\n'
+    with piloted(slurm, 3, "--policy", "fifo", "--grace", "5", "--margin", "26") as pilot:
+        job = pilot.submit(
+            note + mpdata(*SAVING), "--nodes", "1-3", "--mode", "flexible", "--preferred", "2"
+        )
+        lost = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
+        wide = pilot.submit(note, "--nodes", "3")
+        last = pilot.submit(f"{note}sleep 0.1", "--nodes", "1-2")
+        pilot.steps_taken(job, 200)
+        # Slurm would end it in half a minute: read again, and acted on in time.
+        end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 28))
+        slurm("scontrol", "update", f"jobid={pilot.allocation}", f"EndTime={end}")
+        assert pilot.process is not None
+        assert pilot.process.wait(40) == 0, pilot.said()
+        assert "ends in 2" in pilot.said() and f"job {job}: told to end" in pilot.said()
+        assert slurm.show(pilot.allocation)["JobState"] == "RUNNING"
+        slurm.wait_until("no step left", lambda: not pilot.steps())
+        assert not pilot.processes()
+        pilot.replays()
+        ended_s = time.time()
+        slurm("scancel", pilot.allocation)
+        slurm.wait_until("idle nodes", lambda: len(slurm.idle()) == 4)
+
+        time.sleep(2.0)
+        pilot.allocate(2, "--nodelist=n3,n4")
+        begun_s = time.time()
+        pilot.start()
+        assert [node["name"] for node in pilot.ask("nodes")] == ["n3", "n4"]
+        assert pilot.row(lost)["state"] == "CANCELLED"
+        assert "needs 3 nodes, there are 2 now" in pilot.row(wide)["reason"]
+        assert pilot.row(wide)["state"] == "PENDING"
+        pilot.steps_taken(job, 200)
+        output = Path(pilot.row(job)["output"]).read_text()
+        (resumed,) = set(re.findall(r"continuing at step (\d+)|at step (\d+)", output)) or {
+            ("", "")
+        }
+        assert any(int(step) >= 100 for step in resumed if step), output
+        # Slurm's own warning (--signal) is heeded alike.
+        assert pilot.end(signal.SIGUSR1) == 0
+        pilot.replays()
+
+        pilot.start()  # in the same allocation: what was decided is done
+        row = completed(pilot, job, alone)
+        assert pilot.over(last) == ["COMPLETED"]
+        pilot.books_balance()
+        spans = [s for s in json.loads(pilot.rms("show", job, "--json", "-").stdout)]
+        assert spans and row["energy_j"] > 0
+        assert pilot.end(signal.SIGTERM) == 0
+
+        slurm("scancel", pilot.allocation)
+        slurm.wait_until("idle nodes", lambda: len(slurm.idle()) == 4)
+        pilot.allocate(4)
+        pilot.start()
+        assert pilot.over(wide) == ["COMPLETED"]
+        assert (pilot.work / "starts").read_text().split() == [job, job, job, last, wide]
+        pilot.books_balance()
+        booked = books(pilot)
+        most = 4 * 2.0 * (time.time() - begun_s) + 3 * 2.0 * (ended_s - booked["first_s"])
+        assert booked["idle_j"] < most
+        assert pilot.end(signal.SIGTERM) == 0
+        pilot.replays()
+
+
+def books(pilot: Pilot) -> dict[str, float]:
+    from rms.clientside import call
+
+    found = call(pilot.server, "GET", "/books")
+    return {**found["energy"], "first_s": min(row["submit_s"] for row in pilot.rows())}
+
+
+@pytest.mark.parametrize("state", ["booting", "moving"])
+def test_a_killed_daemon_comes_back_to_the_same_resize(
+    slurm: Slurm, alone: str, state: str
+) -> None:
+    with piloted(slurm, 3, "--policy", "fifo") as pilot:
+        options = ("--nodes", "1-3", "--preferred", "1", "--mode", "malleable")
+        job = pilot.submit(mpdata(), *options)
+        pilot.steps_taken(job)
+        pilot.ask("resize", job, "3")
+        if state == "booting":
+            pilot.until(lambda: pilot.row(job)["resizing"] == "booting", state)
+        else:
+            pilot.until(lambda: pilot.row(job)["resizing"] not in ("", "booting"), state)
+        pilot.end(signal.SIGKILL)
+        pilot.start()
+        assert f"job {job}: adopted" in pilot.said()
+        pilot.until(lambda: pilot.row(job)["size"] == 3, "size 3")
+        completed(pilot, job, alone)
+        assert pilot.resizes(job) == [(1, 3)]
+        pilot.nothing_left()
+        pilot.books_balance()
+        assert pilot.end(signal.SIGTERM) == 0
+        pilot.replays()
+
+
+# --- nodes ----------------------------------------------------------------------------------
+
+
+def test_drained_nodes_are_left_alone(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 2, "--policy", "fifo") as pilot:
+        job = pilot.submit(mpdata())
+        on = pilot.steps_taken(job)["nodes"][0]
+        other = ({"n1", "n2"} - {on}).pop()
+        pilot.ask("drain", on)
+        states = {node["name"]: node["state"] for node in pilot.ask("nodes")}
+        assert states == {on: "draining", other: "idle"}
+        pilot.ask("drain", "n[1-2]")
+        waits = pilot.submit("true")
+        completed(pilot, job, alone)
+        assert pilot.row(waits)["state"] == "PENDING"
+        assert {node["state"] for node in pilot.ask("nodes")} == {"drained"}
+        pilot.end(signal.SIGKILL)
+        pilot.start()
+        assert {node["state"] for node in pilot.ask("nodes")} == {"drained"}
+        bad = pilot.rms("drain", "n9")
+        assert bad.returncode == 2 and bad.stderr.count("\n") == 1 and "n9" in bad.stderr
+        pilot.ask("resume", other)
+        assert pilot.over(waits) == ["COMPLETED"]
+
+
+# --- faults ---------------------------------------------------------------------------------
+
+
+def test_a_cancelled_step_of_a_new_world(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 2, "--policy", "fifo") as pilot:
+        job = pilot.submit(mpdata(), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
+        pilot.steps_taken(job)
+        pilot.ask("resize", job, "2")
+        new = pilot.world(job, 1)
+        step, _ = pilot.until(lambda: pilot.steps().get(new), "step of the new world")
+        slurm("scancel", step)
+        pilot.until(lambda: pilot.rolled_back(job) or pilot.resizes(job), "rollback")
+        why = "; ".join(pilot.rolled_back(job)) or "it had committed already"
+        completed(pilot, job, alone)
+        pilot.nothing_left()
+        TABLE.append(("scancel of the new world's step", "rolled back, same bits", why))
+
+
+def test_a_cancelled_step_of_the_running_world(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 2, "--policy", "fifo") as pilot:
+        job = pilot.submit(
+            mpdata(*SAVING), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable"
+        )
+        pilot.steps_taken(job, 150)
+        pilot.ask("resize", job, "2")
+        slurm("scancel", pilot.steps()[pilot.world(job, 0)][0])
+        pilot.until(lambda: "requeued" in pilot.said(), "requeue")
+        completed(pilot, job, alone)
+        why = re.findall(rf"job {job}: (.*; requeued)", pilot.said())[0]
+        TABLE.append(("scancel of the running world's step", "requeued, same bits", why))
+        pilot.nothing_left()
+
+
+def test_a_controller_that_is_away(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 3, "--policy", "fifo", "--boot-deadline", "8") as pilot:
+        job = pilot.submit(
+            mpdata(steps=STEPS), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable"
+        )
+        pilot.steps_taken(job)
+        slurm.stop("slurmctld")
+        gone_s = time.monotonic()
+        pilot.ask("resize", job, "2")
+        late = pilot.submit(mpdata())  # its srun fails, or waits for the controller
+        assert pilot.row(job)["state"] == "RUNNING"
+        pilot.until(lambda: pilot.rolled_back(job), "rollback")
+        said_s = time.monotonic()
+        assert pilot.rms("queue").returncode == 0 and time.monotonic() < said_s + 5
+        time.sleep(max(0.0, gone_s + 30 - time.monotonic()))
+        slurm.repair()
+        completed(pilot, job, alone)
+        completed(pilot, late, alone)
+        why = pilot.rolled_back(job)[0]
+        TABLE.append(("slurmctld away for 30 s: a running job", "went on, same bits", ""))
+        TABLE.append(("  its resize", "rolled back", why))
+        TABLE.append(("  a new job", "began when it was back, same bits", ""))
+        pilot.nothing_left()
+
+
+def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 3, "--policy", "fifo") as pilot:
+        jobs = [
+            pilot.submit(f"{mpdata(*SAVING, steps=STEPS * 10).replace('saved', name)}")
+            for name in ("one", "two")
+        ]
+        opted = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
+        for job in jobs:
+            pilot.steps_taken(job, 120)
+        pilot.until(lambda: pilot.row(opted)["state"] == "RUNNING", "start")
+        (down,) = pilot.row(jobs[1])["nodes"]
+        slurm.stop(down)
+        pilot.until(
+            lambda: {n["name"]: n["state"] for n in pilot.ask("nodes")}[down] == "down",
+            "a node that is down",
+            70,
+        )
+        pilot.until(lambda: f"job {jobs[1]}: lost its nodes" in pilot.said(), "requeue", 40)
+        assert pilot.row(jobs[0])["state"] == "RUNNING"
+        assert pilot.row(jobs[1])["state"] == "PENDING"
+        pilot.ask("cancel", opted)
+        pilot.until(lambda: pilot.row(jobs[1])["state"] == "RUNNING", "start elsewhere")
+        assert down not in pilot.row(jobs[1])["nodes"]
+        pilot.ask("cancel", jobs[0])
+        pilot.ask("cancel", jobs[1])
+        pilot.over(*jobs)
+        slurm.repair()
+        why = re.findall(rf"job {jobs[1]}: (lost .*)", pilot.said())[0]
+        TABLE.append(("slurmd killed", "requeued, then on another node", why))
+        TABLE.append(("  a job on another node", "went on", ""))
+
+
+def test_an_allocation_that_is_cancelled(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 2, "--policy", "fifo") as pilot:
+        job = pilot.submit(mpdata(*SAVING), "--nodes", "1-2", "--mode", "malleable")
+        opted = pilot.submit(f"#SBATCH --no-requeue\n{mpdata(steps=STEPS * 10)}")
+        pilot.steps_taken(job, 150)
+        slurm("scancel", pilot.allocation)
+        assert pilot.process is not None
+        assert pilot.process.wait(60) == 0, pilot.said()
+        pilot.replays()
+        slurm.wait_until("idle nodes", lambda: len(slurm.idle()) == 4)
+        pilot.allocate(1)
+        pilot.start()
+        completed(pilot, job, alone)
+        assert pilot.row(opted)["state"] == "RUNNING" or pilot.over(opted)
+        TABLE.append(("scancel of the allocation", "requeued, continued in the next", ""))
+        pilot.ask("cancel", opted)
+        pilot.over(opted)
+        pilot.books_balance()
+
+
+# --- files ----------------------------------------------------------------------------------
+
+
+def test_a_record_that_is_seen_late(slurm: Slurm, alone: str) -> None:
+    with piloted(slurm, 1) as pilot:
+        # Written elsewhere and moved into place some seconds later, as a shared folder may show it.
+        late = 'R=$DMR_COMPLETION; export DMR_COMPLETION=$R.late; exec "$@"'
+        (pilot.work / "late.sh").write_text(f"#!/bin/sh\n{late}\n")
+        (pilot.work / "late.sh").chmod(0o755)
+        where = pilot.state / "jobs" / "1" / "completion-0.json"
+        move = f"(until [ -e {where}.late ]; do sleep 0.2; done; sleep 4; mv {where}.late {where})"
+        line = mpdata().replace("mpirun", "mpirun ./late.sh")
+        job = pilot.submit(f"{move} &\n{line}\nwait")
+        completed(pilot, job, alone)

@@ -1,0 +1,45 @@
+"""``rms serve`` that dies once, when a state is in the journal: faulty_serve.py STATE MARKER serve ...
+
+States are those of :class:`rms.live.Boot`; ``requested`` is the decision itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rms.__main__ import main
+from rms.events import Resize
+from rms.journal import Journal
+
+STATE, MARKER = sys.argv[1], Path(sys.argv[2])
+
+
+def strike() -> None:
+    if not MARKER.exists():
+        MARKER.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+note, decided = Journal.note, Journal.decided
+
+
+def faulty_note(journal: Journal, key: str, value: dict[str, Any]) -> None:
+    note(journal, key, value)
+    if key.startswith("boot/") and value.get("state") == STATE:
+        strike()
+
+
+def faulty_decided(journal: Journal, number: int, decisions: Sequence[Any]) -> None:
+    decided(journal, number, decisions)
+    if STATE == "requested" and any(isinstance(each, Resize) for each in decisions):
+        strike()
+
+
+if __name__ == "__main__":
+    Journal.note, Journal.decided = faulty_note, faulty_decided  # type: ignore[method-assign]
+    sys.exit(main(sys.argv[3:]))

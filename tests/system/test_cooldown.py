@@ -1,0 +1,56 @@
+"""A cooldown under the RMS: the job is not asked, and how many resizes happened is counted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from conftest import MPDATA
+from rms_fixture import Rms, served
+from test_faults import SMALL, faulty
+
+COOLDOWN_S = 3.0
+
+
+def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
+    return [(row["from"], row["to"]) for row in rms.row(job)["resizes"]]
+
+
+def test_the_rms_does_not_ask_a_job_that_rests() -> None:
+    with served(2, "--policy", "fifo", "--boot-deadline", "20") as rms:
+        job = faulty(rms, "none", options=("--cooldown", "1000"))
+        rms.running(job)
+        rms.ask("resize", job, "2")
+        rms.until(lambda: rms.row(job)["size"] == 2, "resize")
+        said = rms.rms("resize", job, "1")
+        assert said.returncode != 0 and "rests" in said.stdout + said.stderr
+        (rms.work / "go").touch()
+        assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.said()
+        assert resizes(rms, job) == [(1, 2)]
+        rms.nothing_left()
+
+
+def test_a_cooldown_ends() -> None:
+    with served(2, "--policy", "fifo") as rms:
+        job = faulty(rms, "none", "--cooldown", str(COOLDOWN_S))
+        rms.running(job)
+        for size in (2, 1, 2):
+            rms.until(lambda size=size: rms.rms("resize", job, str(size)).returncode == 0, "grant")
+            rms.until(lambda size=size: rms.row(job)["size"] == size, "resize")
+        (rms.work / "go").touch()
+        assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.said()
+        assert resizes(rms, job) == [(1, 2), (2, 1), (1, 2)]
+        at = [row["at_s"] for row in rms.row(job)["resizes"]]
+        assert all(b - a >= COOLDOWN_S for a, b in pairwise(at))
+
+
+def test_a_policy_resizes_once_and_waits_with_the_rest() -> None:
+    """A second job makes room, its end would have the first widened again: not while it rests."""
+    with served(2, "--policy", "array-share") as rms:
+        wide = faulty(rms, "none", options=("--preferred", "2", "--cooldown", "1000"))
+        rms.running(wide)
+        words = ["mpirun", *MPDATA, "run", *SMALL, "--steps", "3"]
+        other = rms.submit(" ".join(words), "--mode", "fixed", "--nodes", "1")
+        assert rms.over(other) == ["COMPLETED"]
+        (rms.work / "go").touch()
+        assert rms.over(wide, deadline_s=100) == ["COMPLETED"], rms.said()
+        assert resizes(rms, wide) == [(2, 1)]
