@@ -142,7 +142,9 @@ class Newcomer:
         run = self.run
         mine = all(move.in_host(block) for block in run.fields.values())
         wrong = differing("field", header.signature, signature(specs_of(run))) or differing(
-            "option", self._fixed(header.options), self._fixed(self.plan.options)
+            "option",
+            self._fixed(header.options, header.strategy),
+            self._fixed(self.plan.options, header.strategy),
         )
         if header.ranks != run.world.size and header.strategy != "merge":
             wrong = wrong or f"expected {header.ranks} ranks, got {run.world.size}"
@@ -153,9 +155,9 @@ class Newcomer:
             self._say(Accepted(mine))
         return mine and header.in_host
 
-    def _fixed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that a resize may not change: not the backend, if it is known."""
-        known = self.app.backends
+    def _fixed(self, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
+        """Return the options that may not change: the backend may, if no rank stays."""
+        known = () if strategy == "merge" else self.app.backends
         return {k: v for k, v in options.items() if k != "backend" or v not in known}
 
     def _accept(self, port: str) -> MPI.Intercomm:
@@ -255,7 +257,9 @@ class Newcomer:
         path = checkpoint.path_of(Path(words.folder), words.step)
         wrong = None
         try:
-            checkpoint.load(path, self.run.world, self.run.fields, self._fixed(self.plan.options))
+            checkpoint.load(
+                path, self.run.world, self.run.fields, self._fixed(self.plan.options, "")
+            )
         except (checkpoint.BrokenCheckpointError, CollectiveError, OSError) as error:
             wrong = f"{path}: {error}"
         wrong = self._all(wrong)

@@ -27,6 +27,7 @@ from dmr.field import Field
 from dmr.gather import SLAB_BYTES, slabs
 from dmr.items import Items
 from dmr.progress import Progress, decode, encode
+from dmr.sink import Sink
 from dmr.world import World
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ def write(
     part = path.with_suffix(".part")
     problem: str | None = None
     file: h5py.File | None = None
+    sink: Sink | None = None
     if world.rank == 0:
         try:
             schedule.directory.mkdir(parents=True, exist_ok=True)
-            file = h5py.File(part, "w", libver="latest")
+            sink = Sink(part)
+            file = h5py.File(sink, "w", libver="latest")
             file.attrs["format"] = FORMAT
             texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
             file.attrs["progress"], file.attrs["options"] = texts
@@ -112,9 +115,11 @@ def write(
         except OSError as error:
             problem = words_of(error)
     for name, block in fields.items():
+        if problem is None and sink is not None and sink.problem is not None:
+            problem = words_of(sink.problem)
         problem = _write_field(world, file, name, block, problem)
     if world.rank == 0:
-        problem = _settle(schedule, file, part, path, problem)
+        problem = _settle(schedule, file, sink, (part, path), problem)
         if problem is not None:
             print(
                 f"warning: checkpoint at step {progress.step} not written: {problem}",
@@ -266,12 +271,21 @@ def _write_field(
 
 
 def _settle(
-    schedule: Schedule, file: h5py.File | None, part: Path, path: Path, problem: str | None
+    schedule: Schedule,
+    file: h5py.File | None,
+    sink: Sink | None,
+    paths: tuple[Path, Path],
+    problem: str | None,
 ) -> str | None:
     """Make the new file durable under its name, or remove it."""
+    part, path = paths
     try:
         if file is not None:
             file.close()
+        if sink is not None:
+            sink.close()
+            if sink.problem is not None:
+                problem = problem or words_of(sink.problem)
         if problem is None:
             _sync(part)
             part.replace(path)

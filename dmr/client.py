@@ -1,7 +1,7 @@
-"""The job's side of the RMS: a thread of rank 0 that never holds up a step.
+"""The job's side of the RMS: threads of rank 0 that never hold up a step.
 
-The thread keeps asking the daemon and keeps its newest wish; the loop looks at that once at each
-resize point. Reports are queued and sent by the same thread, in order. A daemon that is away is
+One thread keeps asking the daemon and keeps its newest wish; the loop looks at that once at each
+resize point. Reports are queued and sent by another, in order. A daemon that is away is
 asked again until it is back: the job goes on meanwhile.
 """
 
@@ -20,6 +20,7 @@ from rms.protocol import (
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
+    Answer,
     Asked,
     Poll,
     Report,
@@ -27,7 +28,6 @@ from rms.protocol import (
 )
 from rms.transport import UnreachableError, request
 
-POLL_S = 0.1
 RETRY_S = 0.5
 FLUSH_S = 2.0
 
@@ -95,10 +95,10 @@ class Link:
         self._cooldown_s, self._restarts = cooldown_s, restarts
         self._manager, self._known = manager, known
         self._reports: deque[Report] = deque()
-        self._wake = threading.Event()
-        self._closing = False
-        self._thread = threading.Thread(target=self._talk, name="rms-link", daemon=True)
-        self._thread.start()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._teller = threading.Thread(target=self._tell, name="rms-tell", daemon=True)
+        self._teller.start()
+        threading.Thread(target=self._listen, name="rms-listen", daemon=True).start()
 
     def report(self, report: Report) -> None:
         """Have a report sent; a wish that it answers is gone."""
@@ -110,9 +110,9 @@ class Link:
 
     def close(self) -> None:
         """Send what is queued, within ``FLUSH_S`` at most, and stop."""
-        self._closing = True
+        self._closing.set()
         self._wake.set()
-        self._thread.join(FLUSH_S)
+        self._teller.join(FLUSH_S)
 
     def _poll(self) -> Poll:
         return Poll(
@@ -125,22 +125,30 @@ class Link:
             self._restarts,
         )
 
-    def _talk(self) -> None:
+    def _tell(self) -> None:
+        """Send reports, in order."""
         while True:
+            pause = None
             try:
                 while self._reports:
                     self._manager.post("report", msgspec.json.encode(self._reports[0]))
                     self._reports.popleft()
-                if self._closing:
-                    return
-                answer = self._manager.post("poll", msgspec.json.encode(self._poll()))
-                wish = msgspec.json.decode(answer, type=Wish | None)
-                if wish is not None and wish.number > self._known:
-                    self.wish, self._known = wish, wish.number
-                pause = POLL_S
-            except (UnreachableError, msgspec.DecodeError):
-                if self._closing:
-                    return
+            except UnreachableError:
                 pause = RETRY_S
+            if self._closing.is_set():
+                return
             self._wake.wait(pause)
             self._wake.clear()
+
+    def _listen(self) -> None:
+        """Ask for wishes; the daemon holds a question until it has one, or for a while."""
+        while not self._closing.is_set():
+            try:
+                said = self._manager.post("poll", msgspec.json.encode(self._poll()))
+                answer = msgspec.json.decode(said, type=Answer)
+                if answer.wish is not None and answer.wish.number > self._known:
+                    self.wish, self._known = answer.wish, answer.wish.number
+                pause = answer.again_s
+            except (UnreachableError, msgspec.DecodeError):
+                pause = RETRY_S
+            self._closing.wait(pause)

@@ -309,7 +309,7 @@ def settle(run: Run, old: World, cost: OpenResize) -> None:
     progress.open_resize = cost
     progress.wish = max(progress.wish, cost.wish)
     cost.arrived_at = run.runtime.clock()
-    run.attempts = 0
+    run.attempts = run.looks = 0  # as in the ranks that have joined
     free(old)
 
 

@@ -139,6 +139,9 @@ class Run:
         child: an mpiexec that this process has started for the next world.
         asked: ranks that the application has asked for, 0 if it has not.
         rests_until: the clock's time from which the next resize may begin.
+        auto: whether the library chooses the strategy, also by the memory that is left.
+        crowded: whether a second copy of this world would not fit beside it.
+        looks: resize points that this world has come to.
         turns: the loop of :func:`dmr.malleable`, for so many steps.
     """
 
@@ -157,6 +160,9 @@ class Run:
     child: subprocess.Popen[Any] | None = None
     asked: int = 0
     rests_until: float = 0.0
+    auto: bool = False
+    crowded: bool = False
+    looks: int = 0
     turns: Callable[[int], Iterator[int]] | None = None
 
     @property
@@ -241,9 +247,11 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
                 runtime.invited.reached()
             with giving_way(runtime, Crew(talk, 0)):
                 specs = dict(app.fields())
+                auto = plan.strategy == "auto" and runtime.strategy == "auto"
                 plan = _check(plan, runtime, specs, stays=app.stays)
                 _check_backends(plan, app.backends)
                 state = _enter(app, runtime, (comm, talk), specs, plan)
+                state.auto = auto
             end.watch(state.progress, state.world.comm)
             with _linked(state, plan):
                 yield state, steps.loop(app, state, plan, told, end)

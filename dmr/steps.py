@@ -11,12 +11,16 @@ from mpi4py import MPI
 from dmr import checkpoint
 from dmr.endings import Ending, TerminatedError
 from dmr.errors import UsageError
+from dmr.room import rooms, thrifty, too_small
 from dmr.sizes import check_size, fitting
 from dmr.transaction import RolledBackError, Target, replace
 from rms.protocol import Asked, Begun, Done, Resize, RolledBack
 
 if TYPE_CHECKING:
     from dmr.session import Application, Plan, Run
+
+FIRST_LOOK, LOOKS = 4, 256
+"""Resize points of a world at which the RMS hears what memory is left: once it is alone."""
 
 NO_BUILD = "strategy merge keeps ranks in their loop; expected build= in dmr.malleable, got none"
 
@@ -35,7 +39,11 @@ def loop(app: Application, state: Run, plan: Plan, told: list[int], end: Ending)
             state.link.step, state.link.steps = step, steps
         scripted = plan.resizes.get(step)
         if scripted is not None or step % plan.every == 0:
-            stop, target = _resize_point(state, plan, bool(told), scripted)
+            if state.auto and state.runtime.manager is not None:
+                state.looks += 1
+                if state.looks == FIRST_LOOK or state.looks % LOOKS == 0:
+                    _crowded(app, state, plan)
+            stop, target = _resize_point(app, state, plan, bool(told), scripted)
             if stop:
                 _terminate(state, plan)
             if target is not None and _resize(app, state, plan, target, told):
@@ -92,7 +100,7 @@ def _begin(app: Application, state: Run, plan: Plan, told: list[int]) -> int:
 
 
 def _resize_point(
-    state: Run, plan: Plan, told: bool, scripted: int | None
+    app: Application, state: Run, plan: Plan, told: bool, scripted: int | None
 ) -> tuple[bool, Target | None]:
     """Agree on whether to stop and on what to become.
 
@@ -127,7 +135,32 @@ def _resize_point(
         return stop, None
     # Ranks that stay would go on with the backend they have.
     strategy = "spawn" if changes and plan.strategy == "merge" else plan.strategy
+    if state.auto and not changes and _crowded(app, state, plan):
+        strategy = thrifty(strategy, scripted, state.progress.groups, stays=app.stays)
     return stop, Target(scripted, strategy, backend=backend)
+
+
+def _crowded(app: Application, state: Run, plan: Plan) -> bool:
+    """Return whether a second copy of this world would not fit beside it (collective).
+
+    Said where it has changed; the RMS is told what to do about it.
+    """
+    world = state.world
+    mine = rooms(MPI.Get_processor_name(), state.fields)
+    why = too_small([room for each in world.talk.allgather(mine) for room in each])
+    was, state.crowded = state.crowded, why is not None
+    best = plan.strategy
+    if why is not None:
+        best = thrifty(best, 0, state.progress.groups, stays=app.stays)
+    if state.crowded != was:
+        state.say(
+            f"strategy {best} from here on: "
+            + (f"{why}" if why is not None else "a second copy of this world fits again")
+            + ("; a resize may be rolled back for it" if why and best == plan.strategy else "")
+        )
+    if state.link is not None and state.connects:
+        state.link.strategy = best
+    return state.crowded
 
 
 def _resize(app: Application, state: Run, plan: Plan, target: Target, told: list[int]) -> bool:

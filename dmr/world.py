@@ -56,6 +56,7 @@ class Runtime:
         invited: why this world was booted beside a running one, or None.
         launch: number of the launch that started this process, among those of the job's step.
         slot: the slot of this rank, "" where nobody gave it one.
+        on_gpus: whether every rank of this world has a GPU for its slot.
         known: what ``dmr probe`` found out here, if it was asked.
         manager: the RMS that launched this world, or None under bare mpirun.
         log: where rank 0 reports.
@@ -85,6 +86,15 @@ class Runtime:
     backend: str = ""
     cooldown: str = ""
     strangers: int = 0
+    on_gpus: bool = False
+
+    def backend_of(self, host: str, device: str) -> str:
+        """Return the backend that this world is to compute with.
+
+        The one named for it (``STEP:RANKS@BACKEND``), else ``device`` where the RMS has given a
+        GPU to every rank, else ``host``.
+        """
+        return self.backend or (device if self.on_gpus else host)
 
     def refuse(self, why: str) -> None:
         """Say why this world cannot take over the running one that waits for it, if one does.
@@ -143,6 +153,7 @@ class Runtime:
             strategy=env.get(STRATEGY_VARIABLE, "auto"),
             backend=env.get(BACKEND_VARIABLE, ""),
             cooldown=env.get(COOLDOWN_VARIABLE, ""),
+            on_gpus=bool(slots) and all("gpu:" in one for one in slots),
             launch=int(env.get(WORLD_VARIABLE, "0")),
         )
 

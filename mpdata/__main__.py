@@ -99,7 +99,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--divergent-flow", action="store_true", help="a term for flows that diverge")
     add("--boundary", metavar="B[,B,B]", help="periodic, open, wall or fixed:VALUE")
     add("--dtype", default="f8", metavar="f8|f4", help="type of all fields (default f8)")
-    add("--backend", default="auto", metavar="NAME", help=BACKEND_HELP)
+    add("--backend", default="auto", metavar="NAME", help=f"{BACKEND_HELP}; or CORES,GPUS")
     add("--share-gpu", action="store_true", help="let several ranks of a node have one GPU")
     add("--threads", type=int, default=1, metavar="T", help="CPU threads per rank (default 1)")
     add(

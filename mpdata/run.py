@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from mpdata.backends import choose_backend
+from mpdata.backends import BACKENDS, choose_backend
 from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
 from mpdata.config import OVERLAP, RunConfig
 from mpdata.errors import InputError
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
     try:
         setup = _setup(arguments, os.environ)
         # A rank whose slot is a core leaves the node's GPUs to others.
-        wanted = runtime.backend or arguments.backend
+        wanted = _wanted_backend(arguments.backend, runtime)
         on_core = wanted == "auto" and runtime.slot_kind in ("cpu", "core")
         plan = _plan(arguments)
         config = RunConfig(
@@ -105,6 +105,15 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
         else:
             print(summary(app.result), flush=True)
     return 0
+
+
+def _wanted_backend(text: str, runtime: Any) -> str:
+    """Return the backend meant by ``NAME`` or, one for cores and one for GPUs, ``NAME,NAME``."""
+    names = text.split(",")
+    if len(names) > 2 or (len(names) == 2 and not set(names) <= set(BACKENDS)):
+        raise InputError(f"expected a backend, or one for cores and one for GPUs, got {text!r}")
+    found: str = runtime.backend_of(names[0], names[-1])
+    return found
 
 
 def _common_backend(comm: Any, name: str) -> str:

@@ -31,6 +31,8 @@ def restore(daemon: Daemon) -> list[tuple[int, list[Decision]]]:
     for entry in daemon.journal.read():
         if isinstance(entry, Opened | PolicySet):
             daemon.engine.policy = named(entry.policy)
+            if isinstance(entry, Opened):
+                daemon.engine.state.at_once = entry.at_once
         elif isinstance(entry, Seen):
             try:
                 decisions = daemon.feed(entry.event)

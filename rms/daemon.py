@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,11 @@ from rms.protocol import Asked, Metered, Poll, Report, Wish
 from rms.worlds import BOOT_S, Worlds
 
 GRACE_S = 10.0
+_OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened)
+
+START_S = 0.1
+"""How long jobs are started before others have their turn for as long."""
+
 STALE_S = 60.0
 """A node whose power was not read for so long is booked by its model again."""
 
@@ -123,12 +128,14 @@ class Daemon:
         self.sources: dict[Node, str] = {}
         self._read_s: dict[Node, float] = {}
         self._unmetered: set[str] = set()
-        self._ticked = 0.0
+        self._ticked = self._starts_from_s = 0.0
+        self._starts: deque[Start] = deque()
         self._queue: deque[Event] = deque()
         self._handling = False
         self._open_spans: dict[Node, dict[str, Any]] = {}
+        self._spanned: dict[JobId, frozenset[Node]] = {}
         home = self.home
-        journal.header(home.names, policy, home.power, where, home.widths)
+        journal.header(home.names, policy, home.power, where, home.widths, launcher.at_once)
         pending = adoption.restore(self)
         if (self.where, self.cluster.names) == (where, home.names):
             self.cluster = home
@@ -158,6 +165,8 @@ class Daemon:
         number = self.journal.append(event)
         decisions = self.feed(event)
         self.journal.decided(number, decisions)
+        if decisions:
+            self.journal.flush()
         for decision in decisions:
             self._act(decision)
         return decisions
@@ -180,7 +189,8 @@ class Daemon:
             self.remember(live, event.at_s, decision)
             if isinstance(decision, Resize):
                 live.wishes += 1
-        self._book_spans(event.at_s)
+        jobs = [] if isinstance(event, _OF_NO_JOB) else [event.job]
+        self._book_spans(event.at_s, [*jobs, *(decision.job for decision in decisions)])
         self.power_w.append((event.at_s, self.ledger.power_w(self.engine.state)))
         if not self.engine.state.running and not self.engine.state.pending:
             self.closed = views.books(self)
@@ -191,6 +201,7 @@ class Daemon:
         for span in self._open_spans.values():
             span["end_s"] = self.ledger.at_s
         self._open_spans.clear()
+        self._spanned.clear()
         self.ledger.reopen(self.engine.state, event.power, event.at_s)
         self.where = event.where
         recorded = LiveCluster.recorded(event.nodes, event.power, event.widths)
@@ -257,27 +268,29 @@ class Daemon:
             found.add("model")
         return " and ".join(sorted(found, key=lambda word: (word == "model", word)))
 
-    def _book_spans(self, now: float) -> None:
-        """Keep who held which node when, for charts."""
-        holders = {
-            node: str(job_id)
-            for job_id, job in self.engine.state.running.items()
-            for node in (job.held if job.moving else job.nodes)
-        }
-        for node, span in list(self._open_spans.items()):
-            if holders.get(node) != span["job"]:
-                span["end_s"] = now
-                del self._open_spans[node]
-        for node, job in holders.items():
-            if node not in self._open_spans:
-                span = {"node": self.cluster.names[node], "job": job, "start_s": now, "end_s": None}
+    def _book_spans(self, now: float, jobs: Iterable[JobId]) -> None:
+        """Keep who held which node when, for charts, after something has happened to jobs."""
+        opened: dict[JobId, frozenset[Node]] = {}
+        for job_id in dict.fromkeys(jobs):
+            job = self.engine.state.running.get(job_id)
+            nodes = () if job is None else job.held if job.moving else job.nodes
+            opened[job_id] = frozenset(nodes)
+            for node in self._spanned.get(job_id, frozenset()) - opened[job_id]:
+                self._open_spans.pop(node)["end_s"] = now
+        for job_id, held in opened.items():
+            for node in sorted(held - self._spanned.get(job_id, frozenset())):
+                name = self.cluster.names[node]
+                span = {"node": name, "job": str(job_id), "start_s": now, "end_s": None}
                 self._open_spans[node] = span
                 self.spans.append(span)
+            self._spanned[job_id] = held
+            if not held:
+                del self._spanned[job_id]
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
-            if not self.stopping:  # else the next daemon starts it, as one not yet acted on
-                self.start(decision)
+            self._starts.append(decision)
+            self._start_some()
         elif isinstance(decision, Resize):
             live = self.live[decision.job]
             if live.ending is not None:
@@ -287,6 +300,21 @@ class Daemon:
             self.worlds.begin(decision.job, live, self.slots(decision.nodes))
         elif isinstance(decision, Never):
             self.say(f"job {decision.job} can never run: {decision.reason}")
+
+    def _start_some(self) -> None:
+        """Start jobs for a short while: hundreds may be decided at once, and others want answers.
+
+        One that is not started now is so at the next look, or by the next daemon.
+        """
+        now = self.now()
+        if now >= self._starts_from_s + 2 * START_S or now < self._starts_from_s:
+            self._starts_from_s = now
+        while self._starts and not self.stopping and self.now() <= self._starts_from_s + START_S:
+            decision = self._starts.popleft()
+            job = self.engine.state.running.get(decision.job)
+            known = self.live[decision.job].script is not None
+            if job is not None and job.nodes == decision.nodes and not known:
+                self.start(decision)
 
     def start(self, decision: Start) -> None:
         """Start a job."""
@@ -342,6 +370,7 @@ class Daemon:
             self.live[spec.id] = Live(note)
             self.journal.note(f"job/{spec.id}", note)
         self.handle(Submitted(self.time(), tuple(specs)))
+        self.journal.flush()
 
     def next_id(self) -> int:
         """Return a job number never used before."""
@@ -354,11 +383,11 @@ class Daemon:
         live = self.live[job_id]
         if live.script is None:
             self.handle(Ended(self.time(), job_id, "CANCELLED"))
-            return
-        if live.ending is None:
+        elif live.ending is None:
             live.ending, live.kill_at = state, self.now() + self.grace_s
             self.journal.note(f"ending/{job_id}", {"state": state, "kill_at": live.kill_at})
             self.terminate(job_id, live)
+        self.journal.flush()
 
     def terminate(self, job_id: JobId, live: Live) -> None:
         """Ask a job's present world to checkpoint and end."""
@@ -407,7 +436,12 @@ class Daemon:
         if live.asked and job is not None and job.resizable_now:
             self.resize(job_id, live.asked)
             live.asked = 0
-        return live.wish if live.wish is not None and live.wish.number > poll.known else None
+        return self.wish(job_id, poll.known)
+
+    def wish(self, job_id: JobId, known: int) -> Wish | None:
+        """Return what a job is to do, unless it knows."""
+        wish = self.live[job_id].wish
+        return wish if wish is not None and wish.number > known else None
 
     def report(self, job_id: JobId, report: Report) -> None:
         """Hear how a resize goes, or that the job itself would have one."""
@@ -446,6 +480,7 @@ class Daemon:
         """Look at all processes once: worlds that ended, scripts that ended, time that is up."""
         now = self.now()
         self._tick(now)
+        self._start_some()
         self._look_at_nodes()
         self._forget_readings()
         for job_id, job in list(self.engine.state.running.items()):
@@ -467,6 +502,7 @@ class Daemon:
                 status = live.script.status()
                 if status is not None:
                     self.end_script(job_id, live, status)
+        self.journal.flush()
 
     def _look_at_nodes(self) -> None:
         """Tell the engine of nodes that are not to be had, or are again."""
@@ -517,6 +553,7 @@ class Daemon:
         live.errand = live.inquiry = None
         live.steps, live.keys = [], []
         live.step = live.total = live.asked = 0
+        self.launcher.status_file(job_id).unlink(missing_ok=True)  # else it is taken for the next's
         for kind in ("ending", "boot"):
             self.journal.note(f"{kind}/{job_id}", {})
         self.worlds.note(job_id, live)

@@ -1,7 +1,7 @@
 """The journal: what the engine saw and decided, in order, durable before anyone acts on it.
 
-One SQLite file (write-ahead log, every commit flushed), held alone by whoever has it open, until
-it closes or dies. Its tables, of which the first two only grow:
+One SQLite file (write-ahead log, flushed when that is asked for), held alone by whoever has it
+open, until it closes or dies. Its tables, of which the first two only grow:
 
 - ``entries``: ``seq`` (the order), ``kind`` (the name of the type, for people who query the file),
   ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
@@ -16,6 +16,7 @@ hold, or of a table: what was written must never be read as something else.
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,10 @@ _WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_ma
     FROM pragma_application_id, pragma_user_version"""
 _DECIDE = """INSERT OR IGNORE INTO decisions SELECT seq, ? FROM entries
     WHERE seq = ? AND kind NOT IN ('Opened', 'PolicySet')"""
+_NOTES = "SELECT key, value FROM notes WHERE key >= ? AND key < ? ORDER BY key"
+_LAST = chr(0x10FFFF)
+"""Behind every character of a key."""
+
 _PAGE = """SELECT seq, entries.body, decisions.body FROM entries LEFT JOIN decisions USING (seq)
     WHERE seq > ? ORDER BY seq LIMIT 1000"""
 
@@ -57,6 +62,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
     ``where`` tells a cluster from another one with the same nodes, ``widths`` are their numbers of
     slots. On another cluster than the entries before have, a :class:`Reopened` follows.
+    ``at_once`` is how many jobs are resized at once at most, 0 for any number.
     """
 
     nodes: tuple[str, ...]
@@ -65,6 +71,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     power: tuple[NodePower, ...] = ()
     where: str = ""
     widths: tuple[int, ...] = ()
+    at_once: int = 0
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +103,7 @@ class Journal:
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.path = path
         self._db = db
+        self._written, self._log = False, -1
         first = next(self.read(), None)
         self.began = first if isinstance(first, Opened) else None
         self._nodes = None if self.began is None else self.began.nodes
@@ -119,6 +127,7 @@ class Journal:
         power: tuple[NodePower, ...] = (),
         where: str = "",
         widths: tuple[int, ...] = (),
+        at_once: int = 0,
     ) -> None:
         """Enter the start of a daemon.
 
@@ -128,8 +137,8 @@ class Journal:
         if self._nodes not in (None, nodes) and not where:
             began = " ".join(self._nodes or ())
             raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(nodes)}")
-        opened = Opened(nodes, named(policy).key, power=power, where=where, widths=widths)
-        self._enter(opened)
+        key = named(policy).key
+        self._enter(Opened(nodes, key, FORMAT, power, where, widths, at_once))
         self._nodes = nodes
 
     def policy(self, name: str, at_s: float) -> None:
@@ -137,11 +146,11 @@ class Journal:
         self._enter(PolicySet(at_s, named(name).key))
 
     def append(self, event: Event) -> int:
-        """Enter an event and return its sequence number; it is on disk by then."""
+        """Enter an event and return its sequence number."""
         return self._enter(event)
 
     def decided(self, seq: int, decisions: Sequence[Decision]) -> None:
-        """Enter what was decided on an event, once; it is on disk on return."""
+        """Enter what was decided on an event, once."""
         _, cursor = self._run(_DECIDE, msgspec.msgpack.encode(tuple(decisions)), seq)
         if cursor.rowcount != 1:
             raise JournalError(f"{self.path}: expected an event without decisions, got entry {seq}")
@@ -153,8 +162,8 @@ class Journal:
 
     def notes(self, prefix: str = "") -> dict[str, dict[str, Any]]:
         """Return the notes whose keys begin with ``prefix``, by key, sorted."""
-        rows, _ = self._run("SELECT key, value FROM notes ORDER BY key")
-        return {key: json.loads(value) for key, value in rows if key.startswith(prefix)}
+        rows, _ = self._run(_NOTES, prefix, f"{prefix}{_LAST}")
+        return {key: json.loads(value) for key, value in rows}
 
     def read(self) -> Iterator[Entry]:
         """Yield every entry in order, those appended meanwhile included."""
@@ -164,9 +173,28 @@ class Journal:
             yield from (self._decode(*row) for row in rows)
             after = rows[-1][0]
 
+    def flush(self) -> None:
+        """Have all that was entered on disk, for a machine that loses its power now.
+
+        A killed daemon loses nothing that it entered. Many entries cost one flush, which is why
+        this is a call of its own: before decisions are acted on, before somebody is answered.
+        """
+        if not self._written:
+            return
+        try:
+            if self._log < 0:
+                self._log = os.open(f"{self.path.absolute()}-wal", os.O_RDONLY)
+            os.fsync(self._log)  # what synchronous = FULL does after each statement
+        except OSError as error:
+            raise JournalError(f"{self.path}: expected a journal on disk, got {error}") from None
+        self._written = False
+
     def close(self) -> None:
         """Give the file back; a second time does nothing."""
         self._db.close()
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
 
     def __enter__(self) -> Journal:
         return self
@@ -184,6 +212,7 @@ class Journal:
     def _run(self, statement: str, *values: str | bytes | int) -> tuple[list[Any], sqlite3.Cursor]:
         with _said(self.path):
             cursor = self._db.execute(statement, values)
+            self._written |= not statement.startswith("SELECT")
             return cursor.fetchall(), cursor
 
     def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry:
@@ -222,9 +251,12 @@ def replay(entries: Iterable[Entry]) -> Replay:
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
     found = Replay(Engine(Site(len(first.nodes), first.power), named(first.policy)))
+    found.engine.state.at_once = first.at_once
     for entry in rest:
         if not isinstance(entry, Seen):
             found.engine.policy = named(entry.policy)
+            if isinstance(entry, Opened):
+                found.engine.state.at_once = entry.at_once
             continue
         found.events += 1
         where = f"event {entry.seq} ({type(entry.event).__name__})"
@@ -247,7 +279,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     """Lock the file, see that it is a journal, or make it one if it is new."""
     db.isolation_level = None  # every statement is committed by itself, but for BEGIN
     db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
-    db.execute("PRAGMA synchronous = FULL")
+    db.execute("PRAGMA synchronous = NORMAL")  # the rest is Journal.flush
     db.execute("BEGIN EXCLUSIVE")
     owner, version, tables = db.execute(_WHOSE).fetchone()
     if owner == version == tables == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,7 +92,7 @@ class Live:
     """All of it.
 
     ``errand`` is what the resize in flight has asked of whoever owns the nodes, ``inquiry`` asks
-    them what a job that failed died of.
+    them what a job that failed died of. ``news`` is set while there is a wish.
     """
 
     note: dict[str, Any]
@@ -101,7 +102,7 @@ class Live:
     launches: int = 0
     resizes: list[dict[str, Any]] = field(default_factory=list)
     history: list[dict[str, Any]] = field(default_factory=list)
-    wish: Wish | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)
     boot: Boot | None = None
     errand: Errand | None = None
     inquiry: Errand | None = None
@@ -115,6 +116,20 @@ class Live:
     ending: str | None = None
     kill_at: float | None = None
     answer: str = ""
+    _wish: Wish | None = None
+
+    @property
+    def wish(self) -> Wish | None:
+        """What the job is to do; whoever waits for it is told."""
+        return self._wish
+
+    @wish.setter
+    def wish(self, wish: Wish | None) -> None:
+        self._wish = wish
+        if wish is None:
+            self.news.clear()
+        else:
+            self.news.set()
 
     @property
     def running(self) -> Step | None:

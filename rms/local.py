@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,13 @@ if TYPE_CHECKING:
     from rms.live import Line
 
 MARK = "RMS_MARK"
+UNTOLD = ("", "")
+UNTOLD_S = 0.05
+"""A process without an environment: one of the kernel's, or one that is just about to get one."""
+
+FOREIGN_S = 2.0
+"""How long a process that was nobody's of ours is taken to be so: its number may be given anew."""
+
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
 PER_WORLD = (JOIN_VARIABLE, DOOR_VARIABLE)
 
@@ -90,6 +98,60 @@ What may go through another time begins with "later: ".
 """
 
 
+class Processes:
+    """Which of this machine's processes carry a mark, and whose they are.
+
+    Their environments are what is dear to read (0.2 s for 3,000 processes), so each of ours is read
+    once, all others now and then.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._before = f"{MARK}={mark}:".encode()
+        self._ours: dict[int, tuple[str, str]] = {}
+        self._others: dict[int, float] = {}
+
+    def of(self, job: str | None, launch: str | None) -> list[int]:
+        """Return the live processes of a job, of all for None, or of one launch."""
+        self._look()
+        found = []
+        for pid, (whose, world) in list(self._ours.items()):
+            if job in (None, whose) and launch in (None, world):
+                now = self._read(pid)
+                if now is None:  # it is gone, or another has been given its number
+                    del self._ours[pid]
+                elif (now == UNTOLD or now == (whose, world)) and alive(pid):
+                    found.append(pid)
+        return found
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        listed = {int(name) for name in os.listdir("/proc") if name.isdigit()}  # noqa: PTH208
+        self._ours = {pid: whose for pid, whose in self._ours.items() if pid in listed}
+        self._others = {pid: until for pid, until in self._others.items() if until > now}
+        for pid in listed - self._ours.keys() - self._others.keys():
+            whose = self._read(pid)
+            if whose is None:
+                self._others[pid] = now + FOREIGN_S
+            elif whose == UNTOLD:
+                self._others[pid] = now + UNTOLD_S
+            else:
+                self._ours[pid] = whose
+
+    def _read(self, pid: int) -> tuple[str, str] | None:
+        try:
+            items = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return None
+        if items == [b""]:
+            return UNTOLD
+        mine = [i[len(self._before) :].decode() for i in items if i.startswith(self._before)]
+        if not mine:
+            return None
+        before = f"{WORLD_VARIABLE}=".encode()
+        world = [item[len(before) :].decode() for item in items if item.startswith(before)]
+        return mine[0], (world or [""])[0]
+
+
 @dataclass
 class LocalLauncher:
     """Starts and ends processes. Launchers for other engines override what differs.
@@ -104,6 +166,7 @@ class LocalLauncher:
     mark: str
     server: str
     shims: Path = field(init=False)
+    _processes: Processes = field(init=False, repr=False)
 
     resumes = False
     """Whether jobs that end because the daemon does wait for the next one; else they are over."""
@@ -114,6 +177,9 @@ class LocalLauncher:
     distant = False
     """Whether jobs are on other machines, whose files may be seen here a little later."""
 
+    at_once = 0
+    """How many jobs policies should have resized at once, 0 for any number."""
+
     away_word = "down"
     """What nodes are that are not to be had."""
 
@@ -121,6 +187,7 @@ class LocalLauncher:
     """What those show who send readings of power; without one there are none."""
 
     def __post_init__(self) -> None:
+        self._processes = Processes(self.mark)
         self.shims = self.state / "bin"
         self.shims.mkdir(parents=True, exist_ok=True)
         for name in LAUNCHERS:
@@ -281,16 +348,7 @@ class LocalLauncher:
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
-        wanted = f"{MARK}={self.mark}:{job or ''}".encode()
-        number = f"{WORLD_VARIABLE}={launch}".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                items = entry.read_bytes().split(b"\0")
-                mine = any(i == wanted or (job is None and i.startswith(wanted)) for i in items)
-                if mine and (launch is None or number in items):
-                    found.append(int(entry.parent.name))
-        return [pid for pid in found if alive(pid)]
+        return self._processes.of(job, None if launch is None else str(launch))
 
     def terminate(self, job: str, worlds: Sequence[Child]) -> None:
         """Ask a job's worlds to checkpoint and end.

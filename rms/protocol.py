@@ -145,7 +145,8 @@ class Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Job to daemon: how far it is, and the newest wish it knows of. Answered by a wish or null.
+    """Job to daemon: how far it is, and the newest wish it knows of. Answered at once if
+    there is a newer one, else after a while, by an :class:`Answer`.
 
     ``strategy`` is how it wants to be resized, ``groups`` the launches its ranks come from and
     how many ranks each holds, in rank order. ``cooldown_s`` is the time after the end of a resize
@@ -160,6 +161,13 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     groups: tuple[tuple[int, int], ...] = ()
     cooldown_s: float = 0.0
     restarts: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Daemon to job: the newest wish, or None, and how long to wait before asking again."""
+
+    wish: Wish | None = None
+    again_s: float = 0.0
 
 
 class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):

@@ -26,10 +26,15 @@ from rms.jobscript import ScriptError, parse_ids
 from rms.live import Line
 from rms.model import JobId
 from rms.policies import PolicyError
-from rms.protocol import METER_PATH, STRATEGIES, Metered, Poll, Report
+from rms.protocol import METER_PATH, STRATEGIES, Answer, Metered, Poll, Report
 from rms.submit import Submission, admit
 
 WATCH_S = 0.05
+HOLD_S = 1.0
+HELD_MOST = 256
+POLLS_PER_S = 200.0
+"""A job's question is held for so long, of so many jobs; others ask so often, all together."""
+
 LONGEST_UNIX_PATH = 100
 """Systems allow 104 to 108 bytes; a clear word beats the kernel's."""
 
@@ -62,6 +67,7 @@ class Routes:
 
     def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str) -> None:
         self.daemon, self.stop, self._token = daemon, stop, token
+        self._held = 0
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -91,10 +97,24 @@ class Routes:
         ]
         return Starlette(
             routes=[
-                Route(path, _answer(call, None if own(path) else self._token), methods=[verb])
+                Route(
+                    path,
+                    _answer(self._kept(call), None if own(path) else self._token),
+                    methods=[verb],
+                )
                 for verb, path, call in table
             ]
         )
+
+    def _kept(self, call: Handler) -> Handler:
+        """Wrap a handler: what it has entered is on disk before anybody is answered."""
+
+        async def keep(request: Request) -> Any:
+            answer = await call(request)
+            self.daemon.journal.flush()
+            return answer
+
+        return keep
 
     async def submit(self, request: Request) -> Any:
         """Take in a script; answer with the ids of its jobs."""
@@ -191,9 +211,25 @@ class Routes:
         return {}
 
     async def poll(self, request: Request) -> Any:
-        """A job's rank 0 asks for wishes."""
+        """A job's rank 0 asks for wishes: held until there is one, or for a while.
+
+        Of many jobs the rest are answered at once, and ask again the later the more there are.
+        """
         job_id = self._own(request)
-        return self.daemon.poll(job_id, msgspec.json.decode(await request.body(), type=Poll))
+        poll = msgspec.json.decode(await request.body(), type=Poll)
+        wish = self.daemon.poll(job_id, poll)
+        if wish is not None:
+            return Answer(wish)
+        if self._held >= HELD_MOST:
+            return Answer(None, max(HOLD_S, len(self.daemon.engine.state.running) / POLLS_PER_S))
+        self._held += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                hold_s = HOLD_S if poll.step else WATCH_S  # that it steps at all is soon known
+                await asyncio.wait_for(self.daemon.live[job_id].news.wait(), hold_s)
+        finally:
+            self._held -= 1
+        return Answer(self.daemon.wish(job_id, poll.known))
 
     async def report(self, request: Request) -> Any:
         """A job tells how a resize goes."""

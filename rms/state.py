@@ -45,6 +45,8 @@ class State:
         fresh: jobs submitted since the policy last looked.
         asking: jobs that have come to a resize point since then.
         limited: waiting jobs of arrays that may run only so many at once.
+        at_once: how many jobs should be resized at once at most, 0 for any number: a wish to those
+            who have resizes as a choice; nothing is refused for it.
     """
 
     site: Site
@@ -68,6 +70,7 @@ class State:
     asking: list[Job] = field(default_factory=list, compare=False)
     limited: int = 0
     submitted: int = 0
+    at_once: int = field(default=0, compare=False)
     _by_estimate: list[End] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +82,13 @@ class State:
     def nodes(self) -> int:
         """How many nodes the cluster has."""
         return self.site.nodes
+
+    @property
+    def resizes_left(self) -> int:
+        """How many more jobs should be resized now."""
+        if not self.at_once:
+            return len(self.running)
+        return max(0, self.at_once - sum(j.wanted is not None for j in self.running.values()))
 
     @property
     def free(self) -> list[Node]:

@@ -28,6 +28,7 @@ def rows(daemon: Daemon) -> list[dict[str, Any]]:
 
 def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
     live = daemon.live.get(job.spec.id, Live({}))
+    about = daemon.launcher.about(job.spec.id)
     return {
         "id": job.spec.id,
         "name": live.note.get("name", ""),
@@ -40,7 +41,7 @@ def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
         "size": len(job.nodes),
         "nodes_min": job.spec.nodes_min,
         "nodes_max": job.spec.nodes_max,
-        "reason": _why(daemon, job, live),
+        "reason": _why(daemon, job, live) or about.get("waits", ""),
         "step": live.step,
         "steps": live.total,
         "energy_j": daemon.ledger.busy_j.get(job.spec.id, 0.0),
@@ -49,7 +50,7 @@ def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
         "resizes": live.resizes,
         "resizing": "" if live.boot is None else live.boot.state,
         "output": live.note.get("output", ""),
-        "slurm": daemon.launcher.about(job.spec.id),
+        "slurm": about,
     }
 
 

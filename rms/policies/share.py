@@ -95,12 +95,12 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: int
     ) -> None:
         """Narrow running jobs so that the first that does not fit does, and others behind it."""
-        least = first.least - left
+        least, most = first.least - left, state.resizes_left
         need = least + sum(job.least for job in islice(others, self.look))
         found = 0
         changes: list[tuple[Job, int, str, Reason]] = []
         for _, _, job in reversed(state.wide[-self.look :]):
-            if found >= need:
+            if found >= need or (found >= least and len(changes) >= most):
                 break
             now_s = job.remaining_s(job.size, state.now_s)
             if now_s is not None and now_s <= job.spec.resize_price_s:
@@ -121,7 +121,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
         # No more jobs than nodes can be widened; a few more, as the index has another order.
-        running = _longest(state, min(self.look, spare + 8))
+        running = _longest(state, min(self.look, spare + 8))[: state.resizes_left]
         able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
         at, refused = 0, 0
         steps: list[tuple[Job, int]] = []

@@ -208,6 +208,14 @@ class Slurm:
             output.nodes_from_text,
         )
 
+    def all_nodes(self) -> list[SiteNode]:
+        """Return the same by fewer rows, one for all nodes that are alike, always read as text.
+
+        ``sinfo --Node`` takes a second for 10,000 nodes, this 35 ms.
+        """
+        command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
+        return output.nodes_from_text(self.call(*command).out)
+
     def records(self, jobs: Sequence[int]) -> list[Record]:
         """Return what accounting has of jobs, oldest first; a resized job has several.
 
@@ -222,8 +230,9 @@ class Slurm:
 
     def consumed_j(self, job: int) -> float:
         """Return the energy that Slurm's own plugin has measured of a job that is over."""
-        command = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--jobs={job}"]
-        said = self.call(*command, "--format=ConsumedEnergyRaw")
+        # Without steps: their energies, of the same nodes at the same time, are in its own.
+        command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
+        said = self.call(*command, f"--jobs={job}", "--format=ConsumedEnergyRaw")
         return sum(float(line) for line in said.out.split() if line.isdecimal())
 
     def job(self, job: int) -> JobDetails:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import shlex
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -35,10 +36,20 @@ CONTESTED_S = 20.0
 """How long nodes that it waited for in vain count as somebody else's."""
 
 COMPLETING_S = 30.0
+BOOKED_S = 5.0
+"""From a job's end until accounting has all of it."""
+
 AGAIN_S = 2.0
+ASK_S = 0.25
+"""Time between two looks at whether any job's end or start is to be expected."""
+
+FEW = 100
+"""Of so many jobs the ends are looked for in files; of more, Slurm has one to tell all the time."""
+
 OURS = "RMS_SLURM_JOB_ID"
 """Slurm's own id of a job, for its script: ``SLURM_JOB_ID`` is the RMS's there."""
 
+VANISHED = "nothing of it any more"
 RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
 STATES = {"CANCELLED": "CANCELLED", "TIMEOUT": "TIMEOUT", "DEADLINE": "TIMEOUT"}
@@ -126,7 +137,8 @@ class SlurmJob(Child):
         self.words = f"Slurm says {state}"
         if self.told:
             return
-        if state in ("COMPLETED", "FAILED") or code == 0:
+        forgotten = state == VANISHED and code is not None  # the script's own word is left
+        if state in ("COMPLETED", "FAILED") or code == 0 or forgotten:
             self.started, self.words = True, ""
         else:
             self.fate = STATES.get(state, "GONE")
@@ -145,6 +157,9 @@ class JobsLauncher(SlurmLauncher):
     """
 
     partition: str = ""
+    at_once = 4
+    """More would wait for each other: see :class:`rms.slurm.desk.Turns`."""
+
     default: str = ""
     limits_s: Mapping[str, float] = field(default_factory=dict)
     grace_s: float = 10.0
@@ -153,10 +168,15 @@ class JobsLauncher(SlurmLauncher):
     meters: bool = False
     distant = True
     requeues = True
+    away_word = "taken"
     _jobs: dict[str, SlurmJob] = field(default_factory=dict)
     _contested: dict[str, float] = field(default_factory=dict)
     _growing: dict[str, Errand] = field(default_factory=dict)
     _killed: dict[str, float] = field(default_factory=dict)
+    _metered: deque[tuple[float, SlurmJob]] = field(default_factory=deque)
+    _past: dict[str, Ticket | None] = field(default_factory=dict)
+    _urgent: bool = False
+    _asked_s: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -195,7 +215,8 @@ class JobsLauncher(SlurmLauncher):
     ) -> Child:
         """Submit a job script, or find it submitted already."""
         ticket = self._ticket(job)
-        if ticket is None or ticket.number is not None or ticket.closed:
+        known = ticket is not None and ticket.number is None and not ticket.closed
+        if ticket is None or not known:
             used = [] if ticket is None else ticket.before
             used += [] if ticket is None or ticket.number is None else [ticket.number]
             ticket = Ticket(time.time(), used, held=[] if ticket is None else ticket.held)
@@ -220,8 +241,9 @@ class JobsLauncher(SlurmLauncher):
             "RMS_SCRIPT": str(script),
         }
         output.parent.mkdir(parents=True, exist_ok=True)
-        child.asked = self.desk.ask(lambda: self._submit(child, words, full))
+        child.asked = self.desk.ask(lambda: self._submit(job, child, words, full, look=known))
         self._jobs[job] = child
+        self._past.pop(job, None)
         self._killed.pop(job, None)
         return child
 
@@ -233,12 +255,20 @@ class JobsLauncher(SlurmLauncher):
         seconds = int(min(max(limit_s, most_s), limit_s + self.grace_s + 60))
         return [f"--time={-(-seconds // 60)}"]
 
-    def _submit(self, child: SlurmJob, words: Sequence[str], env: Mapping[str, str]) -> int:
-        """Submit a job unless it has been; on a thread. Slurm that is away is asked again."""
+    def _submit(
+        self, job: str, child: SlurmJob, words: Sequence[str], env: Mapping[str, str], *, look: bool
+    ) -> int:
+        """Submit a job unless it has been; on a thread. Slurm that is away is asked again.
+
+        Args:
+            look: whether it may have been: the queue is long where there are many jobs.
+        """
         slurm, ticket = self.desk.slurm, child.ticket
+        with self._path(job).open("rb") as file:
+            os.fsync(file.fileno())
         while True:
             try:
-                for row in slurm.jobs("--states=all", f"--user={slurm.user}"):
+                for row in slurm.jobs("--states=all", f"--user={slurm.user}") if look else ():
                     new = row.job_id not in ticket.before and row.name == child.name
                     if new and (row.submit_s or 0.0) >= ticket.since_s - 1:
                         return row.job_id
@@ -246,6 +276,7 @@ class JobsLauncher(SlurmLauncher):
             except SlurmError as error:
                 if error.meaning is not Meaning.UNREACHABLE:
                     raise
+            look = True
             time.sleep(AGAIN_S)
 
     def _settle(self, job: str, child: SlurmJob) -> None:
@@ -297,10 +328,7 @@ class JobsLauncher(SlurmLauncher):
         path = self._path(job)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        with part.open("wb") as file:
-            file.write(msgspec.json.encode(ticket))
-            file.flush()
-            os.fsync(file.fileno())
+        part.write_bytes(msgspec.json.encode(ticket))
         part.replace(path)
 
     # --- what Slurm says ---------------------------------------------------------------------
@@ -310,11 +338,16 @@ class JobsLauncher(SlurmLauncher):
         live = {job: child for job, child in self._jobs.items() if not child.over}
         for job, child in live.items():
             self._settle(job, child)
-        urgent = bool(self._growing) or any(
-            not child.started or child.told or child.left_status() is not None
-            for child in live.values()
-        )
-        look = self._watcher.poll(urgent=urgent)
+        if time.monotonic() >= self._asked_s + ASK_S:
+            self._asked_s = time.monotonic()
+            few = len(live) <= FEW
+            self._urgent = bool(self._growing) or any(
+                not child.started or child.told or (few and child.left_status() is not None)
+                for child in live.values()
+            )
+        while self._metered and self._metered[0][0] < time.monotonic():
+            self._read_energy(self._metered.popleft()[1])
+        look = self._watcher.poll(urgent=self._urgent)
         if look is None:
             return None
         for job, child in live.items():
@@ -330,7 +363,7 @@ class JobsLauncher(SlurmLauncher):
         row = look.own.get(child.ticket.number or 0)
         if row is None or row.name != child.name:
             if look.begun_s > child.known_s:
-                self._over(job, child, "nothing of it any more")
+                self._over(job, child, VANISHED)
         elif row.state in RUNNING:
             child.started, child.reason = True, ""
             if not child.holds:
@@ -358,7 +391,6 @@ class JobsLauncher(SlurmLauncher):
 
     def _over(self, job: str, child: SlurmJob, state: str) -> None:
         """Enter that Slurm is done with a job."""
-        number = child.ticket.number
         if child.withdrawn and state == "CANCELLED" and not child.started and not child.told:
             child.over, child.words = True, f"Slurm had it wait ({child.reason})"
             self._give_up(job, child)
@@ -369,8 +401,13 @@ class JobsLauncher(SlurmLauncher):
         if child.fate == "GONE":
             child.ticket.closed = True
             self._keep(job, child.ticket)
-        if self.meters and number is not None:
-            slurm = self.desk.slurm
+        if self.meters:
+            self._metered.append((time.monotonic() + BOOKED_S, child))
+
+    def _read_energy(self, child: SlurmJob) -> None:
+        """Ask what Slurm has measured of a job that is over."""
+        slurm, number = self.desk.slurm, child.ticket.number
+        if number is not None:
             child.joules = self.desk.ask(lambda: slurm.consumed_j(number))
 
     def _holds(
@@ -410,9 +447,9 @@ class JobsLauncher(SlurmLauncher):
         hosts = tuple(dict.fromkeys((*have, *wanted)))
         if number is None:
             return lambda: "Slurm has not told its number yet"
-        slurm, donor = self.desk.slurm, resizing.Donor(self.donor(job), child.ticket.donor)
+        desk, donor = self.desk, resizing.Donor(self.donor(job), child.ticket.donor)
         errand = resizing.patiently(
-            self.desk, lambda: resizing.grow(slurm, number, hosts, wanted, donor), give_up=True
+            desk, lambda: resizing.grow(desk, number, hosts, wanted, donor), give_up=True
         )
         return self._following(job, child, errand)
 
@@ -421,9 +458,9 @@ class JobsLauncher(SlurmLauncher):
         child, number = self._jobs[job], self.allocation(job)
         if number is None or child.over:
             return None
-        slurm = self.desk.slurm
+        desk = self.desk
         errand = resizing.patiently(
-            self.desk, lambda: resizing.shrink(slurm, number, hosts), give_up=False
+            desk, lambda: resizing.shrink(desk, number, hosts), give_up=False
         )
         return self._following(job, child, errand)
 
@@ -498,11 +535,14 @@ class JobsLauncher(SlurmLauncher):
     def about(self, job: str) -> dict[str, Any]:
         """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
         child = self._jobs.get(job)
-        ticket = self._ticket(job) if child is None else child.ticket
+        if child is None and job not in self._past:  # over before this daemon began
+            self._past[job] = self._ticket(job)
+        ticket = self._past[job] if child is None else child.ticket
         if ticket is None:
             return {}
         found: dict[str, Any] = {
             "slurm_job": ticket.number,
+            "waits": "" if child is None or child.over else child.reason,
             "held": [{"at_s": at_s, "nodes": list(hosts)} for at_s, hosts in ticket.held],
         }
         if child is not None and child.joules is not None and child.joules.done():

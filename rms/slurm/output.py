@@ -151,19 +151,24 @@ def queue_from_text(text: str) -> list[QueuedJob]:
 
 
 def nodes_from_text(text: str) -> list[SiteNode]:
-    """Read ``sinfo --noheader --Node --format=NODES_FORMAT``; a node of two partitions is one."""
+    """Read ``sinfo --noheader --format=NODES_FORMAT``, one row a node or one for all alike.
+
+    A node of two partitions is one.
+    """
     found: dict[str, SiteNode] = {}
-    for name, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
-        before = found[name].partitions if name in found else ()
-        found[name] = SiteNode(
-            name=name,
-            partitions=(*before, partition.rstrip("*")),
+    for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
+        kind = SiteNode(
+            name="",
+            partitions=(partition.rstrip("*"),),
             state=state.rstrip(SYMBOLS),
             responds="*" not in state,
             cpus=_whole(cpus),
             gres="" if gres in NO_TEXT else gres,
             reason="" if reason in NO_TEXT else reason,
         )
+        for name in hosts(names):
+            before = found[name].partitions if name in found else ()
+            found[name] = replace(kind, name=name, partitions=(*before, *kind.partitions))
     return list(found.values())
 
 

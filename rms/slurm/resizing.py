@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from rms.slurm.cli import Meaning, Slurm, SlurmError
+from rms.slurm.cli import Meaning, SlurmError
 from rms.slurm.desk import Desk
 from rms.slurm.output import JobDetails, OutputError
 
@@ -41,13 +41,14 @@ class Answer:
 
 
 def grow(
-    slurm: Slurm, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
+    desk: Desk, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
 ) -> JobDetails:
     """Have a job hold ``hosts``; return what is known of it then.
 
     Raises:
         SlurmError: refused; it goes on as it was, without a donor.
     """
+    slurm = desk.slurm
     now = slurm.job(job)
     if now.state != "RUNNING":
         raise SlurmError(f"expected a running job, got job {job}, {now.state}", Meaning.GONE)
@@ -61,7 +62,8 @@ def grow(
     slurm.cancel_named(donor.name)  # of a daemon that was killed
     _next_second(now)
     try:
-        return slurm.grow(job, len(missing), donor.name, *donor.options, on=missing)
+        with desk.turns:
+            return slurm.grow(job, len(missing), donor.name, *donor.options, on=missing)
     except SlurmError:
         now = slurm.job(job)
         if set(missing) <= set(now.hosts):
@@ -69,18 +71,20 @@ def grow(
         raise
 
 
-def shrink(slurm: Slurm, job: int, hosts: Sequence[str]) -> JobDetails:
+def shrink(desk: Desk, job: int, hosts: Sequence[str]) -> JobDetails:
     """Have a job hold none but ``hosts``; return what is known of it then.
 
     Raises:
         SlurmError: refused; it has the nodes it had.
     """
+    slurm = desk.slurm
     now = slurm.job(job)
     kept = [host for host in now.hosts if host in hosts]
     if now.state != "RUNNING" or len(kept) == len(now.hosts):
         return now
     _next_second(now)
-    return slurm.shrink(job, kept)
+    with desk.turns:
+        return slurm.shrink(job, kept)
 
 
 def _next_second(job: JobDetails) -> None:

@@ -14,7 +14,6 @@ import itertools
 import os
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +48,7 @@ from rms.slurm.jobs import JobsLauncher
 from rms.submit import Submission, admit
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S, POLL_S = 0.9, 0.03, 0.5, 0.2, 0.1
-"""Of a world, its resize, the end of an old one, a script up to its launcher line; between polls."""
+"""A world's boot, its move, the end of an old one; a script up to its line; between two polls."""
 
 WIDEST, SPREAD_S = 32, 240.0
 """Nodes of a job at most; mean time that it would take on eight of them."""
@@ -165,9 +164,7 @@ class Site:
             json_offered={"squeue": False, "sinfo": False, "sacct": False},
         )
         self.own_s = 0.0  # of the stand-in's threads, not the engine's
-        self.launcher = StoodIn(
-            folder, "feedfacefeedface", "unix:none", Desk(slurm), default="all"
-        )
+        self.launcher = StoodIn(folder, "feedfacefeedface", "unix:none", Desk(slurm), default="all")
         cluster = LiveCluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
@@ -321,12 +318,12 @@ class Site:
 
 def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
     """Run it at one size; return what it came to."""
-    sys.setswitchinterval(0.005)
     site = Site(nodes, folder)
     site.submit(nodes // 8)
-    begun, cpu = time.perf_counter(), time.process_time()
+    begun, cpu, thread = time.perf_counter(), time.process_time(), time.thread_time()
     site.drive(run_s, max(1, nodes // 250))
     wall_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
+    thread_s = time.thread_time() - thread
     controller, daemon = site.controller, site.daemon
     found: dict[str, Any] = {
         "nodes": nodes,
@@ -340,8 +337,11 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
         "rows_per_listing": statistics.mean(controller.listed or [0]),
         "most_at_once": controller.most_at_once,
         "controller_held": controller.held_s / wall_s,
-        "daemon_cpu": (site.cpu_s) / wall_s,
-        "threads_cpu": (cpu_s - site.own_s) / wall_s,
+        "donors": len(controller.donors),
+        "busy": {
+            "loop": site.cpu_s / wall_s,
+            "threads": (cpu_s - thread_s - site.own_s) / wall_s,
+        },
         "events_per_s": sum(daemon.events.values()) / wall_s,
         "events": dict(daemon.events),
         "rolled_back": dict(daemon.refused),

@@ -16,7 +16,7 @@ import itertools
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -114,12 +114,14 @@ class Controller:
         self.down: set[str] = set()
         self._jobs: dict[int, Job] = {}
         self._waiting: dict[int, Job] = {}
+        self._started: list[Job] = []
+        self._ending: deque[tuple[int, str]] = deque()
         self._ids = itertools.count(1)
         self._lock = threading.Lock()  # slurmctld's own, on its jobs: held while they change
         self._counting = threading.Lock()
         self._flying = 0
         self.calls: Counter[str] = Counter()
-        self.busy_s: Counter[str] = Counter()
+        self.busy_s: defaultdict[str, float] = defaultdict(float)
         self.listed: list[int] = []
         self.most_at_once = 0
         self.held_s = 0.0
@@ -174,12 +176,21 @@ class Controller:
     # --- the cluster's own life --------------------------------------------------------------
 
     def advance(self) -> list[Job]:
-        """Start what can start; return those jobs."""
-        with self._lock:
-            return self._start()
+        """Start what can start; return the batch jobs that were started since the last call."""
+        if not self._lock.acquire(blocking=False):
+            return []  # it is at something; whoever asks is not to wait for that
+        try:
+            self._start()
+            found, self._started = self._started, []
+            return found
+        finally:
+            self._lock.release()
 
-    def _start(self) -> list[Job]:
-        now, started = self._now(), []
+    def _start(self) -> None:
+        now = self._now()
+        while self._ending:
+            number, state = self._ending.popleft()
+            self._end(self._jobs[number], state)
         for job in list(self._waiting.values()):
             if now < job.due_s:
                 continue
@@ -189,17 +200,15 @@ class Controller:
                 continue
             del self._waiting[job.number]
             self._run(job, hosts)
-            started.append(job)
-        return started
+            self._started.append(job)
 
     def _run(self, job: Job, hosts: tuple[str, ...]) -> None:
         job.state, job.reason, job.hosts, job.start_s = "RUNNING", "None", hosts, self._now()
         self._free.update(dict.fromkeys(hosts, False))
 
     def finish(self, number: int, state: str = "COMPLETED") -> None:
-        """End a job: its script has, or somebody cancelled it."""
-        with self._lock:
-            self._end(self._jobs[number], state)
+        """End a job as soon as the controller looks: its script has ended."""
+        self._ending.append((number, state))
 
     def _end(self, job: Job, state: str) -> None:
         if job.state not in OVER:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,10 @@ RMS = [sys.executable, "-m", "rms"]
 PACED = [sys.executable, str(ROOT / "tests" / "system" / "paced.py")]
 MPDATA = str(ROOT / "mpdata" / "__main__.py")
 LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
+
+
+CASE = "--case random --seed 7 --grid 24 20 8 --every 2"
+STEPS = 400
 
 
 class Rms:
@@ -65,18 +70,27 @@ class Rms:
         self.process.send_signal(number)
         return self.process.wait(60)
 
-    def submit(self, *options: str, script: Path | None = None, **variables: str) -> str:
-        """Submit a script; return the job's id."""
+    def submit(
+        self, *options: str, script: Path | None = None, folder: Path | None = None, **more: str
+    ) -> str:
+        """Submit a script from a folder, with more variables; return the job's id."""
         done = subprocess.run(
             [*RMS, "submit", "--server", self.server, *options, str(script or "job.sh")],
-            env={**self.env, **variables},
-            cwd=self.work,
+            env={**self.env, **more},
+            cwd=folder or self.work,
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
+
+    def submit_now(self) -> str:
+        """Submit the script without the time that a command takes to start."""
+        text, cwd = (self.work / "job.sh").read_text(), str(self.work)
+        body = {"text": text, "name": "job.sh", "cwd": cwd, "env": self.env, "options": {}}
+        number: str = self.post("/jobs", body)["ids"][0]
+        return number
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return call(self.server, "POST", path, body)
@@ -106,6 +120,11 @@ class Rms:
         """Return a job's number in Slurm."""
         found: int = self.row(job)["slurm"]["slurm_job"]
         return found
+
+    def name(self, job: str) -> str:
+        """Return what a job is called in Slurm."""
+        which = f"--jobs={self.number(job)}"
+        return self.bed("squeue", "--noheader", "--states=all", which, "--format=%j").strip()
 
     def why(self, job: str) -> list[str]:
         """Return why resizes of a job were rolled back."""
@@ -181,6 +200,23 @@ class Rms:
                 if own in text or (b"RMS_MARK=" in text and server in text):
                     os.kill(int(entry.parent.name), signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def write_script(rms: Rms, *lines: str, steps: int = STEPS, more: str = "") -> None:
+    """Write a job script of one launcher line, with these ``#SBATCH`` and ``#RMS`` lines."""
+    run = f"srun mpdata run {CASE} --steps {steps} --json out.json {more}"
+    (rms.work / "job.sh").write_text("\n".join(["#!/bin/sh", *lines, run, ""]))
+
+
+def bare(folder: Path, *options: str) -> str:
+    """Return the hash of a run without any RMS."""
+    beside = Path(sys.executable).parent
+    command = [str(beside / "mpiexec"), "-n", "1", str(beside / "mpdata"), "run", *options]
+    subprocess.run(
+        [*command, "--json", "bare.json"], cwd=folder, check=True, capture_output=True, timeout=120
+    )
+    found: str = json.loads((folder / "bare.json").read_text())["sha256"]
+    return found
 
 
 @contextlib.contextmanager

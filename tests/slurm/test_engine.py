@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import itertools
 import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import NODES, ROOT, Slurm, brought_up
-from served import Rms, serving
+from conftest import NODES, ROOT, Slurm
+from served import CASE, STEPS, Rms, bare, serving, write_script
 
 from rms.slurm.output import Record, records_from_text
 
-BIN = Path(sys.executable).parent
-CASE = "--case random --seed 7 --grid 24 20 8 --every 2"
-STEPS = 400
 GRACE = ("--grace", "5")
 
 
@@ -32,27 +22,10 @@ def rms(slurm: Slurm) -> Iterator[Rms]:
         yield found
 
 
-def script(rms: Rms, *lines: str, steps: int = STEPS, more: str = "") -> None:
-    """Write a job script of one launcher line, with these ``#SBATCH`` and ``#RMS`` lines."""
-    head = "\n".join(lines)
-    run = f"srun mpdata run {CASE} --steps {steps} --json out-$RMS_JOB_ID.json {more}"
-    (rms.work / "job.sh").write_text(f"#!/bin/sh\n{head}\n{run}\n")
-
-
 @pytest.fixture(scope="module")
 def answer(asked: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     """The hash of the field that every job of ``script`` has to end with."""
     return bare(tmp_path_factory.mktemp("bare"), *CASE.split(), "--steps", str(STEPS))
-
-
-def bare(folder: Path, *options: str) -> str:
-    """Return the hash of a run without any RMS."""
-    command = [str(BIN / "mpiexec"), "-n", "1", str(BIN / "mpdata"), "run", *options]
-    subprocess.run(
-        [*command, "--json", "bare.json"], cwd=folder, check=True, capture_output=True, timeout=120
-    )
-    found: str = json.loads((folder / "bare.json").read_text())["sha256"]
-    return found
 
 
 def books(bed: Slurm, number: int) -> list[Record]:
@@ -96,18 +69,23 @@ def test_the_winds_array(rms: Rms, tmp_path: Path) -> None:
     winds_sh = ROOT / "jobs" / "winds.sh"
     first = rms.submit("--array=1", "--nodes=1-4", script=winds_sh, **given)
     rms.computing(f"{first}_1")
-    others = rms.submit("--array=2-4", script=winds_sh, **given)
+    fast = rms.work / "fast"
+    fast.mkdir()
+    (fast / "go").touch()
+    others = rms.submit("--array=2-4", script=winds_sh, folder=fast, **given)
     jobs = [f"{first}_1", *(f"{others}_{n}" for n in (2, 3, 4))]
-    rms.until("a shrink", lambda: any(r["to"] < r["from"] for r in rms.row(jobs[0])["resizes"]))
-    rms.computing(jobs[-1])
+
+    def both() -> bool:
+        steps = [(r["from"], r["to"]) for r in rms.row(jobs[0])["resizes"]]
+        return any(new < old for old, new in steps) and any(new > old for old, new in steps)
+
+    rms.until("a shrink and an expansion of the first", both, 90)
     rms.hurry()
     assert rms.over(*jobs) == ["COMPLETED"] * 4
 
     records = {job: agree(rms, job) for job in jobs}
     steps = [(r["from"], r["to"]) for job in jobs for r in rms.row(job)["resizes"]]
-    assert any(new > old for old, new in steps), steps
-    assert any(new < old for old, new in steps), steps
-    sizes = [(a.nodes, b.nodes) for r in records.values() for a, b in zip(r, r[1:], strict=False)]
+    sizes = [(a.nodes, b.nodes) for r in records.values() for a, b in itertools.pairwise(r)]
     assert set(steps) <= set(sizes)
     for job in jobs:
         assert records[job][-1].state == "COMPLETED"
@@ -126,7 +104,7 @@ def test_other_users_are_worked_around(rms: Rms, answer: str) -> None:
     bed = rms.bed
     by_hand = bed.allocate("--nodes=1", "--nodelist=n2", "--job-name=byhand")
     rms.until("word of it", lambda: node(rms, "n2") != "idle")
-    script(rms, "#SBATCH --nodes=1-4", "#RMS --mode=flexible")
+    write_script(rms, "#SBATCH --nodes=1-4", "#RMS --mode=flexible")
     job = rms.submit()
     rms.computing(job)
     assert rms.row(job)["nodes"] == ["n1", "n3", "n4"]
@@ -148,7 +126,7 @@ def node(rms: Rms, name: str) -> str:
 
 
 def test_options_of_slurms_own_are_passed_on(rms: Rms, answer: str) -> None:
-    script(
+    write_script(
         *[rms, "#SBATCH --nodes=2", "#SBATCH --mem=77 -p all", "#SBATCH --comment 'for sbatch'"],
         *["#SBATCH --time=10", "#SBATCH --ntasks=99"],
     )
@@ -165,7 +143,7 @@ def test_options_of_slurms_own_are_passed_on(rms: Rms, answer: str) -> None:
 
 
 def test_the_end_of_the_daemon_leaves_nothing(rms: Rms) -> None:
-    script(rms, "#SBATCH --nodes=3")
+    write_script(rms, "#SBATCH --nodes=3")
     running, waiting = rms.submit(), rms.submit()
     rms.computing(running)
     assert rms.end() == 0

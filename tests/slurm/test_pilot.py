@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,8 +20,11 @@ from pilot_fixture import Pilot, piloted
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 MPDATA = f"{sys.executable} -m mpdata"
+PACED = (
+    f"{sys.executable} {ROOT / 'tests' / 'system' / 'paced.py'} {ROOT / 'mpdata' / '__main__.py'}"
+)
 SMALL = "--case random --grid 24 20 8 --backend numpy --every 2"
-STEPS = 1500
+STEPS = 600
 WINDS = Path(os.environ.get("MPDATA_WINDS", ROOT / "demo" / "winds"))
 MONTHS = (1, 2, 3, 4, 5)
 DAYS = "12"
@@ -54,14 +58,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory, asked: None) -> str:
     return bare(tmp_path_factory.mktemp("alone"), *SMALL.split(), "--steps", str(STEPS))
 
 
-def mpdata(*more: str, steps: int = STEPS) -> str:
-    return " ".join(["mpirun", MPDATA, "run", SMALL, "--steps", str(steps), *more])
+def mpdata(*more: str) -> str:
+    """Return a launcher line of a run that takes its time until there is a file ``go``."""
+    return " ".join(["PACE_S=0.05 mpirun", PACED, "run", SMALL, "--steps", str(STEPS), *more])
 
 
-SAVING = ("--checkpoint-dir", "saved", "--checkpoint-every", "100", "--restart")
+SAVING = ("--checkpoint-dir", "saved", "--checkpoint-every", "40", "--restart")
 
 
 def completed(pilot: Pilot, job: str, bits: str) -> dict[str, Any]:
+    (pilot.work / "go").touch()
     assert pilot.over(job, deadline_s=90) == ["COMPLETED"], pilot.row(job)["reason"] + pilot.said()
     row = pilot.row(job)
     assert row["answer"] == bits
@@ -76,7 +82,8 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
     script = str(ROOT / "jobs" / "winds.sh")
     months = f"{MONTHS[0]}-{MONTHS[-1]}"
     with piloted(slurm, 4) as pilot:
-        wide = pilot.submit(mpdata(steps=4000), "--nodes", "1-4", "--mode", "flexible")
+        line = mpdata().replace("PACE_S=0.05", "PACE_S=0.01")
+        wide = pilot.submit(line, "--nodes", "1-4", "--mode", "flexible")
         assert pilot.steps_taken(wide)["size"] == 4
         array = pilot.ask(
             *["submit", "--array", months, script],
@@ -152,13 +159,11 @@ def test_another_way_to_reach_nodes_and_powers_by_name(slurm: Slurm, alone: str)
     )
     with piloted(slurm, 2, "--reach", "fork", "--cluster", str(file), "--policy", "fifo") as pilot:
         names = [node["name"] for node in pilot.ask("nodes")]
-        begun = time.monotonic()
         job = pilot.submit(mpdata(), "--nodes", "2")
         completed(pilot, job, alone)
         row = pilot.row(job)
-        watts = 100.0 + (5.0 if "n2" in names else 100.0)
+        watts = 90.0 + (5.0 if "n2" in names else 90.0)
         assert row["energy_j"] == pytest.approx(watts * (row["end_s"] - row["start_s"]))
-        assert time.monotonic() - begun < 120
         pilot.books_balance()
 
 
@@ -174,7 +179,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         lost = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
         wide = pilot.submit(note, "--nodes", "3")
         last = pilot.submit(f"{note}sleep 0.1", "--nodes", "1-2")
-        pilot.steps_taken(job, 200)
+        pilot.steps_taken(job, 120)
         # Slurm would end it in half a minute: read again, and acted on in time.
         end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 28))
         slurm("scontrol", "update", f"jobid={pilot.allocation}", f"EndTime={end}")
@@ -197,12 +202,12 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         assert pilot.row(lost)["state"] == "CANCELLED"
         assert "needs 3 nodes, there are 2 now" in pilot.row(wide)["reason"]
         assert pilot.row(wide)["state"] == "PENDING"
-        pilot.steps_taken(job, 200)
+        pilot.steps_taken(job, 120)
         output = Path(pilot.row(job)["output"]).read_text()
         (resumed,) = set(re.findall(r"continuing at step (\d+)|at step (\d+)", output)) or {
             ("", "")
         }
-        assert any(int(step) >= 100 for step in resumed if step), output
+        assert any(int(step) >= 40 for step in resumed if step), output
         # Slurm's own warning (--signal) is heeded alike.
         assert pilot.end(signal.SIGUSR1) == 0
         pilot.replays()
@@ -211,8 +216,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         row = completed(pilot, job, alone)
         assert pilot.over(last) == ["COMPLETED"]
         pilot.books_balance()
-        spans = [s for s in json.loads(pilot.rms("show", job, "--json", "-").stdout)]
-        assert spans and row["energy_j"] > 0
+        assert row["energy_j"] > 0
         assert pilot.end(signal.SIGTERM) == 0
 
         slurm("scancel", pilot.allocation)
@@ -309,7 +313,7 @@ def test_a_cancelled_step_of_the_running_world(slurm: Slurm, alone: str) -> None
         job = pilot.submit(
             mpdata(*SAVING), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable"
         )
-        pilot.steps_taken(job, 150)
+        pilot.steps_taken(job, 60)
         pilot.ask("resize", job, "2")
         slurm("scancel", pilot.steps()[pilot.world(job, 0)][0])
         pilot.until(lambda: "requeued" in pilot.said(), "requeue")
@@ -321,20 +325,21 @@ def test_a_cancelled_step_of_the_running_world(slurm: Slurm, alone: str) -> None
 
 def test_a_controller_that_is_away(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 3, "--policy", "fifo", "--boot-deadline", "8") as pilot:
-        job = pilot.submit(
-            mpdata(steps=STEPS), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable"
-        )
+        job = pilot.submit(mpdata(), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
         pilot.steps_taken(job)
         slurm.stop("slurmctld")
-        gone_s = time.monotonic()
-        pilot.ask("resize", job, "2")
-        late = pilot.submit(mpdata())  # its srun fails, or waits for the controller
-        assert pilot.row(job)["state"] == "RUNNING"
+        try:
+            gone_s = time.monotonic()
+            pilot.ask("resize", job, "2")
+            late = pilot.submit(mpdata())  # its srun fails, or waits for the controller
+            pilot.until(lambda: pilot.row(job)["resizing"] == "closing", "end of the boot")
+            before = pilot.row(job)["step"]
+            time.sleep(max(0.0, gone_s + 30 - time.monotonic()))
+            assert pilot.row(job)["step"] > before
+        finally:
+            slurm.repair()
         pilot.until(lambda: pilot.rolled_back(job), "rollback")
-        said_s = time.monotonic()
-        assert pilot.rms("queue").returncode == 0 and time.monotonic() < said_s + 5
-        time.sleep(max(0.0, gone_s + 30 - time.monotonic()))
-        slurm.repair()
+        pilot.resized(job, 2)
         completed(pilot, job, alone)
         completed(pilot, late, alone)
         why = pilot.rolled_back(job)[0]
@@ -345,17 +350,15 @@ def test_a_controller_that_is_away(slurm: Slurm, alone: str) -> None:
 
 
 def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
-    with piloted(slurm, 3, "--policy", "fifo") as pilot:
-        jobs = [
-            pilot.submit(f"{mpdata(*SAVING, steps=STEPS * 10).replace('saved', name)}")
-            for name in ("one", "two")
-        ]
+    with contextlib.ExitStack() as mend, piloted(slurm, 3, "--policy", "fifo") as pilot:
+        jobs = [pilot.submit(mpdata(*SAVING).replace("saved", name)) for name in ("one", "two")]
         opted = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
         for job in jobs:
             pilot.steps_taken(job, 120)
         pilot.until(lambda: pilot.row(opted)["state"] == "RUNNING", "start")
         (down,) = pilot.row(jobs[1])["nodes"]
         slurm.stop(down)
+        mend.callback(slurm.repair)
         pilot.until(
             lambda: {n["name"]: n["state"] for n in pilot.ask("nodes")}[down] == "down",
             "a node that is down",
@@ -370,7 +373,6 @@ def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
         pilot.ask("cancel", jobs[0])
         pilot.ask("cancel", jobs[1])
         pilot.over(*jobs)
-        slurm.repair()
         why = re.findall(rf"job {jobs[1]}: (lost .*)", pilot.said())[0]
         TABLE.append(("slurmd killed", "requeued, then on another node", why))
         TABLE.append(("  a job on another node", "went on", ""))
@@ -379,8 +381,8 @@ def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
 def test_an_allocation_that_is_cancelled(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 2, "--policy", "fifo") as pilot:
         job = pilot.submit(mpdata(*SAVING), "--nodes", "1-2", "--mode", "malleable")
-        opted = pilot.submit(f"#SBATCH --no-requeue\n{mpdata(steps=STEPS * 10)}")
-        pilot.steps_taken(job, 150)
+        opted = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
+        pilot.steps_taken(job, 60)
         slurm("scancel", pilot.allocation)
         assert pilot.process is not None
         assert pilot.process.wait(60) == 0, pilot.said()
@@ -389,10 +391,8 @@ def test_an_allocation_that_is_cancelled(slurm: Slurm, alone: str) -> None:
         pilot.allocate(1)
         pilot.start()
         completed(pilot, job, alone)
-        assert pilot.row(opted)["state"] == "RUNNING" or pilot.over(opted)
+        assert pilot.over(opted) == ["CANCELLED"]
         TABLE.append(("scancel of the allocation", "requeued, continued in the next", ""))
-        pilot.ask("cancel", opted)
-        pilot.over(opted)
         pilot.books_balance()
 
 

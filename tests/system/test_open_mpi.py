@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.skipif(
     reason="no Open MPI in this environment; scripts/test openmpi makes one that has",
 )
 
-SMALL = ["--case", "random", "--seed", "7", "--grid", "24", "20", "8", "--backend", "numpy"]
+SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--iterations", "1"]
 SHORT = [*SMALL, "--steps", "30"]
 LONG = [*SMALL, "--steps", "1500", "--every", "2"]
 PACED = [sys.executable, str(Path(__file__).with_name("faulty_resize.py")), "none", "run"]
@@ -100,6 +101,21 @@ def test_resizes_under_mpirun_leave_the_bits(
     assert result["sha256"] == alone["short"] and result["ranks"] == 2
 
 
+def test_a_port_is_resized_and_leaves_its_bits(tmp_path: Path) -> None:
+    ports = Path(__file__).parents[2] / "jobs" / "ports"
+    said, answers = "", set()
+    for name, env in (("life_plain", {}), ("life", {"DMR_RESIZE_AT": "20:3,60:1"})):
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in env.items():
+                patch.setenv(key, value)
+            said, status = mpirun(tmp_path, 2, sys.executable, str(ports / f"{name}.py"), "80")
+        assert status == 0, said
+        answers.update(re.findall(r"sha256 ([0-9a-f]{64})", said))
+    done = re.findall(r"resize at step (\d+): (\d) -> (\d) ranks by (\w+)", said)
+    assert done == [("20", "2", "3", "spawn"), ("60", "3", "1", "spawn")], said
+    assert len(answers) == 1
+
+
 def test_warm_under_mpirun_is_refused_in_one_sentence(tmp_path: Path) -> None:
     asked = ["--resize-at", RESIZES, "--strategy", "warm"]
     said, status = mpirun(tmp_path, 1, *MPDATA, "run", *SHORT, *asked)
@@ -159,18 +175,18 @@ def test_under_the_rms_auto_goes_by_what_works(rms: Rms, alone: dict[str, str]) 
     rms.nothing_left()
 
 
-@pytest.mark.parametrize("strategy", ["warm", "merge"])
-def test_a_job_that_asks_for_what_cannot_be_had_is_told(
-    rms: Rms, alone: dict[str, str], strategy: str
-) -> None:
-    job = submit(rms, *PACED, *LONG, "--strategy", strategy)
+def test_a_job_that_asks_for_what_cannot_be_had_is_told(rms: Rms, alone: dict[str, str]) -> None:
+    job = submit(rms, *PACED, *LONG, "--strategy", "merge")
     resized(rms, job, 2, 1)
     (rms.work / "go").touch()
     assert rms.over(job) == ["COMPLETED"], rms.output(job)
-    sentence = f"strategy {strategy} cannot be had here ({NO_MEETING}); using spawn"
+    sentence = f"strategy merge cannot be had here ({NO_MEETING}); using spawn"
     assert rms.output(job).count(sentence) == 1
     assert [row["strategy"] for row in rms.row(job)["resizes"]] == ["spawn"]
     assert rms.row(job)["answer"] == alone["long"]
+    other = rms.submit(" ".join(["mpirun", *MPDATA, "run", *SHORT, "--strategy", "warm"]))
+    assert rms.over(other) == ["COMPLETED"], rms.output(other)
+    assert sentence.replace("merge", "warm") in rms.output(other)
     rms.nothing_left()
 
 

@@ -15,6 +15,7 @@ from rms.events import (
     Event,
     NodeDown,
     NodeUp,
+    Reopened,
     Requeued,
     ResizeAsked,
     ResizeBegun,
@@ -32,6 +33,7 @@ from rms.policies import POLICIES, adjusted, named
 from rms.policies.admission import reservation
 from rms.simulate import chosen
 from rms.simulator import Simulation
+from rms.state import State
 
 NODES = 7
 
@@ -58,12 +60,20 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float, *, nodes: int = NODES) -
     )
 
 
+def powers(nodes: int) -> tuple[NodePower, ...]:
+    return tuple(NodePower(5.0 + n, 20.0, 30.0) for n in range(nodes))
+
+
+def waiting(state: State) -> list[Job]:
+    return [*state.pending.values(), *state.beyond.values()]
+
+
 class Cluster(RuleBasedStateMachine):
     """Any events in any order, under a policy that is swapped now and then."""
 
     def __init__(self) -> None:
         super().__init__()
-        power = tuple(NodePower(5.0 + n, 20.0, 30.0) for n in range(NODES))
+        power = self.first = powers(NODES)
         self.engine = Engine(Site(NODES, power), named("array-share"))
         self.ledger = Ledger(power)
         self.events: list[tuple[str, Event]] = []
@@ -104,10 +114,10 @@ class Cluster(RuleBasedStateMachine):
         job = self.one(data, list(self.engine.state.running.values()))
         self.happen(Ended(self.now(data), job.spec.id, state))
 
-    @precondition(lambda self: self.engine.state.pending)
+    @precondition(lambda self: waiting(self.engine.state))
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        job = self.one(data, list(self.engine.state.pending.values()))
+        job = self.one(data, waiting(self.engine.state))
         self.happen(Ended(self.now(data), job.spec.id, "CANCELLED"))
 
     @precondition(lambda self: self.engine.state.running)
@@ -153,9 +163,29 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(data=st.data(), node=st.integers(0, NODES - 1))
     def fail_or_mend(self, data: st.DataObject, node: int) -> None:
+        node %= self.engine.state.nodes
         down = Node(node) in self.engine.state.down
         at_s = self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
+
+    @rule(data=st.data(), nodes=st.integers(1, NODES + 2))
+    def reopen(self, data: st.DataObject, nodes: int) -> None:
+        state, at_s = self.engine.state, self.now(data)
+        number = {job.spec.id: job.number for job in (*state.running.values(), *waiting(state))}
+        booked = dict(self.ledger.busy_j), self.ledger.cluster_j
+        down = tuple(data.draw(st.sets(st.integers(0, nodes - 1).map(Node), max_size=2)))
+        failed = tuple(job for job in sorted(state.running) if data.draw(st.booleans()))
+        self.ledger.reopen(state, powers(nodes), at_s)
+        names = tuple(f"n{n}" for n in range(nodes))
+        self.happen(Reopened(at_s, "x", names, powers(nodes), (), down, failed))
+        assert (self.ledger.busy_j, self.ledger.cluster_j) == (
+            {**booked[0], **dict.fromkeys(self.ledger.busy_j.keys() - booked[0].keys(), 0.0)},
+            pytest.approx(booked[1]),
+        )
+        kept = {job.spec.id: job.number for job in (*state.running.values(), *waiting(state))}
+        assert kept == {job: n for job, n in number.items() if job not in failed}
+        assert all(job.least > nodes for job in state.beyond.values())
+        assert all(job.least <= nodes for job in state.pending.values())
 
     @rule(data=st.data())
     def tick(self, data: st.DataObject) -> None:
@@ -170,7 +200,7 @@ class Cluster(RuleBasedStateMachine):
         state = self.engine.state
         held = [node for job in state.running.values() for node in job.held]
         assert len(held) == len(set(held))
-        free = set(range(NODES)) - set(held) - state.down
+        free = set(range(state.nodes)) - set(held) - state.down
         assert set(state.free) == free
         assert state.free_count == len(free)
         assert state.coming == sum(
@@ -219,13 +249,14 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def a_waiting_job_is_told_why(self) -> None:
-        for job_id in islice(self.engine.state.pending, 3):
+        state = self.engine.state
+        for job_id in (*islice(state.pending, 3), *islice(state.beyond, 3)):
             later = self.engine.why(job_id)
             assert later is not None and later.job == job_id and later.reason
 
     def teardown(self) -> None:
         """Feed the same events to a fresh engine: it decides the same."""
-        again = Engine(self.engine.state.site, named("array-share"))
+        again = Engine(Site(NODES, self.first), named("array-share"))
         decided = []
         for policy, event in self.events:
             if again.policy.name != policy:

@@ -41,6 +41,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         )
     if hint is Speedup:
         return records(Speedup).map(lambda drawn: Speedup(**drawn))
+    if hint is NodePower:
+        return structs(NodePower)
     if hint is float:
         return st.floats(allow_nan=False)
     if hint is int:

@@ -246,6 +246,9 @@ class _Pool:
     def free_all_blocks(self) -> None:
         pass
 
+    def total_bytes(self) -> int:
+        return _held_bytes
+
 
 def get_default_memory_pool() -> _Pool:
     return _Pool()

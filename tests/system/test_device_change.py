@@ -1,0 +1,109 @@
+"""A job that the RMS moves from a core to a GPU and back: NumPy in the role of the GPU's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import MPDATA, MPIEXEC, Mpirun, Run
+from rms_fixture import Rms
+from test_faults import FAULTY
+
+RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "8", "--every", "2"]
+STEPS = ["--steps", "600"]
+NODES = """
+name = "mixed"
+[[nodes]]
+name = "core[1-2]"
+[[nodes]]
+name = "card"
+gpus = 1
+"""
+
+
+class Mixed(Rms):
+    """Two nodes of one core each, and one with a GPU."""
+
+    def serve_command(self) -> list[str]:
+        self.cluster.write_text(NODES)
+        return super().serve_command()
+
+
+@pytest.fixture
+def rms() -> Iterator[Rms]:
+    with contextlib.ExitStack() as stack:
+        yield Mixed(stack, 3, "--policy", "fifo")
+
+
+def submit(rms: Rms, *more: str) -> str:
+    outs = ["--json", "out.json", "--final", "final.npy"]
+    words = [*FAULTY, "none", "run", *RANDOM, *STEPS, "--backend", "numba,numpy", *outs, *more]
+    sizes = ["--nodes", "1-3", "--preferred", "1"]
+    job = rms.submit(" ".join(["mpirun", *words]), "--mode", "malleable", *sizes)
+    rms.running(job)
+    return job
+
+
+def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
+    return [(row["from"], row["to"]) for row in rms.row(job)["resizes"]]
+
+
+def resized(rms: Rms, job: str, *nodes: str) -> None:
+    before = len(resizes(rms, job))
+    rms.ask("resize", job, str(len(nodes)), "--on", ",".join(nodes))
+    rms.until(lambda: len(resizes(rms, job)) == before + 1, f"resize to {nodes}")
+    rms.until(lambda: rms.row(job)["nodes"] == list(nodes), f"job on {nodes}")
+
+
+def completed(rms: Rms, job: str) -> tuple[dict[str, object], np.ndarray]:
+    (rms.work / "go").touch()
+    assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.output(job) + rms.said()
+    rms.nothing_left()
+    return json.loads((rms.work / "out.json").read_text()), np.load(rms.work / "final.npy")
+
+
+@pytest.mark.parametrize("strategy", ["warm", "merge", "restart"])
+def test_from_cores_to_a_gpu_and_back(
+    rms: Rms, mpdata_run: Mpirun, tmp_path: Path, strategy: str
+) -> None:
+    final = ["--final", str(tmp_path / "steady.npy")]
+    steady = mpdata_run(1, *RANDOM, *STEPS, "--backend", "numba", *final)
+    a = np.load(tmp_path / "steady.npy")
+    job = submit(rms, "--strategy", strategy)
+    resized(rms, job, "core1", "core2")
+    resized(rms, job, "card")
+    resized(rms, job, "core2")
+    found, b = completed(rms, job)
+    assert resizes(rms, job) == [(1, 2), (2, 1), (1, 1)]
+    # Ranks that stay would compute with the backend they have: where it changes, none does.
+    used = [strategy] + ["warm" if strategy == "merge" else strategy] * 2
+    assert [row["strategy"] for row in rms.row(job)["resizes"]] == used
+    assert found["backend"] == "numba" and found["ranks"] == 1
+    assert np.abs(a - b).max() <= 1e-13 * np.abs(a).max()
+    # Some steps were NumPy's: bits are promised for each backend alone.
+    assert found["sha256"] != steady["sha256"]
+
+
+def test_the_last_world_is_on_the_gpu(rms: Rms) -> None:
+    job = submit(rms)
+    resized(rms, job, "card")
+    found, _ = completed(rms, job)
+    assert found["backend"] == "numpy" and resizes(rms, job) == [(1, 1)]
+
+
+def test_a_world_of_both_computes_as_on_cores(rms: Rms, mpdata_run: Mpirun) -> None:
+    steady = mpdata_run(1, *RANDOM, *STEPS, "--backend", "numba")
+    job = submit(rms)
+    resized(rms, job, "core1", "card")
+    found, _ = completed(rms, job)
+    assert found["backend"] == "numba" and found["sha256"] == steady["sha256"]
+
+
+@pytest.mark.parametrize("names", ["numba,", "auto,numpy", "numba,auto", "numba,numpy,cupy"])
+def test_other_lists_of_backends_are_refused(run: Run, names: str) -> None:
+    done = run(MPIEXEC, "-n", "1", *MPDATA, "run", *RANDOM, *STEPS, "--backend", names)
+    assert done.returncode == 2 and "expected a backend" in done.stderr
