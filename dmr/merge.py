@@ -177,7 +177,10 @@ class Merge(Attempt):
 
         if not self.crew.first:
             self.crew.report((problem, built_s))
-        return self._together(verdict, check)
+        try:
+            return self._together(verdict, check)
+        finally:
+            failed = None  # its trace would keep the new blocks
 
     def _rebalance(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -179,6 +180,7 @@ def _resize(app: Application, state: Run, plan: Plan, target: Target, told: list
         why = str(error)
     state.say(f"resize to {target.ranks} ranks rolled back: {why}")
     if not state.built:  # ranks that were to stay had built for the new world already
+        gc.collect()  # what is left of that: there may be no room for both
         app.build(state)
         state.built = True
     state.progress.wish = max(state.progress.wish, target.wish)

@@ -110,6 +110,9 @@ class Advection(dmr.Application):
 
     def _set_up(self, run: dmr.Run) -> None:
         config, psi = self.config, run.fields["psi"]
+        # A rank that stays has no room for what it built for the world before.
+        for name in ("flow", "stepper", "velocities", "halo", "geometry"):
+            self.__dict__.pop(name, None)
         self.geometry = geometry = Geometry(
             config.setup.grid,
             _three(psi.box.start),

@@ -114,13 +114,18 @@ class Processes:
         """Return the live processes of a job, of all for None, or of one launch."""
         self._look()
         found = []
-        for pid, (whose, world) in list(self._ours.items()):
-            if job in (None, whose) and launch in (None, world):
-                now = self._read(pid)
-                if now is None:  # it is gone, or another has been given its number
-                    del self._ours[pid]
-                elif (now == UNTOLD or now == (whose, world)) and alive(pid):
-                    found.append(pid)
+        for pid, known in list(self._ours.items()):
+            if job not in (None, known[0]):
+                continue
+            now = self._read(pid)
+            if now is None:  # it is gone, or another has been given its number
+                del self._ours[pid]
+                continue
+            if now == UNTOLD:
+                now = known
+            self._ours[pid] = now
+            if job in (None, now[0]) and launch in (None, now[1]) and alive(pid):
+                found.append(pid)
         return found
 
     def _look(self) -> None:

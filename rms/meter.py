@@ -62,7 +62,8 @@ class Rapl:
         packages = self._packages()
         energies = {package: _number(package / "energy_uj") for package in packages}
         watts = None
-        if self._last_s is not None and now_s > self._last_s and self._last.keys() == energies.keys():
+        same = self._last.keys() == energies.keys()
+        if self._last_s is not None and now_s > self._last_s and same:
             spent = sum(self._spent(package, energies[package]) for package in packages)
             watts = spent * 1e-6 / (now_s - self._last_s)
         if self._last_s is None or now_s > self._last_s:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -31,9 +32,13 @@ from rms.submit import Submission, admit
 
 WATCH_S = 0.05
 HOLD_S = 1.0
-HELD_MOST = 256
+MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
-"""A job's question is held for so long, of so many jobs; others ask so often, all together."""
+"""How long a job's question is held: longer where many jobs ask, so that there are no more a second
+than this, but not as long as a job waits for an answer (10 s)."""
+
+MOST_FILES = 16384
+"""A question that is held is an open file."""
 
 LONGEST_UNIX_PATH = 100
 """Systems allow 104 to 108 bytes; a clear word beats the kernel's."""
@@ -67,7 +72,7 @@ class Routes:
 
     def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str) -> None:
         self.daemon, self.stop, self._token = daemon, stop, token
-        self._held = 0
+        self._held, self._most_held = 0, _raised_files() // 2
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -213,19 +218,22 @@ class Routes:
     async def poll(self, request: Request) -> Any:
         """A job's rank 0 asks for wishes: held until there is one, or for a while.
 
-        Of many jobs the rest are answered at once, and ask again the later the more there are.
+        Where there are more jobs than this process may have open files, the rest are answered at
+        once, and ask again after as long.
         """
         job_id = self._own(request)
         poll = msgspec.json.decode(await request.body(), type=Poll)
         wish = self.daemon.poll(job_id, poll)
         if wish is not None:
             return Answer(wish)
-        if self._held >= HELD_MOST:
-            return Answer(None, max(HOLD_S, len(self.daemon.engine.state.running) / POLLS_PER_S))
+        hold_s = holding_s(len(self.daemon.engine.state.running))
+        if self._held >= self._most_held:
+            return Answer(None, hold_s)
+        if not poll.step:
+            hold_s = WATCH_S  # that it steps at all is soon known
         self._held += 1
         try:
             with contextlib.suppress(TimeoutError):
-                hold_s = HOLD_S if poll.step else WATCH_S  # that it steps at all is soon known
                 await asyncio.wait_for(self.daemon.live[job_id].news.wait(), hold_s)
         finally:
             self._held -= 1
@@ -273,6 +281,22 @@ class Routes:
         if not compare_digest(given, f"Bearer {live.note['token']}"):
             raise _RefusedError(403, f"expected the token of job {job_id}")
         return job_id
+
+
+def holding_s(jobs: int) -> float:
+    """Return how long to hold the question of each of so many jobs."""
+    return min(MOST_HOLD_S, max(HOLD_S, jobs / POLLS_PER_S))
+
+
+def _raised_files() -> int:
+    """Return how many files this process may have open, having raised that as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if wanted > soft != resource.RLIM_INFINITY:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft
 
 
 def _answer(call: Handler, token: str | None) -> Callable[[Request], Awaitable[Response]]:

@@ -18,9 +18,8 @@ from rms.slurm.jobs import JobsLauncher
 from rms.slurm.output import SiteNode
 from rms.slurm.pilot import PilotLauncher
 
-
 LEAST_MARGIN_S = 20.0
-"""From the last kill of a job to the end of the allocation: its steps have to go, and be seen to."""
+"""From the last kill of a job to the end of the allocation: its steps have to be gone by then."""
 
 MARGIN_S = 30.0
 

@@ -10,23 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rms.jobscript import parse_script
-from rms.local import KEEP_STATUS, Child, Errand
+from rms.local import Child, Errand
 from rms.slurm import options, resizing
 from rms.slurm.cli import Meaning, SlurmError
 from rms.slurm.launcher import SlurmLauncher
 from rms.slurm.output import QueuedJob
+from rms.slurm.submitted import OURS, VANISHED, WRAPPER, SlurmJob, Ticket
 from rms.slurm.watch import Look, Watcher
 
 PATIENCE_S = 5.0
@@ -46,102 +43,8 @@ ASK_S = 0.25
 FEW = 100
 """Of so many jobs the ends are looked for in files; of more, Slurm has one to tell all the time."""
 
-OURS = "RMS_SLURM_JOB_ID"
-"""Slurm's own id of a job, for its script: ``SLURM_JOB_ID`` is the RMS's there."""
-
-VANISHED = "nothing of it any more"
 RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
-STATES = {"CANCELLED": "CANCELLED", "TIMEOUT": "TIMEOUT", "DEADLINE": "TIMEOUT"}
-
-WRAPPER = f"""#!/bin/sh
-export {OURS}="$SLURM_JOB_ID"
-for name in JOB_ID JOB_NUM_NODES ARRAY_JOB_ID ARRAY_TASK_ID; do
-    eval "value=\\${{RMS_$name-}}"
-    if [ -n "$value" ]; then export "SLURM_$name=$value"; else unset "SLURM_$name"; fi
-done
-exec /bin/sh -c {shlex.quote(KEEP_STATUS)} job "$RMS_SCRIPT"
-"""
-"""What Slurm runs: to the script its job is the RMS's, as under every engine."""
-
-
-class Ticket(msgspec.Struct):
-    """What is kept of a job of Slurm's.
-
-    Attributes:
-        since_s: when it was to be submitted; one of its name from before is another.
-        before: numbers of earlier jobs of that name.
-        number: its own, once known.
-        closed: it is over, and the job of the RMS waits for another.
-        donor: options of salloc for donors of its.
-        held: when the job of the RMS came to hold which nodes, under all its numbers.
-    """
-
-    since_s: float
-    before: list[int] = []
-    number: int | None = None
-    closed: bool = False
-    donor: list[str] = []
-    held: list[tuple[float, tuple[str, ...]]] = []
-
-
-@dataclass
-class SlurmJob(Child):
-    """A job script that Slurm runs.
-
-    Attributes:
-        name: in Slurm's queue.
-        asked: its submission, until that is done.
-        known_s: the monotonic clock when its number was known.
-        told: whether this daemon has told it to end.
-        over: whether Slurm is done with it.
-    """
-
-    name: str = ""
-    hosts: tuple[str, ...] = ()
-    started: bool = False
-    fate: str = ""
-    words: str = ""
-    ticket: Ticket = field(default_factory=lambda: Ticket(0.0))
-    asked: Future[int] | None = None
-    known_s: float = 0.0
-    told: bool = False
-    withdrawn: bool = False
-    completing_s: float | None = None
-    over: bool = False
-    reason: str = ""
-    joules: Future[float] | None = None
-
-    def status(self) -> int | None:
-        """Return the script's status once Slurm is done with the job."""
-        if not self.over:
-            return None
-        found = self.left_status()
-        return 1 if found is None else found
-
-    def left_status(self) -> int | None:
-        """Return what the script left as its status, None while it has not."""
-        if self.status_file is not None:
-            with contextlib.suppress(OSError, ValueError):
-                return int(self.status_file.read_text())
-        return None
-
-    @property
-    def holds(self) -> tuple[str, ...]:
-        """The nodes that it is known to have."""
-        return self.ticket.held[-1][1] if self.ticket.held else ()
-
-    def end(self, state: str) -> None:
-        """Enter that Slurm is done with it."""
-        self.over, code = True, self.left_status()
-        self.words = f"Slurm says {state}"
-        if self.told:
-            return
-        forgotten = state == VANISHED and code is not None  # the script's own word is left
-        if state in ("COMPLETED", "FAILED") or code == 0 or forgotten:
-            self.started, self.words = True, ""
-        else:
-            self.fate = STATES.get(state, "GONE")
 
 
 @dataclass
@@ -220,11 +123,11 @@ class JobsLauncher(SlurmLauncher):
             used = [] if ticket is None else ticket.before
             used += [] if ticket is None or ticket.number is None else [ticket.number]
             ticket = Ticket(time.time(), used, held=[] if ticket is None else ticket.held)
-            self.status_file(job).unlink(missing_ok=True)
         own = parse_script(script).ignored
         partition = options.partition_of(own) or self.partition or self.default
         ticket.donor = options.of_donor(own, self.partition)
-        self._keep(job, ticket)
+        if ticket.before and not known:  # at once: the one before must not be taken for this one
+            self._keep(job, ticket)
         hosts = tuple(dict.fromkeys(slot.partition("/")[0] for node in nodes for slot in node))
         child = SlurmJob(0, None, self.status_file(job), self.name(job), hosts, ticket=ticket)
         words = [
@@ -240,8 +143,9 @@ class JobsLauncher(SlurmLauncher):
             **self.script_env(job, env.get("PATH", os.defpath)),
             "RMS_SCRIPT": str(script),
         }
-        output.parent.mkdir(parents=True, exist_ok=True)
-        child.asked = self.desk.ask(lambda: self._submit(job, child, words, full, look=known))
+        child.asked = self.desk.ask(
+            lambda: self._submit(job, child, output.parent, words, full, look=known)
+        )
         self._jobs[job] = child
         self._past.pop(job, None)
         self._killed.pop(job, None)
@@ -256,16 +160,31 @@ class JobsLauncher(SlurmLauncher):
         return [f"--time={-(-seconds // 60)}"]
 
     def _submit(
-        self, job: str, child: SlurmJob, words: Sequence[str], env: Mapping[str, str], *, look: bool
+        self,
+        job: str,
+        child: SlurmJob,
+        output: Path,
+        words: Sequence[str],
+        env: Mapping[str, str],
+        *,
+        look: bool,
     ) -> int:
         """Submit a job unless it has been; on a thread. Slurm that is away is asked again.
 
         Args:
+            output: folder of what it prints.
             look: whether it may have been: the queue is long where there are many jobs.
         """
         slurm, ticket = self.desk.slurm, child.ticket
-        with self._path(job).open("rb") as file:
-            os.fsync(file.fileno())
+        try:
+            if not look:
+                self.status_file(job).unlink(missing_ok=True)
+            output.mkdir(parents=True, exist_ok=True)
+            self._keep(job, ticket)
+            with self._path(job).open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise SlurmError(f"expected to write down that job {job} starts: {error}") from None
         while True:
             try:
                 for row in slurm.jobs("--states=all", f"--user={slurm.user}") if look else ():
@@ -318,18 +237,10 @@ class JobsLauncher(SlurmLauncher):
         return self.state / "jobs" / job / "slurm.json"
 
     def _ticket(self, job: str) -> Ticket | None:
-        try:
-            return msgspec.json.decode(self._path(job).read_bytes(), type=Ticket)
-        except (OSError, msgspec.DecodeError):
-            return None
+        return Ticket.read(self._path(job))
 
     def _keep(self, job: str, ticket: Ticket) -> None:
-        """Write a ticket so that a reader sees all of it or none."""
-        path = self._path(job)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(".part")
-        part.write_bytes(msgspec.json.encode(ticket))
-        part.replace(path)
+        ticket.write(self._path(job))
 
     # --- what Slurm says ---------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -46,8 +47,10 @@ OVER = (
     *("COMPLETED", "COMPLETING", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
     *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 )
+DEAD = ("down", "fail", "failing", "error")
 TOLD = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES")
-KEPT = ("SLURM_CONF", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+CONFIGURED = ("SLURM_CONF", "SLURM_CONF_SERVER")
+KEPT = (*CONFIGURED, "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 BEGIN = 'touch "$0"; exec "$@"'
 
 
@@ -93,12 +96,14 @@ class Script(Child):
         """Return the script's own status; why there is none, ``fate`` and ``words`` say."""
         if self.begin is not None:
             return self._try()
-        known = self._known()
+        known, now = self._known(), time.monotonic()
+        if alive(self.pid) if self.process is None else self.process.poll() is None:
+            if known is None:
+                return None
+            self._over_s = self._over_s or now
+            return known if now > self._over_s + LATE_S else None
         if known is not None:
             return known
-        code = alive(self.pid) if self.process is None else self.process.poll() is None
-        if code:
-            return None
         if self._answer is None:
             self._over_s = time.monotonic()
             self._answer = (lambda: "") if self.look_into is None else self.look_into()
@@ -194,9 +199,8 @@ class PilotLauncher(SlurmLauncher):
             if error.meaning is Meaning.GONE:
                 return Seen("gone", None, frozenset())
             raise
-        for host in list(self.suspects):
-            if not self._fails(host):
-                self.suspects.discard(host)
+        if self.suspects:
+            self.suspects.intersection_update(self._failing(sorted(self.suspects)))
         over = details.state if details.state in OVER else ""
         return Seen(over, details.end_s, self._unfit(details.hosts))
 
@@ -241,29 +245,36 @@ class PilotLauncher(SlurmLauncher):
             details = slurm.job(self.within)
             if details.state in OVER:
                 return f"its allocation {self.within} is over ({details.state.lower()})"
-            away = self._unfit(details.hosts)
+            down = {node.name for node in slurm.nodes() if node.state in DEAD}
         except SlurmError as error:
-            gone = error.meaning is Meaning.GONE
-            return f"its allocation {self.within} is over" if gone else ""
+            over = error.meaning is Meaning.GONE
+            return f"its allocation {self.within} is over" if over else ""
         except OutputError:
             return ""
-        lost = [host for host in hosts if host in away or self._fails(host)]
+        # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
+        held = set(details.hosts) - down
+        lost = [host for host in hosts if host not in held] or self._failing(hosts)
         if lost:
             self.suspects.update(lost)
             return f"lost its nodes: {', '.join(lost)}"
         return "its step was cancelled" if self._cancelled(job) else ""
 
-    def _fails(self, host: str) -> bool:
-        """Return whether a step cannot be started on a node."""
+    def _failing(self, hosts: Sequence[str]) -> list[str]:
+        """Return the nodes on which a step cannot be started."""
+        n = str(len(hosts))
         try:
             self.desk.slurm.call(
-                *["srun", f"--jobid={self.within}", "--nodes=1", "--ntasks=1", "--input=none"],
-                *[f"--nodelist={host}", *self.step_options(self.name("probe")), "true"],
+                *["srun", f"--jobid={self.within}", f"--nodes={n}", f"--ntasks={n}"],
+                *["--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "--input=none"],
+                *[*self.step_options(self.name("probe")), "true"],
                 deadline_s=PROBE_S,
             )
-        except SlurmError:
-            return True
-        return False
+        except SlurmError as error:
+            if len(hosts) == 1:
+                return list(hosts)
+            named = set(re.findall(r"node (\S+?):", str(error))).intersection(hosts)
+            return sorted(named) or [host for host in hosts if self._failing([host])]
+        return []
 
     def _cancelled(self, job: str) -> bool:
         """Return whether somebody else has cancelled a step of a job, as far as accounting says."""
@@ -309,7 +320,8 @@ class PilotLauncher(SlurmLauncher):
             raise LaunchError(f"its script could not be started, {MOST_STARTS} times")
         status.unlink(missing_ok=True)
         begun.unlink(missing_ok=True)
-        own = {**env, **self.script_env(job, env.get("PATH", os.defpath))}
+        site = {key: self.environment[key] for key in CONFIGURED if key in self.environment}
+        own = {**site, **env, **self.script_env(job, env.get("PATH", os.defpath))}
         prefix = self.script_prefix(job, nodes[0], own)
         command = [*prefix, "/bin/sh", "-c", BEGIN, str(begun), *self.script_command(script)]
 

@@ -15,7 +15,7 @@ from rms.slurm.desk import Desk
 from rms.slurm.output import JobDetails, OutputError
 
 DONOR = "rms-donor"
-LATER_S = 3.0
+LATER_S = 5.0
 """How long nodes that are not free yet are waited for: those of a job that is just ending."""
 
 AWAY_S = 60.0
@@ -101,7 +101,7 @@ def patiently(
     Args:
         give_up: after a while; else only where the job is over.
     """
-    begun_s = time.monotonic()
+    since_s: dict[Meaning, float] = {}
     asked: list[Future[JobDetails]] = [desk.ask(what)]
     again_s = [0.0]
 
@@ -121,7 +121,7 @@ def patiently(
         if meaning is Meaning.GONE and not give_up:
             return Answer()
         waits_s = {Meaning.UNREACHABLE: AWAY_S, Meaning.LATER: LATER_S}.get(meaning, 0.0)
-        if give_up and now > begun_s + waits_s:
+        if give_up and now >= since_s.setdefault(meaning, now) + waits_s:
             later = meaning in (Meaning.UNREACHABLE, Meaning.LATER)
             return Answer(None, f"later: {words}" if later else words)
         again_s[0] = now + (AGAIN_S if give_up else 4 * AGAIN_S)

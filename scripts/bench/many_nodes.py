@@ -40,15 +40,15 @@ from rms.protocol import (
     write_completion,
 )
 from rms.protocol import Resize as Moved
-from rms.server import WATCH_S
+from rms.server import WATCH_S, holding_s
 from rms.slurm import cli
 from rms.slurm.cli import Slurm
 from rms.slurm.desk import Desk
 from rms.slurm.jobs import JobsLauncher
 from rms.submit import Submission, admit
 
-BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S, POLL_S = 0.9, 0.03, 0.5, 0.2, 0.1
-"""A world's boot, its move, the end of an old one; a script up to its line; between two polls."""
+BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
+"""A world's boot, its move, the end of an old one; a script up to its line: as on the test bed."""
 
 WIDEST, SPREAD_S = 32, 240.0
 """Nodes of a job at most; mean time that it would take on eight of them."""
@@ -132,6 +132,7 @@ class Ranks:
     world: World | None = None
     since_s: float = 0.0
     known: int = 0
+    question: int = 0
     over: bool = False
 
     def progress(self, now: float) -> None:
@@ -256,6 +257,8 @@ class Site:
         if wish:
             word = Ready(wish, world.launch, "host:1:word", "port")
             self.ask("report", self.daemon.report, JobId(job), word)
+            if ranks.world is not None:
+                self._poll(ranks)
             return
         ranks.world, ranks.since_s = world, time.perf_counter()
         self._running(job, "start")
@@ -267,21 +270,28 @@ class Site:
             raise RuntimeError(f"expected {expected} of job {job}, got {kind}")
         self.took[kind].append(time.perf_counter() - at_s)
 
-    def _poll(self, ranks: Ranks) -> None:
+    def _poll(self, ranks: Ranks, question: int | None = None) -> None:
+        """Ask for wishes, as soon as there is one or the last question was held long enough."""
+        if question not in (None, ranks.question):
+            return
+        ranks.question += 1
+        question = ranks.question
         now = time.perf_counter()
         ranks.progress(now)
         world = ranks.world
         assert world is not None
         if ranks.over:
             return
-        if ranks.work <= 0.0:
+        if ranks.work <= 1e-6:
             self._end(ranks)
             return
         groups = ((world.launch, world.ranks),)
         poll = Poll(int(1e6 - ranks.work), 10**6, ranks.known, "warm", groups)
         wish = self.ask("poll", self.daemon.poll, JobId(ranks.job), poll)
         if wish is None:
-            self.later(POLL_S, lambda: self._poll(ranks))
+            hold_s = holding_s(len(self.daemon.engine.state.running))
+            left_s = max(0.0, ranks.end_s() - now)
+            self.later(min(hold_s, left_s), lambda: self._poll(ranks, question))
             return
         ranks.known = wish.number
         self.ask("report", self.daemon.report, JobId(ranks.job), Begun(wish.number))

@@ -223,8 +223,12 @@ class Controller:
 
     @property
     def donors(self) -> list[Job]:
-        """Jobs that hold nodes for others."""
-        return [job for job in self._jobs.values() if job.expands and job.state == "RUNNING"]
+        """Jobs that hold nodes for others, but for those of which something is to be expected."""
+        return [
+            job
+            for job in self._jobs.values()
+            if job.expands and job.state == "RUNNING" and self._now() > (job.start_s or 0.0) + 2.0
+        ]
 
     def _idle(self, count: int) -> Iterator[str]:
         free = (name for name in self.nodes if self._free[name] and name not in self.down)

@@ -36,7 +36,7 @@ from mpdata.options import Scheme, parse_boundaries
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
-from test_same_bits import COUNTS, run_on, runtime_on
+from runs import COUNTS, run_on, runtime_on
 from velocity_files import levels_of, swinging, write_levels
 
 Together = Callable[..., None]

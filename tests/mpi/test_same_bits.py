@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 import io
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from runs import COUNTS, run_on, runtime_on
 
 import dmr
 from dmr.checkpoint import Schedule
@@ -24,40 +23,12 @@ from mpdata.options import Scheme, parse_boundaries
 
 Together = Callable[..., None]
 pytestmark = pytest.mark.mpi
-COUNTS = (1, 2, 3, 4, 6)
 
 
 def config(boundary: str, dtype: str, limiter: bool, iterations: int = 2) -> RunConfig:
     request = Request(grid=(48, 40, 16), seed=7, steps=30, boundaries=parse_boundaries(boundary))
     setup = make_setup("random", request)
     return RunConfig(setup, Scheme(iterations, limiter), np.dtype(dtype), "numba")
-
-
-def runtime_on(comm: MPI.Intracomm) -> dmr.Runtime:
-    return dmr.Runtime(
-        comm=comm,
-        parent=None,
-        command=(),
-        clock=time.perf_counter,
-        launched=True,
-        mpiexec=None,
-        completion=None,
-        log=io.StringIO(),
-    )
-
-
-def run_on(
-    world: MPI.Intracomm, ranks: int, wanted: RunConfig, plan: dmr.Plan | None = None
-) -> dict[str, Any] | None:
-    """Run on the first ranks of the world; return the result on all of them."""
-    part = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
-    result = None
-    if part != MPI.COMM_NULL:
-        app = Advection(wanted)
-        dmr.run(app, runtime_on(part), plan)
-        result = app.result
-        part.Free()
-    return world.bcast(result)
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "open", "wall", "fixed:1"])

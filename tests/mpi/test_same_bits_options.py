@@ -17,7 +17,7 @@ from mpi4py import MPI
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
 
 from combinations import Combination, covering, rough
-from test_same_bits import COUNTS, run_on
+from runs import COUNTS, run_on
 
 from mpdata.app import RunConfig
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from runs import run_on, runtime_on
 
 import dmr
 from dmr.checkpoint import Schedule
@@ -90,35 +89,6 @@ def config(
     world.Barrier()
     setup = with_velocities(make_setup("random", request), path)
     return RunConfig(setup, Scheme(), np.dtype(dtype), "numpy")
-
-
-def runtime_on(comm: MPI.Intracomm) -> dmr.Runtime:
-    return dmr.Runtime(
-        comm=comm,
-        parent=None,
-        command=(),
-        clock=time.perf_counter,
-        launched=True,
-        mpiexec=None,
-        completion=None,
-        log=io.StringIO(),
-    )
-
-
-def run_on(
-    world: MPI.Intracomm, ranks: int, wanted: RunConfig, plan: dmr.Plan | None = None
-) -> dict[str, Any]:
-    """Run on the first ranks of the world; return the result on all of them."""
-    part = world.Split(0 if world.rank < ranks else MPI.UNDEFINED, world.rank)
-    result = None
-    if part != MPI.COMM_NULL:
-        app = Advection(wanted)
-        dmr.run(app, runtime_on(part), plan)
-        result = app.result
-        part.Free()
-    found = world.bcast(result)
-    assert found is not None
-    return found
 
 
 def hashes(result: dict[str, Any]) -> list[str]:

@@ -153,6 +153,31 @@ def test_variables_that_are_no_text_stay_behind(rms: Rms) -> None:
     assert done.returncode == 0, done.stderr
 
 
+# --- nodes --------------------------------------------------------------------------------------
+
+
+@manual(2)
+def test_a_drained_node_is_left_alone_until_it_is_resumed(rms: Rms) -> None:
+    runs = rms.submit("until [ -e go ]; do sleep 0.1; done")
+    rms.until(lambda: rms.row(runs)["state"] == "RUNNING", "start")
+    assert rms.ask("drain", "n[1-2]")["nodes"] == ["n1", "n2"]
+    waits = rms.submit("true")
+    states = [node["state"] for node in rms.ask("nodes")]
+    assert sorted(states) == ["drained", "draining"]
+    (rms.work / "go").touch()
+    assert rms.over(runs) == ["COMPLETED"]
+    assert rms.row(waits)["state"] == "PENDING"
+    rms.end(signal.SIGKILL)
+    rms.start()
+    assert {node["state"] for node in rms.ask("nodes")} == {"drained"}
+    rms.ask("drain", "n1")
+    rms.ask("resume", "n2")
+    assert rms.over(waits) == ["COMPLETED"]
+    assert [node["state"] for node in rms.ask("nodes")] == ["drained", "idle"]
+    assert rms.end(signal.SIGTERM) == 0
+    assert " 0 decided otherwise" in replay(rms)
+
+
 # --- ends ---------------------------------------------------------------------------------------
 
 
@@ -342,6 +367,9 @@ BAD_REQUESTS = {
     "cancel 7_[": "7_[",
     "wait 99": "99",
     "resize 99 1": "99",
+    "drain n9": "n9",
+    "drain n[2-1]": "rising",
+    "resume n1,n2": "n1,n2",
     "policy nonsense": "array-share",
     "queue --server ftp:x": "ftp:x",
     "launch -- true": "job script",

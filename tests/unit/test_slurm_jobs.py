@@ -11,8 +11,8 @@ import pytest
 from rms.slurm import resizing
 from rms.slurm.cli import Meaning, Slurm, SlurmError
 from rms.slurm.desk import Desk
-from rms.slurm.jobs import VANISHED, SlurmJob
 from rms.slurm.output import JobDetails
+from rms.slurm.submitted import VANISHED, SlurmJob
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,7 @@ def test_a_granted_donor_outlives_its_job_until_it_is_cancelled(bed: Bed) -> Non
     donor = bed.slurm.allocate(1, "donor", f"--dependency=expand:{job}")
     bed.controller.finish(job)
     bed.controller.advance()
+    bed.clock.pause(60.0)
     assert [each.number for each in bed.controller.donors] == [donor]
     bed.slurm.cancel_named("donor")
     assert len(bed.idle()) == 4
