@@ -85,6 +85,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     except BenchError as error:
         print(f"dmr: error: {error}", file=sys.stderr)
         return 1
+    done = found["strategy"]
+    if done != arguments.strategy:
+        words = f"{arguments.strategy} cannot be had for this resize here; measured {done}"
+        print(f"dmr: note: {words}", file=sys.stderr)
     if arguments.json is not None:
         emit_json(arguments.json, found)
     if arguments.json != "-":

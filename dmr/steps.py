@@ -152,7 +152,8 @@ def _crowded(app: Application, state: Run, plan: Plan) -> bool:
     was, state.crowded = state.crowded, why is not None
     best = plan.strategy
     if why is not None:
-        best = thrifty(best, 0, state.progress.groups, stays=app.stays)
+        joins = state.runtime.manager is None or state.connects
+        best = thrifty(best, 0, state.progress.groups, stays=app.stays and joins)
     if state.crowded != was:
         state.say(
             f"strategy {best} from here on: "

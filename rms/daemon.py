@@ -52,6 +52,9 @@ _OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened)
 START_S = 0.1
 """How long jobs are started before others have their turn for as long."""
 
+LOOK_S = 0.1
+"""How long jobs are looked at before others have their turn."""
+
 STALE_S = 60.0
 """A node whose power was not read for so long is booked by its model again."""
 
@@ -130,6 +133,7 @@ class Daemon:
         self._unmetered: set[str] = set()
         self._ticked = self._starts_from_s = 0.0
         self._starts: deque[Start] = deque()
+        self._unseen = 0
         self._queue: deque[Event] = deque()
         self._handling = False
         self._open_spans: dict[Node, dict[str, Any]] = {}
@@ -477,13 +481,22 @@ class Daemon:
             self.handle(Ticked(self.time()))
 
     def watch(self) -> None:
-        """Look at all processes once: worlds that ended, scripts that ended, time that is up."""
+        """Look at all processes once: worlds that ended, scripts that ended, time that is up.
+
+        Where much has happened to many jobs, the rest of them are looked at the next time.
+        """
         now = self.now()
         self._tick(now)
         self._start_some()
         self._look_at_nodes()
         self._forget_readings()
-        for job_id, job in list(self.engine.state.running.items()):
+        jobs = list(self.engine.state.running.items())
+        first, self._unseen = self._unseen, 0
+        jobs = [*jobs[first:], *jobs[:first]]
+        for at, (job_id, job) in enumerate(jobs):
+            if self.now() > now + LOOK_S:
+                self._unseen = (first + at) % len(jobs)
+                break
             live = self.live[job_id]
             if job.state is JobState.CONFIGURING and live.script is not None:
                 if live.script.started:

@@ -292,10 +292,10 @@ class Slurm:
         Args:
             environment: what the script is to have, instead of this process's own.
         """
-        own = None
-        if environment is not None:
+        own, sbatch = None, "sbatch"
+        if environment is not None:  # with a PATH of its own, on which there may be no sbatch
             own = {**environment, **{k: v for k, v in self._environment.items() if k in KEPT}}
-        sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or "sbatch"
+            sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or sbatch
         said = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
         number = said.partition(";")[0]  # the cluster's name may follow
         if not number.isdecimal():

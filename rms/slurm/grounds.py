@@ -164,7 +164,7 @@ def site(
             grace_s=grace_s,
             no_grow=no.get("grow", ""),
             no_shrink=no.get("shrink", ""),
-            meters=measures(found),
+            measures=measures(found),
         )
 
     return Ground(LiveCluster(hosts, each, power), launcher, remote=True)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from rms.jobscript import parse_script
-from rms.local import Child, Errand
-from rms.slurm import options, resizing
+from rms.local import MARK, Child, Errand
+from rms.slurm import meters, options, resizing
 from rms.slurm.cli import Meaning, SlurmError
 from rms.slurm.launcher import SlurmLauncher
+from rms.slurm.meters import Meters
 from rms.slurm.output import QueuedJob
 from rms.slurm.submitted import OURS, VANISHED, WRAPPER, SlurmJob, Ticket
 from rms.slurm.watch import Look, Watcher
@@ -56,7 +59,7 @@ class JobsLauncher(SlurmLauncher):
         limits_s: the longest time limit of each partition.
         grace_s: what a job is given to end by itself; Slurm's limit comes after that.
         no_grow, no_shrink: why this site changes no running job, "" where it does.
-        meters: whether Slurm measures energy here.
+        measures: whether Slurm's own plugin measures energy here.
     """
 
     partition: str = ""
@@ -68,7 +71,7 @@ class JobsLauncher(SlurmLauncher):
     grace_s: float = 10.0
     no_grow: str = ""
     no_shrink: str = ""
-    meters: bool = False
+    measures: bool = False
     distant = True
     requeues = True
     away_word = "taken"
@@ -77,6 +80,7 @@ class JobsLauncher(SlurmLauncher):
     _growing: dict[str, Errand] = field(default_factory=dict)
     _killed: dict[str, float] = field(default_factory=dict)
     _metered: deque[tuple[float, SlurmJob]] = field(default_factory=deque)
+    meter_token: str = field(default_factory=lambda: secrets.token_hex(16))
     _past: dict[str, Ticket | None] = field(default_factory=dict)
     _urgent: bool = False
     _asked_s: float = 0.0
@@ -87,6 +91,8 @@ class JobsLauncher(SlurmLauncher):
         self._wrapper = self.state / "bin" / "slurm-job"
         self._wrapper.write_text(WRAPPER)
         self._wrapper.chmod(0o755)
+
+        self._meters = Meters(self._start_meter, self.step_options(self.name(meters.NAME)))
 
     def _is_own(self, name: str) -> bool:
         mark = self.mark[:8]
@@ -264,6 +270,7 @@ class JobsLauncher(SlurmLauncher):
         for job, child in live.items():
             if not child.over and child.ticket.number is not None:
                 self._follow(job, child, look)
+        self._meters.watch({c.ticket.number or 0 for c in live.values() if not c.over})
         self._sweep(look)
         now = time.monotonic()
         self._contested = {n: until for n, until in self._contested.items() if until > now}
@@ -279,6 +286,9 @@ class JobsLauncher(SlurmLauncher):
             child.started, child.reason = True, ""
             if not child.holds:
                 self._holds(job, child, row.hosts, row.start_s)
+            if self.meter_token and child.metered != child.holds:
+                self._meters.on(row.job_id, set(child.holds) - set(child.metered))
+                child.metered = child.holds
         elif row.state in ("PENDING", "CONFIGURING"):
             self._waits(job, child, row)
         elif row.state == "COMPLETING":
@@ -312,7 +322,7 @@ class JobsLauncher(SlurmLauncher):
         if child.fate == "GONE":
             child.ticket.closed = True
             self._keep(job, child.ticket)
-        if self.meters:
+        if self.measures:
             self._metered.append((time.monotonic() + BOOKED_S, child))
 
     def _read_energy(self, child: SlurmJob) -> None:
@@ -438,8 +448,25 @@ class JobsLauncher(SlurmLauncher):
         return not self._watcher.trouble
 
     def close(self) -> None:
-        """Let what is under way at Slurm end."""
+        """End the meters; let what is under way at Slurm end."""
+        self._meters.close()
         self.desk.close()
+
+    def open(self) -> None:
+        """End the meters of a daemon that was killed: their token is not this one's."""
+        super().kill(meters.NAME)
+
+    def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        outer = self.desk.slurm.outer
+        plain = {k: v for k, v in outer.items() if not k.startswith(("SLURM_", "RMS_"))}
+        env = {
+            **plain,
+            **{key: outer[key] for key in ("SLURM_CONF",) if key in outer},
+            MARK: f"{self.mark}:{meters.NAME}",
+            "RMS_SERVER": self.server,
+            "RMS_TOKEN": self.meter_token,
+        }
+        return self._start(command, str(self.state), env, self.state / "meter.log", [])
 
     # --- words -------------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ they had to be killed, the step is ended by its name and asked after until it is
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -150,6 +152,12 @@ class SlurmLauncher(LocalLauncher):
         """Return what a job's script is called in Slurm, or one of its launches."""
         return f"rms.{self.mark[:8]}.{job}" + ("" if launch is None else f".{launch}")
 
+    def record(self, job: str, step: int) -> Path:
+        """Return where the completion record of a step goes, having looked there anew."""
+        found = super().record(job, step)
+        look_anew(found.parent)
+        return found
+
     def world_options(
         self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
     ) -> list[str]:
@@ -200,6 +208,12 @@ def end_steps(slurm: Slurm, allocation: int, name: str, patience_s: float) -> No
         except SlurmError:
             pass  # the controller is away; the step's own srun is dead in any case
         time.sleep(AGAIN_S)
+
+
+def look_anew(folder: Path) -> None:
+    """Open a folder: over NFS, a file that was not there before may else stay unseen for long."""
+    with contextlib.suppress(OSError):
+        os.scandir(folder).close()
 
 
 def _of(called: str, name: str) -> bool:

@@ -25,7 +25,7 @@ from rms.local import MARK, Child, Errand, LaunchError, alive, cores_of, hosts_o
 from rms.slurm.check import UNFIT
 from rms.slurm.cli import Meaning, SlurmError
 from rms.slurm.desk import Desk
-from rms.slurm.launcher import AGAIN_S, SlurmLauncher, end_steps
+from rms.slurm.launcher import AGAIN_S, SlurmLauncher, end_steps, look_anew
 from rms.slurm.output import OutputError
 
 LOOK_S = 3.0
@@ -86,6 +86,7 @@ class Script(Child):
     given_up: bool = False
     _answer: Errand | None = None
     _over_s: float = 0.0
+    _looked_s: float = 0.0
 
     @property
     def started(self) -> bool:  # type: ignore[override]
@@ -96,12 +97,14 @@ class Script(Child):
         """Return the script's own status; why there is none, ``fate`` and ``words`` say."""
         if self.begin is not None:
             return self._try()
-        known, now = self._known(), time.monotonic()
+        now = time.monotonic()
         if alive(self.pid) if self.process is None else self.process.poll() is None:
-            if known is None:
+            if now < self._looked_s + LOOK_S:
                 return None
-            self._over_s = self._over_s or now
-            return known if now > self._over_s + LATE_S else None
+            self._looked_s, known = now, self._known()
+            self._over_s = 0.0 if known is None else self._over_s or now
+            return known if now > self._over_s + LATE_S else None  # srun lingers
+        known = self._known()
         if known is not None:
             return known
         if self._answer is None:
@@ -120,6 +123,7 @@ class Script(Child):
 
     def _known(self) -> int | None:
         if self.status_file is not None:
+            look_anew(self.status_file.parent)
             with contextlib.suppress(OSError, ValueError):
                 return int(self.status_file.read_text())
         return None

@@ -75,6 +75,7 @@ class SlurmJob(Child):
         known_s: the monotonic clock when its number was known.
         told: whether this daemon has told it to end.
         over: whether Slurm is done with it.
+        metered: the nodes that meters were started on.
     """
 
     name: str = ""
@@ -87,6 +88,7 @@ class SlurmJob(Child):
     known_s: float = 0.0
     told: bool = False
     withdrawn: bool = False
+    metered: tuple[str, ...] = ()
     completing_s: float | None = None
     over: bool = False
     reason: str = ""

@@ -75,6 +75,7 @@ class World(Child):
 class StoodIn(JobsLauncher):
     """Engine ``slurm`` without processes."""
 
+    meter_token: str = ""  # no meters either
     booted: list[tuple[str, int, World]] = field(default_factory=list)
 
     def boot_world(

@@ -26,7 +26,7 @@ LIVE = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED")
 
 
 CASE = "--case random --seed 7 --grid 24 20 8 --every 2"
-STEPS = 400
+STEPS = 900
 
 
 class Rms:

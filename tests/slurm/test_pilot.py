@@ -85,7 +85,7 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
     script = str(ROOT / "jobs" / "winds.sh")
     months = f"{MONTHS[0]}-{MONTHS[-1]}"
     with piloted(slurm, 4) as pilot:
-        wide = pilot.submit(mpdata(pace_s=0.01), "--nodes", "1-4", "--mode", "flexible")
+        wide = pilot.submit(mpdata(pace_s=0.1), "--nodes", "1-4", "--mode", "flexible")
         assert pilot.steps_taken(wide)["size"] == 4
         array = pilot.ask(
             *["submit", "--array", months, script],
@@ -93,7 +93,10 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
             WINDS_DAYS=DAYS,
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         )["id"]
-        assert pilot.over(array, wide, deadline_s=150) == ["COMPLETED"] * (len(MONTHS) + 1)
+        assert pilot.over(array, deadline_s=150) == ["COMPLETED"] * len(MONTHS)
+        pilot.until(lambda: any(a < b for a, b in pilot.resizes(wide)), "a widened job")
+        (pilot.work / "go").touch()
+        assert pilot.over(wide) == ["COMPLETED"]
         pairs = ["--winds", str(WINDS / "uwnd_mean.nc"), str(WINDS / "vwnd_mean.nc")]
         for month in MONTHS:
             grid = ["--grid", "144", "60", "16", "--days", DAYS, "--month", str(month)]
@@ -119,27 +122,29 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
         slurm.wait_until("no step left", lambda: not pilot.steps())
 
 
-@pytest.mark.parametrize("strategy", ["merge", "spawn"])
-def test_other_strategies_reach_the_new_nodes(slurm: Slurm, alone: str, strategy: str) -> None:
+def test_merge_and_spawn_reach_the_new_nodes(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 4, "--policy", "fifo") as pilot:
-        options = ("--nodes", "1-4", "--preferred", "2", "--mode", "malleable")
-        job = pilot.submit(mpdata("--strategy", strategy), *options)
-        pilot.steps_taken(job)
-        pilot.resized(job, 4)
-        before = pilot.row(job)["step"]
-        pilot.steps_taken(job, before + 2)
-        ran = {(env["DMR_SLOTS"], env["SLURMD_NODENAME"]) for env in ranks(pilot)}
-        assert {node for _, node in ran} == {"n1", "n2", "n3", "n4"}
-        pilot.resized(job, 1)
-        row = completed(pilot, job, alone)
-        assert pilot.resizes(job) == [(2, 4), (4, 1)]
-        # From four ranks to one, merge goes by warm: those who stay are of a launch with others.
-        assert row["resizes"][0]["strategy"] == strategy
+        options = ("--nodes", "1-3", "--preferred", "1", "--mode", "malleable")
+        ways = {
+            pilot.submit(mpdata("--strategy", way), *options): way for way in ("merge", "spawn")
+        }
+        for job in ways:
+            pilot.steps_taken(job)
+            pilot.resized(job, 2)
+        nodes = {job: set(pilot.row(job)["nodes"]) for job in ways}
+        wanted = sorted((job, node) for job in ways for node in nodes[job])
+        pilot.until(lambda: ran(pilot) == wanted, f"{wanted}", 20)  # the old ranks are leaving yet
+        for job in ways:
+            pilot.resized(job, 1)
+        for job, way in ways.items():
+            row = completed(pilot, job, alone)
+            assert pilot.resizes(job) == [(1, 2), (2, 1)]
+            assert [resize["strategy"] for resize in row["resizes"]] == [way, way]
         pilot.nothing_left()
 
 
-def ranks(pilot: Pilot) -> list[dict[str, str]]:
-    """Return the environments of the MPI ranks there are."""
+def ran(pilot: Pilot) -> list[tuple[str, str]]:
+    """Return the job and the node of each MPI rank there is, sorted."""
     found = []
     for pid in pilot.processes():
         try:
@@ -148,8 +153,8 @@ def ranks(pilot: Pilot) -> list[dict[str, str]]:
             continue
         env = dict(item.split("=", 1) for item in items if "=" in item)
         if "PMI_RANK" in env:
-            found.append(env)
-    return found
+            found.append((env["RMS_JOB_ID"], env["SLURMD_NODENAME"]))
+    return sorted(found)
 
 
 def test_another_way_to_reach_nodes_and_powers_by_name(slurm: Slurm, alone: str) -> None:
@@ -285,25 +290,22 @@ def test_the_shipped_script_serves_again_and_again(slurm: Slurm, tmp_path: Path)
         shutil.rmtree(state, ignore_errors=True)
 
 
-@pytest.mark.parametrize("state", ["booting", "moving"])
-def test_a_killed_daemon_comes_back_to_the_same_resize(
-    slurm: Slurm, alone: str, state: str
-) -> None:
+def test_a_killed_daemon_comes_back_to_the_same_resize(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 3, "--policy", "fifo") as pilot:
         options = ("--nodes", "1-3", "--preferred", "1", "--mode", "malleable")
         job = pilot.submit(mpdata(), *options)
-        pilot.steps_taken(job)
-        pilot.ask("resize", job, "3")
-        if state == "booting":
-            pilot.until(lambda: pilot.row(job)["resizing"] == "booting", state)
-        else:
-            pilot.until(lambda: pilot.row(job)["resizing"] not in ("", "booting"), state)
-        pilot.end(signal.SIGKILL)
-        pilot.start()
-        assert f"job {job}: adopted" in pilot.said()
-        pilot.until(lambda: pilot.row(job)["size"] == 3, "size 3")
+        for size, until in ((3, {"booting"}), (2, {"ready", "moving", "leaving"})):
+            pilot.steps_taken(job)
+            pilot.until(
+                lambda size=size: not pilot.rms("resize", job, str(size)).returncode, "resize"
+            )
+            pilot.until(lambda until=until: pilot.row(job)["resizing"] in until, str(until), 20)
+            pilot.end(signal.SIGKILL)
+            pilot.start()
+            pilot.until(lambda size=size: pilot.row(job)["size"] == size, f"size {size}")
+        assert pilot.said().count(f"job {job}: adopted") == 2
         completed(pilot, job, alone)
-        assert pilot.resizes(job) == [(1, 3)]
+        assert pilot.resizes(job) == [(1, 3), (3, 2)]
         pilot.nothing_left()
         pilot.books_balance()
         assert pilot.end(signal.SIGTERM) == 0
@@ -338,29 +340,20 @@ def test_drained_nodes_are_left_alone(slurm: Slurm, alone: str) -> None:
 # --- faults ---------------------------------------------------------------------------------
 
 
-def test_a_cancelled_step_of_a_new_world(slurm: Slurm, alone: str) -> None:
+def test_cancelled_steps(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 2, "--policy", "fifo") as pilot:
-        job = pilot.submit(mpdata(), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
-        pilot.steps_taken(job)
+        options = ("--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
+        job = pilot.submit(mpdata(*SAVING), *options)
+        pilot.steps_taken(job, 60)
+        old, new = pilot.world(job, 0), pilot.world(job, 1)
         pilot.ask("resize", job, "2")
-        new = pilot.world(job, 1)
         step, _ = pilot.until(lambda: pilot.steps().get(new), "step of the new world")
         slurm("scancel", step)
-        pilot.until(lambda: pilot.rolled_back(job) or pilot.resizes(job), "rollback")
-        why = "; ".join(pilot.rolled_back(job)) or "it had committed already"
-        completed(pilot, job, alone)
-        pilot.nothing_left()
+        pilot.until(lambda: pilot.rolled_back(job), "rollback")
+        why = pilot.rolled_back(job)[0]
         TABLE.append(("scancel of the new world's step", "rolled back, same bits", why))
-
-
-def test_a_cancelled_step_of_the_running_world(slurm: Slurm, alone: str) -> None:
-    with piloted(slurm, 2, "--policy", "fifo") as pilot:
-        job = pilot.submit(
-            mpdata(*SAVING), "--nodes", "1-2", "--preferred", "1", "--mode", "malleable"
-        )
-        pilot.steps_taken(job, 60)
-        pilot.ask("resize", job, "2")
-        slurm("scancel", pilot.steps()[pilot.world(job, 0)][0])
+        pilot.until(lambda: not pilot.rms("resize", job, "2").returncode, "resize")
+        slurm("scancel", pilot.steps()[old][0])
         pilot.until(lambda: "requeued" in pilot.said(), "requeue")
         completed(pilot, job, alone)
         why = re.findall(rf"job {job}: (.*; requeued)", pilot.said())[0]

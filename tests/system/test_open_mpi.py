@@ -21,10 +21,9 @@ from rms_fixture import Rms, served
 
 from dmr.mpiexec import launcher
 
-pytestmark = pytest.mark.skipif(
-    not (BIN / "ompi_info").exists(),
-    reason="no Open MPI in this environment; scripts/test openmpi makes one that has",
-)
+if not (BIN / "ompi_info").exists():
+    why = "no Open MPI in this environment; scripts/test openmpi makes one that has it"
+    pytest.skip(why, allow_module_level=True)
 
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--iterations", "1"]
 SHORT = [*SMALL, "--steps", "30"]

@@ -49,6 +49,6 @@ def test_a_jobs_environment_steers_sbatch_by_accounts_alone() -> None:
         "SBATCH_ARRAY_INX": "1-9",
         "SBATCH_ACCOUNT": "physics",
         "SLURM_JOB_ID": "3",
-        "HOME": "/h",
+        "A": "b",
     }
     assert options.environment(env) == {"SBATCH_ACCOUNT": "physics", "A": "b"}
