@@ -491,10 +491,10 @@ class Daemon:
         self._look_at_nodes()
         self._forget_readings()
         jobs = list(self.engine.state.running.items())
-        first, self._unseen = self._unseen, 0
+        begun, first, self._unseen = self.now(), self._unseen, 0
         jobs = [*jobs[first:], *jobs[:first]]
         for at, (job_id, job) in enumerate(jobs):
-            if self.now() > now + LOOK_S:
+            if at and self.now() > begun + LOOK_S:
                 self._unseen = (first + at) % len(jobs)
                 break
             live = self.live[job_id]

@@ -18,7 +18,7 @@ TABLE: list[tuple[str, str, str, str]] = []
 one_select = pytest.mark.parametrize("session_slurm", ["cons_tres"], indirect=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="session", autouse=True)
 def table() -> Iterator[None]:
     """Print what every fault has come to."""
     yield
@@ -191,9 +191,8 @@ def test_the_batch_host_stays(rms: Rms, answer: str) -> None:
 
 @one_select
 def test_the_time_limit(rms: Rms) -> None:
-    write_script(rms, "#SBATCH --nodes=2", "#SBATCH --time=0:04", steps=100_000)
+    write_script(rms, "#SBATCH --nodes=2", "#SBATCH --time=0:06", steps=100_000)
     job = rms.submit()
-    rms.computing(job)
     (state,) = rms.over(job)
     rms.nothing_left()
     TABLE.append(

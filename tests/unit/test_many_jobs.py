@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from rms.daemon import LOOK_S, Daemon, LiveCluster
 from rms.engine import Engine
 from rms.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
 from rms.journal import Journal, replay
-from rms.local import MARK, Processes
-from rms.model import JobId, JobSpec, Mode
+from rms.local import MARK, Child, LocalLauncher, Processes
+from rms.model import JobId, JobSpec, Mode, NodePower
 from rms.policies import named
 from rms.protocol import WORLD_VARIABLE
 from rms.server import MOST_HOLD_S, POLLS_PER_S, holding_s
@@ -205,3 +206,40 @@ def test_questions_are_held_the_longer_the_more_jobs_ask() -> None:
     assert holding_s(1) == holding_s(100) == 1.0
     assert 1000 / holding_s(1000) == pytest.approx(POLLS_PER_S)
     assert holding_s(10**6) == MOST_HOLD_S < 10.0  # what a job waits for an answer
+
+
+# -- The daemon's loop -----------------------------------------------------------------------
+
+
+class Tired(LocalLauncher):
+    """Each look at a job's script takes longer than a look at all may."""
+
+    looked: list[str]
+
+    def start_script(self, job: str, *words: object, **named: object) -> Child:
+        child = Child(0)
+        child.status = lambda: self.tire(job)  # type: ignore[method-assign]
+        return child
+
+    def tire(self, job: str) -> None:
+        self.looked.append(job)
+        self.clock[0] += 2 * LOOK_S
+
+    clock: list[float]
+
+
+def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
+    launcher = Tired(tmp_path, "cafe", "unix:none")
+    launcher.looked, launcher.clock = [], [1_000.0]
+    names = ("a", "b", "c")
+    cluster = LiveCluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
+    with Journal.open(tmp_path / "j") as journal:
+        daemon = Daemon(
+            cluster, "fifo", journal, launcher, lambda: launcher.clock[0], lambda words: None
+        )
+        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
+        daemon.submit(fixed, {each.id: dict(note) for each in fixed})
+        for _ in range(6):
+            daemon.watch()
+    assert launcher.looked == ["1", "2", "3"] * 2
