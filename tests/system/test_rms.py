@@ -255,11 +255,15 @@ def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
 def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
     long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
-    brief = rms.submit(f"{note}sleep 1.5; touch slept")
+    brief = rms.submit(f"{note}while [ ! -e go ]; do sleep 0.1; done; touch slept")
     waits = rms.submit(note, "--nodes", "3")
     rms.running(long)
     rms.end(signal.SIGKILL)
-    time.sleep(2.0)
+    (rms.work / "go").touch()
+    status = rms.state / "jobs" / brief / "status"
+    end = time.monotonic() + 30
+    while not status.exists() and time.monotonic() < end:
+        time.sleep(0.05)
     assert (rms.work / "slept").exists()
     rms.start()
     assert f"job {long}: adopted" in rms.said()
