@@ -49,7 +49,8 @@ _PHRASES = (
     (Meaning.GONE, "invalid job id|already finished|already completed|job dependency problem"),
     (
         Meaning.LATER,
-        "nodes are busy|insufficient priority|temporarily|try again|in progress|submitjob",
+        "nodes are busy|node not available|insufficient priority|temporarily|try again"
+        "|in progress|submitjob",
     ),
 )
 

@@ -16,13 +16,11 @@ from rms.slurm.output import JobDetails, OutputError
 
 DONOR = "rms-donor"
 LATER_S = 8.0
-"""How long nodes that are not free yet are waited for: those of a job that is just ending."""
+"""How long nodes are waited for that are not free yet: those of a job that is just ending, or of
+which a controller that has just started has not heard."""
 
 AWAY_S = 60.0
 """How long a controller that does not answer is waited for before a resize is given up."""
-
-UNHEARD = "node configuration is not available"
-"""What a controller that has just started says of nodes that it has not heard of yet."""
 
 AGAIN_S = 0.5
 
@@ -67,12 +65,10 @@ def grow(
     try:
         with desk.turns:
             return slurm.grow(job, len(missing), donor.name, *donor.options, on=missing)
-    except SlurmError as error:
+    except SlurmError:
         now = slurm.job(job)
         if set(missing) <= set(now.hosts):
             return now  # it had them when it ended
-        if UNHEARD in str(error):
-            raise SlurmError(str(error), Meaning.LATER) from None
         raise
 
 
