@@ -68,11 +68,11 @@ true_step = Advection.step
 def step(self, run):
     true_step(self, run)
     if not pathlib.Path("go").exists():
-        time.sleep(0.02 if run.step < self.steps(run) - 300 else 0.5)
+        time.sleep(0.02 if run.step < 400 + 60 * len(run.resizes) else 0.5)
 Advection.step = step
 sys.exit(main(sys.argv[1:]))
 """
-"""The job takes its time until all resizes are done, and then ends soon."""
+"""The job takes its time until all resizes are done, however slow they are, and then ends soon."""
 
 
 def settled(rms: Rms, job: str, count: int) -> bool:
