@@ -121,9 +121,11 @@ def patiently(
             words = str(error)
         if meaning is Meaning.GONE and not give_up:
             return Answer()
-        waits_s = {Meaning.UNREACHABLE: AWAY_S, Meaning.LATER: LATER_S}.get(meaning, 0.0)
-        if give_up and now >= since_s.setdefault(meaning, now) + waits_s:
-            later = meaning in (Meaning.UNREACHABLE, Meaning.LATER)
+        begun_s = since_s.setdefault(meaning, now)
+        # A controller that is just back refuses what it does once its nodes have reported.
+        away = Meaning.UNREACHABLE in since_s
+        later = away or meaning is Meaning.LATER
+        if give_up and now >= begun_s + (AWAY_S if away else LATER_S if later else 0.0):
             return Answer(None, f"later: {words}" if later else words)
         again_s[0] = now + (AGAIN_S if give_up else 4 * AGAIN_S)
         return None
