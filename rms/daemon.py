@@ -155,6 +155,7 @@ class Daemon:
         if self._handling:
             return []
         self._handling = True
+        self._starts_from_s = self.now()
         try:
             first = self._handle(self._queue.popleft())
             while self._queue:
@@ -310,9 +311,6 @@ class Daemon:
 
         One that is not started now is so at the next look, or by the next daemon.
         """
-        now = self.now()
-        if now >= self._starts_from_s + 2 * START_S or now < self._starts_from_s:
-            self._starts_from_s = now
         while self._starts and not self.stopping and self.now() <= self._starts_from_s + START_S:
             decision = self._starts.popleft()
             job = self.engine.state.running.get(decision.job)
@@ -487,6 +485,7 @@ class Daemon:
         """
         now = self.now()
         self._tick(now)
+        self._starts_from_s = self.now()
         self._start_some()
         self._look_at_nodes()
         self._forget_readings()

@@ -11,20 +11,23 @@ from rms.daemon import Daemon, LiveCluster
 from rms.events import Resize, Started, Submitted
 from rms.journal import Journal, Seen, replay
 from rms.ledger import NodePower
-from rms.local import Child
+from rms.local import Child, LocalLauncher
 from rms.model import JobId, JobSpec, Mode, Speedup
 from rms.policies import POLICIES, named
 from rms.simulator import Simulation
 
 
-class NoProcesses:
+class NoProcesses(LocalLauncher):
     """A launcher that starts nothing: events come from the recorded sequence alone."""
 
     def __init__(self, state: Path) -> None:
-        self.state = state
+        super().__init__(state, "none", "")
 
     def start_script(self, *_: Any) -> Child:
         return Child(0)
+
+    def grant(self, *_: Any) -> None:
+        return None
 
 
 def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
@@ -72,7 +75,7 @@ def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> 
             journal,
             NoProcesses(tmp_path),
             lambda: clock[0],
-            print,  # type: ignore[arg-type]
+            print,
         )
         for event in simulation.events:
             clock[0] = event.at_s
