@@ -367,10 +367,11 @@ class Worlds:
         children = {n: c for step in live.steps for n, c in step.worlds.items()}
         left = False
         for n in launches:
-            if kill:
-                launcher.kill(job_id, n)
-            running = n in children and children[n].status() is None
-            left |= running or bool(launcher.members(job_id, n))
+            here = n in children and children[n].status() is None
+            if here or launcher.members(job_id, n):
+                left = True
+                if kill:  # not what is gone: a launcher may have to ask somebody for that
+                    launcher.kill(job_id, n)
         return not left
 
     def _close(self, job_id: JobId, live: Live, boot: Boot, why: str) -> None:

@@ -187,10 +187,11 @@ class SlurmLauncher(LocalLauncher):
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job or launch at once, here and on its nodes."""
         name, allocation = self.name(job, launch), self.allocation(job)
+        asked = name in self._ending
         for known in [known for known in self._worlds if _of(known, name)]:
             self._worlds.pop(known).given_up = True
         super().kill(job, launch)
-        if allocation is not None and name not in self._ending:
+        if allocation is not None and not asked:
             self._ending[name] = self.desk.ask(
                 lambda: end_steps(self.desk.slurm, allocation, name, GONE_S)
             )

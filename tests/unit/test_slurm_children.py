@@ -6,13 +6,23 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from rms.live import Live
 from rms.local import Child
+from rms.model import JobId
 from rms.slurm import launcher, pilot
-from rms.slurm.launcher import World
+from rms.slurm.desk import Desk
+from rms.slurm.launcher import SlurmLauncher, World
 from rms.slurm.pilot import Script
+from rms.worlds import Worlds
+
+if TYPE_CHECKING:
+    from rms.daemon import Daemon
+    from rms.slurm.cli import Slurm
 
 DEADLINE_S = 20.0
 
@@ -95,6 +105,52 @@ def test_one_beside_a_running_world_is_not_started_anew() -> None:
 
 def test_not_for_ever() -> None:
     assert ended(world(*[HANGS] * launcher.MOST_BOOTS)) in (1, 137)
+
+
+# --- steps that have to be ended -------------------------------------------------------------
+
+
+class Steps:
+    """An allocation with one step, whose launch is the job's second."""
+
+    def __init__(self, name: str) -> None:
+        self.left = [("7.1", name)]
+        self.questions = 0
+
+    def steps(self, allocation: int) -> list[tuple[str, str]]:
+        self.questions += 1
+        time.sleep(0.1)  # longer than a look takes
+        return self.left
+
+    def end_steps(self, steps: list[str]) -> None:
+        assert steps == ["7.1"]
+        self.left = []
+
+
+class Within(SlurmLauncher):
+    def allocation(self, job: str) -> int:
+        return 7
+
+
+def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> None:
+    desk = Desk(cast("Slurm", None))
+    within = Within(tmp_path, "0" * 32, "unix:none", desk)
+    desk.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
+    daemon = SimpleNamespace(launcher=within)
+    worlds = Worlds(cast("Daemon", daemon))
+    live, job = Live({}), JobId("3")
+    within.kill("3", 1)
+    assert within.members("3", 1) == within.members("3") == [0]
+    deadline = time.monotonic() + DEADLINE_S
+    while not worlds._gone(job, live, [1], kill=True):
+        assert time.monotonic() < deadline, "it is never gone"
+        time.sleep(0.05)
+    assert steps.left == [] and within.members("3") == []
+    asked = steps.questions
+    for _ in range(5):
+        assert worlds._gone(job, live, [1], kill=True), "what is gone is ended again"
+    desk.close()
+    assert steps.questions == asked
 
 
 # --- scripts --------------------------------------------------------------------------------
