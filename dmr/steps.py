@@ -191,7 +191,7 @@ def _resize(app: Application, state: Run, plan: Plan, target: Target, told: list
         if not state.connects and link.strategy in ("warm", "merge"):
             link.strategy = "restart"  # the one that needs no connection
         if target.wish:
-            link.report(RolledBack(target.wish, why))
+            link.report(RolledBack(target.wish, why, link.strategy))
     app.after_resize(state, None)
     return False
 

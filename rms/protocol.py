@@ -205,10 +205,11 @@ class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
 
 
 class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Job to daemon: the old world goes on."""
+    """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
 
     number: int
     why: str
+    strategy: str
 
 
 METER_PATH = "/meter"

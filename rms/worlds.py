@@ -209,6 +209,8 @@ class Worlds:
         job = daemon.engine.state.running.get(job_id)
         if isinstance(report, Asked):
             return  # for the daemon, which decides
+        if isinstance(report, RolledBack) and live.running is not None:
+            live.running.strategy = report.strategy  # before there can be another wish
         if report.number != live.wishes or job is None or job.requested is None:
             return
         if isinstance(report, Ready):
