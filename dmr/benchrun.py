@@ -17,6 +17,7 @@ import dmr
 from rms.commandline import emit_json
 
 COLUMNS, LAYERS = 64, 64
+CACHE_LINE_BYTES = 64
 
 
 class Sweep(dmr.Application):
@@ -28,7 +29,8 @@ class Sweep(dmr.Application):
     def fields(self) -> Mapping[str, dmr.FieldSpec]:
         """One field, halo 1, cut along its slowest axis and the next."""
         shape = (self.rows, COLUMNS, LAYERS)
-        return {"x": dmr.FieldSpec(shape, "f8", lambda box: _numbers(box), halo=1)}
+        spec = dmr.FieldSpec(shape, "f8", _numbers, halo=1, alignment=CACHE_LINE_BYTES)
+        return {"x": spec}
 
     def steps(self, run: dmr.Run) -> int:
         """Go on until resized, then two steps more."""

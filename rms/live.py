@@ -92,7 +92,8 @@ class Live:
     """All of it.
 
     ``errand`` is what the resize in flight has asked of whoever owns the nodes, ``inquiry`` asks
-    them what a job that failed died of. ``news`` is set while there is a wish.
+    them what a job that failed died of. ``news`` is set by the next wish,
+    not by one that the job may know already.
     """
 
     note: dict[str, Any]
@@ -126,10 +127,9 @@ class Live:
     @wish.setter
     def wish(self, wish: Wish | None) -> None:
         self._wish = wish
-        if wish is None:
-            self.news.clear()
-        else:
-            self.news.set()
+        if wish is not None:
+            told, self.news = self.news, asyncio.Event()
+            told.set()
 
     @property
     def running(self) -> Step | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import threading
@@ -16,10 +17,11 @@ from rms.daemon import LOOK_S, Daemon, LiveCluster
 from rms.engine import Engine
 from rms.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
 from rms.journal import Journal, replay
+from rms.live import Live
 from rms.local import MARK, Child, LocalLauncher, Processes
 from rms.model import JobId, JobSpec, Mode, NodePower
 from rms.policies import named
-from rms.protocol import WORLD_VARIABLE
+from rms.protocol import WORLD_VARIABLE, Wish
 from rms.server import MOST_HOLD_S, POLLS_PER_S, holding_s
 from rms.slurm.desk import Turns
 
@@ -206,6 +208,26 @@ def test_questions_are_held_the_longer_the_more_jobs_ask() -> None:
     assert holding_s(1) == holding_s(100) == 1.0
     assert 1000 / holding_s(1000) == pytest.approx(POLLS_PER_S)
     assert holding_s(10**6) == MOST_HOLD_S < 10.0  # what a job waits for an answer
+
+
+def test_a_question_is_held_while_its_wish_is_known() -> None:
+    """Else a job asks without end from its wish to the end of its resize, which takes a core."""
+
+    async def ask() -> None:
+        live = Live({})
+        waiting = asyncio.create_task(live.news.wait())
+        await asyncio.sleep(0)
+        live.wish = Wish(1, ("a",))
+        await asyncio.wait_for(waiting, 10)
+        held = asyncio.create_task(live.news.wait())
+        await asyncio.sleep(0.01)
+        live.wish = None
+        await asyncio.sleep(0.01)
+        assert not held.done()
+        live.wish = Wish(2, ("b",))
+        await asyncio.wait_for(held, 10)
+
+    asyncio.run(ask())
 
 
 # -- The daemon's loop -----------------------------------------------------------------------
