@@ -12,7 +12,10 @@ from typing import Any
 
 
 class Sink(io.FileIO):
-    """A new file to read and write.
+    """A file to read and write.
+
+    Args:
+        mode: ``w+`` for a new one, ``r+`` for one that is there.
 
     Attributes:
         problem: the first error of the system, from which on nothing is written; or None.
@@ -20,8 +23,8 @@ class Sink(io.FileIO):
 
     problem: OSError | None = None
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, "w+")
+    def __init__(self, path: Path, mode: str = "w+") -> None:
+        super().__init__(path, mode)
 
     def write(self, data: Any) -> int:
         """Write all of ``data``, or note why not."""

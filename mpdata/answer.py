@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from math import isfinite
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 
 import dmr
+from dmr.errors import words_of
 from dmr.gather import slabs
+from dmr.sink import Sink
 from mpdata import output
 from mpdata.config import RunConfig
 from mpdata.diagnostics import Diagnostics, FinalWriter
@@ -42,13 +45,16 @@ def diagnose(config: RunConfig, run: dmr.Run, *, final: bool = False) -> list[Di
     """Return the figures of every tracer, on rank 0; write the final field where that is asked.
 
     Raises:
-        dmr.CollectiveError: a tracer is not finite (at the start that is a UsageError).
+        dmr.CollectiveError: a tracer is not finite (at the start that is a UsageError), or the
+            final field could not be written.
     """
     setup, first = config.setup, run.world.rank == 0
     names = list(setup.tracers)
-    writer = None
-    if final and config.final is not None and first:
-        writer = FinalWriter(config.final, setup.grid, config.dtype, len(names))
+    writer, sink = None, None
+    if final and config.final is not None:
+        sink = _opened(run, config.final.with_name(config.final.name + ".part"))
+        if sink is not None:
+            writer = FinalWriter(sink, setup.grid, config.dtype, len(names))
     # The answer is known of the first tracer alone.
     found = [Diagnostics(setup, compare=final and name == "psi") for name in names]
     for number, name in enumerate(names):
@@ -58,8 +64,8 @@ def diagnose(config: RunConfig, run: dmr.Run, *, final: bool = False) -> list[Di
                 if writer is not None:
                     writer.add(box.start[0], values, number)
     problem = _not_finite(names, found, "end" if final else "start") if first else None
-    if writer is not None:
-        writer.close(keep=problem is None)
+    if sink is not None and config.final is not None:
+        problem = _settle(sink, config.final, problem)
     problem = run.world.comm.bcast(problem)
     if problem is not None:
         raise dmr.CollectiveError(problem) if final else dmr.UsageError(problem)
@@ -78,23 +84,65 @@ def _not_finite(names: list[str], found: list[Diagnostics], when: str) -> str | 
     return None
 
 
+def _opened(run: dmr.Run, path: Path) -> Sink | None:
+    """Open a new file, on rank 0.
+
+    Raises:
+        dmr.CollectiveError: it cannot be had.
+    """
+    sink, problem = None, None
+    if run.world.rank == 0:
+        try:
+            sink = Sink(path)
+        except OSError as error:
+            problem = f"expected to write {path}, got: {words_of(error)}"
+    problem = run.world.comm.bcast(problem)
+    if problem is not None:
+        raise dmr.CollectiveError(problem)
+    return sink
+
+
+def _settle(sink: Sink, path: Path, problem: str | None) -> str | None:
+    """Put the final field in its place, or throw it away; return what is wrong."""
+    part = Path(sink.name)
+    sink.close()
+    if problem is None and sink.problem is not None:
+        problem = f"expected to write {path}, got: {words_of(sink.problem)}"
+    try:
+        if problem is None:
+            part.replace(path)
+        else:
+            part.unlink()
+    except OSError as error:
+        problem = problem or f"expected to write {path}, got: {words_of(error)}"
+    return problem
+
+
 def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = False) -> None:
     """Add the fields to the output file, if there is one; ``first`` starts it anew.
 
     Raises:
-        dmr.UsageError: the file cannot be written.
+        dmr.UsageError: the file cannot be opened for that.
+        dmr.CollectiveError: there is no room for the frame; those before it are whole.
     """
     path = config.output
     if path is None or not config.output_every:
         return
-    frame, problem = None, None
+    frame, sink, problem = None, None, None
     if run.world.rank == 0:
         try:
             if first or not path.exists():
-                output.create(path, config.setup, config.dtype)
-            frame = output.Frame(path, step, step * run.values["scale"])
+                path.parent.mkdir(parents=True, exist_ok=True)
+                sink = Sink(path)
+                output.create(sink, config.setup, config.dtype)
+                sink.close()
+            if sink is None or sink.problem is None:
+                sink = Sink(path, "r+")
+                frame = output.Frame(sink, step, step * run.values["scale"])
         except InputError as error:
             problem = str(error)
+        except OSError as error:
+            problem = f"expected to write {path}, got: {words_of(error)}"
     dmr.agree(run.world.comm, problem)
     for name in config.setup.tracers:
         for box, values in slabs(run.world.comm, run.fields[name]):
@@ -102,6 +150,13 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
                 frame.add(box.start[0], values, name)
     if frame is not None:
         frame.close()
+    if sink is not None:
+        sink.close()
+        if sink.problem is not None:
+            problem = f"expected to write step {step} to {path}, got: {words_of(sink.problem)}"
+    problem = run.world.comm.bcast(problem)
+    if problem is not None:
+        raise dmr.CollectiveError(problem)
 
 
 def result(

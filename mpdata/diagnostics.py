@@ -6,8 +6,8 @@ Rank 0 sees the slabs one after the other, so every figure is the same for any n
 from __future__ import annotations
 
 import hashlib
-from math import fsum
-from pathlib import Path
+import io
+from math import fsum, prod
 from typing import Any
 
 import numpy as np
@@ -83,33 +83,26 @@ class Diagnostics:
 
 
 class FinalWriter:
-    """Writes the final field as .npy, whole or not at all.
+    """Writes the final field as .npy into a file that is open for it, slab by slab.
 
     Shape (N, M, L), of several tracers (K, N, M, L).
     """
 
     def __init__(
-        self, path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, tracers: int = 1
+        self, file: io.FileIO, shape: tuple[int, ...], dtype: npt.DTypeLike, tracers: int = 1
     ) -> None:
-        self._path = path
-        self._part = path.with_name(path.name + ".part")
-        self._memory = np.lib.format.open_memmap(
-            self._part,
-            mode="w+",
-            dtype=np.dtype(dtype),
-            shape=shape if tracers == 1 else (tracers, *shape),
-        )
-        self._tracers = self._memory.reshape(tracers, *shape)
+        self._file, self._dtype = file, np.dtype(dtype)
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": shape if tracers == 1 else (tracers, *shape),
+        }
+        np.lib.format.write_array_header_1_0(file, header)
+        self._begin = file.tell()
+        self._row_bytes = prod(shape[1:]) * self._dtype.itemsize
+        self._rows = shape[0]
 
     def add(self, start: int, values: Array, tracer: int = 0) -> None:
         """Take a tracer's slab of rows ``start`` and following."""
-        self._tracers[tracer, start : start + len(values)] = values
-
-    def close(self, *, keep: bool = True) -> None:
-        """Put the file in its place, or throw it away."""
-        self._memory.flush()
-        del self._memory, self._tracers
-        if keep:
-            self._part.replace(self._path)
-        else:
-            self._part.unlink()
+        self._file.seek(self._begin + (tracer * self._rows + start) * self._row_bytes)
+        self._file.write(np.ascontiguousarray(values, self._dtype).data)

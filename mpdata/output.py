@@ -5,6 +5,7 @@ Further tracers are datasets psi2, psi3, ... of the same shape.
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,11 @@ import numpy.typing as npt
 from mpdata.cases.setup import Setup
 from mpdata.errors import InputError
 
+Place = Path | io.FileIO
+"""A path, or a file open for reading and writing."""
 
-def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
+
+def create(place: Place, setup: Setup, dtype: npt.DTypeLike) -> None:
     """Start an output file, in place of any there was.
 
     Raises:
@@ -25,8 +29,9 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
 
     n, m, el = setup.grid
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with h5py.File(path, "w") as file:
+        if isinstance(place, Path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        with h5py.File(place, "w") as file:
             file.attrs["Conventions"] = "CF-1.10"
             file.attrs["title"] = f"MPDATA, case {setup.case}"
             for name, unit in (("step", "1"), ("time", "s" if setup.duration else "1")):
@@ -50,19 +55,19 @@ def create(path: Path, setup: Setup, dtype: npt.DTypeLike) -> None:
                 for axis, coordinate in enumerate(setup.coordinates or ()):
                     psi.dims[axis + 1].attach_scale(file[coordinate.name])
     except OSError as error:
-        raise InputError(f"expected to write {path}, got: {error}") from None
+        raise InputError(f"expected to write {_name(place)}, got: {error}") from None
 
 
 class Frame:
     """One frame while it is written, slab by slab; frames of an interrupted run are replaced."""
 
-    def __init__(self, path: Path, step: int, time: float) -> None:
+    def __init__(self, place: Place, step: int, time: float) -> None:
         import h5py
 
         try:
-            self._file = h5py.File(path, "r+", locking=False)
+            self._file = h5py.File(place, "r+", locking=False)
         except OSError as error:
-            raise InputError(f"expected to add a frame to {path}, got: {error}") from None
+            raise InputError(f"expected to add a frame to {_name(place)}, got: {error}") from None
         number = self._number = int((self._file["step"][:] < step).sum())
         for dataset in self._file.values():
             if dataset.maxshape[0] is None:  # the coordinates have their size
@@ -77,3 +82,7 @@ class Frame:
     def add(self, start: int, values: npt.NDArray[Any], tracer: str = "psi") -> None:
         """Take a tracer's slab of rows ``start`` and following."""
         self._file[tracer][self._number, start : start + len(values)] = values
+
+
+def _name(place: Place) -> str:
+    return str(place if isinstance(place, Path) else place.name)

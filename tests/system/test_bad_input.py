@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from conftest import MPDATA, MPIEXEC, Run
@@ -221,3 +222,32 @@ def test_a_checkpoint_of_another_seed_is_refused(run: Run) -> None:
     assert run(*MPDATA, "run", *SMALL, "--seed", "1", *saving).returncode == 0
     done = run(*MPDATA, "run", *SMALL, "--seed", "2", *saving)
     assert done.returncode == 2 and "expected seed 2, got a checkpoint of seed 1" in done.stderr
+
+
+FULL = """
+import resource, sys
+from mpdata.__main__ import main
+from mpdata.app import Advection
+true_step = Advection.step
+def step(self, run):
+    true_step(self, run)
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+Advection.step = step
+sys.exit(main(sys.argv[1:]))
+"""
+"""``mpdata run`` where from the first step on there is no more room."""
+
+
+@pytest.mark.parametrize("extra", [["--output", "x.h5", "--output-every", "2"], ["--final", "x"]])
+def test_a_full_disk_is_one_sentence(run: Run, tmp_path: Path, extra: list[str]) -> None:
+    words = ["run", *SMALL[:2], "--grid", "24", "24", "24", "--steps", "4", "--backend", "numpy"]
+    done = run(MPIEXEC, "-n", "1", sys.executable, "-c", FULL, *words, *extra)
+    assert done.returncode == 1
+    assert "expected to write " in done.stderr and "got: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    if extra[0] == "--output":
+        with h5py.File(tmp_path / "x.h5") as file:
+            assert file["step"][:].tolist() == [0]
+    else:
+        assert list(tmp_path.iterdir()) == []

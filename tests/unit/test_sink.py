@@ -55,3 +55,40 @@ def test_hdf5_lives_on_where_files_may_not_grow(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert done.stdout.split() == [str(errno.EFBIG)] * 5
+
+
+FRAMES = """
+import resource, sys
+from pathlib import Path
+import numpy as np
+from dmr.sink import Sink
+from mpdata.cases import Request, make_setup
+from mpdata.output import Frame, create
+setup, path = make_setup("gaussian", Request(grid=(8, 8, 8))), Path(sys.argv[1])
+sink = Sink(path)
+create(sink, setup, "f8")
+sink.close()
+for number in range(4):
+    if number == 3:
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 2000, hard))
+    sink = Sink(path, "r+")
+    frame = Frame(sink, number, number)
+    frame.add(0, np.full((8, 8, 8), number))
+    frame.close()
+    sink.close()
+    if sink.problem is not None:
+        print(number, sink.problem.errno)
+"""
+
+
+def test_the_frames_before_a_full_disk_are_whole(tmp_path: Path) -> None:
+    path = tmp_path / "out.h5"
+    command = [sys.executable, "-c", FRAMES, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    assert done.stdout.split() == ["3", str(errno.EFBIG)]
+    with h5py.File(path) as file:
+        assert file["step"][:].tolist() == file["time"][:].tolist() == [0, 1, 2]
+        assert file["psi"].shape == (3, 8, 8, 8)
+        assert (file["psi"][:] == np.arange(3).reshape(-1, 1, 1, 1)).all()
