@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -256,23 +257,17 @@ def _ground(arguments: argparse.Namespace) -> Ground:
     from rms import serving
     from rms.slurm import grounds
 
-    if arguments.engine == "slurm":
-        return grounds.site(
+    if arguments.engine != "local":
+        kind = (
+            partial(grounds.site, partition=arguments.partition)
+            if arguments.engine == "slurm"
+            else partial(grounds.pilot, margin_s=arguments.margin)
+        )
+        return kind(
             os.environ,
             getpass.getuser(),
             arguments.reach,
             grace_s=arguments.grace,
-            partition=arguments.partition,
-            tasks=arguments.ntasks_per_node,
-            file=arguments.cluster,
-        ).first(arguments.nodes)
-    if arguments.engine == "slurm-pilot":
-        return grounds.pilot(
-            os.environ,
-            getpass.getuser(),
-            arguments.reach,
-            grace_s=arguments.grace,
-            margin_s=arguments.margin,
             tasks=arguments.ntasks_per_node,
             file=arguments.cluster,
         ).first(arguments.nodes)
