@@ -56,7 +56,11 @@ def test_json_and_text_agree(slurm: Bed) -> None:
     assert [row.task for row in queue(read)] == [0, 1, 2, 3, 4, 5]
     assert read.nodes() == plain.nodes()
     raw = [row.job_id for row in queue(read) if row.state == "RUNNING"]
-    slurm.wait_until("accounting has both", lambda: len(read.records(raw)) == 2)
+
+    def known() -> bool:  # accounting hears of a job when it is submitted and when it begins
+        return [record.state for record in read.records(raw)] == ["RUNNING"] * 2
+
+    slurm.wait_until("accounting has both", known)
     assert read.records(raw) == plain.records(raw)
 
 
