@@ -31,6 +31,9 @@ from rms.protocol import METER_PATH, STRATEGIES, Answer, Metered, Poll, Report
 from rms.submit import Submission, admit
 
 WATCH_S = 0.05
+FIRST_HOLD_S = 0.2
+"""How long the question of a job is held that has not stepped yet: that it does is soon known."""
+
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
@@ -230,7 +233,7 @@ class Routes:
         if self._held >= self._most_held:
             return Answer(None, hold_s)
         if not poll.step:
-            hold_s = WATCH_S  # that it steps at all is soon known
+            hold_s = FIRST_HOLD_S
         self._held += 1
         try:
             with contextlib.suppress(TimeoutError):
