@@ -17,6 +17,8 @@ import pytest
 from conftest import MPDATA, Mpirun, started
 from rms_fixture import RMS, Rms, served
 
+HERE = Path(__file__).parent
+PACED = [sys.executable, str(HERE / "paced.py"), str(HERE.parents[1] / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
 
 
@@ -63,12 +65,20 @@ def replay(rms: Rms) -> str:
 
 
 def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpirun) -> None:
-    alone = mpdata_run(1, *SMALL, "--steps", "1500")
-    first = rms.submit(mpdata(1500), "--mode", "flexible", "--nodes", "1-2")
+    alone = mpdata_run(1, *SMALL, "--steps", "600")
+    job = (
+        f"mkdir -p $1; cd $1; PACE_S=0.1 mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
+    )
+    options = ("--mode", "flexible", "--nodes", "1-2")
+    first = rms.submit(job.replace("$1", "first"), *options)
     assert rms.running(first)["size"] == 2
-    second = rms.submit(mpdata(1500), "--mode", "flexible", "--nodes", "1-2")
+    second = rms.submit(job.replace("$1", "second"), *options)
+    rms.running(second)
+    (rms.work / "first" / "go").touch()
+    rms.until(lambda: resizes(rms, second), "a resize of the second")
+    (rms.work / "second" / "go").touch()
     assert rms.over(first, second) == ["COMPLETED", "COMPLETED"]
-    assert resizes(rms, first)[0] == (2, 1) and resizes(rms, second)[-1] == (1, 2)
+    assert resizes(rms, first) == [(2, 1)] and resizes(rms, second) == [(1, 2)]
     for job in (first, second):
         row = rms.row(job)
         assert row["answer"] == alone["sha256"]
