@@ -395,8 +395,12 @@ class JobsLauncher(SlurmLauncher):
             if found is None:
                 return None
             self._growing.pop(job, None)
-            if found.job is not None and found.job.hosts:
-                self._holds(job, child, found.job.hosts, found.job.resized_s)
+            now = found.job
+            if now is not None and now.hosts and now.resized_s is not None:
+                # A job that is just ending is shown with fewer nodes and fewer: no change of ours.
+                since_s = max((at_s for at_s, hosts in child.ticket.held if hosts), default=0.0)
+                if now.resized_s > since_s:
+                    self._holds(job, child, now.hosts, now.resized_s)
             return found.words
 
         self._growing[job] = ask

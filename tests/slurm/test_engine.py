@@ -44,10 +44,9 @@ def agree(rms: Rms, job: str) -> list[Record]:
 
     def same() -> list[Record]:
         found = books(rms.bed, row["slurm"]["slurm_job"])
-        # Of changes within a second, Slurm's accounting keeps the last.
-        ours = {held["at_s"]: set(held["nodes"]) for held in rms.row(job)["slurm"]["held"][:-1]}
+        held = rms.row(job)["slurm"]["held"][:-1]
         theirs = [(record.start_s, set(record.hosts)) for record in found]
-        return found if theirs == list(ours.items()) else []
+        return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
 
     found: list[Record] = rms.until(f"agreement on job {job}: {row}", same, 20)
     assert {record.state for record in found[:-1]} <= {"RESIZING"}
@@ -88,8 +87,7 @@ def test_the_winds_array(rms: Rms, tmp_path: Path) -> None:
 
     records = {job: agree(rms, job) for job in jobs}
     steps = [(r["from"], r["to"]) for job in jobs for r in rms.row(job)["resizes"]]
-    held = [[len(held["nodes"]) for held in rms.row(job)["slurm"]["held"]] for job in jobs]
-    sizes = [step for each in held for step in itertools.pairwise(each)]
+    sizes = [(a.nodes, b.nodes) for r in records.values() for a, b in itertools.pairwise(r)]
     assert set(steps) <= set(sizes)
     for job in jobs:
         assert records[job][-1].state == "COMPLETED"

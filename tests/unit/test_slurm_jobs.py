@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from rms.slurm import resizing
 from rms.slurm.cli import Meaning, Slurm, SlurmError
 from rms.slurm.desk import Desk
+from rms.slurm.jobs import JobsLauncher
 from rms.slurm.output import JobDetails
-from rms.slurm.submitted import VANISHED, SlurmJob
+from rms.slurm.submitted import VANISHED, SlurmJob, Ticket
 
 
 @pytest.mark.parametrize(
@@ -121,3 +124,22 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(desk: Desk) -> N
 
     assert answer(resizing.patiently(desk, act, give_up=False)) == resizing.Answer()
     assert meanings == []
+
+
+@pytest.mark.parametrize(
+    ("state", "resized_s", "entered"),
+    [("RUNNING", 6.0, True), ("COMPLETING", 6.0, True), ("COMPLETING", 5.0, False)],
+)
+def test_nodes_that_a_job_loses_by_ending_are_no_change(
+    tmp_path: Path, desk: Desk, state: str, resized_s: float, entered: bool
+) -> None:
+    found: list[object] = []
+    launcher = SimpleNamespace(_growing={}, _holds=lambda *entry: found.append(entry))
+    ticket = Ticket(0.0, number=7, held=[(1.0, ("n1",)), (5.0, ("n1", "n2"))])
+    child = SlurmJob(0, None, tmp_path / "status", "rms.1", ticket=ticket)
+    now = JobDetails(7, state, "None", ("n1",), "n1", False, 1.0, None, resized_s)
+    following = JobsLauncher._following(
+        cast("JobsLauncher", launcher), "1", child, lambda: resizing.Answer(now)
+    )
+    assert following() == ""
+    assert found == ([("1", child, ("n1",), 6.0)] if entered else [])
