@@ -11,41 +11,41 @@ from typing import TYPE_CHECKING, Any
 from rms._version import __version__
 
 if TYPE_CHECKING:
-    from dmr.adapted import adapt, adapt_list
+    from dmr.api import malleable
+    from dmr.application import Application, Plan, Run, run
+    from dmr.boot.environment import Runtime, World
     from dmr.checkpoint import Schedule
+    from dmr.data.adapted import adapt, adapt_list
+    from dmr.data.decomposition import Box, split_range
+    from dmr.data.field import Field, FieldSpec
+    from dmr.data.particles import Items, ListSpec, rank_of
     from dmr.errors import CollectiveError, UsageError, agree
-    from dmr.field import Field, FieldSpec
-    from dmr.items import Items, ListSpec, rank_of
-    from dmr.layout import Box, split_range
-    from dmr.loop import malleable
-    from dmr.session import Application, Plan, Run, run
-    from dmr.strategies import STRATEGIES
-    from dmr.transaction import Deadlines
-    from dmr.world import Runtime, World
+    from dmr.resize.source import Deadlines
+    from dmr.resize.strategy import STRATEGIES
 
 _HOMES = {
-    "Application": "session",
-    "Box": "layout",
+    "Application": "application",
+    "Box": "data.decomposition",
     "CollectiveError": "errors",
-    "Field": "field",
-    "FieldSpec": "field",
-    "Items": "items",
-    "ListSpec": "items",
-    "Plan": "session",
-    "Run": "session",
-    "Runtime": "world",
-    "Deadlines": "transaction",
-    "STRATEGIES": "strategies",
+    "Field": "data.field",
+    "FieldSpec": "data.field",
+    "Items": "data.particles",
+    "ListSpec": "data.particles",
+    "Plan": "application",
+    "Run": "application",
+    "Runtime": "boot.environment",
+    "Deadlines": "resize.source",
+    "STRATEGIES": "resize.strategy",
     "Schedule": "checkpoint",
     "UsageError": "errors",
-    "World": "world",
-    "adapt": "adapted",
-    "adapt_list": "adapted",
+    "World": "boot.environment",
+    "adapt": "data.adapted",
+    "adapt_list": "data.adapted",
     "agree": "errors",
-    "malleable": "loop",
-    "rank_of": "items",
-    "run": "session",
-    "split_range": "layout",
+    "malleable": "api",
+    "rank_of": "data.particles",
+    "run": "application",
+    "split_range": "data.decomposition",
 }
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from rms.commandline import Parser, add_common, check_writable, emit_json, parser
-from rms.protocol import ProtocolError, read_completion
+from rms.wire.messages import ProtocolError, read_completion
+from rms.wire.terminal import Parser, add_common, check_writable, emit_json, parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,7 +53,7 @@ def _mpiexec() -> str | None:
 
 def _probe(arguments: argparse.Namespace) -> int:
     """Print what works here; exit 0 if MPI starts at all."""
-    from dmr.probe import probe, table
+    from dmr.boot.probe import probe, table
 
     mpiexec = _mpiexec()
     if mpiexec is None:
@@ -69,7 +69,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 def _bench(arguments: argparse.Namespace) -> int:
     """Measure one resize."""
-    from dmr.bench import BenchError, bench
+    from dmr.bench.bench import BenchError, bench
 
     strategies = ("warm", "spawn", "merge", "restart")
     problem = check_writable(arguments.json, "--json")

@@ -21,14 +21,14 @@ import msgspec
 import numpy as np
 import xxhash
 
-from dmr import items
+from dmr.boot.environment import World
+from dmr.data import particles
+from dmr.data.field import Field
+from dmr.data.gather import SLAB_BYTES, slabs
+from dmr.data.particles import Items
 from dmr.errors import UsageError, words_of
-from dmr.field import Field
-from dmr.gather import SLAB_BYTES, slabs
-from dmr.items import Items
 from dmr.progress import Progress, decode, encode
 from dmr.sink import Sink
-from dmr.world import World
 
 if TYPE_CHECKING:
     import h5py
@@ -252,7 +252,7 @@ def _write_field(
 ) -> str | None:
     """Stream one field through rank 0; go on receiving even when writing has failed."""
     if isinstance(block, Items):
-        return items.write(world.comm, file, name, block, problem)
+        return particles.write(world.comm, file, name, block, problem)
     digest = xxhash.xxh3_128()
     dataset = None
     for slab, values in slabs(world.comm, block):
@@ -363,7 +363,7 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
         for name, block in fields.items():
             dataset = file["fields"][name]
             if isinstance(block, Items):
-                items.read(dataset, block)
+                particles.read(dataset, block)
                 continue
             values = dataset[block.box.slices((0,) * len(block.spec.shape))]
             block.unpack(block.box, values)

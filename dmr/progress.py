@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rms.protocol import Resize
+from rms.wire.messages import Resize
 
 
 class OpenResize(msgspec.Struct):

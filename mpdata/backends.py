@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpdata.errors import InputError
-from mpdata.flow import Flow
-from mpdata.geometry import Geometry
+from mpdata.flow.courant import Flow
+from mpdata.grid import Geometry
 from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Scheme
 
@@ -35,7 +35,7 @@ def choose_backend(name: str) -> str:
         name = "cupy" if answers() else "numba"
     array_module(name)
     if name == "numba":
-        import_module("mpdata.numerics.numba_backend")
+        import_module("mpdata.numerics.numba.stepper")
     return name
 
 
@@ -72,13 +72,13 @@ def make_stepper(
         return CupyStepper(geometry, scheme, flow.h, allocate, tuned=tuned)
     if name == "numpy" or not geometry.active:
         return ReferenceStepper(geometry, scheme, flow.h, allocate)
-    from mpdata.numerics.numba_backend import NumbaStepper
+    from mpdata.numerics.numba.stepper import NumbaStepper
 
     return NumbaStepper(geometry, scheme, flow.h, allocate, threads)
 
 
 def make_boxes(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:
-    """Return how a backend's halos are copied (mpdata.halo.Boxes); None for NumPy's own way.
+    """Return how a backend's halos are copied (parallel.halo.Boxes); None for NumPy's own way.
 
     ``messages``: whether some of them go to other ranks.
     """

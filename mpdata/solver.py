@@ -14,11 +14,19 @@ import numpy.typing as npt
 from mpdata.backends import array_module, choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
-from mpdata.flow import held_bytes, make_flow, on_host, sample, scale_for, steps_for, unstable
-from mpdata.geometry import Geometry, fill_edge, wrap_axis
+from mpdata.flow.courant import (
+    held_bytes,
+    make_flow,
+    on_host,
+    sample,
+    scale_for,
+    steps_for,
+    unstable,
+)
+from mpdata.flow.velocities import make_velocities, survey
+from mpdata.grid import Geometry, fill_edge, wrap_axis
 from mpdata.numerics.cuda.check import allocator
 from mpdata.options import Scheme
-from mpdata.velocities import make_velocities, survey
 
 Array = npt.NDArray[Any]
 

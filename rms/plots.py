@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rms.recording import Recording
+from rms.core.timeline import Recording
 
 
 def _axes(width: float = 8.0, height: float = 4.5, columns: int = 1) -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ Numer. Meth. Fluids 50, 1123), SG90 Smolarkiewicz & Grabowski 1990 (J. Comput. P
 SM98 Smolarkiewicz & Margolin 1998 (J. Comput. Phys. 140, 459), MS98 Margolin & Smolarkiewicz 1998
 (SIAM J. Sci. Comput. 20, 907), J15 Jaruga et al. 2015 (Geosci. Model Dev. 8, 1005), W18
 Waruszewski et al. 2018 (J. Comput. Phys. 356, 253). Arrays have the shape of
-:class:`~mpdata.geometry.Geometry`; ``ring`` says how far around the interior a result is wanted.
+:class:`~mpdata.grid.Geometry`; ``ring`` says how far around the interior a result is wanted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.geometry import Geometry
+from mpdata.grid import Geometry
 
 Array = npt.NDArray[Any]
 Faces = Sequence[Array]

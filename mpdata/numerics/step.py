@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mpdata.geometry import Geometry, fill_edges
+from mpdata.grid import Geometry, fill_edges
 from mpdata.numerics import reference
 from mpdata.options import Scheme
 

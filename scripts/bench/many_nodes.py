@@ -24,28 +24,21 @@ from typing import Any
 from standin import Controller
 from standin import Job as SlurmsJob
 
-from rms.daemon import Daemon, LiveCluster
-from rms.events import Decision, Event, Resize, ResizeRolledBack, Start
-from rms.journal import Journal
-from rms.ledger import NodePower
-from rms.live import Line
-from rms.local import Child
-from rms.model import JobId
-from rms.protocol import (
-    Begun,
-    CompletionRecord,
-    Done,
-    Poll,
-    Ready,
-    write_completion,
-)
-from rms.protocol import Resize as Moved
-from rms.server import WATCH_S, holding_s
-from rms.slurm import cli
-from rms.slurm.cli import Slurm
-from rms.slurm.desk import Desk
-from rms.slurm.jobs import JobsLauncher
-from rms.submit import Submission, admit
+from rms.core.events import Decision, Event, Resize, ResizeRolledBack, Start
+from rms.core.ledger import NodePower
+from rms.core.model import JobId
+from rms.daemon.daemon import Daemon, LiveCluster
+from rms.daemon.jobs import LaunchCommand
+from rms.daemon.journal import Journal
+from rms.daemon.server import WATCH_S, holding_s
+from rms.daemon.submit import Submission, admit
+from rms.launch.local import ManagedProcess
+from rms.launch.slurm import commands
+from rms.launch.slurm.commands import Slurm
+from rms.launch.slurm.executor import Executor
+from rms.launch.slurm.jobs import JobsLauncher
+from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
+from rms.wire.messages import Resize as Moved
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
 """A world's boot, its move, the end of an old one; a script up to its line: as on the test bed."""
@@ -57,7 +50,7 @@ SERIAL = 0.01
 WAVE_S = 5.0
 
 
-class World(Child):
+class World(ManagedProcess):
     """Ranks that are not there."""
 
     def __init__(self, launch: int, ranks: int) -> None:
@@ -84,10 +77,10 @@ class StoodIn(JobsLauncher):
         step: int,
         launch: int,
         slots: Sequence[str],
-        line: Line,
+        line: LaunchCommand,
         wish: int = 0,
         cores: Sequence[int] = (),
-    ) -> Child:
+    ) -> ManagedProcess:
         """Note that a world boots."""
         world = World(launch, len(slots))
         self.booted.append((job, wish, world))
@@ -166,7 +159,9 @@ class Site:
             json_offered={"squeue": False, "sinfo": False, "sacct": False},
         )
         self.own_s = 0.0  # of the stand-in's threads, not the engine's
-        self.launcher = StoodIn(folder, "feedfacefeedface", "unix:none", Desk(slurm), default="all")
+        self.launcher = StoodIn(
+            folder, "feedfacefeedface", "unix:none", Executor(slurm), default="all"
+        )
         cluster = LiveCluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
@@ -185,9 +180,11 @@ class Site:
         self.cpu_s = 0.0
         self.ended = 0
 
-    def _run(self, command: Sequence[str], env: Mapping[str, str], deadline_s: float) -> cli.Done:
+    def _run(
+        self, command: Sequence[str], env: Mapping[str, str], deadline_s: float
+    ) -> commands.Done:
         """Answer a command; a process is started for each, as the real ones are."""
-        cli.run_command(["true"], {"PATH": os.environ["PATH"]}, deadline_s)
+        commands.run_command(["true"], {"PATH": os.environ["PATH"]}, deadline_s)
         begun = time.thread_time()
         try:
             return self.controller(command, env, deadline_s)
@@ -248,7 +245,7 @@ class Site:
         self._unborn.clear()
 
     def _line(self, ranks: Ranks) -> None:
-        line = Line(["x"], str(self.folder), {}, str(self.folder / "out"), "")
+        line = LaunchCommand(["x"], str(self.folder), {}, str(self.folder / "out"), "")
         self.ask("launch", self.daemon.launch, JobId(ranks.job), line, f"key-{ranks.number}")
 
     def _booted(self, job: str, wish: int, world: World) -> None:

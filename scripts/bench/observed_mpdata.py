@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-from mpdata.__main__ import main
+from mpdata.cli.main import main
 
 
 def observe(folder: Path) -> None:
-    from mpdata.app import Advection
+    from mpdata.parallel.app import Advection
 
     step = Advection.step
     seen: list[tuple[float, float]] = []

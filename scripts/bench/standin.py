@@ -1,8 +1,8 @@
 """A stand-in for slurmctld: nodes and jobs in memory, behind the commands that the engine uses.
 
-It is the ``run`` of :class:`rms.slurm.cli.Slurm`, so everything above that is the real thing. Every
-command takes the time that it took on a real Slurm (22.05.8), and what changes a running job keeps
-all others waiting meanwhile, as slurmctld's lock on its jobs does there.
+It is the ``run`` of :class:`rms.launch.slurm.commands.Slurm`, so everything above that is the
+real thing. Every command takes the time that it took on a real Slurm (22.05.8), and what changes
+a running job keeps all others waiting meanwhile, as slurmctld's lock on its jobs does there.
 
 Of the real one, measured with 4, 1,000 and 10,000 nodes configured and up to 2,000 jobs waiting:
 a merge and a shrink take the same whatever there is; ``sinfo --Node`` grows with the square of the
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from rms.slurm.cli import Done
+from rms.launch.slurm.commands import Done
 
 CONFIG = """\
 AccountingStorageType   = accounting_storage/slurmdbd
@@ -129,7 +129,7 @@ class Controller:
     def __call__(
         self, command: Sequence[str], environment: Mapping[str, str], deadline_s: float
     ) -> Done:
-        """Run a command, as :data:`rms.slurm.cli.Run` has it."""
+        """Run a command, as :data:`rms.launch.slurm.commands.Run` has it."""
         name = PurePath(command[0]).name
         kind = self._kind(name, command)
         with self._counting:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-# What contract tests share with unit tests lies with those.
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from combinations import covering, every
 
 

@@ -10,7 +10,7 @@ from test_combinations import TOLERANCE
 
 from mpdata.backends import make_stepper
 from mpdata.cases import Request, Setup, make_setup
-from mpdata.flow import Flow
+from mpdata.flow.courant import Flow
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.solver import Solver
 

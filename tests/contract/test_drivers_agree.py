@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from rms.daemon import Daemon, LiveCluster
-from rms.events import Resize, Started, Submitted
-from rms.journal import Journal, Seen, replay
-from rms.ledger import NodePower
-from rms.local import Child, LocalLauncher
-from rms.model import JobId, JobSpec, Mode, Speedup
-from rms.policies import POLICIES, named
-from rms.simulator import Simulation
+from rms.core.events import Resize, Started, Submitted
+from rms.core.ledger import NodePower
+from rms.core.model import JobId, JobSpec, Mode, Speedup
+from rms.core.policies import POLICIES, named
+from rms.daemon.daemon import Daemon, LiveCluster
+from rms.daemon.journal import Journal, Seen, replay
+from rms.launch.local import LocalLauncher, ManagedProcess
+from rms.sim.simulator import Simulation
 
 
 class NoProcesses(LocalLauncher):
@@ -23,8 +23,8 @@ class NoProcesses(LocalLauncher):
     def __init__(self, state: Path) -> None:
         super().__init__(state, "none", "")
 
-    def start_script(self, *_: Any) -> Child:
-        return Child(0)
+    def start_script(self, *_: Any) -> ManagedProcess:
+        return ManagedProcess(0)
 
     def grant(self, *_: Any) -> None:
         return None

@@ -9,10 +9,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from mpdata import convergence
-from mpdata.__main__ import main
 from mpdata.cases.setup import open_mesh
-from mpdata.convergence import (
+from mpdata.cli.main import main
+from mpdata.options import Scheme
+from mpdata.solver import Solver
+from mpdata.study import convergence
+from mpdata.study.convergence import (
     DIVERGENT,
     FRONT,
     PILE,
@@ -24,8 +26,6 @@ from mpdata.convergence import (
     orders,
     schemes,
 )
-from mpdata.options import Scheme
-from mpdata.solver import Solver
 
 PROBLEMS = (TRANSLATION, FRONT, DIVERGENT, PILE)
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from mpdata import verify as published
-from mpdata.__main__ import main
 from mpdata.cases import Request, make_setup
+from mpdata.cli.main import main
 from mpdata.errors import InputError
 from mpdata.options import Scheme
-from mpdata.verify import CHECKS, Check, run_case, verify
+from mpdata.study import verify as published
+from mpdata.study.verify import CHECKS, Check, run_case, verify
 
 BACKENDS = ["numpy", "numba"]
 FIGURES = "mpdata_published.toml"

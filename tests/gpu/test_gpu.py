@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mpdata.errors import InputError
-from mpdata.geometry import fill_edge, wrap_axis
+from mpdata.grid import fill_edge, wrap_axis
 from mpdata.numerics.cuda import check, halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper, load_cupy
 from mpdata.numerics.cuda.host import build_in, compiler

@@ -9,7 +9,7 @@ from typing import Any
 from mpi4py import MPI
 
 import dmr
-from mpdata.app import Advection, RunConfig
+from mpdata.parallel.app import Advection, RunConfig
 
 COUNTS = (1, 2, 3, 4, 6)
 

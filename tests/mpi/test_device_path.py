@@ -19,25 +19,22 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from runs import COUNTS, run_on, runtime_on
+from velocity_files import levels_of, swinging, write_levels
 
 import dmr
 from dmr.checkpoint import Schedule
-from mpdata.app import Advection, RunConfig
 from mpdata.cases import Request, make_setup, with_velocities
-from mpdata.devices import take_device
-from mpdata.geometry import Geometry
-from mpdata.halo import HaloExchange
+from mpdata.grid import Geometry
 from mpdata.numerics.cuda import check
 from mpdata.numerics.cuda.halo import DeviceBoxes
 from mpdata.numerics.cuda.host import compiler
 from mpdata.numerics.cuda.job import Tile
 from mpdata.numerics.cuda.stepper import CudaStepper
 from mpdata.options import Scheme, parse_boundaries
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
-from runs import COUNTS, run_on, runtime_on
-from velocity_files import levels_of, swinging, write_levels
+from mpdata.parallel.app import Advection, RunConfig
+from mpdata.parallel.devices import take_device
+from mpdata.parallel.halo import HaloExchange
 
 Together = Callable[..., None]
 Triple = tuple[int, int, int]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from dmr.layout import Decomposition, choose_grid
-from mpdata.geometry import Geometry
-from mpdata.halo import HaloExchange
+from dmr.data.decomposition import Decomposition, choose_grid
+from mpdata.grid import Geometry
 from mpdata.options import parse_boundaries
+from mpdata.parallel.halo import HaloExchange
 
 pytestmark = pytest.mark.mpi
 

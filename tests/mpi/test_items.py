@@ -16,12 +16,13 @@ from mpi4py import MPI
 from test_move import TwoWorlds
 
 import dmr
-from dmr import checkpoint, items, move
-from dmr.field import Field
-from dmr.items import Items, ListSpec
-from dmr.layout import Decomposition
+from dmr import checkpoint
+from dmr.boot.environment import World
+from dmr.data import particles, transfer
+from dmr.data.decomposition import Decomposition
+from dmr.data.field import Field
+from dmr.data.particles import Items, ListSpec
 from dmr.progress import Progress
-from dmr.world import World
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -55,7 +56,7 @@ def complete(field: Items) -> bool:
 def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
     world: MPI.Intracomm, together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(items, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(particles, "CHUNK_BYTES", 64)
     for old_size in range(1, world.size):
         worlds = TwoWorlds(world, old_size)
         spec = list_spec()
@@ -63,10 +64,10 @@ def test_items_arrive_at_their_owners_for_every_cut_of_the_ranks(
         if worlds.is_old:
             field = Items(spec, old, worlds.local.rank)
             field.initialise()
-            good = move.send(worlds.inter, field, new) == field.items.nbytes
+            good = transfer.send(worlds.inter, field, new) == field.items.nbytes
         else:
             field = Items(spec, new, worlds.local.rank)
-            good = move.receive(worlds.inter, field, old) and complete(field)
+            good = transfer.receive(worlds.inter, field, old) and complete(field)
         worlds.free()
         together(good, f"{old_size} old ranks")
 
@@ -77,14 +78,14 @@ def test_items_of_ranks_that_stay_are_kept(world: MPI.Intracomm, together: Toget
     old, new = spec.decompose((2,)), spec.decompose((world.size,))
     sent: list[int] = []
     field = Items(spec, new, world.rank)
-    transfers = [move.receiving(world, field, old, [])]
+    transfers = [transfer.receiving(world, field, old, [])]
     wanted = 0
     if world.rank < 2:
         before = Items(spec, old, world.rank)
         before.initialise()
-        transfers.append(move.sending(world, before, new, sent))
-        wanted = before.items.nbytes - move.copy(before, field)
-    move.drive(transfers)
+        transfers.append(transfer.sending(world, before, new, sent))
+        wanted = before.items.nbytes - transfer.copy(before, field)
+    transfer.drive(transfers)
     together(sum(sent) == wanted, "bytes")
     together(complete(field), "items")
 
@@ -97,13 +98,13 @@ def test_a_changed_byte_of_a_list_is_noticed(
     old, new = (spec.decompose((size,)) for size in worlds.sizes)
     if worlds.is_old:
         other = SimpleNamespace(xxh3_64=lambda data: xxhash.xxh3_64(data, seed=1))
-        monkeypatch.setattr(items, "xxhash", other)
+        monkeypatch.setattr(particles, "xxhash", other)
         field = Items(spec, old, 0)
         field.initialise()
-        move.send(worlds.inter, field, new)
+        transfer.send(worlds.inter, field, new)
         good = True
     else:
-        good = not move.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
+        good = not transfer.receive(worlds.inter, Items(spec, new, worlds.local.rank), old)
     worlds.free()
     together(good, "expected the hash to disagree")
 
@@ -176,11 +177,11 @@ def test_arrays_of_ones_own_are_filled_in_place(
             array[inside] = here
             field = spec.block(layout, rank)
             field.initialise()
-            move.send(worlds.inter, field, new, in_host=in_host)
+            transfer.send(worlds.inter, field, new, in_host=in_host)
             good = True
         else:
             field = spec.block(layout, rank)
-            good = move.receive(worlds.inter, field, old, in_host=in_host)
+            good = transfer.receive(worlds.inter, field, old, in_host=in_host)
             good &= np.array_equal(array[inside], here)
         good &= np.shares_memory(array, field.padded)
         worlds.free()

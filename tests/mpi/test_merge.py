@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from dmr import move
-from dmr.field import Field, FieldSpec
-from dmr.layout import choose_grid
+from dmr.data import transfer
+from dmr.data.decomposition import choose_grid
+from dmr.data.field import Field, FieldSpec
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -27,7 +27,7 @@ def test_any_size_to_any_other_in_place(
     split: tuple[int, ...],
     in_host: bool,
 ) -> None:
-    monkeypatch.setattr(move, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 64)
     whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
     spec = FieldSpec(
         shape, "f8", lambda box: whole[box.slices((0,) * len(shape))], halo=1, split=split
@@ -44,13 +44,13 @@ def test_any_size_to_any_other_in_place(
             if world.rank < old_size:
                 before = Field(spec, old, world.rank)
                 before.initialise()
-                transfers.append(move.sending(world, before, new, sent, in_host=in_host))
+                transfers.append(transfer.sending(world, before, new, sent, in_host=in_host))
             if world.rank < new_size:
                 here = Field(spec, new, world.rank)
-                transfers.append(move.receiving(world, here, old, broken, in_host=in_host))
+                transfers.append(transfer.receiving(world, here, old, broken, in_host=in_host))
                 if world.rank < old_size:
-                    kept = move.copy(before, here)
-            move.drive(transfers)
+                    kept = transfer.copy(before, here)
+            transfer.drive(transfers)
             right = here is None or np.array_equal(
                 here.interior, whole[here.box.slices((0,) * len(shape))]
             )

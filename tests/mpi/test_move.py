@@ -11,10 +11,10 @@ import pytest
 import xxhash
 from mpi4py import MPI
 
-from dmr import move
-from dmr.field import Field, FieldSpec
-from dmr.gather import slabs
-from dmr.layout import Box, choose_grid
+from dmr.data import transfer
+from dmr.data.decomposition import Box, choose_grid
+from dmr.data.field import Field, FieldSpec
+from dmr.data.gather import slabs
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -66,7 +66,7 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
     dtype: str,
     in_host: bool,
 ) -> None:
-    monkeypatch.setattr(move, "CHUNK_BYTES", 64)  # many messages even for few cells
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", 64)  # many messages even for few cells
     whole = values(shape, dtype)
     for old_size in range(1, world.size):
         worlds = TwoWorlds(world, old_size)
@@ -75,11 +75,11 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
         if worlds.is_old:
             field = Field(spec, old, worlds.local.rank)
             field.initialise()
-            sent = move.send(worlds.inter, field, new, in_host=in_host)
+            sent = transfer.send(worlds.inter, field, new, in_host=in_host)
             good = sent == field.box.size * whole.itemsize
         else:
             field = Field(spec, new, worlds.local.rank)
-            intact = move.receive(worlds.inter, field, old, in_host=in_host)
+            intact = transfer.receive(worlds.inter, field, old, in_host=in_host)
             here = whole[field.box.slices((0,) * len(shape))]
             good = intact and np.array_equal(field.interior, here)
         worlds.free()
@@ -95,7 +95,7 @@ def test_blocks_that_lie_alike_are_not_packed(
         worlds = TwoWorlds(world, 1)
         mine, other = layouts(one, worlds.sizes)[:: 1 if worlds.is_old else -1]
         field = Field(one, mine, worlds.local.rank)
-        plan = move.streams(field, worlds.local.rank, other, in_host=True)
+        plan = transfer.streams(field, worlds.local.rank, other, in_host=True)
         sizes = worlds.sizes if worlds.is_old else worlds.sizes[::-1]
         worlds.free()
         alike = [stream.direct for stream in plan]
@@ -110,14 +110,14 @@ def test_a_changed_byte_is_noticed(
     old, new = layouts(spec, worlds.sizes)
     if worlds.is_old:
         other = SimpleNamespace(xxh3_64=lambda: xxhash.xxh3_64(seed=1))
-        monkeypatch.setattr(move, "xxhash", other)
+        monkeypatch.setattr(transfer, "xxhash", other)
         field = Field(spec, old, 0)
         field.initialise()
-        move.send(worlds.inter, field, new)
+        transfer.send(worlds.inter, field, new)
         good = True
     else:
         field = Field(spec, new, worlds.local.rank)
-        good = not move.receive(worlds.inter, field, old)
+        good = not transfer.receive(worlds.inter, field, old)
     worlds.free()
     together(good, "expected the hash to disagree")
 
@@ -125,7 +125,7 @@ def test_a_changed_byte_is_noticed(
 def test_slabs_bring_the_field_in_file_order(
     world: MPI.Intracomm, together: Together, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dmr.gather.SLAB_BYTES", 200)
+    monkeypatch.setattr("dmr.data.gather.SLAB_BYTES", 200)
     spec = spec_of((11, 6, 4), "f8", (0, 1))
     field = Field(spec, spec.decompose(choose_grid(world.size, (11, 6), (1, 1))), world.rank)
     field.initialise()

@@ -17,9 +17,9 @@ from runs import COUNTS, run_on, runtime_on
 
 import dmr
 from dmr.checkpoint import Schedule
-from mpdata.app import Advection, RunConfig
 from mpdata.cases import Request, make_setup
 from mpdata.options import Scheme, parse_boundaries
+from mpdata.parallel.app import Advection, RunConfig
 
 Together = Callable[..., None]
 pytestmark = pytest.mark.mpi

@@ -5,21 +5,16 @@ The blocks are as thin as the halo allows: on six ranks a neighbour's halo is it
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from mpi4py import MPI
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
-
 from combinations import Combination, covering, rough
+from mpi4py import MPI
 from runs import COUNTS, run_on
 
-from mpdata.app import RunConfig
+from mpdata.parallel.app import RunConfig
 
 Together = Callable[..., None]
 pytestmark = pytest.mark.mpi

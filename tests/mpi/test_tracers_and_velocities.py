@@ -15,10 +15,10 @@ from runs import run_on, runtime_on
 
 import dmr
 from dmr.checkpoint import Schedule
-from mpdata.app import Advection, RunConfig
 from mpdata.cases import Request, make_setup, with_velocities
 from mpdata.numerics.step import Layers, ReferenceStepper
 from mpdata.options import Scheme, parse_boundaries
+from mpdata.parallel.app import Advection, RunConfig
 
 Together = Callable[..., None]
 pytestmark = pytest.mark.mpi
@@ -59,7 +59,7 @@ def splitting(monkeypatch: pytest.MonkeyPatch) -> list[Splitting]:
         made.append(Splitting(geometry, scheme, flow.h, allocate))
         return made[-1]
 
-    monkeypatch.setattr("mpdata.app.make_stepper", make)
+    monkeypatch.setattr("mpdata.parallel.app.make_stepper", make)
     return made
 
 
@@ -266,7 +266,7 @@ def test_durations_kept_are_bounded(
     shared_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mpdata.answer.DURATIONS", 5)
+    monkeypatch.setattr("mpdata.parallel.answer.DURATIONS", 5)
     wanted = config(shared_folder, world, "periodic")
     run = dmr.run(Advection(wanted), runtime_on(world))
     together(len(run.values["step_s"]) == 5, f"{run.values['step_s']}")

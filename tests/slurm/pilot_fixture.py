@@ -17,7 +17,7 @@ from typing import Any
 
 from conftest import Slurm
 
-from rms.clientside import OVER, ServerError, call
+from rms.client.commands import OVER, ServerError, call
 
 RMS = [sys.executable, "-m", "rms"]
 DEADLINE_S = 60.0

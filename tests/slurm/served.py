@@ -17,7 +17,7 @@ from typing import Any
 
 from conftest import ROOT, Slurm
 
-from rms.clientside import OVER, ServerError, call
+from rms.client.commands import OVER, ServerError, call
 
 RMS = [sys.executable, "-m", "rms"]
 PACED = [sys.executable, str(ROOT / "tests" / "system" / "paced.py")]

@@ -10,8 +10,8 @@ import pytest
 from conftest import NODES, brought_up
 from conftest import Slurm as Bed
 
-from rms.slurm import check, output
-from rms.slurm.cli import Meaning, Slurm, SlurmError
+from rms.launch.slurm import output, site
+from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
 
 
 def commands(bed: Bed, **json_offered: bool) -> Slurm:
@@ -25,15 +25,15 @@ def donors(slurm: Slurm) -> list[str]:
 
 
 def test_the_site_allows_all(slurm: Bed) -> None:
-    site = check.look(commands(slurm))
-    assert site.select == f"select/{slurm.record['select']}"
-    assert len(site.fit) == NODES
-    refused = [verdict.what for verdict in check.verdicts(site) if not verdict.allowed]
+    found = site.look(commands(slurm))
+    assert found.select == f"select/{slurm.record['select']}"
+    assert len(found.fit) == NODES
+    refused = [verdict.what for verdict in site.verdicts(found) if not verdict.allowed]
     assert refused == ["Slurm's own ConsumedEnergy"]
 
 
 def test_trying_it_leaves_nothing(slurm: Bed) -> None:
-    tried = check.try_it(commands(slurm), "rms-donor-try", time.monotonic)
+    tried = site.try_it(commands(slurm), "rms-donor-try", time.monotonic)
     assert [(v.what.split()[0], v.allowed) for v in tried] == [
         ("growing", True),
         ("shrinking", True),
@@ -128,10 +128,10 @@ def with_gres(asked: None) -> Iterator[Bed]:
 
 def test_a_site_with_gres_is_refused_before_slurm_breaks_a_donor(with_gres: Bed) -> None:
     read = commands(with_gres)
-    why = {verdict.what: verdict for verdict in check.verdicts(check.look(read))}
+    why = {verdict.what: verdict for verdict in site.verdicts(site.look(read))}
     assert not why["growing running jobs"].allowed
     assert why["shrinking running jobs"].allowed
-    (tried,) = check.try_it(read, "rms-donor-try", time.monotonic)
+    (tried,) = site.try_it(read, "rms-donor-try", time.monotonic)
     assert not tried.allowed
     job = int(with_gres.submit("--nodes=1"))
     with pytest.raises(SlurmError, match="GRES"):

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import dmr
-from dmr import arrival, checkpoint, move
-from dmr.line import Committed, Settled
-from mpdata.__main__ import main
-from mpdata.app import Advection
+from dmr import checkpoint
+from dmr.data import transfer
+from dmr.resize import target
+from dmr.wire.channel import Committed, Settled
+from mpdata.cli.main import main
+from mpdata.parallel.app import Advection
 
 FAULT = sys.argv[1]
 JOINS = os.environ.get("DMR_JOIN")
@@ -113,7 +115,7 @@ def dawdle(_: Advection, run: dmr.Run) -> None:
 
 
 def install() -> None:
-    new, first = arrival.Newcomer, JOINS == "1"
+    new, first = target.Newcomer, JOINS == "1"
     before(Advection, "step", dawdle)
     if FAULT == "files limited at a checkpoint":
         before(checkpoint, "write", small_files)
@@ -123,7 +125,7 @@ def install() -> None:
     if FAULT == "old rank killed while the new world boots" and JOINS == "1":
         before(new, "_prepare", lambda *_: os.kill(old_rank(), signal.SIGKILL))
     if FAULT == "old rank killed in the middle of the move" and JOINS is None:
-        move.sending = half_way(move.sending)
+        transfer.sending = half_way(transfer.sending)
     if not first:
         return
     if FAULT == "new rank killed at boot":
@@ -131,7 +133,7 @@ def install() -> None:
     elif FAULT == "new rank killed at connect":
         before(new, "_accept", late)
     elif FAULT == "new rank killed in the middle of the move":
-        move.receiving = half_way(move.receiving)
+        transfer.receiving = half_way(transfer.receiving)
     elif FAULT == "new rank killed before acknowledging":
         before(new, "_acknowledge", last)
     elif FAULT == "new rank killed after acknowledging":

@@ -10,8 +10,8 @@ import sys
 import time
 
 import dmr
-from mpdata.__main__ import main
-from mpdata.app import Advection
+from mpdata.cli.main import main
+from mpdata.parallel.app import Advection
 
 
 def install(fault: str, at: int) -> None:

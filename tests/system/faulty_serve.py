@@ -1,6 +1,6 @@
 """``rms serve`` that dies when a state is in the journal, once: faulty_serve.py STATE MARKER ...
 
-States are those of :class:`rms.live.Boot`; ``requested`` is the decision itself.
+States are those of :class:`rms.daemon.jobs.Boot`; ``requested`` is the decision itself.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rms.__main__ import main
-from rms.events import Resize
-from rms.journal import Journal
+from rms.cli.main import main
+from rms.core.events import Resize
+from rms.daemon.journal import Journal
 
 STATE, MARKER = sys.argv[1], Path(sys.argv[2])
 

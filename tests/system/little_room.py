@@ -5,10 +5,10 @@ from __future__ import annotations
 import runpy
 import sys
 
-from dmr import room
+from dmr.resize import memory
 
 FREE = int(sys.argv[1]) * 2**20
-room.free_on_host = lambda: FREE
+memory.free_on_host = lambda: FREE
 sys.argv = sys.argv[2:]
 if sys.argv[0] == "-m":
     sys.argv = sys.argv[1:]

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dmr import steps
+from dmr import driver
 
-true_loop = steps.loop
+true_loop = driver.loop
 
 
 def slow_loop(*arguments: Any) -> Iterator[int]:
@@ -22,6 +22,6 @@ def slow_loop(*arguments: Any) -> Iterator[int]:
             time.sleep(float(os.environ.get("PACE_S", "0.02")))
 
 
-steps.loop = slow_loop
+driver.loop = slow_loop
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

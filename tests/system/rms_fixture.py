@@ -17,7 +17,7 @@ from typing import Any
 
 from conftest import MARK, started
 
-from rms.clientside import OVER, ServerError, call
+from rms.client.commands import OVER, ServerError, call
 
 RMS = [sys.executable, "-m", "rms"]
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"

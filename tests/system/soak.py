@@ -38,7 +38,7 @@ def soak(resizes: int, seed: int) -> dict[str, Any]:
         paced = rms.work / "paced.py"
         paced.write_text(PACED)
         words = ["mpirun", sys.executable, str(paced), "run", *CASE, "--every", "1"]
-        job = rms.submit(
+        job = rms.daemon.submit(
             " ".join([*words, "--steps", str(500 + 60 * resizes)]),
             "--mode", "malleable", "--nodes", f"1-{NODES}", "--preferred", "2",
         )  # fmt: skip
@@ -62,8 +62,8 @@ def soak(resizes: int, seed: int) -> dict[str, Any]:
 
 PACED = """
 import pathlib, sys, time
-from mpdata.app import Advection
-from mpdata.__main__ import main
+from mpdata.parallel.app import Advection
+from mpdata.cli.main import main
 true_step = Advection.step
 def step(self, run):
     true_step(self, run)

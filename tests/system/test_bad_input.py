@@ -171,7 +171,7 @@ def test_no_mpiexec_for_a_resize_is_said(run: Run, tmp_path: Path) -> None:
     lonely = tmp_path / "bin"
     lonely.mkdir()
     program = (
-        "import sys; sys.executable = sys.argv.pop(1); from mpdata.__main__ import main; "
+        "import sys; sys.executable = sys.argv.pop(1); from mpdata.cli.main import main; "
         "sys.exit(main())"
     )
     done = run(
@@ -226,8 +226,8 @@ def test_a_checkpoint_of_another_seed_is_refused(run: Run) -> None:
 
 FULL = """
 import resource, sys
-from mpdata.__main__ import main
-from mpdata.app import Advection
+from mpdata.cli.main import main
+from mpdata.parallel.app import Advection
 true_step = Advection.step
 def step(self, run):
     true_step(self, run)

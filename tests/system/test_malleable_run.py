@@ -16,7 +16,7 @@ import pytest
 from conftest import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, marked, started
 
 from mpdata.cases import Request, make_setup
-from mpdata.diagnostics import Diagnostics
+from mpdata.parallel.diagnostics import Diagnostics
 
 FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_run.py"))]
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "48", "40", "16", "--steps", "30"]

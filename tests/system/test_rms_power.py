@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import DEADLINE_S, started
 
-from rms.clientside import ServerError, call
+from rms.client.commands import ServerError, call
 
 STAND_IN = """#!/bin/sh
 while true; do

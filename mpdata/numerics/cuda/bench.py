@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mpdata.geometry import Geometry
+from mpdata.grid import Geometry
 from mpdata.numerics.cuda.check import Block, allocator, fill
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper
 from mpdata.numerics.cuda.job import Tile, macros

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.geometry import Geometry, fill_edge, wrap_axis
+from mpdata.grid import Geometry, fill_edge, wrap_axis
 from mpdata.numerics.cuda.stepper import Triple, address
 from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Boundaries, Scheme

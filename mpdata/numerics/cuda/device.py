@@ -9,7 +9,7 @@ from typing import Any
 import numpy.typing as npt
 
 from mpdata.errors import InputError
-from mpdata.geometry import Geometry
+from mpdata.grid import Geometry
 from mpdata.numerics.cuda.job import Macros, Tile, source
 from mpdata.numerics.cuda.stepper import CudaStepper, Plan
 from mpdata.numerics.cuda.tuning import key_of, recall

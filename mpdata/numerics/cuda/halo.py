@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.geometry import Geometry
+from mpdata.grid import Geometry
 from mpdata.numerics.cuda.device import CupyLauncher, load_cupy
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, job_type
 from mpdata.numerics.cuda.stepper import Launch, Launcher, Plan, Triple, address, cell_grid
@@ -151,7 +151,7 @@ def pinned(cupy: Any, shape: Triple, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 class DeviceBoxes:
-    """What the halo exchange copies, for arrays on a device (see :class:`mpdata.halo.Boxes`).
+    """What the halo exchange copies, for arrays on a device (:class:`mpdata.parallel.halo.Boxes`).
 
     Args:
         dtype: of the arrays.
@@ -209,7 +209,7 @@ class DeviceBoxes:
             message.unpack(array, where)
 
     def wrap(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Enqueue :func:`mpdata.geometry.wrap_axis`."""
+        """Enqueue :func:`mpdata.grid.wrap_axis`."""
 
         def pairs() -> Iterator[Pair]:
             layers = array.swapaxes(0, axis)
@@ -220,7 +220,7 @@ class DeviceBoxes:
             self._copies.run(array, ("wrap", axis), pairs)
 
     def edge(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Enqueue :func:`mpdata.geometry.fill_edge`."""
+        """Enqueue :func:`mpdata.grid.fill_edge`."""
 
         def pairs() -> Iterator[Pair]:
             low, high = geometry.touches(axis)

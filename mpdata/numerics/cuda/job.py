@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.geometry import Geometry
+from mpdata.grid import Geometry
 from mpdata.numerics.reference import EPSILON
 from mpdata.options import Scheme
 

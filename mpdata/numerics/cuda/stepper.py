@@ -12,16 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.geometry import Geometry
-from mpdata.numerics.cuda.job import (
-    CELL_BLOCK,
-    Macros,
-    Tile,
-    edges,
-    job_type,
-    macros,
-    memory_axes,
-)
+from mpdata.grid import Geometry
+from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, Tile, edges, job_type, macros, memory_axes
 from mpdata.options import Scheme
 
 Array = Any

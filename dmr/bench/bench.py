@@ -1,0 +1,155 @@
+"""``dmr bench``: one resize of a real field, by the path that a job would take.
+
+For ``warm``, ``merge`` and ``restart`` a private ``rms serve`` boots the worlds; for ``spawn`` the
+job runs under bare mpirun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dmr.boot.mpiexec import launcher
+
+DEADLINE_S = 300.0
+POWER = "power = { idle_w = 1.0, static_w = 1.0, dynamic_w = 1.0 }"
+WARM_S = {(1, 1): 0.025, (1, 2): 0.060, (2, 1): 0.060}
+"""What the stall of a warm resize may be beside the move, where each rank has a core."""
+
+OF_RAW = 0.8
+"""Share of the rate of plain sends that the move is to reach."""
+
+
+class BenchError(Exception):
+    """A resize that could not be measured; one sentence."""
+
+
+def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> dict[str, Any]:
+    """Measure one resize from ``old`` to ``new`` ranks; return the JSON of ``dmr bench``.
+
+    Raises:
+        BenchError: it did not take place, or a cell arrived wrong.
+    """
+    with tempfile.TemporaryDirectory(prefix="dmr-") as name:
+        folder = Path(name)
+        out = folder / "out.json"
+        job = [sys.executable, "-m", "dmr.bench.program", "--mib", str(mib), "--out", str(out)]
+        job += ["--strategy", strategy]
+        if strategy == "spawn":
+            if mpiexec is None:
+                raise BenchError("no mpiexec found; expected one on PATH or beside python")
+            command = [*launcher(mpiexec), "-n", str(old), *job, "--resize-to", str(new)]
+            said = _run(command, as_installed(os.environ))
+        else:
+            with serving(folder, max(old, new) + (old == new)) as env:
+                said = _resized(folder, job, old, new, env)
+        if not out.exists():
+            raise BenchError(f"the resize did not take place: {said or 'no word from the job'}")
+        found: dict[str, Any] = json.loads(out.read_text())
+    if not found["right"]:
+        raise BenchError("cells of the field arrived wrong")
+    bound = bound_s(found)
+    return found | {"bound_s": bound, "holds": None if bound is None else found["stall_s"] <= bound}
+
+
+def bound_s(found: Mapping[str, Any]) -> float | None:
+    """Return what the stall of a warm resize should stay within, None where nothing is promised.
+
+    More ranks than cores poll against each other; only warm leaves booting out of the stall.
+    """
+    fixed = WARM_S.get((found["from"], found["to"]))
+    if found["strategy"] != "warm" or fixed is None or not found["raw_gb_per_s"]:
+        return None
+    return fixed + float(found["bytes"] / (OF_RAW * found["raw_gb_per_s"] * 1e9))
+
+
+def as_installed(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which modules are compiled once, as an installation has them.
+
+    With byte code switched off every rank would compile every module of a checkout again.
+    """
+    return {key: value for key, value in env.items() if key != "PYTHONDONTWRITEBYTECODE"}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
+    """Serve nodes of one core each, cores in turn; yield the clients' environment."""
+    cluster = folder / "cluster.toml"
+    cluster.write_text(f'name = "bench"\n[[nodes]]\nname = "n[1-{nodes}]"\ncores = 1\n{POWER}\n')
+    own = {"RMS_SERVER": f"unix:{folder / 's' / 'socket'}"}
+    env = as_installed(os.environ) | own
+    command = [sys.executable, "-m", "rms", "serve", "--state", str(folder / "s")]
+    command += ["--cluster", str(cluster), "--policy", "fifo", "--grace", "1", "--with-parent"]
+    with (folder / "log").open("w") as log:
+        daemon = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, env=env)
+        try:
+            until(lambda: "serving at" in (folder / "log").read_text(), "a serving daemon")
+            yield env
+        finally:
+            daemon.terminate()
+            try:
+                daemon.wait(30)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _resized(folder: Path, job: list[str], old: int, new: int, env: Mapping[str, str]) -> str:
+    """Run the job, resize it once it steps, wait for its end; return what it printed."""
+    sizes = f"{min(old, new)}-{max(old, new)}"
+    options = ["--mode", "malleable", "--nodes", sizes, "--preferred", str(old)]
+    options += ["--output", str(folder / "out.txt"), "--json", "-"]
+    number = rms(env, "submit", *options, "--", *job)["id"]
+    until(lambda: rms(env, "show", number)[0]["step"] > 0, "a step of the job")
+    time.sleep(0.5)  # let its cores settle
+    on = ["--on", "n2"] if old == new == 1 else []
+    if old == new and not on:
+        raise BenchError("expected another number of ranks, or one rank that moves")
+    rms(env, "resize", number, str(new), *on)
+    _run([sys.executable, "-m", "rms", "wait", number], env)
+    row = rms(env, "show", number)[0]
+    return str(row["reason"] or (folder / "out.txt").read_text()[-300:])
+
+
+def rms(env: Mapping[str, str], *words: str) -> Any:
+    """Return the JSON that a client command prints.
+
+    Raises:
+        BenchError: it failed; its own sentence.
+    """
+    command = [sys.executable, "-m", "rms", *words]
+    if words[0] != "submit":
+        command += ["--json", "-"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    if done.returncode:
+        raise BenchError(done.stderr.strip().removeprefix("rms: error: "))
+    return json.loads(done.stdout)
+
+
+def _run(command: list[str], env: Mapping[str, str]) -> str:
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        raise BenchError(f"expected an end within {DEADLINE_S:g} s") from None
+    return (done.stderr or done.stdout)[-300:].strip()
+
+
+def until(happens: Callable[[], bool], what: str, deadline_s: float = 60.0) -> None:
+    """Wait for something.
+
+    Raises:
+        BenchError: it does not happen in time.
+    """
+    end = time.monotonic() + deadline_s
+    while not happens():
+        if time.monotonic() > end:
+            raise BenchError(f"expected {what} within {deadline_s:g} s")
+        time.sleep(0.05)

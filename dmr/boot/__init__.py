@@ -1,0 +1,1 @@
+"""How a world of ranks comes to be."""

@@ -1,0 +1,58 @@
+"""What a spawned rank runs before the program itself: ``python -m dmr.boot.bootstrap PROGRAM ...``.
+
+MPI_Comm_spawn has no deadline and waits until every new rank has initialised MPI. So that comes
+first here, before anything of the program that may fail, hang or be gone by now; from then on
+the old world waits with deadlines. What follows is the program as Python itself would run it.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+TAKES_A_WORD = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def command(orig_argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that starts a program again by way of this module."""
+    options, program = split(orig_argv[1:])
+    return (sys.executable, *options, "-m", "dmr.boot.bootstrap", *program)
+
+
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split Python's own options from ``-m MODULE ...``, ``-c CODE ...`` or ``SCRIPT ...``."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at][:2] not in ("-m", "-c"):
+        at += 2 if words[at] in TAKES_A_WORD else 1
+    return list(words[:at]), list(words[at:])
+
+
+def main(words: Sequence[str]) -> None:
+    """Run a program as ``__main__``."""
+    from mpi4py import MPI  # initialises MPI
+
+    from dmr.boot.rendezvous import Invited
+    from dmr.wire.rms import Manager
+
+    invited = Invited.from_env(os.environ)
+    if invited is not None:
+        invited.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
+    sys.orig_argv = [sys.executable, *split(sys.orig_argv[1:])[0], *words]
+    kind, *rest = words
+    if kind == "-m":
+        sys.argv = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = list(words)
+        sys.path[0] = str(Path(kind).resolve().parent)
+        runpy.run_path(kind, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,236 @@
+"""A world: one generation of MPI ranks of a job; and what surrounds the process it runs in."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from mpi4py import MPI
+
+from dmr.boot import bootstrap, probe
+from dmr.boot.rendezvous import Invited
+from dmr.data.decomposition import GridError, choose_grid
+from dmr.data.field import Field, FieldSpec
+from dmr.errors import UsageError
+from dmr.wire.rms import Manager
+from rms.wire.messages import COMPLETION_VARIABLE, COOLDOWN_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
+
+LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
+"""Set by mpiexec (MPICH, Open MPI, Slurm) for the ranks it starts."""
+
+
+SCRIPT_VARIABLE = "DMR_RESIZE_AT"
+"""Scripted resizes for a program that plans none, ``STEP:RANKS[,STEP:RANKS...]``."""
+
+STRATEGY_VARIABLE = "DMR_STRATEGY"
+"""How such resizes are done, where the plan says ``auto``."""
+
+BACKEND_VARIABLE = "DMR_BACKEND"
+"""Set for the ranks of a world that is to compute in another way than the one before."""
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the library needs of the process it runs in, read once in ``__main__``.
+
+    Attributes:
+        comm: all ranks of this world.
+        parent: the world that spawned this one, or None.
+        command: how to start this program again, for the next world.
+        respawn: the same by way of :mod:`dmr.boot.bootstrap`, for MPI_Comm_spawn.
+        clock: monotonic seconds.
+        launched: whether mpiexec started this process.
+        mpiexec: path of mpiexec, or None where there is none.
+        completion: where to write the completion record, or None.
+        invited: why this world was booted beside a running one, or None.
+        launch: number of the launch that started this process, among those of the job's step.
+        slot: the slot of this rank, "" where nobody gave it one.
+        on_gpus: whether every rank of this world has a GPU for its slot.
+        known: what ``dmr probe`` found out here, if it was asked.
+        manager: the RMS that launched this world, or None under bare mpirun.
+        log: where rank 0 reports.
+        script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
+        strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
+        backend: the backend that this world was started to have, "" where nobody named one.
+        strangers: other copies of this program that srun started without telling MPI of them.
+        cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
+    """
+
+    comm: MPI.Intracomm
+    parent: MPI.Intercomm | None
+    command: tuple[str, ...]
+    clock: Callable[[], float]
+    launched: bool
+    mpiexec: str | None
+    completion: Path | None
+    log: TextIO
+    manager: Manager | None = None
+    respawn: tuple[str, ...] = ()
+    invited: Invited | None = None
+    launch: int = 0
+    slot: str = ""
+    known: Mapping[str, Any] | None = None
+    script: str = ""
+    strategy: str = "auto"
+    backend: str = ""
+    cooldown: str = ""
+    strangers: int = 0
+    on_gpus: bool = False
+
+    def backend_of(self, host: str, device: str) -> str:
+        """Return the backend that this world is to compute with.
+
+        The one named for it (``STEP:RANKS@BACKEND``), else ``device`` where the RMS has given a
+        GPU to every rank, else ``host``.
+        """
+        return self.backend or (device if self.on_gpus else host)
+
+    def refuse(self, why: str) -> None:
+        """Say why this world cannot take over the running one that waits for it, if one does.
+
+        For what a program finds wrong before it reaches :func:`dmr.run` (an input file that has
+        changed or is gone, say); call it on any rank, then leave.
+        """
+        if self.invited is not None and self.comm.rank == 0:
+            self.invited.refuse(why, self.manager)
+
+    @property
+    def slot_kind(self) -> str:
+        """What this rank's slot is: ``cpu``, ``core`` or ``gpu``; "" where nobody gave it one."""
+        return kind_of(self.slot)
+
+    def forget_completion(self) -> None:
+        """Take away the record of an earlier run: from now on none means that this one died."""
+        if self.completion is not None and self.invited is None and self.comm.rank == 0:
+            self.completion.unlink(missing_ok=True)
+
+    @classmethod
+    def here(cls, comm: MPI.Intracomm, env: Mapping[str, str] = os.environ) -> Runtime:
+        """Read the surroundings of this process; call it from ``__main__`` only."""
+        slots = env.get(SLOTS_VARIABLE, "").split()
+        slot = slots[comm.rank] if comm.rank < len(slots) else ""
+        invited = Invited.from_env(env)
+        if invited is None or kind_of(slot) == "gpu":
+            bind(slot)  # else once it is called: until then it keeps off the running world's core
+        manager = Manager.from_env(env)
+        if invited is not None:
+            invited.watch(comm.rank, manager)
+        parent = MPI.Comm.Get_parent()
+        record = env.get(COMPLETION_VARIABLE)
+        beside = str(Path(sys.executable).parent)
+        mpiexec = shutil.which("mpiexec", path=env.get("PATH")) or shutil.which(
+            "mpiexec", path=beside
+        )
+        launched = any(name in env for name in LAUNCHER_VARIABLES)
+        alone = not launched and comm.size == 1 and parent == MPI.COMM_NULL
+        return cls(
+            comm=comm,
+            parent=None if parent == MPI.COMM_NULL else parent,
+            command=(sys.executable, *sys.orig_argv[1:]),
+            respawn=bootstrap.command(sys.orig_argv),
+            clock=time.perf_counter,
+            launched=launched,
+            strangers=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
+            mpiexec=mpiexec,
+            known=comm.bcast(probe.known(mpiexec, env) if comm.rank == 0 else None),
+            completion=Path(record) if record else None,
+            log=sys.stdout,
+            manager=manager,
+            invited=invited,
+            slot=slot,
+            script=env.get(SCRIPT_VARIABLE, ""),
+            strategy=env.get(STRATEGY_VARIABLE, "auto"),
+            backend=env.get(BACKEND_VARIABLE, ""),
+            cooldown=env.get(COOLDOWN_VARIABLE, ""),
+            on_gpus=bool(slots) and all("gpu:" in one for one in slots),
+            launch=int(env.get(WORLD_VARIABLE, "0")),
+        )
+
+
+@dataclass(frozen=True)
+class World:
+    """The ranks that run the job now.
+
+    Attributes:
+        comm: a communicator over all ranks, for the application.
+        talk: one over the same ranks for the library's own words.
+        generation: 0 for the first world, one more with every resize.
+        grid: process grid over the split axes (rows, columns).
+    """
+
+    comm: MPI.Intracomm
+    talk: MPI.Intracomm
+    generation: int
+    grid: tuple[int, ...]
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return int(self.comm.rank)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        return int(self.comm.size)
+
+    def allocate(self, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
+        """Return this rank's zeroed block of every field."""
+        return {
+            name: spec.block(spec.decompose(self.grid), self.rank) for name, spec in specs.items()
+        }
+
+
+def kind_of(slot: str) -> str:
+    """Return ``cpu``, ``core`` or ``gpu``, "" of no slot."""
+    return slot.rpartition("/")[2].partition(":")[0]
+
+
+def bind(slot: str) -> None:
+    """Keep this process on its slot.
+
+    ``cpu:N`` is a core by its number, ``core:N`` the N-th of those this process may use,
+    ``gpu:N`` a device (before CUDA starts); ``HOST/`` may go before.
+    """
+    kind, number = kind_of(slot), slot.rpartition(":")[2]
+    if kind == "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = number
+    elif kind in ("cpu", "core") and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        core = int(number) if kind == "cpu" else allowed[int(number) % len(allowed)]
+        os.sched_setaffinity(0, {core})
+
+
+def disconnect(comm: MPI.Intracomm) -> None:
+    """Part from the ranks of a communicator (collective).
+
+    Open MPI 5.0 does not come back from MPI_Comm_disconnect where they are of two launches; there
+    they wait for each other and free it.
+    """
+    if MPI.get_vendor()[0] == "Open MPI":
+        comm.Barrier()
+        comm.Free()
+    else:
+        comm.Disconnect()
+
+
+def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
+    """Return the process grid on which every field's blocks are thick enough.
+
+    Raises:
+        UsageError: no process grid of ``size`` ranks fits.
+    """
+    axes = {len(spec.split) for spec in specs}
+    if len(axes) != 1:
+        raise UsageError(f"expected all fields split along as many axes, got {sorted(axes)}")
+    extents = [min(spec.shape[spec.split[i]] for spec in specs) for i in range(axes.pop())]
+    thinnest = [max(spec.thinnest_blocks()[i] for spec in specs) for i in range(len(extents))]
+    try:
+        return choose_grid(size, extents, thinnest)
+    except GridError as error:
+        raise UsageError(str(error)) from None

@@ -1,0 +1,1 @@
+"""Distributed data: decompositions, fields, their redistribution."""

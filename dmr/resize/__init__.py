@@ -1,0 +1,1 @@
+"""One resize: its source, its target, merge."""

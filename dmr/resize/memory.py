@@ -1,0 +1,103 @@
+"""Whether a second copy of the job fits beside the running one; strategy ``auto`` goes by it.
+
+A world that is replaced as a whole (warm, spawn, restart) is booted beside the running one, and
+where they share nodes or devices both are there at once. With merge the ranks that stay have
+their fields twice for a moment, but not their scratch, kernels and device contexts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dmr.data.field import ArrayModule, Field
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory of one kind at one place, as one rank sees it.
+
+    Attributes:
+        place: a node, or a device of one.
+        held: bytes that the rank holds there.
+        free: bytes that nobody does.
+    """
+
+    place: str
+    held: int
+    free: int
+
+
+def too_small(rooms: Sequence[Room]) -> str | None:
+    """Return a sentence if what all ranks hold does not fit in once more somewhere."""
+    for place in dict.fromkeys(room.place for room in rooms):
+        here = [room for room in rooms if room.place == place]
+        needed, free = sum(room.held for room in here), min(room.free for room in here)
+        if needed > free:
+            return (
+                f"a second copy of this world needs {needed / GIB:.3g} GiB on {place}, where "
+                f"{free / GIB:.3g} GiB are free"
+            )
+    return None
+
+
+def thrifty(strategy: str, ranks: int, groups: Sequence[tuple[int, int]], *, stays: bool) -> str:
+    """Return what to use in place of ``strategy`` where a second copy does not fit.
+
+    Args:
+        ranks: how many are wanted, 0 where that is not known yet.
+        groups: launches, and how many of the present ranks each holds, in order.
+        stays: whether the application's ranks can go on in another world.
+    """
+    ends, have = {0}, 0
+    for _, count in groups:
+        have += count
+        ends.add(have)
+    whole = ranks > have or ranks in ends
+    return "merge" if strategy in ("warm", "spawn") and stays and whole else strategy
+
+
+def rooms(node: str, fields: Mapping[str, Field]) -> list[Room]:
+    """Return what this rank sees: its node's memory, and that of the device of its fields."""
+    found = []
+    held, free = held_on_host(), free_on_host()
+    if held is not None and free is not None:
+        found.append(Room(f"node {node}", held, free))
+    modules = {id(block.spec.xp): block.spec.xp for block in fields.values()}
+    for xp in modules.values():
+        if hasattr(xp, "cuda"):
+            found.append(_device(node, xp))
+    return found
+
+
+def _device(node: str, xp: ArrayModule) -> Room:
+    device = xp.cuda.Device()
+    name = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    number = name[device.id] if device.id < len(name) and name[device.id] else str(device.id)
+    free, _ = device.mem_info
+    return Room(f"GPU {number} of node {node}", xp.get_default_memory_pool().total_bytes(), free)
+
+
+def held_on_host() -> int | None:
+    """Return the bytes of this process that are no file's, None where nobody says."""
+    return _kib(Path("/proc/self/status"), "RssAnon")
+
+
+def free_on_host() -> int | None:
+    """Return the bytes of this node that can be had without swapping, None where nobody says."""
+    return _kib(Path("/proc/meminfo"), "MemAvailable")
+
+
+def _kib(path: Path, name: str) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, rest = line.partition(":")
+            if key == name:
+                return int(rest.split()[0]) * 1024
+    except (OSError, ValueError):
+        pass
+    return None

@@ -1,0 +1,160 @@
+"""How a world ends, and who is told: one message, one exit status, one completion record.
+
+Abnormal ends go through MPI_Abort, because mpiexec's status says nothing of a spawned world
+that ends in any other way (DESIGN, facts about the ground).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Iterator
+from typing import NoReturn
+
+from mpi4py import MPI
+
+from dmr.boot.environment import Runtime
+from dmr.errors import CollectiveError
+from dmr.progress import Progress
+from dmr.resize.source import Left
+from dmr.wire.channel import Line, LineError, Refused
+from dmr.wire.ranks import Crew
+from rms.wire.messages import CompletionRecord, EndState, write_completion
+
+ABORT_CODE = 1
+SIGTERM_CODE = 143
+SIGINT_CODE = 130
+ALONE_S = 5.0
+"""How long a rank that fails waits for the others of its world to fail, or to hear of it."""
+
+
+class TerminatedError(CollectiveError):
+    """All ranks saw SIGTERM at a resize point and have saved what they could."""
+
+    exit_code = SIGTERM_CODE
+
+
+class Ending:
+    """Knows how far the job is, for whatever record its end will need."""
+
+    def __init__(self, runtime: Runtime, comm: MPI.Intracomm) -> None:
+        self._runtime = runtime
+        self._comm = comm
+        self._progress = Progress()
+
+    def watch(self, progress: Progress, comm: MPI.Intracomm) -> None:
+        """Take step and generation from this progress, and the ranks of this world, from now."""
+        self._progress, self._comm = progress, comm
+
+    def completed(self) -> None:
+        """All ranks have come to the end (collective)."""
+        self._comm.Barrier()
+        if self._comm.rank == 0:
+            self.record("COMPLETED", 0, "")
+
+    def record(self, state: EndState, exit_code: int, message: str) -> None:
+        """Write the completion record, if somebody asked for one."""
+        if self._runtime.completion is None:
+            return
+        write_completion(
+            self._runtime.completion,
+            CompletionRecord(
+                state=state,
+                exit_code=exit_code,
+                message=message,
+                step=self._progress.step,
+                generation=self._progress.generation,
+                ranks=self._comm.size,
+                answer=str(self._progress.values.get("answer", "")) if state == "COMPLETED" else "",
+            ),
+        )
+
+    def collective(self, error: CollectiveError) -> None:
+        """Every rank is here: rank 0 speaks, all leave in order."""
+        if self._comm.rank == 0:
+            state: EndState = "CANCELLED" if isinstance(error, TerminatedError) else "FAILED"
+            self.record(state, error.exit_code, str(error))
+        if self._runtime.parent is not None:
+            # A spawned world's exit status reaches nobody, so it must end by MPI_Abort.
+            self._comm.Barrier()
+            if self._comm.rank == 0:
+                print(f"error: {error}", file=sys.stderr, flush=True)
+            self._comm.Abort(error.exit_code)
+
+    def alone(self, error: BaseException) -> NoReturn:
+        """Only this rank may be here: it speaks for itself and ends all ranks."""
+        message = f"rank {self._comm.rank} of {self._comm.size}: {type(error).__name__}: {error}"
+        with contextlib.suppress(OSError):
+            self.record("FAILED", ABORT_CODE, message)
+        trace = "".join(traceback.format_exception(error))
+        print(f"{trace}error: {message}", file=sys.stderr, flush=True)
+        self._comm.Abort(ABORT_CODE)
+        raise AssertionError("MPI_Abort returned")
+
+
+@contextlib.contextmanager
+def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
+    """Turn whatever ends the block into the right end of the world.
+
+    Normal end: COMPLETED. A :class:`CollectiveError` passes on, recorded. So does an old world's
+    leaving. Anything else ends all ranks with this rank's message.
+    """
+    end = Ending(runtime, comm)
+    try:
+        yield end
+        end.completed()
+    except CollectiveError as error:
+        end.collective(error)
+        raise
+    except Left:
+        raise
+    except KeyboardInterrupt:
+        comm.Abort(SIGINT_CODE)
+    except BaseException as error:
+        end.alone(error)
+
+
+@contextlib.contextmanager
+def giving_way(runtime: Runtime, crew: Crew) -> Iterator[None]:
+    """Let no error of a world that is to take over end the running one."""
+    try:
+        yield
+    except Exception as error:
+        if runtime.invited is None:
+            raise
+        give_way(runtime, crew, error)
+
+
+def give_way(runtime: Runtime, crew: Crew, error: Exception, line: Line | None = None) -> NoReturn:
+    """Say why this world cannot take over, and leave it.
+
+    Raises:
+        Left: all ranks leave; the old world goes on.
+        Exception: ``error``, which this rank alone has met: the others may wait for it in MPI, so
+            that only MPI_Abort ends them.
+    """
+    why = str(error)
+    if not isinstance(error, CollectiveError):
+        why = f"rank {runtime.comm.rank}: {type(error).__name__}: {error}"
+        traceback.print_exception(error)
+    if crew.first:
+        if line is None:
+            runtime.refuse(why)
+        else:
+            with contextlib.suppress(LineError):
+                line.send(Refused(why))
+    if isinstance(error, CollectiveError):
+        raise Left(0)
+
+    def check(waited_s: float) -> None:
+        if waited_s > ALONE_S:
+            raise error
+
+    if crew.first:
+        crew.tell(why)
+        crew.reports(check)
+    else:
+        crew.report(why)
+        crew.hear(check)
+    raise Left(0)

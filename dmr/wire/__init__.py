@@ -1,0 +1,1 @@
+"""What ranks, worlds and the RMS say to one another."""

@@ -1,0 +1,154 @@
+"""The job's side of the RMS: threads of rank 0 that never hold up a step.
+
+One thread keeps asking the daemon and keeps its newest wish; the loop looks at that once at each
+resize point. Reports are queued and sent by another, in order. A daemon that is away is
+asked again until it is back: the job goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from rms.wire.http import UnreachableError, request
+from rms.wire.messages import (
+    JOB_VARIABLE,
+    SERVER_VARIABLE,
+    SLOTS_VARIABLE,
+    TOKEN_VARIABLE,
+    Answer,
+    ApplicationResizeRequest,
+    Poll,
+    Report,
+    ResizeRequest,
+)
+
+RETRY_S = 0.5
+FLUSH_S = 2.0
+
+
+@dataclass(frozen=True)
+class Manager:
+    """Where the RMS of this job is."""
+
+    server: str
+    job: str
+    token: str
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Manager | None:
+        """Return the RMS that launched this world, or None under bare mpirun."""
+        if SLOTS_VARIABLE not in env or SERVER_VARIABLE not in env or JOB_VARIABLE not in env:
+            return None
+        return cls(env[SERVER_VARIABLE], env[JOB_VARIABLE], env.get(TOKEN_VARIABLE, ""))
+
+    @property
+    def host(self) -> str:
+        """The name by which the worlds of this job reach one another."""
+        return "127.0.0.1" if self.server.startswith("unix:") else socket.gethostname()
+
+    def post(self, what: str, body: bytes) -> bytes:
+        """Say something to the RMS; return its answer.
+
+        Raises:
+            UnreachableError: it is not there, or refuses.
+        """
+        status, answer = request(
+            self.server,
+            "POST",
+            f"/jobs/{self.job}/{what}",
+            body,
+            token=self.token,
+            timeout_s=10.0,
+        )
+        if status != 200:
+            raise UnreachableError(f"status {status}")
+        return answer
+
+
+class Link:
+    """Rank 0's line to the RMS, for the life of one world.
+
+    Attributes:
+        wish: the newest wish not yet fulfilled, or None. Reading it costs nothing.
+        step, steps: how far the job is, for the daemon to know; set by the loop.
+        strategy, groups: how the job wants to be resized, and the launches it consists of.
+    """
+
+    def __init__(
+        self,
+        manager: Manager,
+        known: int,
+        strategy: str,
+        groups: tuple[tuple[int, int], ...],
+        cooldown_s: float = 0.0,
+        restarts: bool = False,
+    ) -> None:
+        self.wish: ResizeRequest | None = None
+        self.step = self.steps = 0
+        self.strategy, self.groups = strategy, groups
+        self._cooldown_s, self._restarts = cooldown_s, restarts
+        self._manager, self._known = manager, known
+        self._reports: deque[Report] = deque()
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._teller = threading.Thread(target=self._tell, name="rms-tell", daemon=True)
+        self._teller.start()
+        threading.Thread(target=self._listen, name="rms-listen", daemon=True).start()
+
+    def report(self, report: Report) -> None:
+        """Have a report sent; a wish that it answers is gone."""
+        answers = 0 if isinstance(report, ApplicationResizeRequest) else report.number
+        if self.wish is not None and self.wish.number == answers:
+            self.wish = None
+        self._reports.append(report)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what is queued, within ``FLUSH_S`` at most, and stop."""
+        self._closing.set()
+        self._wake.set()
+        self._teller.join(FLUSH_S)
+
+    def _poll(self) -> Poll:
+        return Poll(
+            self.step,
+            self.steps,
+            self._known,
+            self.strategy,
+            self.groups,
+            self._cooldown_s,
+            self._restarts,
+        )
+
+    def _tell(self) -> None:
+        """Send reports, in order."""
+        while True:
+            pause = None
+            try:
+                while self._reports:
+                    self._manager.post("report", msgspec.json.encode(self._reports[0]))
+                    self._reports.popleft()
+            except UnreachableError:
+                pause = RETRY_S
+            if self._closing.is_set():
+                return
+            self._wake.wait(pause)
+            self._wake.clear()
+
+    def _listen(self) -> None:
+        """Ask for wishes; the daemon holds a question until it has one, or for a while."""
+        while not self._closing.is_set():
+            try:
+                said = self._manager.post("poll", msgspec.json.encode(self._poll()))
+                answer = msgspec.json.decode(said, type=Answer)
+                if answer.wish is not None and answer.wish.number > self._known:
+                    self.wish, self._known = answer.wish, answer.wish.number
+                pause = answer.again_s
+            except (UnreachableError, msgspec.DecodeError):
+                pause = RETRY_S
+            self._closing.wait(pause)

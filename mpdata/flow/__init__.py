@@ -1,0 +1,1 @@
+"""Face values of the flow, constant or changing in time."""

@@ -1,0 +1,279 @@
+"""The flow on one block: face values and density, evaluated, scaled, closed and checked.
+
+Everything is evaluated in float64, a slab of the block at a time, and kept in the field's own
+type only: no whole array of float64 is ever held beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.cases.setup import Setup, open_mesh
+from mpdata.errors import InputError
+from mpdata.grid import Geometry
+
+Array = Any
+Region = tuple[slice, slice, slice]
+
+ROUND_OFF = 1e-12
+"""A sum of outgoing Courant numbers may pass 1 by this much: equality is allowed, and sums of
+face values that add up to 1 on paper round either way."""
+
+SLAB_CELLS = 1 << 22
+"""Cells that are evaluated at once, one layer of axis 0 at least."""
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The largest sum of outgoing |c| over h of a block, and the global cell where it is.
+
+    Attributes:
+        time: when that is, in steps, for a flow that changes in time.
+    """
+
+    value: float
+    cell: tuple[int, int, int]
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Face values (of an inactive axis an empty array) and density of one block, arrays of xp."""
+
+    C: list[Array]
+    h: Array
+    xp: Any = np
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(held_bytes(array) for array in (self.h, *self.C))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What a case says of itself on one block before it is scaled."""
+
+    peak: Peak
+
+
+def held_bytes(array: Array) -> int:
+    """Return the bytes of memory that an array, maybe a view of padded rows, keeps alive."""
+    owner = array if array.base is None else array.base
+    return int(owner.nbytes)
+
+
+def sample(setup: Setup, geo: Geometry) -> Sample:
+    """Evaluate a case on a block's interior and look for its peak; nothing is kept.
+
+    Raises:
+        InputError: on this rank alone, for what the case finds wrong, unequal first and last
+            faces of a periodic axis, or face values over h that are not finite.
+    """
+    check_periodic_faces(setup, geo)
+    best: Peak | None = None
+    for region in slabs(geo.cells(0)):
+        pairs = []
+        for axis in geo.active:
+            values = _face_values(setup, geo, axis, _widened(region, axis))
+            layers = values.swapaxes(0, axis)
+            pairs.append((layers[:-1].swapaxes(0, axis), layers[1:].swapaxes(0, axis)))
+        index = _index_of(geo.global_cells(), region)
+        density = np.asarray(setup.density(*open_mesh(*index)), np.float64)
+        best = _larger(best, _peak(pairs, density, region, geo))
+    if best is None:
+        raise RuntimeError("expected a block of at least one cell")
+    if not isfinite(best.value):
+        raise InputError(
+            f"expected finite face values over h, got a sum of {best.value} in cell {best.cell}"
+        )
+    return Sample(best)
+
+
+def held_peak(flow: Flow, geo: Geometry) -> Peak:
+    """Return the peak of the values that a block holds (local, in their own type's rounding)."""
+    best: Peak | None = None
+    for region in slabs(geo.cells(0)):
+        pairs = []
+        for axis in geo.active:
+            c, above = flow.C[axis], _shifted(region, axis)
+            below = on_host(flow.xp, c[region]).astype(np.float64)
+            pairs.append((below, on_host(flow.xp, c[above])))
+        best = _larger(best, _peak(pairs, on_host(flow.xp, flow.h[region]), region, geo))
+    if best is None:
+        raise RuntimeError("expected a block of at least one cell")
+    return best
+
+
+def scale_for(setup: Setup, peak: Peak) -> float:
+    """Return the factor on face values that the case wants, from the whole grid's peak."""
+    if setup.courant is None or peak.value == 0:
+        return 1.0
+    scale = setup.courant / peak.value
+    if setup.duration is None:
+        return scale
+    # A rate: the scale is dt, shortened so that whole steps make up the duration.
+    return setup.duration / ceil(setup.duration / scale)
+
+
+def steps_for(setup: Setup, scale: float) -> int:
+    """Return the steps of a case whose face values are scaled by ``scale``."""
+    if setup.steps is not None:
+        return setup.steps
+    return round((setup.duration or 0.0) / scale)
+
+
+def make_flow(
+    setup: Setup, geo: Geometry, dtype: npt.DTypeLike, allocate: Callable[[], Array], xp: Any = np
+) -> Flow:
+    """Return the block's density, converted once, and room for its face values (local).
+
+    ``allocate`` returns an array of the block in the array module ``xp``.
+    """
+    h = allocate()
+    for region in slabs(_whole(geo)):
+        index = _index_of(geo.global_cells(), region)
+        _put(xp, h, region, np.asarray(setup.density(*open_mesh(*index)), np.float64))
+    C = [allocate() if axis in geo.active else np.empty(0, dtype) for axis in range(3)]
+    return Flow(C, h, xp)
+
+
+def fill_faces(
+    C: list[Array], setup: Setup, geo: Geometry, scale: float = 1.0, xp: Any = np
+) -> None:
+    """Set a block's face values, halo included, to the scaled case's, converted once (local)."""
+    for axis in geo.active:
+        for region in slabs(_whole(geo)):
+            _put(xp, C[axis], region, _face_values(setup, geo, axis, region) * scale)
+
+
+def on_host(xp: Any, array: Array) -> npt.NDArray[Any]:
+    """Return an array of the module ``xp`` in host memory (itself where it is there already)."""
+    found: npt.NDArray[Any] = xp.asnumpy(array) if hasattr(xp, "asnumpy") else array
+    return found
+
+
+def _put(xp: Any, target: Array, region: Region, values: npt.NDArray[Any]) -> None:
+    """Assign host values to a region, rounded here: a device array takes none but its own kind."""
+    target[region] = xp.asarray(np.asarray(values, target.dtype))
+
+
+def unstable(peak: Peak, scale: float, allowance: float = ROUND_OFF) -> str | None:
+    """Return a sentence if the scaled flow breaks the stability limit."""
+    largest = peak.value * scale
+    if largest <= 1 + allowance:
+        return None
+    when = "" if peak.time is None else f" at time {peak.time:g}"
+    return (
+        f"unstable: expected outgoing |c| over h of at most 1 in every cell, got "
+        f"{largest:.6g} in cell {peak.cell}{when}, too much by {largest - 1:.3g}"
+    )
+
+
+def largest(peaks: list[Peak]) -> Peak:
+    """Return the largest of some peaks, the first of equals; one that is not a number wins."""
+    found = peaks[0]
+    for peak in peaks[1:]:
+        found = _larger(found, peak)
+    return found
+
+
+def check_periodic_faces(setup: Setup, geo: Geometry) -> None:
+    """Refuse a periodic axis whose first and last face differ on this block's part.
+
+    Raises:
+        InputError: they do.
+    """
+    for axis in geo.active:
+        if geo.boundaries[axis].kind != "periodic":
+            continue
+        cells = [np.arange(a, b) for a, b in zip(geo.start, geo.stop, strict=True)]
+        ends = []
+        for face in (0, geo.grid[axis]):
+            cells[axis] = np.array([face])
+            i, j, k = cells
+            ends.append(np.asarray(setup.face(axis, *open_mesh(i, j, k)), np.float64))
+        gap = np.abs(ends[0] - ends[1]).max()
+        if gap > 0:
+            raise InputError(
+                f"expected c{axis + 1} of the first and the last face to be equal, since axis "
+                f"{axis + 1} is periodic; got a difference of {gap:g}"
+            )
+
+
+def slabs(region: Region, cells: int | None = None) -> Iterator[Region]:
+    """Cut a region of a block's arrays along axis 0 into slabs of about so many cells."""
+    rows, columns, levels = region
+    across = (columns.stop - columns.start) * (levels.stop - levels.start)
+    thick = max(1, (cells or SLAB_CELLS) // across)
+    for low in range(rows.start, rows.stop, thick):
+        yield slice(low, min(low + thick, rows.stop)), columns, levels
+
+
+def _whole(geo: Geometry) -> Region:
+    n, m, el = geo.shape
+    return slice(0, n), slice(0, m), slice(0, el)
+
+
+def _widened(region: Region, axis: int) -> Region:
+    """Return a region with one layer more along an axis: the upper faces of its last cells."""
+    parts = list(region)
+    parts[axis] = slice(parts[axis].start, parts[axis].stop + 1)
+    return parts[0], parts[1], parts[2]
+
+
+def _shifted(region: Region, axis: int) -> Region:
+    parts = list(region)
+    parts[axis] = slice(parts[axis].start + 1, parts[axis].stop + 1)
+    return parts[0], parts[1], parts[2]
+
+
+def _index_of(index: tuple[Array, Array, Array], region: Region) -> tuple[Array, Array, Array]:
+    i, j, k = (whole[part] for whole, part in zip(index, region, strict=True))
+    return i, j, k
+
+
+def _face_values(setup: Setup, geo: Geometry, axis: int, region: Region) -> Array:
+    """Return the face values normal to an axis on a region of the block's arrays, in float64."""
+    index = _index_of(geo.global_faces(axis, extends=setup.extends), region)
+    values = np.asarray(setup.face(axis, *open_mesh(*index)), np.float64)
+    values = np.broadcast_to(values, tuple(part.size for part in index))
+    if geo.boundaries[axis].kind != "wall":
+        return values
+    values = np.array(values)
+    low = geo.start[axis] - geo.halo
+    face = np.arange(low + region[axis].start, low + region[axis].stop)
+    layers = values.swapaxes(0, axis)
+    layers[(face <= 0) | (face >= geo.grid[axis])] = 0.0
+    return values
+
+
+def _peak(pairs: list[tuple[Array, Array]], density: Array, region: Region, geo: Geometry) -> Peak:
+    """Return a slab's largest sum of outgoing |c| over h (the donor-cell stability limit).
+
+    ``pairs`` are the face values below and above the slab's cells along each active axis.
+    """
+    total = np.zeros(tuple(part.stop - part.start for part in region))
+    with np.errstate(over="ignore", invalid="ignore"):  # found in the sum, and said
+        for below, above in pairs:
+            total += np.maximum(above, 0) - np.minimum(below, 0)
+        total /= density
+    at = np.unravel_index(int(np.argmax(total)), total.shape)
+    inner = geo.cells(0)
+    i, j, k = (
+        int(a) + part.start - whole.start + first
+        for a, part, whole, first in zip(at, region, inner, geo.start, strict=True)
+    )
+    return Peak(float(total[at]), (i, j, k))
+
+
+def _larger(one: Peak | None, other: Peak) -> Peak:
+    if one is None or (one.value == one.value and not other.value <= one.value):
+        return other
+    return one

@@ -1,0 +1,199 @@
+"""Compiled kernels on disk, loaded and called without Numba.
+
+To run a kernel from its own cache Numba imports hundreds of modules and readies its type system,
+which takes a third of a second: more than half of what a world needs to boot beside a running
+one. So the machine code that Numba has made of a kernel is kept here as well; LLVM alone loads
+it, and it is called by Numba's convention (numba.core.callconv, CPUCallConv)::
+
+    status = kernel(&result, &error, words of all arguments...)
+
+with seven words for an array: owner and parent (none), items, bytes of an item, address, extent,
+stride. A cold start compiles once, by Numba, and then takes the same road: the bits of a run do
+not depend on which worlds were cold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+KERNELS = Path(__file__).with_name("fused.py")
+HASH_BYTES = 32
+
+NOT_OWNED = "define void @NRT_MemInfo_call_dtor(i64 %unused) { ret void }"
+"""What would free an array that a kernel owns the last of; these own none."""
+
+Codes = tuple[str, ...]
+"""Types of arguments: of an array its dtype, of a number its own, of None an empty string."""
+
+NUMBERS: dict[str, Any] = {
+    "int64": ctypes.c_int64,
+    "uint64": ctypes.c_uint64,
+    "float64": ctypes.c_double,
+    "float32": ctypes.c_float,
+}
+
+
+def kernel(name: str, arguments: tuple[Any, ...]) -> Callable[..., None]:
+    """Return a kernel of :mod:`mpdata.numerics.numba.fused` for arguments of these types.
+
+    From memory, from disk, or compiled now (some seconds) and kept.
+    """
+    return _kernel(name, tuple(_code(argument) for argument in arguments))
+
+
+def _code(argument: Any) -> str:
+    if argument is None:
+        return ""
+    if isinstance(argument, np.ndarray):
+        return str(argument.dtype.str)
+    if isinstance(argument, np.generic):
+        return str(argument.dtype.name)
+    return "float64" if isinstance(argument, float) else "int64"
+
+
+@cache
+def _kernel(name: str, codes: Codes) -> Callable[..., None]:
+    import llvmlite.binding as llvm
+
+    for ready in (llvm.initialize_native_target, llvm.initialize_native_asmprinter):
+        ready()
+    stamp = _stamp(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    file = f"{name}-{sha256(repr((stamp, codes)).encode()).hexdigest()[:32]}.o"
+    found = next((kept for folder in _folders() if (kept := _read(folder / file))), None)
+    if found is None:
+        try:
+            found = _compiled(name, codes)
+        except (ImportError, AttributeError, TypeError):
+            # A Numba whose inside is another: by its own door, with its own cache.
+            by_numba: Callable[..., None] = getattr(_module(), name)
+            return by_numba
+        for folder in _folders():
+            if _write(folder / file, found):
+                break
+    symbol, code = found
+    machine = llvm.Target.from_default_triple().create_target_machine(opt=3, codemodel="jitdefault")
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(NOT_OWNED), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    return Loaded(engine, symbol, codes)
+
+
+class Loaded:
+    """A kernel in memory; it lets go of the interpreter while it runs."""
+
+    def __init__(self, engine: Any, symbol: str, codes: Codes) -> None:
+        self._engine = engine  # owns the code
+        words: list[Any] = [ctypes.c_void_p, ctypes.c_void_p]
+        for code in codes:
+            words += [NUMBERS[code]] if code in NUMBERS else [ctypes.c_void_p] * (7 if code else 1)
+        self._call = ctypes.CFUNCTYPE(ctypes.c_int, *words)(engine.get_function_address(symbol))
+
+    def __call__(self, *arguments: Any) -> None:
+        """Run it.
+
+        Raises:
+            RuntimeError: the kernel has raised something.
+        """
+        result, error = ctypes.c_void_p(), ctypes.c_void_p()
+        words: list[Any] = [ctypes.addressof(result), ctypes.addressof(error)]
+        for argument in arguments:
+            if isinstance(argument, np.ndarray):
+                items, size = argument.size, argument.itemsize
+                address = argument.__array_interface__["data"][0]
+                words += (None, None, items, size, address, items, size)
+            elif isinstance(argument, np.generic):
+                words.append(argument.item())
+            else:
+                words.append(argument)
+        status = self._call(*words)
+        if status:
+            raise RuntimeError(f"expected a kernel to end with status 0, got {status}")
+
+
+def _compiled(name: str, codes: Codes) -> tuple[str, bytes]:
+    """Return the symbol and object code that Numba makes of a kernel."""
+    numba: Any = import_module("numba.core.compiler")
+    types: Any = import_module("numba.core.types")
+
+    def type_of(code: str) -> Any:
+        if not code:
+            return types.none
+        if code in NUMBERS:
+            return getattr(types, code)
+        return types.Array(getattr(types, np.dtype(code).name), 1, "C")
+
+    module = _module()
+    entry = getattr(module, name)
+    target, flags = entry.targetdescr, numba.Flags()
+    target.options.parse_as_flags(flags, entry.targetoptions)
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    made = numba.compile_extra(
+        target.typing_context,
+        target.target_context,
+        entry.py_func,
+        tuple(type_of(code) for code in codes),
+        types.none,
+        flags,
+        {},
+        pipeline_class=module.NoAlias,
+    )
+    _, _, (code, _) = made.library.serialize_using_object_code()
+    return made.fndesc.llvm_func_name, code
+
+
+def _module() -> Any:
+    return import_module("mpdata.numerics.numba.fused")
+
+
+def _stamp(*machine: str) -> tuple[Any, ...]:
+    """Return what machine code depends on: the source, the compiler, the processor."""
+    numba = find_spec("numba")
+    state = Path(numba.origin).stat() if numba is not None and numba.origin else None
+    compiler = (state.st_mtime_ns, state.st_size) if state is not None else None
+    return sha256(KERNELS.read_bytes()).hexdigest(), compiler, machine
+
+
+def _folders() -> Iterator[Path]:
+    """Yield where code may lie: where the user wants Numba's cache, beside the source, at home."""
+    if (chosen := os.environ.get("NUMBA_CACHE_DIR")) is not None:
+        yield Path(chosen)
+        return
+    yield KERNELS.parent / "__pycache__"
+    base = os.environ.get("XDG_CACHE_HOME")
+    yield (Path(base) if base else Path.home() / ".cache") / "mpdata"
+
+
+def _read(path: Path) -> tuple[str, bytes] | None:
+    """Return symbol and code, None where there is no whole file."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    digest, body = data[:HASH_BYTES], data[HASH_BYTES:]
+    if sha256(body).digest() != digest:
+        return None
+    symbol, _, code = body.partition(b"\n")
+    return symbol.decode(), code
+
+
+def _write(path: Path, found: tuple[str, bytes]) -> bool:
+    """Keep code so that a reader sees all of it or none; return whether it could be."""
+    body = found[0].encode() + b"\n" + found[1]
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(sha256(body).digest() + body)
+        part.replace(path)
+        return True
+    return False

@@ -1,0 +1,1 @@
+"""The solver on MPI ranks."""

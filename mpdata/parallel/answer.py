@@ -1,0 +1,210 @@
+"""What a run says of its fields: figures, hashes, files, its JSON. All of it is collective."""
+
+from __future__ import annotations
+
+from math import isfinite
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgspec
+
+import dmr
+from dmr.data.gather import slabs
+from dmr.errors import words_of
+from dmr.sink import Sink
+from mpdata.errors import InputError
+from mpdata.parallel import output
+from mpdata.parallel.config import RunConfig
+from mpdata.parallel.diagnostics import Diagnostics, FinalWriter
+
+DURATIONS = 1000
+"""Durations of steps that are kept: the last so many."""
+
+
+def note_duration(run: dmr.Run, seconds: float) -> None:
+    """Keep the duration of a step; they travel with the job, so only the last are kept.
+
+    The first two steps of a run count only where there are no others.
+    """
+    kept = run.values["step_s"]
+    if run.step == 2:
+        kept.clear()
+    kept.append(seconds)
+    del kept[:-DURATIONS]
+
+
+def ns_per_cell_step(config: RunConfig, durations: list[float]) -> float | None:
+    """Return the median of the kept steps per cell, step and tracer, in nanoseconds."""
+    n, m, el = config.setup.grid
+    work = n * m * el * len(config.setup.tracers)
+    return median(durations) * 1e9 / work if durations else None
+
+
+def diagnose(config: RunConfig, run: dmr.Run, *, final: bool = False) -> list[Diagnostics]:
+    """Return the figures of every tracer, on rank 0; write the final field where that is asked.
+
+    Raises:
+        dmr.CollectiveError: a tracer is not finite (at the start that is a UsageError), or the
+            final field could not be written.
+    """
+    setup, first = config.setup, run.world.rank == 0
+    names = list(setup.tracers)
+    writer, sink = None, None
+    if final and config.final is not None:
+        sink = _opened(run, config.final.with_name(config.final.name + ".part"))
+        if sink is not None:
+            writer = FinalWriter(sink, setup.grid, config.dtype, len(names))
+    # The answer is known of the first tracer alone.
+    found = [Diagnostics(setup, compare=final and name == "psi") for name in names]
+    for number, name in enumerate(names):
+        for box, values in slabs(run.world.comm, run.fields[name]):
+            if values is not None:
+                found[number].add(box.start[0], values)
+                if writer is not None:
+                    writer.add(box.start[0], values, number)
+    problem = _not_finite(names, found, "end" if final else "start") if first else None
+    if sink is not None and config.final is not None:
+        problem = _settle(sink, config.final, problem)
+    problem = run.world.comm.bcast(problem)
+    if problem is not None:
+        raise dmr.CollectiveError(problem) if final else dmr.UsageError(problem)
+    return found
+
+
+def _not_finite(names: list[str], found: list[Diagnostics], when: str) -> str | None:
+    for name, one in zip(names, found, strict=True):
+        if one.wrong:
+            return (
+                f"expected finite values at the {when}, got NaN or inf in {one.wrong} cells "
+                f"of {name}"
+            )
+        if not isfinite(one.mass):
+            return f"expected a finite mass at the {when}, got {one.mass} for {name}"
+    return None
+
+
+def _opened(run: dmr.Run, path: Path) -> Sink | None:
+    """Open a new file, on rank 0.
+
+    Raises:
+        dmr.CollectiveError: it cannot be had.
+    """
+    sink, problem = None, None
+    if run.world.rank == 0:
+        try:
+            sink = Sink(path)
+        except OSError as error:
+            problem = f"expected to write {path}, got: {words_of(error)}"
+    problem = run.world.comm.bcast(problem)
+    if problem is not None:
+        raise dmr.CollectiveError(problem)
+    return sink
+
+
+def _settle(sink: Sink, path: Path, problem: str | None) -> str | None:
+    """Put the final field in its place, or throw it away; return what is wrong."""
+    part = Path(sink.name)
+    sink.close()
+    if problem is None and sink.problem is not None:
+        problem = f"expected to write {path}, got: {words_of(sink.problem)}"
+    try:
+        if problem is None:
+            part.replace(path)
+        else:
+            part.unlink()
+    except OSError as error:
+        problem = problem or f"expected to write {path}, got: {words_of(error)}"
+    return problem
+
+
+def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = False) -> None:
+    """Add the fields to the output file, if there is one; ``first`` starts it anew.
+
+    Raises:
+        dmr.UsageError: the file cannot be opened for that.
+        dmr.CollectiveError: there is no room for the frame; those before it are whole.
+    """
+    path = config.output
+    if path is None or not config.output_every:
+        return
+    frame, sink, problem = None, None, None
+    if run.world.rank == 0:
+        try:
+            if first or not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                sink = Sink(path)
+                output.create(sink, config.setup, config.dtype)
+                sink.close()
+            if sink is None or sink.problem is None:
+                sink = Sink(path, "r+")
+                frame = output.Frame(sink, step, step * run.values["scale"])
+        except InputError as error:
+            problem = str(error)
+        except OSError as error:
+            problem = f"expected to write {path}, got: {words_of(error)}"
+    dmr.agree(run.world.comm, problem)
+    for name in config.setup.tracers:
+        for box, values in slabs(run.world.comm, run.fields[name]):
+            if frame is not None and values is not None:
+                frame.add(box.start[0], values, name)
+    if frame is not None:
+        frame.close()
+    if sink is not None:
+        sink.close()
+        if sink.problem is not None:
+            problem = f"expected to write step {step} to {path}, got: {words_of(sink.problem)}"
+    problem = run.world.comm.bcast(problem)
+    if problem is not None:
+        raise dmr.CollectiveError(problem)
+
+
+def result(
+    config: RunConfig, run: dmr.Run, found: list[Diagnostics], bytes_used: int
+) -> dict[str, Any]:
+    """Return the JSON of ``mpdata run`` (CLI.md); the keys on top are about ``psi``."""
+    setup = config.setup
+    grid, psi = setup.grid, found[0]
+    ns = ns_per_cell_step(config, run.values["step_s"])
+    stated = {
+        "case": setup.case,
+        "grid": list(grid),
+        "steps": run.step,
+        "dtype": f"f{config.dtype.itemsize}",
+        "backend": config.backend,
+        "options": {
+            **config.options,
+            "threads": config.threads,
+            "halo": config.scheme.halo,
+            "overlap": config.overlap,
+        },
+        "ranks": run.world.size,
+        "seconds": run.elapsed_s,
+        "ns_per_cell_step": ns,
+        "gcells_per_s": 1 / ns if ns else None,
+        "mass_initial": run.values["mass_initial"][0],
+        "mass_final": psi.mass,
+        "min": psi.min,
+        "max": psi.max,
+        "errors": psi.errors,
+        "sha256": psi.sha256,
+        "resizes": msgspec.to_builtins(run.resizes),
+        "energy_j": None,
+        "energy_source": None,
+        "bytes_per_cell": bytes_used / (grid[0] * grid[1] * grid[2]),
+    }
+    if len(found) > 1:
+        stated["tracers"] = [
+            {
+                "name": name,
+                "mass_initial": mass,
+                "mass_final": one.mass,
+                "min": one.min,
+                "max": one.max,
+                "sha256": one.sha256,
+            }
+            for name, mass, one in zip(
+                setup.tracers, run.values["mass_initial"], found, strict=True
+            )
+        ]
+    return stated

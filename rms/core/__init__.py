@@ -1,0 +1,1 @@
+"""The scheduler: state, events, policies, energy books. No I/O."""

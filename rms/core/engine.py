@@ -1,0 +1,105 @@
+"""The engine: event in, decisions out. The daemon and the simulator drive the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rms.core import rules, transition
+from rms.core.events import Decision, Event, Later, Reason, Resize, ResizeAsked
+from rms.core.model import JobId, Site
+from rms.core.policies import Policy
+from rms.core.state import State
+
+
+class Engine:
+    """Holds the state and asks the policy after every event.
+
+    Args:
+        site: the cluster, or how many nodes it has.
+        policy: what the scheduler does with all jobs. It may be replaced at any time.
+    """
+
+    def __init__(self, site: Site | int, policy: Policy) -> None:
+        self.state = State(Site(site) if isinstance(site, int) else site, policy.counted)
+        self.policy = policy
+
+    @property
+    def policy(self) -> Policy:
+        """What decides."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        if policy.counted != self.state.counted:
+            raise rules.RuleError("expected a policy that places jobs as the one before did")
+        self._policy = policy
+        self.state.reckon(exact=policy.exact)
+
+    def handle(self, event: Event) -> list[Decision]:
+        """Take in what happened; return what to do, already entered as requested."""
+        self.apply(event)
+        kind = type(event)
+        if kind in self._policy.stirs or kind is ResizeAsked:
+            return self.decide((event,))
+        return []
+
+    def apply(self, event: Event) -> None:
+        """Take in what happened and decide nothing yet: more happens in the same instant."""
+        state = self.state
+        if state.free_count < 0 and event.at_s > state.now_s:
+            rules.settled(state)
+        transition.apply(state, event)
+
+    def decide(self, events: Sequence[Event]) -> list[Decision]:
+        """Return what to do after ``events``, which have just happened; entered as requested."""
+        state, policy = self.state, self._policy
+        stirs = policy.stirs
+        decisions: list[Decision]
+        if type(events[-1]) is ResizeAsked:
+            decisions = [asked_for(state, events[-1], policy)]
+        elif type(events[0]) in stirs or any(type(event) in stirs for event in events):
+            decisions = policy.decide(state, events)
+        else:
+            return []
+        for decision in decisions:
+            rules.check(state, decision, ahead=policy.ahead)
+            transition.take(state, decision)
+        if type(events[-1]) is not ResizeAsked:
+            state.stirred = False
+            state.fresh.clear()
+            state.asking.clear()
+        return decisions
+
+    def why(self, job_id: JobId) -> Later | None:
+        """Return why a job waits, None if it does not."""
+        job, beyond = self.state.pending.get(job_id), self.state.beyond.get(job_id)
+        if beyond is not None:
+            why = f"TooWide: needs {beyond.least} nodes, there are {self.state.nodes} now"
+            return Later(job_id, why, Reason.TOO_WIDE)
+        return None if job is None else self._policy.why(self.state, job)
+
+
+def asked_for(state: State, event: ResizeAsked, policy: Policy) -> Decision:
+    """Return what becomes of a user's wish for a resize."""
+    job = state.running[event.job]
+    size, have = event.size, job.size
+    refusal = None
+    if not job.spec.mode.resizable:
+        refusal = f"never: a {job.spec.mode} job is not resized"
+    elif size not in job.spec.sizes():
+        sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"
+        refusal = f"never: expected a size of {sizes} nodes, got {size}"
+    elif not job.resizable_now:
+        refusal = "later: it has not reached a resize point, is being resized, or rests after that"
+    elif event.nodes:
+        held = set(job.nodes)
+        if any(n not in held and not state.vacant[n] for n in event.nodes) or state.counted:
+            refusal = "later: wants nodes that are not free"
+    elif size - have > state.free_count:
+        refusal = f"later: wants {size - have} nodes, {state.free_count} are free"
+    elif size == have:
+        refusal = f"it has {size} nodes already"
+    if refusal is not None:
+        return Later(event.job, refusal, Reason.REFUSED)
+    nodes = event.nodes or policy.placement(state).resize(job, size)
+    return Resize(event.job, nodes, "asked for by a user", count=size if state.counted else 0)

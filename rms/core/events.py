@@ -1,0 +1,217 @@
+"""What happens and what is decided: small typed values that a journal can hold.
+
+An event is observed; a decision is wanted. A start or resize is planned by a policy, requested
+when the engine takes the decision, and true only once an event says so.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from rms.core.model import JobId, JobSpec, Node, NodePower
+
+
+class Submitted(msgspec.Struct, frozen=True, tag=True):
+    """Jobs have been handed in: one, or a whole array, which a policy sees as a whole."""
+
+    at_s: float
+    specs: tuple[JobSpec, ...]
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    """The first world of a job runs."""
+
+    at_s: float
+    job: JobId
+
+
+class ResizePoint(msgspec.Struct, frozen=True, tag=True):
+    """A job stands where it could be resized; a live job says so once for each world."""
+
+    at_s: float
+    job: JobId
+
+
+class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
+    """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy."""
+
+    at_s: float
+    job: JobId
+    size: int
+    nodes: tuple[Node, ...] = ()
+
+
+class ResizeBegun(msgspec.Struct, frozen=True, tag=True):
+    """A job has stopped stepping for the resize that was requested."""
+
+    at_s: float
+    job: JobId
+
+
+class Resized(msgspec.Struct, frozen=True, tag=True):
+    """The new world of a job steps; the nodes it gave up are free.
+
+    One that ``rests`` (a cooldown) is not asked again before its next :class:`ResizePoint`.
+    """
+
+    at_s: float
+    job: JobId
+    rests: bool = False
+
+
+class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
+    """The old world goes on; nodes held for the new one are free again.
+
+    Its size is not asked for again, unless it may go through ``later``.
+    """
+
+    at_s: float
+    job: JobId
+    why: str = ""
+    rests: bool = False
+    later: bool = False
+
+
+class Requeued(msgspec.Struct, frozen=True, tag=True):
+    """A job whose processes are gone waits again, from the beginning or its checkpoint."""
+
+    at_s: float
+    job: JobId
+
+
+class Ticked(msgspec.Struct, frozen=True, tag=True):
+    """Time has come for a policy that looks at regular times, whatever happens."""
+
+    at_s: float
+
+
+class NodeDown(msgspec.Struct, frozen=True, tag=True):
+    """A node has failed or is drained: it is given to nobody; who runs on it is told apart."""
+
+    at_s: float
+    node: Node
+
+
+class NodeUp(msgspec.Struct, frozen=True, tag=True):
+    """A node is back."""
+
+    at_s: float
+    node: Node
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """A job is over."""
+
+    at_s: float
+    job: JobId
+    state: Literal["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"]
+
+
+class Reopened(msgspec.Struct, frozen=True, tag=True):
+    """The cluster is another one from here on; nothing runs that ran on the one before.
+
+    Its jobs wait again, in the order of the queue, but those that ``failed`` with it. Jobs too wide
+    for the new one are kept for a wider one.
+
+    Attributes:
+        where: what tells it from others with the same nodes (an allocation's id).
+        nodes, power, widths: names, power models, and numbers of slots of its nodes.
+        down: nodes that are drained.
+    """
+
+    at_s: float
+    where: str
+    nodes: tuple[str, ...]
+    power: tuple[NodePower, ...] = ()
+    widths: tuple[int, ...] = ()
+    down: tuple[Node, ...] = ()
+    failed: tuple[JobId, ...] = ()
+
+
+Event = (
+    Submitted
+    | Started
+    | ResizePoint
+    | ResizeAsked
+    | ResizeBegun
+    | Resized
+    | ResizeRolledBack
+    | Requeued
+    | Ended
+    | Ticked
+    | NodeDown
+    | NodeUp
+    | Reopened
+)
+
+
+class Reason(StrEnum):
+    """Why a decision was taken; ``reason`` beside it says the same for people, with numbers."""
+
+    FITS = "Fits"
+    BACKFILLS = "Backfills"
+    RESOURCES = "Resources"
+    PRIORITY = "Priority"
+    ARRAY_LIMIT = "JobArrayTaskLimit"
+    TOO_WIDE = "TooWide"
+    MAKES_ROOM = "MakesRoom"
+    IDLE_NODES = "IdleNodes"
+    BALANCES = "Balances"
+    POWER = "PowerCap"
+    USER = "User"
+    REFUSED = "Refused"
+
+
+class Start(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Launch a job on these nodes; where nodes are only counted, on ``count`` of them."""
+
+    job: JobId
+    nodes: tuple[Node, ...]
+    reason: str
+    code: Reason = Reason.FITS
+    count: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return self.count or len(self.nodes)
+
+
+class Resize(msgspec.Struct, frozen=True, tag=True, gc=False):
+    """Ask a running job to go over to these nodes; where only counted, to ``count`` of them."""
+
+    job: JobId
+    nodes: tuple[Node, ...]
+    reason: str
+    code: Reason = Reason.USER
+    count: int = 0
+
+    @property
+    def size(self) -> int:
+        """How many nodes."""
+        return self.count or len(self.nodes)
+
+
+class Later(msgspec.Struct, frozen=True, tag=True):
+    """A job has to wait, or a user's wish to; ``reason`` is what ``rms queue`` shows.
+
+    Policies do not decide it: why a job waits is worked out when somebody asks.
+    """
+
+    job: JobId
+    reason: str
+    code: Reason = Reason.RESOURCES
+
+
+class Never(msgspec.Struct, frozen=True, tag=True):
+    """A job can never run here."""
+
+    job: JobId
+    reason: str
+    code: Reason = Reason.TOO_WIDE
+
+
+Decision = Start | Resize | Later | Never

@@ -1,0 +1,315 @@
+"""The energy books. Every joule has an owner, and the sums are kept twice.
+
+Once by owner: each running job, idle nodes, nodes that are off or booting. Once node by node (of
+counted nodes: all together), knowing nothing of owners. The two must agree. Only what changed is
+booked at an event: a job's power when it starts, ends or is resized, never that of all nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rms.core.model import Job, JobId, Node, NodePower
+from rms.core.state import State
+
+__all__ = ["Draw", "Ledger", "NodePower", "drawing"]
+
+
+@dataclass(slots=True)
+class Draw:
+    """What a job draws since when: total power, on which nodes, or on how many counted ones."""
+
+    since_s: float
+    watts: float
+    nodes: tuple[Node, ...]
+    size: int
+
+
+@dataclass
+class Ledger:
+    """Integrates power over time; call :meth:`advance` before the state changes.
+
+    Attributes:
+        power: one model per node, or per host where ``host`` says which slot is whose.
+        host: the host of each slot; empty where nodes are not shared. On a shared host a job's
+            power comes on top of the host's idle power.
+        idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
+        busy_node_s: node-seconds held by running jobs.
+        measured_w: newest reading of nodes whose power is measured; it goes before any model.
+        peak_w: highest power each host has had, where hosts are shared.
+    """
+
+    power: Sequence[NodePower]
+    host: Sequence[int] = ()
+    idle_j: float = 0.0
+    off_j: float = 0.0
+    boot_j: float = 0.0
+    busy_node_s: float = 0.0
+    at_s: float | None = None
+    measured_w: dict[Node, float] = field(default_factory=dict)
+    peak_w: list[float] = field(default_factory=list)
+    _busy_j: dict[JobId, float] = field(default_factory=dict)
+    _draws: dict[JobId, Draw] = field(default_factory=dict)
+    _shares: dict[JobId, float] = field(default_factory=dict)
+    _rescaled: dict[JobId, Job] = field(default_factory=dict)
+    _watts: float = 0.0
+    _idle_w: float = 0.0
+    _busy: int = 0
+    _counted_j: float = 0.0
+    _past_j: float = 0.0
+    _counted: bool = False
+    _unpowered: bool = False
+    _powerless: dict[JobId, int] = field(default_factory=dict)
+    _alike: bool = False
+    _node_w: list[float] = field(default_factory=list)
+    _node_j: list[float] = field(default_factory=list)
+    _node_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._idle_w = self._watts = sum(model.idle_w for model in self.power)
+        self._node_w = [model.idle_w for model in self.power]
+        self._node_j = [0.0] * len(self.power)
+        self._node_s = [0.0] * len(self.power)
+        self._alike = not self.host and len(set(self.power)) == 1
+        self._unpowered = self._alike and self.power[0] == NodePower()
+        self.peak_w = list(self._node_w) if self.host else []
+
+    def advance(self, state: State, now_s: float) -> None:
+        """Book the time since the last call under the state as it was until now."""
+        at = self.at_s
+        if at is None:
+            self.at_s, self._counted = now_s, state.counted
+            self._node_s = [now_s] * len(self.power)
+            return
+        if now_s <= at:
+            return  # also where the clock went back: no second is booked twice
+        if state.changed or self._rescaled:
+            self._enter(state, at)
+        span = now_s - at
+        self.at_s = now_s
+        self.idle_j += span * self._idle_w
+        self.busy_node_s += span * self._busy
+        if self._counted:
+            self._counted_j += span * self._watts
+
+    def reopen(self, state: State, power: Sequence[NodePower], now_s: float) -> None:
+        """Go on with another cluster: nothing is booked for the time since the last entry."""
+        at = self.at_s
+        if at is not None:
+            self._enter(state, at)
+            for job_id in list(self._draws):
+                self._leave_job(job_id, at)
+            self._past_j, self.at_s = self.cluster_j, now_s
+        self._draws.clear()
+        self._shares.clear()
+        self._powerless.clear()
+        self.measured_w.clear()
+        self.power, self._busy = power, 0
+        self.__post_init__()
+        self._node_s = [now_s] * len(power)
+
+    @property
+    def busy_j(self) -> dict[JobId, float]:
+        """The energy of each job, from its start to its end, resizes included."""
+        at = self.at_s or 0.0
+        for job_id, draw in self._draws.items():
+            self._book(job_id, draw, at)
+            draw.since_s = at
+        return self._busy_j
+
+    @property
+    def cluster_j(self) -> float:
+        """The cluster's energy, summed over nodes."""
+        at = self.at_s or 0.0
+        if self._counted:
+            return self._counted_j
+        return self._past_j + sum(
+            joules + watts * (at - since)
+            for joules, watts, since in zip(self._node_j, self._node_w, self._node_s, strict=True)
+        )
+
+    @property
+    def owned_j(self) -> float:
+        """The same, summed over owners."""
+        return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
+
+    def power_w(self, state: State) -> float:
+        """Return what the cluster draws now."""
+        if self.at_s is not None:
+            self._enter(state, self.at_s)
+        return self._watts
+
+    def measured(self, state: State, node: Node, watts: float) -> None:
+        """Take a reading: the node draws that from the time of the books on, whatever runs."""
+        self.measured_w[node] = watts
+        at = self.at_s
+        if at is None:
+            return
+        self._enter(state, at)
+        holder = next((j for j, d in self._draws.items() if node in d.nodes), None)
+        if holder is None:
+            self._idle_w += watts - self._node_w[node]
+            self._watts += watts - self._node_w[node]
+            self._set_nodes((node,), watts, at)
+        else:
+            self._leave_job(holder, at)
+            self._enter_job(state.running[holder], at)
+
+    def unmeasured(self, state: State, node: Node) -> None:
+        """Let the model speak for a node again, from the time of the books on."""
+        at = self.at_s
+        if at is None or self.measured_w.get(node) is None:
+            self.measured_w.pop(node, None)
+            return
+        self._enter(state, at)
+        holder = next((j for j, d in self._draws.items() if node in d.nodes), None)
+        if holder is None:
+            idle = self.power[node].idle_w
+            self._idle_w += idle - self._node_w[node]
+            self._watts += idle - self._node_w[node]
+            del self.measured_w[node]
+            self._set_nodes((node,), idle, at)
+        else:
+            self._leave_job(holder, at)
+            idle = self.power[node].idle_w  # what it has left is by the reading
+            self._idle_w += idle - self._node_w[node]
+            self._watts += idle - self._node_w[node]
+            del self.measured_w[node]
+            self._set_nodes((node,), idle, at)
+            self._enter_job(state.running[holder], at)
+
+    def scale(self, job: Job, share: float) -> None:
+        """Let a job draw this share of its power from the time of the books on."""
+        self._shares[job.spec.id] = share
+        self._rescaled[job.spec.id] = job
+
+    # --- what changed ------------------------------------------------------------------------
+
+    def _enter(self, state: State, at: float) -> None:
+        """Enter what changed in the instant ``at``, which is over (or being looked at)."""
+        if not state.changed and not self._rescaled:
+            return
+        if len(state.changed) == 1 and not self._rescaled:  # the most frequent case
+            ((job_id, job),) = state.changed.items()
+            state.changed.clear()
+            self._leave_job(job_id, at)
+            self._enter_job(job, at)
+            if self.host:
+                self._peaks()
+            return
+        # First all leave their nodes, then all enter: within an instant nodes change hands.
+        changed = self._rescaled | state.changed if self._rescaled else state.changed
+        jobs = list(changed.values())
+        state.changed.clear()
+        self._rescaled.clear()
+        for job in jobs:
+            self._leave_job(job.spec.id, at)
+        for job in jobs:
+            self._enter_job(job, at)
+        if self.host:
+            self._peaks()
+
+    def _leave_job(self, job_id: JobId, at: float) -> None:
+        if job_id in self._powerless:
+            self._busy -= self._powerless.pop(job_id)
+            return
+        draw = self._draws.pop(job_id, None)
+        if draw is not None:
+            self._book(job_id, draw, at)
+            self._leave(draw, at)
+
+    def _enter_job(self, job: Job, at: float) -> None:
+        job_id = job.spec.id
+        if job.start_s is None or job.end_s is not None or job.size == 0:
+            self._shares.pop(job_id, None)
+            return
+        if self._counted:
+            size = job.size + job.gain if job.moving else job.size
+            if self._unpowered and job.spec.speedup is None:
+                self._powerless[job_id] = size  # it holds nodes and costs nothing
+                self._busy += size
+                return
+            model = self.power[0]
+            watts = size * model.busy_w(job.spec, size)
+            self._draws[job_id] = Draw(at, watts, (), size)
+            self._busy += size
+            self._idle_w -= size * model.idle_w
+            self._watts += watts - size * model.idle_w
+            return
+        nodes = drawing(job)
+        if self._alike and not self.measured_w:
+            own = self.power[0].busy_w(job.spec, len(nodes))
+            watts = own * len(nodes)
+            self._idle_w -= self.power[0].idle_w * len(nodes)
+            self._watts += watts - self.power[0].idle_w * len(nodes)
+            self._set_nodes(nodes, own, at)
+        elif self.host:
+            each = [self._of(job, node, len(nodes)) for node in nodes]
+            watts = sum(each)
+            self._watts += watts
+            for node, own in zip(nodes, each, strict=True):
+                host = self.host[node]
+                self._set_nodes((host,), self._node_w[host] + own, at)
+        else:
+            each = [self._of(job, node, len(nodes)) for node in nodes]
+            watts = sum(each)
+            self._watts += watts
+            for node, own in zip(nodes, each, strict=True):
+                self._idle_w -= self._node_w[node]
+                self._watts -= self._node_w[node]
+                self._set_nodes((node,), own, at)
+        self._draws[job_id] = Draw(at, watts, nodes, len(nodes))
+        self._busy += len(nodes)
+
+    def _of(self, job: Job, node: Node, size: int) -> float:
+        """Return the power of one of a job's nodes (of its slot, where hosts are shared)."""
+        if node in self.measured_w:
+            return self.measured_w[node]
+        if self.host and job.spec.power_w is not None:
+            return job.spec.power_w / size * self._shares.get(job.spec.id, 1.0)
+        return self.power[self.host[node] if self.host else node].busy_w(job.spec, size)
+
+    def _book(self, job_id: JobId, draw: Draw, at: float) -> None:
+        books = self._busy_j
+        books[job_id] = books.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
+
+    def _leave(self, draw: Draw, at: float) -> None:
+        """Take a job's power off its nodes."""
+        self._busy -= draw.size
+        self._watts -= draw.watts
+        if self._counted:
+            idle = draw.size * self.power[0].idle_w
+            self._idle_w += idle
+            self._watts += idle
+            return
+        if self._alike and not self.measured_w:
+            idle = self.power[0].idle_w
+            self._idle_w += idle * draw.size
+            self._watts += idle * draw.size
+            self._set_nodes(draw.nodes, idle, at)
+            return
+        own = draw.watts / max(1, draw.size)
+        for node in draw.nodes:
+            if self.host:
+                host = self.host[node]
+                self._set_nodes((host,), self._node_w[host] - own, at)
+            else:
+                idle = self.measured_w.get(node, self.power[node].idle_w)
+                self._idle_w += idle
+                self._watts += idle
+                self._set_nodes((node,), idle, at)
+
+    def _set_nodes(self, nodes: Iterable[int], watts: float, at: float) -> None:
+        joules, powers, since = self._node_j, self._node_w, self._node_s
+        for node in nodes:
+            joules[node] += powers[node] * (at - since[node])
+            powers[node], since[node] = watts, at
+
+    def _peaks(self) -> None:
+        self.peak_w = [max(pair) for pair in zip(self.peak_w, self._node_w, strict=True)]
+
+
+def drawing(job: Job) -> tuple[Node, ...]:
+    """Return the nodes a job keeps busy: while it is being resized, both worlds'."""
+    return job.held if job.moving else job.nodes

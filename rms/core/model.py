@@ -1,0 +1,305 @@
+"""Jobs, nodes and what is known of them: the view a policy sees.
+
+Times are seconds on the engine's clock, which is part of the state: nothing here reads a clock.
+A job's progress is the integral of its present rate, so a rate may change while it runs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
+from typing import NewType
+
+import msgspec
+
+JobId = NewType("JobId", str)
+"""As Slurm writes it: ``7``, ``7_3``."""
+
+Node = NewType("Node", int)
+"""Index of what is given to one job at a time: a node, or a slot where nodes are shared."""
+
+
+class Mode(StrEnum):
+    """What a job allows (Iserte & Rojek, section 3)."""
+
+    FIXED = "fixed"
+    MOLDABLE = "moldable"
+    MALLEABLE = "malleable"
+    FLEXIBLE = "flexible"
+
+    @property
+    def any_start(self) -> bool:
+        """Whether the job may start at another size than its preferred one."""
+        return self in (Mode.MOLDABLE, Mode.FLEXIBLE)
+
+    @property
+    def resizable(self) -> bool:
+        """Whether the job may be resized while it runs."""
+        return self in (Mode.MALLEABLE, Mode.FLEXIBLE)
+
+
+class JobState(StrEnum):
+    """Job states by Slurm's names."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Run time and power of a job against its number of nodes.
+
+    Attributes:
+        nodes: sizes with known figures, rising.
+        time_s: run time of the whole job at each.
+        power_w_per_node: power of each node while it runs, or empty.
+        law: ``(t1_s, tc_s)`` of t(n) = tc + t1 / n (Iserte & Rojek, section 3), or None.
+        interpolate: whether sizes between the known ones may be used, linear in 1/n.
+    """
+
+    nodes: tuple[int, ...] = ()
+    time_s: tuple[float, ...] = ()
+    power_w_per_node: tuple[float, ...] = ()
+    law: tuple[float, float] | None = None
+    interpolate: bool = False
+
+    def allows(self, n: int) -> bool:
+        """Return whether a job may run on ``n`` nodes."""
+        if self.law is not None:
+            return n >= 1
+        return n in self.nodes or (self.interpolate and self.nodes[0] <= n <= self.nodes[-1])
+
+    def time(self, n: int) -> float:
+        """Return the run time of the whole job on ``n`` nodes."""
+        if self.law is not None:
+            return self.law[1] + self.law[0] / n
+        return self._at(self.time_s, n)
+
+    def power(self, n: int) -> float | None:
+        """Return the power of each of ``n`` nodes, None where it is not stated."""
+        return self._at(self.power_w_per_node, n) if self.power_w_per_node else None
+
+    def efficiency(self, n: int) -> float:
+        """Return Eff(n) = t(1) / (n t(n)) (Iserte & Rojek, section 3)."""
+        smallest = 1 if self.law is not None else self.nodes[0]
+        return smallest * self.time(smallest) / (n * self.time(n))
+
+    def _at(self, values: tuple[float, ...], n: int) -> float:
+        at = bisect_left(self.nodes, n)
+        if at < len(self.nodes) and self.nodes[at] == n:
+            return values[at]
+        if not self.interpolate or not 0 < at < len(self.nodes):
+            raise ValueError(f"expected a size of {self.nodes}, got {n}")
+        low, high = self.nodes[at - 1], self.nodes[at]
+        share = (1 / n - 1 / low) / (1 / high - 1 / low)
+        return values[at - 1] + share * (values[at] - values[at - 1])
+
+
+class JobSpec(msgspec.Struct, frozen=True, gc=False):
+    """What was asked for.
+
+    Attributes:
+        nodes_min, nodes_max, preferred: sizes in nodes.
+        speedup: run time against nodes, or None where nothing is known.
+        limit_s: time limit, or None.
+        resize_every_s: running time from one resize point to the next; None where it has none.
+        resize_price_s: time without progress that a resize costs it.
+        array: name of the job array it belongs to, or None.
+        array_limit: how many jobs of that array may run at once, or None.
+        run_s: run time at the preferred size, where no speedup is stated (of a trace), or None.
+        power_w: what the job adds to the power of its node while it runs, or None.
+        profile: shares of ``power_w`` really drawn, as ``(share of the run time, share of power)``
+            one after the other; empty for all of it all the time. Policies reckon with ``power_w``.
+    """
+
+    id: JobId
+    submit_s: float
+    nodes_min: int
+    nodes_max: int
+    preferred: int
+    mode: Mode
+    speedup: Speedup | None = None
+    limit_s: float | None = None
+    resize_every_s: float | None = None
+    resize_price_s: float = 0.0
+    array: str | None = None
+    array_limit: int | None = None
+    run_s: float | None = None
+    power_w: float | None = None
+    profile: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
+            raise ValueError(
+                f"job {self.id}: expected 1 <= min <= preferred <= max nodes, got "
+                f"{self.nodes_min}, {self.preferred}, {self.nodes_max}"
+            )
+
+    def sizes(self) -> Sequence[int]:
+        """Return the sizes the job may run at, rising."""
+        speedup, whole = self.speedup, range(self.nodes_min, self.nodes_max + 1)
+        if speedup is None or speedup.law is not None:
+            return whole
+        if speedup.interpolate:
+            return range(max(whole.start, speedup.nodes[0]), min(whole.stop, speedup.nodes[-1] + 1))
+        return tuple(n for n in speedup.nodes if n in whole)
+
+    def time_s(self, n: int) -> float | None:
+        """Return the run time of the whole job on ``n`` nodes, None where it is not known."""
+        return self.run_s if self.speedup is None else self.speedup.time(n)
+
+    def expected_s(self, n: int, *, exact: bool = False) -> float:
+        """Return how long a job may run: its limit, else what is known, else for ever.
+
+        The limit is that of its preferred size: where a speedup is known it scales with that.
+
+        Args:
+            exact: what is known goes before the limit.
+        """
+        if self.limit_s is not None and not exact:
+            if self.speedup is None or n == self.preferred:
+                return self.limit_s
+            return self.limit_s * self.speedup.time(n) / self.speedup.time(self.preferred)
+        known = self.time_s(n)
+        if known is not None:
+            return known
+        return inf if self.limit_s is None else self.limit_s
+
+    @property
+    def smallest_start(self) -> int:
+        """The fewest nodes on which the job may start."""
+        return self.sizes()[0] if self.mode.any_start else self.preferred
+
+
+@dataclass(slots=True)
+class Job:
+    """One job as it is now.
+
+    ``nodes`` is observed; ``requested`` is what a resize under way will make of it. Nodes that
+    an expansion is to bring are held for the job from the request on. ``size`` and ``wanted`` are
+    their numbers: of jobs that are only counted, ``nodes`` stays empty. ``answers`` says that it
+    has resize points: known beforehand of a simulated job, heard from a live one. ``refused`` are
+    sizes to which it could not be brought; they are not asked for again. ``end_s`` is set when it
+    is over; ``foreseen_s`` is when a running job is expected to end, ``pays_until_s`` until when a
+    wider size pays its price.
+    """
+
+    spec: JobSpec
+    number: int = 0
+    least: int = 1
+    state: JobState = JobState.PENDING
+    nodes: tuple[Node, ...] = ()
+    size: int = 0
+    requested: tuple[Node, ...] | None = None
+    wanted: int | None = None
+    moving: bool = False
+    answers: bool = False
+    refused: frozenset[int] = frozenset()
+    start_s: float | None = None
+    end_s: float | None = None
+    foreseen_s: float = inf
+    pays_until_s: float = inf
+    done: float = 0.0
+    rate: float = 0.0
+    since_s: float = 0.0
+    resizes: tuple[tuple[float, int, int], ...] = ()
+
+    __hash__ = object.__hash__
+
+    @property
+    def held(self) -> tuple[Node, ...]:
+        """Every node this job has or is about to have."""
+        if self.requested is None:
+            return self.nodes
+        return tuple(sorted({*self.nodes, *self.requested}))
+
+    @property
+    def gain(self) -> int:
+        """How many nodes a resize under way brings, held for the job already."""
+        if self.wanted is None:
+            return 0
+        if self.requested is None:
+            return max(0, self.wanted - self.size)
+        return len(set(self.requested).difference(self.nodes))
+
+    @property
+    def loss(self) -> int:
+        """How many nodes a resize under way will free."""
+        return 0 if self.wanted is None else self.size + self.gain - self.wanted
+
+    @property
+    def resizable_now(self) -> bool:
+        """Whether a resize may be asked of it: running, allowed, none in flight."""
+        return (
+            self.answers
+            and self.wanted is None
+            and self.state is JobState.RUNNING
+            and self.spec.mode.resizable
+        )
+
+    def wider(self, size: int) -> int | None:
+        """Return the next size above ``size`` that it was not refused, None where there is none."""
+        sizes = self.spec.sizes()
+        at = bisect_right(sizes, size)
+        while at < len(sizes) and sizes[at] in self.refused:
+            at += 1
+        return sizes[at] if at < len(sizes) else None
+
+    def progress_to(self, now: float) -> None:
+        """Bring ``done`` up to date before the rate changes."""
+        if self.rate:
+            self.done = min(1.0, self.done + self.rate * (now - self.since_s))
+        self.since_s = now
+
+    def left(self, now: float) -> float:
+        """Return the share of the job that is still to be done."""
+        return 1.0 - min(1.0, self.done + self.rate * (now - self.since_s))
+
+    def remaining_s(self, n: int, now: float) -> float | None:
+        """Return the time to its end if it ran on ``n`` nodes from now, None if unknown."""
+        whole = self.spec.time_s(n)
+        return None if whole is None else self.left(now) * whole
+
+
+class NodePower(msgspec.Struct, frozen=True):
+    """Power model of a node: idle, and static + dynamic x efficiency while a job runs.
+
+    Iserte & Rojek, equations 1 and 2: P(n) = (P_S + P_Dn) n with P_Dn proportional to Eff(n).
+    """
+
+    idle_w: float = 0.0
+    static_w: float = 0.0
+    dynamic_w: float = 0.0
+
+    def busy_w(self, spec: JobSpec, nodes: int) -> float:
+        """Return the power of each of a job's nodes; its own profile goes before the model."""
+        if spec.speedup is None:
+            return self.static_w + self.dynamic_w
+        stated = spec.speedup.power(nodes)
+        if stated is not None:
+            return stated
+        return self.static_w + self.dynamic_w * spec.speedup.efficiency(nodes)
+
+
+class Site(msgspec.Struct, frozen=True):
+    """What never changes of a cluster, for those who decide.
+
+    Attributes:
+        nodes: how many there are: nodes, or slots where nodes are shared.
+        power: power model of each host; empty where nothing is known.
+        host: the host (power domain) of each slot; empty where each node is its own.
+        rack: the rack of each host; empty where all are in one.
+    """
+
+    nodes: int
+    power: tuple[NodePower, ...] = ()
+    host: tuple[int, ...] = ()
+    rack: tuple[int, ...] = ()

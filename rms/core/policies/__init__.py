@@ -1,0 +1,11 @@
+"""Policies: compositions of one pure function per part (DESIGN, "The engine of rms").
+
+A policy is called with the state after every event that can change its mind and returns
+decisions; it keeps no memory and changes nothing. Each job is treated by its own mode, under
+every policy. What a part is given, and how to bring one's own, is in the README.
+"""
+
+from rms.core.policies.compose import POLICIES, adjusted, named, placing, read_policy
+from rms.core.policies.policy import Policy, PolicyError
+
+__all__ = ["POLICIES", "Policy", "PolicyError", "adjusted", "named", "placing", "read_policy"]

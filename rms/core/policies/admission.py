@@ -1,0 +1,212 @@
+"""Part ``admission``: who starts now."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from rms.core.events import Later, Reason, Start
+from rms.core.model import Job
+from rms.core.policies.placement import Room
+from rms.core.policies.sizing import Plan
+from rms.core.state import State
+
+
+class InOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Jobs start in order; the first that does not fit holds up those behind it.
+
+    Attributes:
+        at_most: how many may start in one pass, or None.
+    """
+
+    at_most: int | None = None
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        starts: list[Start] = []
+        if self.at_most is not None or not _news(state, queue, room):
+            _head(islice(queue, self.at_most), plan, room, starts)
+        return starts
+
+    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+        """Return why a job waits."""
+        return _waits(job, next(iter(queue)), plan, room)
+
+
+class FirstFitting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Backfill first fit: whoever fits starts, in order, whether or not others are overtaken.
+
+    Without a reservation the first waiting job may be overtaken for ever (Chiesi et al., section
+    3, whose jobs need one slot each).
+    """
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        starts = []
+        for job in queue:
+            if room.free <= 0:
+                break
+            size = plan.start(job, room.free)
+            if room.fits(job, size):
+                starts.append(_start(job, size, room, "fits", Reason.FITS))
+        return starts
+
+    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+        """Return why a job waits."""
+        return _waits(job, job, plan, room)
+
+
+class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """EASY backfilling: a job may overtake if it does not delay the first waiting one.
+
+    The first job that does not fit gets a reservation at the earliest time at which, by what is
+    expected of the running jobs, enough nodes are free; it is worked out anew in every pass. A
+    later job starts now if it fits and either ends before that time or leaves the reservation
+    enough nodes (Lifka, "The ANL/IBM SP scheduling system", 1995).
+
+    Attributes:
+        tail: in which order the jobs behind the first are looked at: ``queue``, or ``shortest``
+            expected run time first.
+        estimates: what is expected of a job's run time: what was ``requested`` for it, or
+            ``exact``, what is known of it.
+    """
+
+    tail: Literal["queue", "shortest"] = "queue"
+    estimates: Literal["requested", "exact"] = "requested"
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        starts: list[Start] = []
+        news = _news(state, queue, room)
+        if news:
+            if min([job.least for job in news]) > room.free:
+                return starts
+            head: Job | None = next(iter(queue))
+            waiting: Iterable[Job] = news
+        else:
+            rest = iter(queue)
+            waiting, head = rest, _head(rest, plan, room, starts)
+        if head is None or room.free <= 0:
+            return starts
+        exact, now = state.exact, state.now_s
+        shadow, extra = reservation(state, room, starts, plan.start(head, room.free))
+        free = room.free
+        tail = self._tail(state, head, waiting, starts, news)
+        for job in [job for job in tail if job.least <= free]:
+            if job.least > extra:
+                free = room.free
+                if job.least > free:
+                    continue
+                spec = job.spec
+                limit = spec.limit_s
+                plain = limit is not None and not exact and spec.speedup is None
+                if plain and now + (limit or 0.0) > shadow:
+                    continue  # the most frequent case, seen without asking for a size
+            size = plan.start(job, room.free)
+            if not room.fits(job, size):
+                continue
+            if now + job.spec.expected_s(size, exact=exact) > shadow:
+                if size > extra:
+                    continue
+                extra -= size
+            starts.append(_start(job, size, room, "backfills", Reason.BACKFILLS))
+            if room.free <= 0:
+                break
+        return starts
+
+    def _tail(
+        self,
+        state: State,
+        head: Job,
+        waiting: Iterable[Job],
+        starts: list[Start],
+        news: list[Job],
+    ) -> Iterable[Job]:
+        """Return the jobs behind the first waiting one, in the order they are looked at."""
+        if self.tail == "queue":
+            return waiting
+        if news:
+            return sorted(news, key=state.estimate)
+        begun = {start.job for start in starts}
+        begun.add(head.spec.id)
+        return [job for _, _, job in state.by_estimate if job.spec.id not in begun]
+
+    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+        """Return why a job waits."""
+        head = next(iter(queue))
+        size = plan.start(head, room.free)
+        at, _ = reservation(state, room, [], size)
+        when = "" if at == inf else f", reserved for it in {at - state.now_s:.0f} s"
+        if job is head:
+            text = f"Resources: waits for {size} nodes, {room.free} are free{when}"
+            return Later(job.spec.id, text, Reason.RESOURCES)
+        own = plan.start(job, room.free)
+        if own > room.free:
+            text = f"Resources: waits for {own} nodes, {room.free} are free"
+            return Later(job.spec.id, text, Reason.RESOURCES)
+        text = f"Priority: {own} nodes are free, but it would delay {head.spec.id}{when}"
+        return Later(job.spec.id, text, Reason.PRIORITY)
+
+
+def _news(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
+    """Return the new jobs, if nothing else has changed since the first one had to wait.
+
+    Then those that waited would only be refused again, so a submission costs no more on a long
+    queue than on a short one.
+    """
+    if state.stirred or room.passed or state.limited or not state.fresh:
+        return []
+    first = next(iter(queue), None)
+    return state.fresh if first is not None and first.number < state.fresh[0].number else []
+
+
+def _head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]) -> Job | None:
+    """Start jobs in order as long as they fit; return the first that does not."""
+    for job in queue:
+        size = plan.start(job, room.free)
+        if not room.fits(job, size):
+            return job
+        starts.append(_start(job, size, room, "fits", Reason.FITS))
+    return None
+
+
+def reservation(state: State, room: Room, starts: list[Start], size: int) -> tuple[float, int]:
+    """Return when ``size`` nodes will be free, and how many more than that will be then."""
+    free, now = room.free, state.now_s
+    ends = state.ends
+    if starts:
+        ends = ends[room.passed :]
+        for start in starts:
+            job = state.pending[start.job]
+            span = job.spec.expected_s(start.size, exact=state.exact)
+            # The job itself has no size yet: a stand-in of the start's size takes its place.
+            insort(ends, (now + span, job.number, Job(job.spec, size=start.size)))
+    found: float | None = None
+    for end, _, job in islice(ends, 0 if starts else room.passed, None):
+        if found is not None and end > found:
+            return found, free - size
+        free += job.size if job.wanted is None else job.size + job.gain
+        if found is None and free >= size:
+            found = max(end, now)
+    return (inf, 0) if found is None else (found, free - size)
+
+
+def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
+    if job is head:
+        size = plan.start(job, room.free)
+        if size <= room.free:
+            text = f"PowerCap: {room.free} nodes are free, but its power fits on none"
+            return Later(job.spec.id, text, Reason.POWER)
+        text = f"Resources: waits for {size} nodes, {room.free} are free"
+        return Later(job.spec.id, text, Reason.RESOURCES)
+    return Later(job.spec.id, f"Priority: {head.spec.id} is first", Reason.PRIORITY)
+
+
+def _start(job: Job, size: int, room: Room, why: str, code: Reason) -> Start:
+    nodes = room.place(job, size)
+    return Start(job.spec.id, nodes, why, code, 0 if nodes else size)

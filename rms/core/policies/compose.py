@@ -1,0 +1,193 @@
+"""Policies as files: which parts there are, and how a TOML table becomes a composition."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rms.core.policies import (
+    admission,
+    conservative,
+    fixed,
+    order,
+    paper,
+    placement,
+    power,
+    share,
+    sizing,
+)
+from rms.core.policies.policy import Policy, PolicyError
+
+PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
+    "order": {"fcfs": order.Fcfs, "shortest": order.ShortestFirst},
+    "admission": {
+        "in-order": admission.InOrder,
+        "easy": admission.Easy,
+        "conservative": conservative.Conservative,
+        "first-fit": admission.FirstFitting,
+    },
+    "sizing": {
+        "as-asked": sizing.AsAsked,
+        "equal-share": share.EqualShare,
+        "paper-share": paper.PaperShare,
+    },
+    "placement": {
+        "first-fit": placement.FirstFit,
+        "count": placement.Count,
+        "power-slot": power.PowerSlot,
+    },
+    "frequency": {"nominal": fixed.Nominal},
+    "node_power": {"always-on": fixed.AlwaysOn},
+    "passes": {"events": fixed.Events, "ticks": fixed.Ticks},
+}
+"""Every part that can be named, by its kind. What is left out is the first of its kind."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's function with its parameters."""
+
+    function: Callable[..., Any]
+    parameters: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call the function."""
+        return self.function(*arguments, **dict(self.parameters))
+
+
+FOLDER = Path(__file__).parent
+
+
+class _Shipped(Mapping[str, Policy]):
+    """The policies that come with the program: one TOML file each."""
+
+    def __init__(self) -> None:
+        self._names = sorted(path.stem for path in FOLDER.glob("*.toml"))
+        self._read: dict[str, Policy] = {}
+
+    def __getitem__(self, name: str) -> Policy:
+        if name not in self._names:
+            raise KeyError(name)
+        if name not in self._read:
+            self._read[name] = read_policy(FOLDER / f"{name}.toml", name=name)
+        return self._read[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+POLICIES: Mapping[str, Policy] = _Shipped()
+
+
+def named(name: str) -> Policy:
+    """Return a policy by its name, or by the text of a composition (as a journal holds it).
+
+    Raises:
+        PolicyError: there is none of that name, or the composition cannot be.
+    """
+    if name.startswith("{"):
+        try:
+            raw = msgspec.json.decode(name, type=dict[str, Any])
+        except msgspec.DecodeError as error:
+            raise PolicyError(f"expected a policy, got a text that says {error}") from None
+        return _compose(raw, str(raw.pop("name", "policy")))
+    if name in POLICIES:
+        return POLICIES[name]
+    if name.endswith(".toml"):
+        return read_policy(Path(name))
+    raise PolicyError(f"expected a policy of {', '.join(POLICIES)} or FILE.toml, got {name!r}")
+
+
+def placing(name: str) -> Policy:
+    """Return a policy that can decide for real nodes, as :func:`named` does.
+
+    Raises:
+        PolicyError: also if it only counts nodes.
+    """
+    policy = named(name)
+    if policy.counted:
+        raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
+    return policy
+
+
+def read_policy(path: Path, *, name: str = "") -> Policy:
+    """Read a policy file; functions it names are looked for beside it too.
+
+    Raises:
+        PolicyError: missing, not TOML, or not a composition.
+    """
+    try:
+        raw = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        raise PolicyError(f"expected a policy file, got {path}, which does not exist") from None
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        raise PolicyError(f"{path}: {error}") from None
+    folder = str(path.absolute().parent)
+    if not name and folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return _compose(raw, name or path.stem)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from None
+
+
+def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
+    """Return a policy with some parts replaced, or with other parameters where none is named.
+
+    Raises:
+        PolicyError: the part knows no such parameter.
+    """
+    raw: dict[str, Any] = msgspec.json.decode(policy.text)
+    name = raw.pop("name")
+    for kind, change in parts.items():
+        old = raw.get(kind, {"part": next(iter(PARTS[kind]))})
+        raw[kind] = dict(change) if "part" in change else {**old, **change}
+    return _compose(raw, name)
+
+
+def _compose(raw: dict[str, Any], name: str) -> Policy:
+    unknown = [key for key in raw if key not in PARTS]
+    if unknown:
+        raise PolicyError(f"expected parts of {', '.join(PARTS)}, got {unknown[0]!r}")
+    made: dict[str, Any] = {}
+    for kind, known in PARTS.items():
+        made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))
+    text = msgspec.json.encode({"name": name, **raw}).decode()
+    return Policy(name=name, text=text, **made)
+
+
+def _part(kind: str, table: Any) -> Callable[..., Any]:
+    if not isinstance(table, dict) or not isinstance(table.get("part"), str):
+        raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
+    parameters = {key: value for key, value in table.items() if key != "part"}
+    part = table["part"]
+    if ":" in part:
+        return _own(kind, part, parameters)
+    known = PARTS[kind]
+    if part not in known:
+        raise PolicyError(f"expected {kind} of {', '.join(known)} or module:function, got {part!r}")
+    try:
+        return msgspec.convert(parameters, known[part])  # type: ignore[return-value]
+    except msgspec.ValidationError as error:
+        raise PolicyError(f"{kind} {part}: {error}") from None
+
+
+def _own(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]:
+    """Return a user's function with its parameters."""
+    module, _, function = part.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise PolicyError(f"{kind}: expected a function {part}, got: {error}") from None
+    if not callable(found):
+        raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
+    return Own(found, tuple(sorted(parameters.items())))

@@ -1,0 +1,122 @@
+"""Admission ``conservative``: a reservation for every waiting job.
+
+A job may overtake only if that delays no one before it (Mu'alem & Feitelson, IEEE TPDS 12(6),
+2001, 529-543). Reservations are worked out anew in every pass, in the queue's order, on the
+profile of free nodes over time that running jobs' expected ends give.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from itertools import islice
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from rms.core.events import Later, Reason, Start
+from rms.core.model import Job
+from rms.core.policies.placement import Room
+from rms.core.policies.sizing import Plan
+from rms.core.state import State
+
+
+class Profile:
+    """Free nodes over time: ``free[i]`` from ``at_s[i]`` on."""
+
+    __slots__ = ("at_s", "free")
+
+    def __init__(self, state: State, room: Room) -> None:
+        self.at_s, self.free = [state.now_s], [room.free]
+        for end, _, job in islice(state.ends, room.passed, None):
+            if end == inf:
+                break
+            nodes = self.free[-1] + job.size + job.gain
+            if end <= self.at_s[-1]:
+                self.free[-1] = nodes
+            else:
+                self.at_s.append(end)
+                self.free.append(nodes)
+
+    def earliest(self, size: int, span_s: float) -> float:
+        """Return when ``size`` nodes are free for a time, ``inf`` if never."""
+        at_s, free = self.at_s, self.free
+        first = 0
+        while first < len(at_s):
+            until = at_s[first] + span_s
+            at = first
+            while at < len(at_s) and at_s[at] < until and free[at] >= size:
+                at += 1
+            if at == len(at_s) or (at > first and at_s[at] >= until):
+                return at_s[first]
+            first = max(at, first) + 1
+        return inf
+
+    def take(self, size: int, since_s: float, span_s: float) -> None:
+        """Reserve nodes for a time."""
+        begin = self._cut(since_s)
+        end = self._cut(since_s + span_s) if span_s < inf else len(self.at_s)
+        for at in range(begin, end):
+            self.free[at] -= size
+
+    def _cut(self, at_s: float) -> int:
+        """Return the index of the step that begins at a time, which is made if need be."""
+        at = bisect_left(self.at_s, at_s)
+        if at == len(self.at_s) or self.at_s[at] != at_s:
+            self.at_s.insert(at, at_s)
+            self.free.insert(at, self.free[at - 1])
+        return at
+
+    def at(self, at_s: float) -> int:
+        """Return how many nodes are free at a time."""
+        return self.free[bisect_right(self.at_s, at_s) - 1]
+
+
+class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every waiting job has a reservation, and starts when it has come.
+
+    Attributes:
+        estimates: what is expected of a job's run time: what was ``requested`` for it, or
+            ``exact``, what is known of it.
+        depth: how many waiting jobs are planned at most; those behind them wait.
+    """
+
+    estimates: Literal["requested", "exact"] = "requested"
+    depth: int = 1000
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        starts: list[Start] = []
+        if room.free <= 0:
+            return starts
+        for job, size, at_s in self._planned(state, queue, plan, room):
+            if at_s <= state.now_s and room.fits(job, size):
+                nodes = room.place(job, size)
+                code, why = (Reason.BACKFILLS, "fits its reservation")
+                starts.append(Start(job.spec.id, nodes, why, code, 0 if nodes else size))
+        return starts
+
+    def _planned(
+        self, state: State, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Iterable[tuple[Job, int, float]]:
+        """Yield each job with its size and the time of its reservation."""
+        profile = Profile(state, room)
+        left = room.free
+        for job in islice(queue, self.depth):
+            size = plan.start(job, left)
+            span_s = job.spec.expected_s(size, exact=state.exact)
+            at_s = profile.earliest(size, span_s)
+            if at_s == inf:
+                continue
+            profile.take(size, at_s, span_s)
+            left = max(0, profile.at(state.now_s))
+            yield job, size, at_s
+
+    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+        """Return why a job waits."""
+        for other, size, at_s in self._planned(state, queue, plan, room):
+            if other is job:
+                text = f"Resources: {size} nodes are reserved for it in {at_s - state.now_s:.0f} s"
+                return Later(job.spec.id, text, Reason.RESOURCES)
+        return Later(job.spec.id, "Priority: no end of those before it is known", Reason.PRIORITY)

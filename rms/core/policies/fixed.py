@@ -1,0 +1,70 @@
+"""Parts ``frequency``, ``node_power`` and ``passes``: what has one choice so far, or few."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rms.core.events import (
+    Ended,
+    NodeUp,
+    Reopened,
+    Requeued,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Submitted,
+    Ticked,
+)
+
+STIRS: frozenset[type] = frozenset(
+    (Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, NodeUp, Ticked, Reopened)
+)
+"""Events after which there may be something to decide."""
+
+
+class Nominal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Every rank at the nominal frequency."""
+
+
+class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No node is switched off."""
+
+
+class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the policy looks: after every event that can change its mind.
+
+    Attributes:
+        every_s: also at multiples of this time, while there are jobs; None for never.
+    """
+
+    every_s: float | None = None
+
+    @property
+    def stirs(self) -> frozenset[type]:
+        """Events after which it looks."""
+        return STIRS
+
+    @property
+    def starts(self) -> frozenset[type]:
+        """Events after which it starts jobs."""
+        return STIRS
+
+
+class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When the policy looks: at regular times and at each end; running jobs when they ask.
+
+    Attributes:
+        every_s: time between regular looks.
+    """
+
+    every_s: float = 10.0
+
+    @property
+    def stirs(self) -> frozenset[type]:
+        """Events after which it looks."""
+        return frozenset((Ended, Ticked, ResizePoint))
+
+    @property
+    def starts(self) -> frozenset[type]:
+        """Events after which it starts jobs."""
+        return frozenset((Ended, Ticked))

@@ -1,0 +1,119 @@
+"""Part ``placement``: which nodes.
+
+A placement opens a :class:`Room` for one pass: the free nodes, of which admission and sizing take
+some. The state is left as it is.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+import msgspec
+
+from rms.core.model import Job, Node
+from rms.core.state import State
+
+
+class Room(Protocol):
+    """Free nodes during one pass.
+
+    Attributes:
+        free: how many are left.
+        passed: how many of the first of ``state.ends`` are over by expectation, their nodes
+            counted as free.
+    """
+
+    free: int
+    passed: int
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start on ``size`` nodes now."""
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take nodes for a job that fits; none where they are only counted."""
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a running job at another size, taking what it brings."""
+
+
+class Counts:
+    """Nodes that are all alike: counted, not placed."""
+
+    __slots__ = ("free", "passed")
+
+    def __init__(self, free: int, passed: int = 0) -> None:
+        self.free, self.passed = free, passed
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start on ``size`` nodes now."""
+        return size <= self.free
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take nodes for a job that fits."""
+        self.free -= size
+        return ()
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take what a resize brings."""
+        self.free -= max(0, size - job.size)
+        return ()
+
+
+class Lowest:
+    """Free nodes, the lowest first."""
+
+    __slots__ = ("_nodes", "free", "passed")
+
+    def __init__(self, state: State) -> None:
+        self.free, self.passed = state.free_count, 0
+        self._nodes = state.free_nodes()
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start on ``size`` nodes now."""
+        return size <= self.free
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take the lowest nodes."""
+        self.free -= size
+        nodes = self._nodes
+        return tuple([next(nodes) for _ in range(size)])
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a job at its new size: its first ones stay its own."""
+        have = job.nodes
+        if size <= len(have):
+            return have[:size]
+        return (*have, *self.place(job, size - len(have)))
+
+
+class FirstFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The lowest free nodes."""
+
+    def __call__(self, state: State) -> Lowest:
+        """Open the room of a pass."""
+        return Lowest(state)
+
+
+class Count(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes are counted only: for traces, and for clusters whose nodes are all alike.
+
+    ``ahead``: a job whose expected end has come no longer holds nodes: of two events of one
+    instant, a start may come before the end that makes it possible. That the end did come is
+    checked when the instant is over.
+    """
+
+    ahead: bool = False
+    counted: ClassVar[bool] = True
+
+    def __call__(self, state: State) -> Counts:
+        """Open the room of a pass."""
+        free = state.free_count
+        if not self.ahead:
+            return Counts(free)
+        now, passed = state.now_s, 0
+        for end, _, job in state.ends:
+            if end > now:
+                break
+            free += job.size
+            passed += 1
+        return Counts(free, passed)

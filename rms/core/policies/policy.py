@@ -1,0 +1,162 @@
+"""A policy: one function per part, and how they are asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
+from rms.core.model import Job
+from rms.core.policies.placement import Room
+from rms.core.policies.sizing import Plan
+from rms.core.state import State
+
+Order = Callable[[State], Iterable[Job]]
+"""What may be gone through more than once: a view or a list, not a generator."""
+Sizing = Callable[[State, Iterable[Job], Room], Plan]
+Placement = Callable[[State], Room]
+
+
+class Admission(Protocol):
+    """Part ``admission``: who starts now, and why the others do not."""
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+
+
+class Passes(Protocol):
+    """Part ``passes``: when the policy looks."""
+
+    every_s: float | None
+
+    @property
+    def stirs(self) -> frozenset[type]:
+        """Events after which it looks."""
+
+    @property
+    def starts(self) -> frozenset[type]:
+        """Those of them after which it starts jobs."""
+
+
+class PolicyError(ValueError):
+    """No such policy, or one that cannot be."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One function per part.
+
+    Attributes:
+        order: the waiting jobs, the first to be served first.
+        sizing: the size each waiting job should start at and each resizable one should have.
+        admission: who starts now, given order and sizes.
+        placement: on which nodes.
+        frequency, node_power: named, with one choice each so far.
+        passes: when it looks.
+        text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
+        exact, ahead, counted, stirs, starts: what the parts say of expected ends, of starts before
+            the ends that make them possible, of nodes that are only counted, of events.
+    """
+
+    name: str
+    order: Order
+    sizing: Sizing
+    admission: Admission
+    placement: Placement
+    frequency: object
+    node_power: object
+    passes: Passes
+    text: str
+    exact: bool = field(init=False)
+    ahead: bool = field(init=False)
+    counted: bool = field(init=False)
+    stirs: frozenset[type] = field(init=False)
+    starts: frozenset[type] = field(init=False)
+
+    def __post_init__(self) -> None:
+        exact = getattr(self.admission, "estimates", "exact") == "exact"
+        object.__setattr__(self, "exact", exact)
+        object.__setattr__(self, "ahead", bool(getattr(self.placement, "ahead", False)))
+        object.__setattr__(self, "stirs", self.passes.stirs)
+        object.__setattr__(self, "starts", self.passes.starts)
+        object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
+
+    @property
+    def key(self) -> str:
+        """What a journal holds of it: the name of a shipped policy, else the composition."""
+        from rms.core.policies.compose import POLICIES
+
+        return self.name if POLICIES.get(self.name) is self else self.text
+
+    def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
+        """Return what to do after what has just happened, in the order in which it is taken.
+
+        The engine asks only after events of a kind in ``stirs``.
+        """
+        decisions: list[Decision] = []
+        for event in events:
+            if type(event) is Submitted:
+                decisions += _too_wide(state, event)
+        resizable = state.wide or state.narrow
+        if not state.pending and not resizable:
+            return decisions
+        room = self.placement(state)
+        queue = self._queue(state, decisions)
+        plan = self.sizing(state, queue, room)
+        if state.pending and (
+            self.starts is self.stirs or any(type(event) in self.starts for event in events)
+        ):
+            decisions += self.admission(state, queue, plan, room)
+        if resizable:
+            decisions += plan.resizes(state, room)
+        return decisions
+
+    def why(self, state: State, job: Job) -> Later:
+        """Return why a job waits, worked out from the state as it is."""
+        limit = job.spec.array_limit
+        if limit is not None:
+            running = sum(j.spec.array == job.spec.array for j in state.running.values())
+            if running >= limit:
+                text = f"JobArrayTaskLimit: {limit} at once"
+                return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
+        room = self.placement(state)
+        queue = self._queue(state, [])
+        plan = self.sizing(state, queue, room)
+        why = getattr(self.admission, "why", None)
+        if why is None:
+            return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
+        found: Later = why(state, job, queue, plan, room)
+        return found
+
+    def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:
+        queue = self.order(state)
+        if refused:
+            gone = {decision.job for decision in refused}
+            queue = [job for job in queue if job.spec.id not in gone]
+        return _within_limits(state, queue) if state.limited else queue
+
+
+def _too_wide(state: State, event: Submitted) -> list[Decision]:
+    """Refuse new jobs that need more nodes than there are."""
+    nodes, pending = state.site.nodes, state.pending
+    if len(event.specs) == 1 and pending[event.specs[0].id].least <= nodes:
+        return []  # the most frequent case
+    return [
+        Never(spec.id, f"needs {state.pending[spec.id].least} nodes, the cluster has {nodes}")
+        for spec in event.specs
+        if state.pending[spec.id].least > nodes
+    ]
+
+
+def _within_limits(state: State, queue: Iterable[Job]) -> list[Job]:
+    """Hold back tasks of arrays that may run only so many at once."""
+    running = Counter(job.spec.array for job in state.running.values())
+    kept = []
+    for job in queue:
+        limit = job.spec.array_limit
+        if limit is None or running[job.spec.array] < limit:
+            running[job.spec.array] += 1
+            kept.append(job)
+    return kept

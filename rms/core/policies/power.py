@@ -1,0 +1,105 @@
+"""Placement ``power-slot``: nodes under a power cap (Chiesi et al., section 3).
+
+A node is reckoned to draw its idle power and the power of each job on it, all the time and as
+stated (equation 1). A job may start where that stays at or below the cap; of such nodes the one
+with the smallest power slot left takes it, so that the largest stays free for a more demanding
+job (figure 2). Equations 3 and 4 are printed with their inequalities reversed.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+import msgspec
+
+from rms.core.model import Job, Node
+from rms.core.state import State
+
+
+class PowerRoom:
+    """Free slots during one pass, and the power of each node or rack as reckoned."""
+
+    __slots__ = ("_cap_w", "_domain", "_free", "_host", "_refused_w", "_watts", "free", "passed")
+
+    def __init__(self, state: State, cap_w: float, per: str) -> None:
+        site = state.site
+        self._host = site.host or tuple(range(site.nodes))
+        hosts = max(self._host) + 1
+        racks = site.rack or (0,) * hosts
+        self._domain = racks if per == "rack" else tuple(range(hosts))
+        self._cap_w, self.free, self.passed = cap_w, state.free_count, 0
+        self._watts = [0.0] * (max(self._domain) + 1)
+        for host in range(hosts):
+            self._watts[self._domain[host]] += site.power[host].idle_w if site.power else 0.0
+        for job in state.running.values():
+            for node in job.held:
+                self._watts[self._domain[self._host[node]]] += _share_w(job, len(job.held))
+        self._free: list[list[Node]] = [[] for _ in range(hosts)]
+        for node in state.free_nodes():
+            self._free[self._host[node]].append(node)
+        self._refused_w = inf
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether the job may start now: slots are free where its power fits."""
+        watts = _share_w(job, size)
+        if size > self.free or watts >= self._refused_w:
+            return False
+        if size == 1:
+            found = self._select(watts) is not None
+        else:
+            before = list(self._watts), [list(nodes) for nodes in self._free], self.free
+            found = len(self._take(watts, size)) == size
+            self._watts, self._free, self.free = before
+        if not found and size == 1:
+            self._refused_w = watts  # nor does any job with more
+        return found
+
+    def place(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Take slots for a job that fits."""
+        return tuple(self._take(_share_w(job, size), size))
+
+    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the slots of a job at its new size: its first ones stay its own."""
+        have = job.nodes
+        if size <= len(have):
+            return have[:size]
+        return (*have, *self._take(_share_w(job, size), size - len(have)))
+
+    def _take(self, watts: float, size: int) -> list[Node]:
+        nodes: list[Node] = []
+        while len(nodes) < size and (host := self._select(watts)) is not None:
+            nodes.append(self._free[host].pop(0))
+            self._watts[self._domain[host]] += watts
+            self.free -= 1
+        return nodes
+
+    def _select(self, watts: float) -> int | None:
+        """Return the node with the smallest power slot that is not negative (figure 2)."""
+        selected, least = None, self._cap_w
+        for host, nodes in enumerate(self._free):
+            slot = self._cap_w - self._watts[self._domain[host]] - watts
+            if nodes and 0.0 <= slot <= least:
+                selected, least = host, slot
+        return selected
+
+
+class PowerSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The node with the smallest power slot left.
+
+    Attributes:
+        cap_w: power that no node (or rack) may pass.
+        per: whether the cap is that of each ``node`` or of each ``rack``.
+    """
+
+    cap_w: float
+    per: Literal["node", "rack"] = "node"
+
+    def __call__(self, state: State) -> PowerRoom:
+        """Open the room of a pass."""
+        return PowerRoom(state, self.cap_w, self.per)
+
+
+def _share_w(job: Job, size: int) -> float:
+    """Return what a job is reckoned to add to each of its slots."""
+    return (job.spec.power_w or 0.0) / max(1, size)

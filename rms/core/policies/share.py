@@ -1,0 +1,282 @@
+"""Sizing ``equal-share``: all nodes over all jobs that can run (policy ``array-share``).
+
+After Iserte & Rojek, section 3: as many jobs side by side as possible, each as narrow as that
+takes; what is left goes to whoever has longest to go. Ours beyond theirs: a resize must pay its
+price, jobs are narrowed no further than those who wait need, narrow and wide are exchanged so that
+all end together, and a weight says how much of the time may be given for energy.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+from operator import itemgetter
+
+import msgspec
+
+from rms.core.events import Reason, Resize
+from rms.core.model import Job, JobId
+from rms.core.policies.placement import Room
+from rms.core.policies.rotation import RotationJob, rotates
+from rms.core.state import State
+
+
+@dataclass(slots=True)
+class SharePlan:
+    """Sizes of jobs that should start, and of running ones that should change."""
+
+    sizes: dict[JobId, int] = field(default_factory=dict)
+    changes: list[tuple[Job, int, str, Reason]] = field(default_factory=list)
+
+    def start(self, job: Job, free: int) -> int:
+        """Return the size at which a waiting job should start."""
+        return self.sizes.get(job.spec.id, job.least)
+
+    def resizes(self, state: State, room: Room) -> list[Resize]:
+        """Return the resizes, as far as nodes are left after the starts."""
+        found = []
+        for job, size, reason, code in self.changes:
+            if size - job.size > room.free:
+                continue
+            nodes = room.resize(job, size)
+            found.append(Resize(job.spec.id, nodes, reason, code, 0 if nodes else size))
+        return found
+
+
+class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Share all nodes over all jobs that can run.
+
+    Attributes:
+        energy: weight of energy against time, from 0 to 1: 0 uses whatever nodes are left, above
+            it a job is widened only as far as the weighted sum of the time to the last end and of
+            the cluster's energy, each in units of what it is with all jobs narrow, falls.
+        rotate: exchange narrow and wide now and then, where that pays.
+        look: at most this many jobs are looked at for a change, so that a pass costs no more on a
+            large cluster than on a small one.
+    """
+
+    energy: float = 0.0
+    rotate: bool = True
+    look: int = 48
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.energy <= 1.0 or self.look < 1:
+            raise ValueError(f"expected energy of 0 to 1 and look of at least 1, got {self}")
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
+        """Return the plan of a pass."""
+        plan = SharePlan()
+        if not state.stirred and not state.fresh:
+            # What did not pay at the last look pays less now; only exchanges become due by time.
+            if self.rotate and not state.pending and not state.coming:
+                self._rotate(state, plan, room)
+            return plan
+        left = room.free + state.coming
+        admitted = []
+        waiting = iter(queue)
+        for job in waiting:
+            if job.least > left:
+                self._narrow(state, plan, job, waiting, left)
+                return plan
+            left -= job.least
+            plan.sizes[job.spec.id] = job.least
+            admitted.append(job)
+        if left > state.coming:
+            self._raise(state, plan, admitted, left - state.coming)
+        if self.rotate and not plan.changes and not state.pending and not state.coming:
+            self._rotate(state, plan, room)
+        return plan
+
+    def _narrow(
+        self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: int
+    ) -> None:
+        """Narrow running jobs so that the first that does not fit does, and others behind it."""
+        least, most = first.least - left, state.resizes_left
+        need = least + sum(job.least for job in islice(others, self.look))
+        found = 0
+        changes: list[tuple[Job, int, str, Reason]] = []
+        for _, _, job in reversed(state.wide[-self.look :]):
+            if found >= need or (found >= least and len(changes) >= most):
+                break
+            now_s = job.remaining_s(job.size, state.now_s)
+            if now_s is not None and now_s <= job.spec.resize_price_s:
+                continue  # it is over before the resize would be
+            sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused]
+            if not sizes:
+                continue
+            at = bisect_right(sizes, job.size - (need - found))
+            size = sizes[max(0, at - 1)]
+            found += job.size - size
+            changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
+        if found >= least:
+            plan.changes += changes
+
+    def _raise(self, state: State, plan: SharePlan, admitted: Sequence[Job], spare: int) -> None:
+        """Deal spare nodes out, one size at a time, to whoever has longest to go."""
+        now = state.now_s
+        heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
+        heapq.heapify(heap)
+        # No more jobs than nodes can be widened; a few more, as the index has another order.
+        running = _longest(state, min(self.look, spare + 8))[: state.resizes_left]
+        able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
+        at, refused = 0, 0
+        steps: list[tuple[Job, int]] = []
+        while spare > 0 and refused < self.look:
+            if at < len(running) and (not heap or running[at] <= heap[0]):
+                _, size, _, job = running[at]
+                at += 1
+            elif heap:
+                _, size, _, job = heapq.heappop(heap)
+            else:
+                break
+            rival = min(running[at][0] if at < len(running) else inf, heap[0][0] if heap else inf)
+            entry, more = _raised(state, job, size, spare, rival)
+            if not more:
+                refused += job.wider(size) is not None
+                continue
+            spare -= more[-1] - size
+            steps += [(job, wider) for wider in more]
+            if entry is not None:
+                heapq.heappush(heap, entry)
+        if self.energy > 0 and steps:
+            steps = steps[: self._best(state, plan, able, steps)]
+        last = dict(steps)
+        for job, size in last.items():
+            if job.start_s is None:
+                plan.sizes[job.spec.id] = size
+            else:
+                plan.changes.append((job, size, "takes idle nodes", Reason.IDLE_NODES))
+
+    def _best(
+        self, state: State, plan: SharePlan, able: list[Job], steps: list[tuple[Job, int]]
+    ) -> int:
+        """Return how many of the steps to take: the weighted sum is least after that many."""
+        sizes = {job: plan.sizes.get(job.spec.id, job.size) for job in able}
+        others = max(
+            (end - state.now_s for end, _, job in reversed(state.ends) if job not in sizes),
+            default=0.0,
+        )
+        first_s, first_j = _cost(state, sizes, others)
+        best, at = 1.0, 0
+        for number, (job, size) in enumerate(steps, 1):
+            sizes[job] = size
+            span_s, energy_j = _cost(state, sizes, others)
+            sum_ = (1 - self.energy) * span_s / first_s + self.energy * (
+                energy_j / first_j if first_j else 1.0
+            )
+            if sum_ < best:
+                best, at = sum_, number
+        return at
+
+    def _rotate(self, state: State, plan: SharePlan, room: Room) -> None:
+        """Narrow who is ahead, so that who is behind may be widened, if all then end earlier."""
+        if not 2 <= len(state.running) <= self.look or not state.wide or self.energy > 0:
+            return
+        jobs = list(state.running.values())
+        since = state.now_s - max([job.since_s for job in jobs])
+        longest = state.ends[-1][0] - state.now_s
+        price_s = max([job.spec.resize_price_s for job in jobs])
+        if since + 2 * price_s + (jobs[0].spec.resize_every_s or 0.0) < longest / (2 * len(jobs)):
+            return  # not due by any of the intervals looked at
+        array, handed_in = jobs[0].spec.array, jobs[0].spec.submit_s
+        lanes = []
+        for job in jobs:
+            if not job.resizable_now or job.spec.speedup is None:
+                return
+            if job.spec.array != array or job.spec.submit_s != handed_in:
+                return  # jobs that come and go have no common end to work towards
+            times = {n: job.spec.speedup.time(n) for n in _some(job.spec.sizes(), job.size)}
+            left = job.left(state.now_s)
+            lag_s = job.spec.resize_every_s or 0.0
+            lanes.append(RotationJob(left, job.size, times, job.spec.resize_price_s, lag_s))
+        for job, size in zip(jobs, rotates(lanes, room.free, since), strict=True):
+            here = job.spec.resize_every_s is None or job in state.asking
+            if size < job.size and here and size not in job.refused:
+                text = "is ahead: lets another be wide for a while"
+                plan.changes.append((job, size, text, Reason.BALANCES))
+
+
+def _entry(job: Job, size: int, now: float) -> tuple[float, int, int, Job]:
+    """Return a heap entry: longest to go first; of jobs of which nothing is known, narrowest."""
+    known = job.remaining_s(size, now)
+    return (-inf if known is None else -known, size, job.number, job)
+
+
+def _longest(state: State, look: int) -> list[tuple[float, int, int, Job]]:
+    """Return the running jobs that may be widened, as heap entries, the longest to go first."""
+    now, found = state.now_s, []
+    for until, number, job in reversed(state.narrow[-look:]):
+        if until <= now:
+            break
+        found.append((now - job.foreseen_s, job.size, number, job))
+    found.sort(key=itemgetter(0, 1, 2))
+    return found
+
+
+def _raised(
+    state: State, job: Job, size: int, spare: int, rival: float
+) -> tuple[tuple[float, int, int, Job] | None, list[int]]:
+    """Widen one job as long as it has longest to go, it pays and nodes are spare.
+
+    Args:
+        rival: what the heap entry of the next job begins with: the time it has to go, negative.
+
+    Returns:
+        Its heap entry, if it may have more when its turn comes again, and its sizes on the way.
+    """
+    speedup = job.spec.speedup
+    if speedup is None:
+        wider = job.wider(size)
+        if wider is None or wider - size > spare:
+            return None, []
+        return (-inf, wider, job.number, job), [wider]
+    left = job.left(state.now_s)
+    price_s = 0.0 if job.start_s is None else job.spec.resize_price_s
+    sizes, refused, first = job.spec.sizes(), job.refused, size
+    found: list[int] = []
+    time_s = speedup.time(size)
+    for at in range(bisect_right(sizes, size), len(sizes)):
+        wider = sizes[at]
+        if wider in refused:
+            continue
+        if wider - first > spare:
+            break
+        faster_s = speedup.time(wider)
+        if left * (time_s - faster_s) <= price_s:
+            break
+        size, time_s = wider, faster_s
+        found.append(wider)
+        if -left * time_s > rival:
+            return (-left * time_s, size, job.number, job), found
+    return None, found
+
+
+def _cost(state: State, sizes: dict[Job, int], others_s: float) -> tuple[float, float]:
+    """Return the time to the last end and the cluster's energy until then, at these sizes."""
+    span = others_s if others_s < inf else 0.0
+    busy_j = busy_s = 0.0
+    model = state.site.power[0] if state.site.power else None
+    for job, size in sizes.items():
+        to_go = job.remaining_s(size, state.now_s) or 0.0
+        span = max(span, to_go)
+        busy_s += size * to_go
+        if model is not None:
+            busy_j += size * to_go * model.busy_w(job.spec, size)
+    idle_w = 0.0 if model is None else model.idle_w
+    return max(span, 1e-9), busy_j + idle_w * (state.nodes * span - busy_s)
+
+
+def _some(sizes: Sequence[int], size: int) -> Sequence[int]:
+    """Return the sizes a rotation reckons with: all of a table, doublings of a long range."""
+    if len(sizes) <= 16:
+        return sizes
+    found = {sizes[0], sizes[-1], size}
+    n = sizes[0]
+    while n < sizes[-1]:
+        found.add(n)
+        n *= 2
+    return sorted(found)

@@ -1,0 +1,80 @@
+"""What no policy may break: checked on every decision, before it is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rms.core.events import Decision, Never, Resize, Start
+from rms.core.model import JobState
+from rms.core.state import State
+
+
+class RuleError(RuntimeError):
+    """A policy decided what cannot be."""
+
+
+def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
+    """Refuse a decision that would give a node twice or a job a size it does not allow.
+
+    Args:
+        ahead: starts go by expected ends: a counted job may be given nodes whose end event comes
+            later in the same instant. That they came is checked when the instant is over
+            (:func:`settled`).
+
+    Raises:
+        RuleError: the decision cannot be.
+    """
+    if isinstance(decision, Start):
+        job = state.pending.get(decision.job)
+        if job is None:
+            raise RuleError(f"expected a pending job to start, got {decision.job}")
+        spec, size = job.spec, decision.size
+        if decision.nodes:
+            _distinct(decision.nodes)
+            _free(state, decision.nodes, decision)
+        elif not state.counted or (size > state.free_count and not ahead):
+            raise RuleError(f"expected free nodes for {decision.job}, got {size}")
+        if size != spec.preferred:
+            if not spec.mode.any_start:
+                raise RuleError(f"expected {spec.preferred} nodes for {decision.job}, got {size}")
+            _allowed(job.spec.sizes(), size, decision)
+    elif isinstance(decision, Resize):
+        job = state.running.get(decision.job)
+        if job is None or job.state is not JobState.RUNNING or not job.spec.mode.resizable:
+            raise RuleError(f"expected a running job that may be resized, got {decision.job}")
+        if job.wanted is not None:
+            raise RuleError(f"expected no resize in flight for {decision.job}")
+        if decision.nodes:
+            _distinct(decision.nodes)
+            own = set(job.nodes)
+            _free(state, [node for node in decision.nodes if node not in own], decision)
+        elif not state.counted or decision.size - job.size > state.free_count:
+            raise RuleError(f"expected free nodes for {decision.job}, got {decision.size}")
+        _allowed(job.spec.sizes(), decision.size, decision)
+    elif isinstance(decision, Never) and decision.job not in state.pending:
+        raise RuleError(f"expected a pending job to refuse, got {decision.job}")
+
+
+def settled(state: State) -> None:
+    """Refuse an instant that is over with more nodes given away than there are."""
+    if state.free_count < 0:
+        raise RuleError(
+            f"expected every node given once when {state.now_s} s is over, got "
+            f"{-state.free_count} given twice"
+        )
+
+
+def _distinct(nodes: tuple[int, ...]) -> None:
+    if len(set(nodes)) != len(nodes):
+        raise RuleError(f"expected every node once, got {nodes}")
+
+
+def _free(state: State, nodes: Iterable[int], decision: Start | Resize) -> None:
+    vacant = state.vacant
+    if not all(0 <= node < len(vacant) and vacant[node] for node in nodes):
+        raise RuleError(f"expected free nodes for {decision.job}, got {decision.nodes}")
+
+
+def _allowed(sizes: Sequence[int], size: int, decision: Start | Resize) -> None:
+    if size not in sizes:
+        raise RuleError(f"expected a size of {list(sizes)} for {decision.job}, got {size}")

@@ -1,0 +1,281 @@
+"""How the state follows events and decisions. Deterministic, no I/O, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from rms.core.events import (
+    Decision,
+    Ended,
+    Event,
+    Never,
+    NodeDown,
+    NodeUp,
+    Reopened,
+    Requeued,
+    Resize,
+    ResizeAsked,
+    ResizeBegun,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Start,
+    Started,
+    Submitted,
+    Ticked,
+)
+from rms.core.model import Job, JobState, Site
+from rms.core.state import State
+
+
+class TransitionError(RuntimeError):
+    """An event that cannot have happened in this state."""
+
+
+def apply(state: State, event: Event) -> None:
+    """Change the state by what happened."""
+    if event.at_s < state.now_s:
+        raise TransitionError(f"expected time to go on from {state.now_s}, got {event.at_s}")
+    _APPLY[type(event)](state, event)
+    if type(event) not in _QUIET:
+        state.stirred = True
+
+
+def _submitted(state: State, event: Submitted) -> None:
+    for spec in event.specs:
+        job_id = spec.id
+        if job_id in state.pending or job_id in state.running or job_id in state.ended:
+            raise TransitionError(f"expected a new job, got {job_id} again")
+    state.now_s = event.at_s
+    for spec in event.specs:
+        state.enqueue(Job(spec))
+
+
+def _started(state: State, event: Started) -> None:
+    job = _running(state, event)
+    state.now_s = now = event.at_s
+    forget = now != job.since_s  # else it was started in the instant in which that was decided
+    if forget:
+        state.stirred = True
+        state.forget(job)
+    job.state, job.start_s, job.since_s = JobState.RUNNING, now, now
+    whole = job.spec.time_s(job.size)
+    job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
+    if job.spec.resize_every_s is not None:
+        job.answers = state.stirred = True
+        if not forget:
+            state.forget(job)
+            forget = True
+    if forget:
+        state.foresee(job)
+    state.changed[event.job] = job
+
+
+def _point(state: State, event: ResizePoint) -> None:
+    job = _running(state, event)
+    state.now_s = event.at_s
+    state.asking.append(job)
+    if not job.answers:
+        state.forget(job)
+        job.answers, state.stirred = True, True
+        state.foresee(job)
+
+
+def _asked(state: State, event: ResizeAsked) -> None:
+    _running(state, event)
+    state.now_s = event.at_s
+
+
+def _begun(state: State, event: ResizeBegun) -> None:
+    job = _resizing(state, event)
+    state.now_s = event.at_s
+    job.progress_to(event.at_s)
+    job.moving, job.rate = True, 0.0
+    state.changed[event.job] = job
+
+
+def _resized(state: State, event: Resized) -> None:
+    job = _resizing(state, event)
+    state.now_s = event.at_s
+    loss = job.loss
+    state.coming -= loss
+    state.free_count += loss
+    if job.requested is not None:
+        kept = set(job.requested)
+        state.give_back(tuple(node for node in job.nodes if node not in kept))
+        job.nodes = job.requested
+    assert job.wanted is not None
+    job.resizes = (*job.resizes, (event.at_s, job.size, job.wanted))
+    state.forget(job)
+    job.size = job.wanted
+    _go_on(state, job, rests=event.rests)
+
+
+def _rolled_back(state: State, event: ResizeRolledBack) -> None:
+    job = _resizing(state, event)
+    state.now_s = event.at_s
+    state.coming -= job.loss
+    state.free_count += job.gain
+    if job.requested is not None:
+        kept = set(job.nodes)
+        state.give_back(tuple(node for node in job.requested if node not in kept))
+    assert job.wanted is not None
+    if not event.later:
+        job.refused |= {job.wanted}
+    state.forget(job)
+    _go_on(state, job, rests=event.rests)
+
+
+def _go_on(state: State, job: Job, *, rests: bool) -> None:
+    """Let a job run at its size, no resize in flight."""
+    job.progress_to(state.now_s)
+    job.answers &= not rests
+    job.requested, job.wanted, job.moving = None, None, False
+    whole = job.spec.time_s(job.size)
+    job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
+    state.foresee(job)
+    state.changed[job.spec.id] = job
+
+
+def _requeued(state: State, event: Requeued) -> None:
+    job = _running(state, event)
+    state.now_s = event.at_s
+    _release(state, job)
+    job.size, job.nodes = 0, ()  # who still looks at it sees that it holds nothing
+    state.enqueue(Job(job.spec, job.number, job.least))
+
+
+def _ended(state: State, event: Ended) -> None:
+    job = state.running.get(event.job)
+    if job is None:
+        if event.job not in state.pending and event.job not in state.beyond:
+            raise TransitionError(f"expected a job that is not over, got {event.job} in {event}")
+        job = state.beyond.pop(event.job, None) or state.dequeue(event.job)
+        state.now_s = event.at_s
+    else:
+        state.now_s = event.at_s
+        _release(state, job)
+        if job.rate:
+            job.progress_to(event.at_s)
+            job.rate = 0.0
+        job.requested, job.wanted, job.moving = None, None, False
+    job.state, job.end_s = JobState(event.state), event.at_s
+    state.ended[event.job] = job
+
+
+def _release(state: State, job: Job) -> None:
+    """Take a job from among the running ones, with all it holds."""
+    del state.running[job.spec.id]
+    state.forget(job)
+    state.free_count += job.size
+    if job.wanted is not None:
+        state.free_count += job.gain
+        state.coming -= job.loss
+    if job.nodes:
+        state.give_back(job.held)
+    state.changed[job.spec.id] = job
+
+
+def _ticked(state: State, event: Ticked) -> None:
+    state.now_s = event.at_s
+
+
+def _down(state: State, event: NodeDown) -> None:
+    state.now_s = event.at_s
+    if event.node in state.down:
+        raise TransitionError(f"expected a node that is up, got {event.node}")
+    state.down.add(event.node)
+    if state.vacant[event.node]:
+        state.vacant[event.node] = 0
+        state.free_count -= 1
+
+
+def _up(state: State, event: NodeUp) -> None:
+    state.now_s = event.at_s
+    if event.node not in state.down:
+        raise TransitionError(f"expected a node that is down, got {event.node}")
+    state.down.remove(event.node)
+    if all(event.node not in job.held for job in state.running.values()):
+        state.vacant[event.node] = 1
+        state.free_count += 1
+
+
+def _reopened(state: State, event: Reopened) -> None:
+    if state.counted:
+        raise TransitionError("expected a cluster whose jobs are placed, got one that is counted")
+    state.now_s = event.at_s
+    for job in list(state.running.values()):
+        _release(state, job)
+        job.size, job.nodes = 0, ()
+        job.requested, job.wanted, job.moving = None, None, False
+        if job.spec.id in event.failed:
+            job.state, job.end_s = JobState.FAILED, event.at_s
+            state.ended[job.spec.id] = job
+        else:
+            state.enqueue(Job(job.spec, job.number, job.least))
+    state.reopen(Site(len(event.nodes), event.power), event.down)
+
+
+_APPLY: dict[type, Callable[[State, Any], None]] = {
+    Submitted: _submitted,
+    Started: _started,
+    ResizePoint: _point,
+    ResizeAsked: _asked,
+    ResizeBegun: _begun,
+    Resized: _resized,
+    ResizeRolledBack: _rolled_back,
+    Requeued: _requeued,
+    Ended: _ended,
+    Ticked: _ticked,
+    NodeDown: _down,
+    NodeUp: _up,
+    Reopened: _reopened,
+}
+
+
+_QUIET = frozenset((Submitted, Started, Ticked, ResizePoint, ResizeAsked))
+"""What lets no waiting job start that could not before, but for those submitted."""
+
+
+def take(state: State, decision: Decision) -> None:
+    """Change the state by a decision: from planned to requested."""
+    if isinstance(decision, Start):
+        job = state.dequeue(decision.job)
+        size = decision.count or len(decision.nodes)
+        job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
+        job.since_s = state.now_s
+        state.running[decision.job] = job
+        state.free_count -= size
+        if decision.nodes:
+            state.take(decision.nodes)
+        state.foresee(job)
+    elif isinstance(decision, Resize):
+        job = state.running[decision.job]
+        state.forget(job)
+        job.wanted = decision.size
+        if decision.nodes:
+            job.requested = decision.nodes
+            state.take(decision.nodes)
+        state.free_count -= job.gain
+        state.coming += job.loss
+        state.foresee(job)
+    elif isinstance(decision, Never):
+        job = state.dequeue(decision.job)
+        job.state, job.end_s = JobState.CANCELLED, state.now_s
+        state.ended[decision.job] = job
+
+
+def _running(state: State, event: Any) -> Job:
+    job = state.running.get(event.job)
+    if job is None:
+        raise TransitionError(f"expected a running job, got {event.job} in {event}")
+    return job
+
+
+def _resizing(state: State, event: Any) -> Job:
+    job = _running(state, event)
+    if job.wanted is None:
+        raise TransitionError(f"expected a requested resize of {event.job}")
+    return job

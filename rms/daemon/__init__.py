@@ -1,0 +1,1 @@
+"""The daemon: jobs, resizes, journal, server."""

@@ -1,0 +1,305 @@
+"""The journal: what the engine saw and decided, in order, durable before anyone acts on it.
+
+One SQLite file (write-ahead log, flushed when that is asked for), held alone by whoever has it
+open, until it closes or dies. Its tables, of which the first two only grow:
+
+- ``entries``: ``seq`` (the order), ``kind`` (the name of the type, for people who query the file),
+  ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
+- ``decisions``: ``seq`` of the event they answer, ``body`` (MessagePack of all of them, in order).
+- ``notes``: ``key``, ``value`` (JSON): the present facts outside the engine.
+
+``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
+:data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
+hold, or of a table: what was written must never be read as something else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rms.core import rules, transition
+from rms.core.engine import Engine
+from rms.core.events import Decision, Event
+from rms.core.model import NodePower, Site
+from rms.core.policies import named
+
+FORMAT = 3
+APPLICATION_ID = 0x726D736A  # "rmsj"
+_TABLES = (
+    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
+    "CREATE TABLE decisions (seq INTEGER PRIMARY KEY REFERENCES entries, body BLOB NOT NULL)",
+    "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {FORMAT}",
+)
+_WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
+    FROM pragma_application_id, pragma_user_version"""
+_DECIDE = """INSERT OR IGNORE INTO decisions SELECT seq, ? FROM entries
+    WHERE seq = ? AND kind NOT IN ('Opened', 'PolicySet')"""
+_NOTES = "SELECT key, value FROM notes WHERE key >= ? AND key < ? ORDER BY key"
+_LAST = chr(0x10FFFF)
+"""Behind every character of a key."""
+
+_PAGE = """SELECT seq, entries.body, decisions.body FROM entries LEFT JOIN decisions USING (seq)
+    WHERE seq > ? ORDER BY seq LIMIT 1000"""
+
+
+class JournalError(ValueError):
+    """A journal that cannot be opened, read or written, or an entry out of place."""
+
+
+class Opened(msgspec.Struct, frozen=True, tag=True):
+    """A daemon has started, with these nodes, their power models and this policy.
+
+    ``where`` tells a cluster from another one with the same nodes, ``widths`` are their numbers of
+    slots. On another cluster than the entries before have, a :class:`Reopened` follows.
+    ``at_once`` is how many jobs are resized at once at most, 0 for any number.
+    """
+
+    nodes: tuple[str, ...]
+    policy: str
+    format: int = FORMAT
+    power: tuple[NodePower, ...] = ()
+    where: str = ""
+    widths: tuple[int, ...] = ()
+    at_once: int = 0
+
+
+class PolicySet(msgspec.Struct, frozen=True, tag=True):
+    """Another policy decides on every event from here on."""
+
+    at_s: float
+    policy: str
+
+
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """An event, and what was decided on it; None if a crash came before that was recorded."""
+
+    seq: int
+    event: Event
+    decisions: tuple[Decision, ...] | None
+
+
+Entry = Opened | PolicySet | Seen
+_entry = msgspec.msgpack.Decoder(Opened | PolicySet | Event)
+_decisions = msgspec.msgpack.Decoder(tuple[Decision, ...])
+
+
+class Journal:
+    """An open journal, for one thread at a time. Every method may raise :class:`JournalError`.
+
+    ``began`` is its first entry as it was when the journal was opened, None if it was new.
+    """
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self.path = path
+        self._db = db
+        self._written, self._log = False, -1
+        first = next(self.read(), None)
+        self.began = first if isinstance(first, Opened) else None
+        self._nodes = None if self.began is None else self.began.nodes
+
+    @classmethod
+    def open(cls, path: Path) -> Journal:
+        """Open a journal, or create it; refuse a damaged one, one of another format, one in use."""
+        with _said(path):  # a daemon's threads may share it, behind their lock
+            db = sqlite3.connect(path.absolute(), timeout=0, check_same_thread=False)
+            try:
+                _prepare(db, path)
+                return cls(path, db)
+            except BaseException:
+                db.close()
+                raise
+
+    def header(
+        self,
+        nodes: tuple[str, ...],
+        policy: str,
+        power: tuple[NodePower, ...] = (),
+        where: str = "",
+        widths: tuple[int, ...] = (),
+        at_once: int = 0,
+    ) -> None:
+        """Enter the start of a daemon.
+
+        It must have the nodes that the journal began with, unless it says ``where`` they are:
+        then it may go on elsewhere.
+        """
+        if self._nodes not in (None, nodes) and not where:
+            began = " ".join(self._nodes or ())
+            raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(nodes)}")
+        key = named(policy).key
+        self._enter(Opened(nodes, key, FORMAT, power, where, widths, at_once))
+        self._nodes = nodes
+
+    def policy(self, name: str, at_s: float) -> None:
+        """Enter that another policy decides from here on."""
+        self._enter(PolicySet(at_s, named(name).key))
+
+    def append(self, event: Event) -> int:
+        """Enter an event and return its sequence number."""
+        return self._enter(event)
+
+    def decided(self, seq: int, decisions: Sequence[Decision]) -> None:
+        """Enter what was decided on an event, once."""
+        _, cursor = self._run(_DECIDE, msgspec.msgpack.encode(tuple(decisions)), seq)
+        if cursor.rowcount != 1:
+            raise JournalError(f"{self.path}: expected an event without decisions, got entry {seq}")
+
+    def note(self, key: str, value: dict[str, Any]) -> None:
+        """Keep a fact that a restarted daemon needs, in place of an older one of that key."""
+        text = json.dumps(value, allow_nan=False)  # msgspec would turn an infinity into null
+        self._run("INSERT OR REPLACE INTO notes VALUES (?, ?)", key, text)
+
+    def notes(self, prefix: str = "") -> dict[str, dict[str, Any]]:
+        """Return the notes whose keys begin with ``prefix``, by key, sorted."""
+        rows, _ = self._run(_NOTES, prefix, f"{prefix}{_LAST}")
+        return {key: json.loads(value) for key, value in rows}
+
+    def read(self) -> Iterator[Entry]:
+        """Yield every entry in order, those appended meanwhile included."""
+        after = 0
+        # Page by page: a reader that stops half-way leaves no open statement, which would lock.
+        while rows := self._run(_PAGE, after)[0]:
+            yield from (self._decode(*row) for row in rows)
+            after = rows[-1][0]
+
+    def flush(self) -> None:
+        """Have all that was entered on disk, for a machine that loses its power now.
+
+        A killed daemon loses nothing that it entered. Many entries cost one flush, which is why
+        this is a call of its own: before decisions are acted on, before somebody is answered.
+        """
+        if not self._written:
+            return
+        try:
+            if self._log < 0:
+                self._log = os.open(f"{self.path.absolute()}-wal", os.O_RDONLY)
+            os.fsync(self._log)  # what synchronous = FULL does after each statement
+        except OSError as error:
+            raise JournalError(f"{self.path}: expected a journal on disk, got {error}") from None
+        self._written = False
+
+    def close(self) -> None:
+        """Give the file back; a second time does nothing."""
+        self._db.close()
+        if self._log >= 0:
+            os.close(self._log)
+            self._log = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _enter(self, entry: Opened | PolicySet | Event) -> int:
+        if self._nodes is None and not isinstance(entry, Opened):
+            raise JournalError(f"{self.path}: expected a header first, got {type(entry).__name__}")
+        row = type(entry).__name__, msgspec.msgpack.encode(entry)
+        _, cursor = self._run("INSERT INTO entries (kind, body) VALUES (?, ?)", *row)
+        return int(cursor.lastrowid or 0)
+
+    def _run(self, statement: str, *values: str | bytes | int) -> tuple[list[Any], sqlite3.Cursor]:
+        with _said(self.path):
+            cursor = self._db.execute(statement, values)
+            self._written |= not statement.startswith("SELECT")
+            return cursor.fetchall(), cursor
+
+    def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry:
+        try:
+            entry: Opened | PolicySet | Event = _entry.decode(body)
+            if isinstance(entry, Opened | PolicySet):
+                return entry
+            return Seen(seq, entry, None if decided is None else _decisions.decode(decided))
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise JournalError(f"{self.path}: expected a whole entry {seq}, got: {error}") from None
+
+
+class Replay(msgspec.Struct):
+    """What came of feeding a journal to a fresh engine.
+
+    Attributes:
+        engine: as it was in the daemon that wrote the journal, if nothing differs.
+        events: how many it was fed.
+        differing: a sentence for each event on which it decided otherwise than is recorded.
+        unrecorded: by sequence number, what it decided on events without recorded decisions:
+            nobody has acted on it, so record it and do it.
+        refused: a sentence for each of those that it refused, as it did at the time.
+    """
+
+    engine: Engine
+    events: int = 0
+    differing: list[str] = []
+    unrecorded: dict[int, list[Decision]] = {}
+    refused: list[str] = []
+
+
+def replay(entries: Iterable[Entry]) -> Replay:
+    """Feed the events of a journal to a fresh engine, under the policies as recorded."""
+    rest = iter(entries)
+    first = next(rest, None)
+    if not isinstance(first, Opened):
+        raise JournalError(f"expected a header as first entry, got {first}")
+    found = Replay(Engine(Site(len(first.nodes), first.power), named(first.policy)))
+    found.engine.state.at_once = first.at_once
+    for entry in rest:
+        if not isinstance(entry, Seen):
+            found.engine.policy = named(entry.policy)
+            if isinstance(entry, Opened):
+                found.engine.state.at_once = entry.at_once
+            continue
+        found.events += 1
+        where = f"event {entry.seq} ({type(entry.event).__name__})"
+        recorded = entry.decisions
+        try:
+            got = found.engine.handle(entry.event)
+        except (transition.TransitionError, rules.RuleError) as error:
+            sentences = found.refused if recorded is None else found.differing
+            sentences.append(f"{where}: expected one that the engine takes, got: {error}")
+            continue
+        if recorded is None:
+            found.unrecorded[entry.seq] = got
+        elif tuple(got) != recorded:
+            old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
+            found.differing.append(f"{where}: expected {old} as recorded, got {new}")
+    return found
+
+
+def _prepare(db: sqlite3.Connection, path: Path) -> None:
+    """Lock the file, see that it is a journal, or make it one if it is new."""
+    db.isolation_level = None  # every statement is committed by itself, but for BEGIN
+    db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
+    db.execute("PRAGMA synchronous = NORMAL")  # the rest is Journal.flush
+    db.execute("BEGIN EXCLUSIVE")
+    owner, version, tables = db.execute(_WHOSE).fetchone()
+    if owner == version == tables == 0:
+        for statement in _TABLES:
+            db.execute(statement)
+    elif (owner, version) != (APPLICATION_ID, FORMAT):
+        got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
+        raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
+    db.execute("COMMIT")
+    damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise JournalError(f"{path}: expected a whole journal, got {' '.join(damage.split())}")
+    db.execute("PRAGMA journal_mode = WAL")
+
+
+@contextmanager
+def _said(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+        got = "one that is in use" if busy else f"{path.name}: {error}"
+        raise JournalError(f"{path}: expected a journal to work with, got {got}") from None

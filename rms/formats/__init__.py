@@ -1,0 +1,1 @@
+"""Files that users and sites write: job scripts, clusters, workloads, traces."""

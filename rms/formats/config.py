@@ -1,0 +1,247 @@
+"""Cluster and workload files (TOML, CLI.md under Files): read once, unknown keys refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+import msgspec
+
+from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+
+Shape = TypeVar("Shape")
+
+
+class FileError(ValueError):
+    """A file that does not say what it should; one sentence, expected and got."""
+
+
+class _Power(msgspec.Struct, forbid_unknown_fields=True):
+    idle_w: float = 0.0
+    static_w: float = 0.0
+    dynamic_w: float = 0.0
+    off_w: float = 0.0
+    boot_s: float = 0.0
+    boot_j: float = 0.0
+
+
+class _Nodes(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    cores: int = 1
+    gpus: int = 0
+    slots: int | None = None
+    memory_bandwidth_gb_s: float | None = None
+    power: _Power = msgspec.field(default_factory=_Power)
+    frequencies: list[float] | None = None
+
+
+class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
+    name: str
+    nodes: list[_Nodes]
+
+
+class Cluster(msgspec.Struct, frozen=True):
+    """A cluster: names of its nodes, the devices and the power model of each."""
+
+    name: str
+    nodes: tuple[str, ...]
+    power: tuple[NodePower, ...]
+    gpus: tuple[int, ...]
+    slots: tuple[int, ...] = ()
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: list[int] = []
+    time_s: list[float] = []
+    power_w_per_node: list[float] = []
+    t1_s: float | None = None
+    tc_s: float | None = None
+    interpolate: str | None = None
+    fit: str | None = None
+    profile: str | None = None
+
+
+class _Resize(msgspec.Struct, forbid_unknown_fields=True):
+    every_s: float
+    price_s: float = 0.0
+
+
+class _Job(msgspec.Struct, forbid_unknown_fields=True):
+    nodes: tuple[int, int]
+    speedup: _Table
+    count: int = 1
+    submit_s: float = 0.0
+    preferred: int | None = None
+    mode: Mode = Mode.FIXED
+    array: str | None = None
+    resize: _Resize | None = None
+    memory_bandwidth_gb_s: float | None = None
+    power_w: float | None = None
+
+
+class _Workload(msgspec.Struct, forbid_unknown_fields=True):
+    jobs: list[_Job]
+
+
+def read_cluster(path: Path) -> Cluster:
+    """Read a cluster file.
+
+    Raises:
+        FileError: missing, not TOML, or not a cluster.
+    """
+    raw = _read(path, _Cluster)
+    names: list[str] = []
+    power: list[NodePower] = []
+    gpus: list[int] = []
+    slots: list[int] = []
+    for group in raw.nodes:
+        model = NodePower(group.power.idle_w, group.power.static_w, group.power.dynamic_w)
+        for name in expand(group.name):
+            names.append(name)
+            power.append(model)
+            gpus.append(group.gpus)
+            slots.append(group.slots or group.gpus or group.cores)
+    if not names:
+        raise FileError(f"{path}: expected at least one node, got none")
+    if len(set(names)) != len(names):
+        raise FileError(f"{path}: expected every node once, got repeated names")
+    return Cluster(raw.name, tuple(names), tuple(power), tuple(gpus), tuple(slots))
+
+
+def read_workload(
+    path: Path, mode: Mode | None = None, say: Callable[[str], None] | None = None
+) -> list[JobSpec]:
+    """Read a workload file; ``mode`` overrides what its jobs say.
+
+    Args:
+        say: told how well a fitted law fits.
+
+    Raises:
+        FileError: missing, not TOML, or not a workload.
+    """
+    specs: list[JobSpec] = []
+    for entry in _read(path, _Workload).jobs:
+        if entry.count < 1:
+            raise FileError(f"{path}: expected count of at least 1, got {entry.count}")
+        speedup = _speedup(entry.speedup, path, say)
+        low, high = entry.nodes
+        for _ in range(entry.count):
+            try:
+                spec = JobSpec(
+                    id=JobId(str(len(specs) + 1)),
+                    submit_s=entry.submit_s,
+                    nodes_min=low,
+                    nodes_max=high,
+                    preferred=high if entry.preferred is None else entry.preferred,
+                    mode=entry.mode if mode is None else mode,
+                    speedup=speedup,
+                    resize_every_s=None if entry.resize is None else entry.resize.every_s,
+                    resize_price_s=0.0 if entry.resize is None else entry.resize.price_s,
+                    array=entry.array,
+                )
+            except ValueError as error:
+                raise FileError(f"{path}: {error}") from None
+            if not spec.sizes() or spec.preferred not in spec.sizes():
+                sizes = list(spec.sizes())
+                raise FileError(
+                    f"{path}: expected preferred nodes of {sizes}, got {spec.preferred}"
+                )
+            specs.append(spec)
+    return specs
+
+
+def expand(name: str) -> list[str]:
+    """Return the names in Slurm's bracket form: ``n[1-3,7]`` is n1, n2, n3, n7.
+
+    Raises:
+        FileError: brackets that do not parse.
+    """
+    match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,\-]+)\])?([^\[\]]*)", name)
+    if match is None or not name:
+        raise FileError(f"expected a node name like n7 or n[1-36], got {name!r}")
+    head, ranges, tail = match.groups()
+    if ranges is None:
+        return [name]
+    found = []
+    for part in ranges.split(","):
+        low, _, high = part.partition("-")
+        if not low or (high and int(high) < int(low)) or part.endswith("-"):
+            raise FileError(f"expected a rising range in {name!r}, got {part!r}")
+        width = len(low) if low.startswith("0") else 0
+        found += [f"{head}{n:0{width}d}{tail}" for n in range(int(low), int(high or low) + 1)]
+    return found
+
+
+def _speedup(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
+    if table.profile is not None:
+        table = _profile(table, path)
+    if table.t1_s is not None or table.tc_s is not None:
+        if table.t1_s is None or table.tc_s is None or table.nodes or table.time_s:
+            raise FileError(f"{path}: expected speedup as t1_s and tc_s, or as nodes and time_s")
+        return Speedup(law=(table.t1_s, table.tc_s))
+    lengths = {len(table.nodes), len(table.time_s)} | (
+        {len(table.power_w_per_node)} if table.power_w_per_node else set()
+    )
+    if lengths != {len(table.nodes)} or not table.nodes:
+        raise FileError(f"{path}: expected as many times and powers as nodes in speedup")
+    if table.nodes != sorted(set(table.nodes)) or min(table.time_s) <= 0:
+        raise FileError(f"{path}: expected rising nodes and positive times in speedup")
+    if table.interpolate not in (None, "inverse"):
+        raise FileError(f'{path}: expected interpolate = "inverse", got {table.interpolate!r}')
+    if table.fit is not None:
+        return _fitted(table, path, say)
+    return Speedup(
+        tuple(table.nodes),
+        tuple(table.time_s),
+        tuple(table.power_w_per_node),
+        interpolate=table.interpolate is not None,
+    )
+
+
+def _profile(table: _Table, path: Path) -> _Table:
+    """Return a measured profile (JSON: nodes, time_s, power_w_per_node) as a table."""
+    name = path.parent / str(table.profile)
+    if table.nodes or table.time_s or table.t1_s is not None:
+        raise FileError(f"{path}: expected a profile or a table in speedup, got both")
+    try:
+        found = msgspec.json.decode(name.read_bytes(), type=_Table)
+    except (OSError, msgspec.DecodeError) as error:
+        raise FileError(f"{path}: expected a profile {name}, got: {error}") from None
+    found.interpolate, found.fit = table.interpolate, table.fit
+    return found
+
+
+def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
+    """Return t(n) = tc + t1 / n by least squares, and say how far it is off."""
+    if table.fit != "law" or len(table.nodes) < 2 or table.power_w_per_node:
+        raise FileError(
+            f'{path}: expected fit = "law" for two sizes or more, without powers, got {table.fit!r}'
+        )
+    inverse = [1.0 / n for n in table.nodes]
+    middle, mean_s = fmean(inverse), fmean(table.time_s)
+    t1_s = sum((x - middle) * t for x, t in zip(inverse, table.time_s, strict=True)) / sum(
+        (x - middle) ** 2 for x in inverse
+    )
+    tc_s = mean_s - t1_s * middle
+    law = Speedup(law=(t1_s, tc_s))
+    errors = [abs(law.time(n) / t - 1.0) for n, t in zip(table.nodes, table.time_s, strict=True)]
+    if min(law.time(n) for n in (1, table.nodes[-1], 10**6)) <= 0:
+        raise FileError(
+            f"{path}: expected times that t(n) = tc + t1 / n can fit, got tc = {tc_s:g} s"
+        )
+    if say is not None:
+        off = f"off by {100 * fmean(errors):.1f} % on average, {100 * max(errors):.1f} % at most"
+        say(f"{path}: t(n) = {tc_s:.4g} s + {t1_s:.4g} s / n, {off}")
+    return law
+
+
+def _read(path: Path, shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=shape)
+    except FileNotFoundError:
+        raise FileError(f"expected a file, got {path}, which does not exist") from None
+    except (OSError, msgspec.DecodeError, ValueError) as error:
+        raise FileError(f"{path}: {error}") from None

@@ -1,0 +1,303 @@
+"""Job scripts, array specifications, times and ids in Slurm's forms.
+
+What ``sbatch`` reads is read the same way here, so that one script serves both. Whatever does not
+parse raises :class:`ScriptError`. Only :func:`parse_script` touches a file.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from itertools import groupby
+from operator import mul
+from pathlib import Path
+from typing import Any
+
+from rms.core.model import Mode
+
+MAX_TASKS = 10_000  # of one job array
+NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
+DEFAULT_OUTPUT = "rms-%j.out"
+DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
+
+_ID = re.compile("([0-9]{1,18})(?:_([0-9]{1,18}))?")
+_RANGE = re.compile("([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
+_TIME = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
+_WORD = re.compile(r"""((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)(.*)""")
+
+
+class ScriptError(ValueError):
+    """A script, option or id that does not say what it should; one sentence, expected and got."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a script or a command line asks for; None where it does not say."""
+
+    array: str | None = None  # for parse_array
+    nodes: tuple[int, int] | None = None
+    preferred: int | None = None
+    mode: Mode | None = None
+    time_s: float | None = None  # inf where no limit is asked for
+    job_name: str | None = None
+    output: str | None = None  # for expand_output
+    dependency: str | None = None
+    requeue: bool | None = None
+    ntasks_per_node: int | None = None
+    resize_factor: int | None = None
+    memory_bandwidth_gb_s: float | None = None
+    power_w: float | None = None
+    cooldown_s: float | None = None
+
+    def over(self, other: Options) -> Options:
+        """Return both, this one's word first: a command line goes over its script."""
+        mine: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(other, **{name: said for name, said in mine.items() if said is not None})
+
+
+@dataclass(frozen=True)
+class Script:
+    """A job script as read; ``ignored`` are the ``#SBATCH`` options that mean nothing here.
+
+    One word each, as ``--mem=4G`` or ``-pdebug``, so that they can be handed on to sbatch.
+    """
+
+    options: Options
+    ignored: tuple[str, ...]
+    path: Path
+
+
+@dataclass(frozen=True)
+class Array:
+    """Indices of an array's tasks, rising, and how many may run at once (None: all)."""
+
+    indices: tuple[int, ...]
+    limit: int | None = None
+
+
+@dataclass(frozen=True)
+class IdSelection:
+    """Jobs that an id names: a job with all its tasks (``indices`` None), or some of its tasks."""
+
+    job: int
+    indices: frozenset[int] | None = None
+
+    def matches(self, job_id: str) -> bool:
+        """Return whether the job of this id, ``7`` or ``7_3``, is one of them."""
+        found = _ID.fullmatch(job_id)
+        if found is None or int(found[1]) != self.job:
+            return False
+        return self.indices is None or (found[2] is not None and int(found[2]) in self.indices)
+
+
+def parse_script(path: Path) -> Script:
+    """Read the ``#RMS`` and ``#SBATCH`` lines before a script's first command.
+
+    An option of ``#RMS`` wins over the same one of ``#SBATCH``; of equals, the later.
+    """
+    stated = {"RMS": Options(), "SBATCH": Options()}
+    ignored: list[str] = []
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            return Script(stated["RMS"].over(stated["SBATCH"]), tuple(ignored), path)
+        if directive := re.match(r"#(RMS|SBATCH)(?=[\s-]|$)", line):
+            try:
+                found, unknown = _directive(directive[1], _words(line[directive.end() :]))
+            except ScriptError as error:
+                raise ScriptError(f"{path}:{number}: {error}") from None
+            stated[directive[1]] = found.over(stated[directive[1]])
+            ignored += unknown
+    raise ScriptError(f"{path}: expected a command after the comments, got none")
+
+
+def read_option(name: str, text: str) -> Options:
+    """Return what ``--name=text`` asks for, by the names that ``#RMS`` lines use."""
+    field, read = _READERS[name]
+    try:
+        stated: dict[str, Any] = {field: read(text)}
+    except ScriptError as error:
+        raise ScriptError(f"--{name}: {error}") from None
+    return Options(**stated)
+
+
+def parse_array(spec: str) -> Array:
+    """Read ``0-11%4`` or ``1,3,5-9:2``; repeated indices count once."""
+    form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
+    ranges, limit = _match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
+    indices: set[int] = set()
+    for part in ranges.split(","):
+        found = _match(_RANGE, part, f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}")
+        low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if high < low or step < 1:
+            raise ScriptError(f"expected rising indices in {spec!r}, got {part!r}")
+        indices.update(range(low, high + 1, step)[: MAX_TASKS + 1])
+        if len(indices) > MAX_TASKS:
+            raise ScriptError(f"expected at most {MAX_TASKS} array tasks, got more in {spec!r}")
+    return Array(tuple(sorted(indices)), None if limit is None else int(limit))
+
+
+def parse_time(text: str) -> float:
+    """Return seconds of ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
+
+    ``UNLIMITED``, ``INFINITE`` and, as with ``sbatch --time``, zero are no limit: ``inf``.
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    form = "a time as minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED"
+    days, clock = _match(_TIME, text, form).groups()
+    parts = [int(part) for part in clock.split(":")]
+    units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
+    return float(int(days or 0) * 86400 + sum(map(mul, parts, units))) or math.inf
+
+
+def parse_nodes(text: str) -> tuple[int, int]:
+    """Return the fewest and the most nodes of ``4`` or ``1-4``."""
+    form = "nodes as N or MIN-MAX with 1 <= MIN <= MAX"
+    low, high = _match("([0-9]{1,9})(?:-([0-9]{1,9}))?", text, form).groups()
+    if not 1 <= int(low) <= int(high or low):
+        raise ScriptError(f"expected {form}, got {text!r}")
+    return int(low), int(high or low)
+
+
+def parse_ids(text: str) -> IdSelection:
+    """Read ``7``, ``7_3`` or ``7_[1-3,5]``; a ``%limit``, as squeue prints it, is let pass."""
+    if several := re.fullmatch(r"([0-9]{1,18})_\[(.*)\]", text):
+        return IdSelection(int(several[1]), frozenset(parse_array(several[2]).indices))
+    job, index = _match(_ID, text, "a job id like 7, 7_3 or 7_[1-3,5]").groups()
+    return IdSelection(int(job), None if index is None else frozenset([int(index)]))
+
+
+def fold_ids(ids: Iterable[str]) -> list[str]:
+    """Return a row per job and a row per array, as they first come: ``7_[0-1,3]`` for three."""
+    rows: dict[tuple[str, bool], set[int]] = {}
+    for job_id in ids:
+        job, index = _match(_ID, job_id, "a job id like 7 or 7_3").groups()
+        rows.setdefault((job, index is None), set()).update([] if index is None else [int(index)])
+    return [
+        f"{job}_[{_folded(tasks)}]" if len(tasks) > 1 else "_".join([job, *map(str, tasks)])
+        for (job, _), tasks in rows.items()
+    ]
+
+
+def expand_output(
+    pattern: str, *, array_id: str, index: int | None, job_id: str, name: str, node: str, user: str
+) -> str:
+    """Replace ``%A %a %j %x %N %u %%`` in an output file's name; ``%4a`` pads ids with zeros.
+
+    A job of no array has its own id as ``array_id`` and None as ``index``. Other symbols stay.
+    """
+    ids = {"A": array_id, "a": str(NO_INDEX if index is None else index), "j": job_id}
+    texts = {"x": name, "N": node, "u": user, "%": "%"}
+
+    def value(found: re.Match[str]) -> str:
+        width, symbol = found.groups()
+        return ids[symbol].zfill(min(int(width or 0), 10)) if symbol in ids else texts[symbol]
+
+    return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+    except OSError as error:
+        raise ScriptError(f"{path}: expected a job script, got {error.strerror!r}") from None
+    if not text.strip():
+        raise ScriptError(f"{path}: expected a job script, got an empty file")
+    if "\0" in text:
+        raise ScriptError(f"{path}: expected a text file, got zero bytes in it")
+    lines = text.split("\n")
+    if not text.startswith("#!"):
+        raise ScriptError(f"{path}: expected a first line like #!/bin/sh, got {lines[0][:60]!r}")
+    if "\r\n" in text:
+        raise ScriptError(f"{path}: expected Unix line ends, got those of DOS")
+    return lines
+
+
+def _words(line: str) -> list[str]:
+    words = []
+    while (line := line.strip()) and not line.startswith("#"):
+        word, line = _match(_WORD, line, "closed quotes").groups()
+        words.append(_text(shlex.split(word)[0]))
+    return words
+
+
+def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
+    options, ignored = Options(), list[str]()
+    while words:
+        word = words.pop(0)
+        if short := re.fullmatch("-([aNtJod])(.*)", word):
+            word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
+        option, given, text = word.partition("=")
+        name = option.removeprefix("--")
+        if option in _FLAGS and not given:
+            options = Options(requeue=_FLAGS[option]).over(options)
+        elif (
+            option == f"--{name}"
+            and name in _READERS
+            and (kind == "RMS" or name not in _NOT_SLURMS)
+        ):
+            text = text if given or not words else words.pop(0)
+            options = read_option(name, text).over(options)
+        elif kind == "RMS" or option in _FLAGS or not option.startswith("-"):
+            known = ", ".join([*(f"--{name}" for name in _READERS), *_FLAGS])
+            raise ScriptError(f"expected an option of {known}, got {word!r}")
+        else:
+            if not given and words and not words[0].startswith("-"):
+                word += ("=" if word.startswith("--") else "") + words.pop(0)
+            ignored.append(word)
+    return options, ignored
+
+
+def _match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
+    found = re.fullmatch(form, text)
+    if found is None:
+        raise ScriptError(f"expected {expected}, got {text!r}")
+    return found
+
+
+def _folded(indices: Iterable[int]) -> str:
+    steps = groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0])
+    runs = [[index for _, index in run] for _, run in steps]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _text(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ScriptError(f"expected a printable text, got {text!r}")
+    return text
+
+
+def _count(text: str) -> int:
+    return int(_match("0*[1-9][0-9]{0,8}", text, "a whole number of at least 1")[0])
+
+
+def _amount(text: str) -> float:
+    form = r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
+    return float(_match(form, text, "a number above 0 like 12.5")[0])
+
+
+def _mode(text: str) -> Mode:
+    return Mode(_match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
+
+
+_READERS: dict[str, tuple[str, Callable[[str], object]]] = {
+    "array": ("array", lambda text: parse_array(text) and text),
+    "nodes": ("nodes", parse_nodes),
+    "time": ("time_s", parse_time),
+    "job-name": ("job_name", _text),
+    "output": ("output", _text),
+    "dependency": ("dependency", _text),
+    "ntasks-per-node": ("ntasks_per_node", _count),
+    "preferred": ("preferred", _count),
+    "mode": ("mode", _mode),
+    "resize-factor": ("resize_factor", _count),
+    "memory-bandwidth": ("memory_bandwidth_gb_s", _amount),
+    "power": ("power_w", _amount),
+    "cooldown": ("cooldown_s", _amount),
+}
+_NOT_SLURMS = {"preferred", "mode", "resize-factor", "memory-bandwidth", "power", "cooldown"}
+_FLAGS = {"--requeue": True, "--no-requeue": False}
+_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))

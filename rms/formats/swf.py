@@ -1,0 +1,122 @@
+"""Traces in the standard workload format (Chapin et al. 1999; Parallel Workloads Archive)."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rms.core.model import Job, JobId, JobSpec, Mode
+from rms.formats.config import FileError
+
+FIELDS = 18
+
+
+@dataclass
+class Trace:
+    """A trace, and what was made of records that say too little.
+
+    Attributes:
+        specs: its jobs in the file's order.
+        processors: the cluster's size by the header, or None.
+        skipped: records without a run time or a size, left out.
+        raised: jobs whose requested time was below their run time, and was raised to it: nothing
+            ends before it is over.
+    """
+
+    specs: list[JobSpec]
+    processors: int | None
+    skipped: int
+    raised: int
+
+
+def read_trace(path: Path, *, mode: Mode = Mode.FIXED) -> Trace:
+    """Read a trace, also a compressed one.
+
+    A job's size is what it requested, else what it was given; its limit is the time it requested.
+
+    Raises:
+        FileError: missing, or not a trace.
+    """
+    found = Trace([], None, 0, 0)
+    try:
+        opener = gzip.open if path.suffix == ".gz" else open
+        with opener(path, "rt", encoding="ascii", errors="replace") as file:
+            for number, line in enumerate(file, 1):
+                if line.startswith(";"):
+                    _header(line, found)
+                else:
+                    _record(line, number, path, mode, found)
+    except FileNotFoundError:
+        raise FileError(f"expected a trace, got {path}, which does not exist") from None
+    except (OSError, EOFError) as error:
+        raise FileError(f"{path}: expected a trace, got: {error}") from None
+    if not found.specs:
+        raise FileError(f"{path}: expected at least one job that ran, got none")
+    return found
+
+
+def _header(line: str, found: Trace) -> None:
+    name, _, value = line.lstrip("; ").partition(":")
+    if name == "MaxProcs" and value.split()[:1] and value.split()[0].isdigit():
+        found.processors = int(value.split()[0])
+
+
+def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> None:
+    fields = line.split()
+    if not fields:
+        return
+    try:
+        submit, run, given, asked, limit = (float(fields[at]) for at in (1, 3, 4, 7, 8))
+    except (ValueError, IndexError):
+        raise FileError(
+            f"{path}: expected {FIELDS} numbers in line {number}, got {line.strip()[:60]!r}"
+        ) from None
+    size = int(asked if asked > 0 else given)
+    if size < 1 or run < 0:
+        found.skipped += 1
+        return
+    if 0 < limit < run:
+        found.raised += 1
+        limit = run
+    found.specs.append(
+        JobSpec(
+            JobId(fields[0]),
+            submit,
+            size,
+            size,
+            size,
+            mode,
+            limit_s=limit if limit > 0 else None,
+            run_s=run,
+        )
+    )
+
+
+def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
+    """Write jobs that are over as a trace: waits and run times are what they have been."""
+    lines = [f"; MaxProcs: {nodes}", f"; Note: {note}"]
+    for job in jobs:
+        spec = job.spec
+        if job.start_s is None or job.end_s is None:
+            continue
+        limit = -1 if spec.limit_s is None else spec.limit_s
+        values = [
+            spec.id,
+            f"{spec.submit_s:.10g}",
+            f"{job.start_s - spec.submit_s:.10g}",
+            f"{job.end_s - job.start_s:.10g}",
+            job.size,
+            -1,
+            -1,
+            spec.preferred,
+            f"{limit:.10g}",
+            -1,
+            int(job.state == "COMPLETED"),
+            *[-1] * 7,
+        ]
+        lines.append(" ".join(map(str, values)))
+    part = path.with_name(path.name + ".part")
+    part.write_text("\n".join(lines) + "\n")
+    part.replace(path)

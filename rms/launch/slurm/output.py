@@ -1,0 +1,409 @@
+"""What Slurm's commands print, as values. Pure: text in, rows out.
+
+Times are seconds since the epoch: commands are run with ``SLURM_TIME_FORMAT=%s`` where text is
+read. JSON is read in the shape of 22.05 and in that of later versions, where states are lists and
+numbers are objects; whatever has neither shape raises :class:`OutputError`, and the text is read
+instead.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from rms.formats.config import FileError, expand
+from rms.formats.jobscript import ScriptError, parse_time
+
+QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # what a user may name freely comes last
+NODES_FORMAT = "%N|%P|%T|%c|%G|%E"
+PARTITIONS_FORMAT = "%l|%N|%P"
+RECORDS_FORMAT = "JobIDRaw,JobID,State,NNodes,NodeList,Submit,Start,End,JobName"
+
+NO_TEXT = ("", "(null)", "None assigned", "N/A", "None", "none", "Unknown")
+SYMBOLS = "*~#!%$@^-+"  # after a node's state
+_WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=", "AdminComment=")
+
+
+class OutputError(ValueError):
+    """Output that has not the expected shape; one sentence, expected and got."""
+
+
+class ReportedError(OutputError):
+    """JSON that tells of a failure: its command exits 0 with an empty list all the same."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A row of the queue. ``job_id`` is the id of its own that an array's task has too."""
+
+    job_id: int
+    array_id: int | None
+    task: int | None
+    name: str
+    user: str
+    state: str  # Slurm's word, in capitals
+    reason: str
+    nodes: int  # that it has, or asks for
+    hosts: tuple[str, ...]
+    limit_s: float | None  # inf: none; None: not said
+    submit_s: float | None
+    start_s: float | None  # of a job that waits: expected, where Slurm says
+
+
+@dataclass(frozen=True)
+class SiteNode:
+    """A node as Slurm sees it, once for each of its partitions in text, once in JSON."""
+
+    name: str
+    partitions: tuple[str, ...]
+    state: str  # idle, allocated, mixed, completing, down, drained, draining, ...
+    responds: bool
+    cpus: int
+    gres: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition, its nodes in Slurm's order, and its longest time limit (inf: none)."""
+
+    name: str
+    default: bool
+    hosts: tuple[str, ...]
+    limit_s: float | None
+
+
+@dataclass(frozen=True)
+class JobDetails:
+    """What the controller knows of a job now; ``hosts`` are the nodes that are really its own."""
+
+    job_id: int
+    state: str
+    reason: str
+    hosts: tuple[str, ...]
+    batch_host: str | None
+    has_gres: bool
+    start_s: float | None
+    end_s: float | None  # by its time limit, while it runs
+    resized_s: float | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A job, or one stretch between two resizes of it, as accounting keeps it."""
+
+    job_id: int
+    name: str
+    state: str  # RESIZING where the job went on at another size
+    nodes: int
+    hosts: tuple[str, ...]
+    submit_s: float | None
+    start_s: float | None
+    end_s: float | None
+
+
+Row = TypeVar("Row")
+
+
+def hosts(text: str) -> tuple[str, ...]:
+    """Return the names in ``n[1-3,7],gpu2``; none of ``(null)`` and its like."""
+    if text in NO_TEXT:
+        return ()
+    found = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
+    if ",".join(found) != text:
+        raise OutputError(f"expected a list of nodes, got {text!r}")
+    try:
+        return tuple(name for part in found for name in expand(part))
+    except (FileError, ValueError) as error:
+        raise OutputError(f"expected a list of nodes, got {text!r} ({error})") from None
+
+
+# -- Text ------------------------------------------------------------------------------------
+
+
+def queue_from_text(text: str) -> list[QueuedJob]:
+    """Read ``squeue --noheader --array --states=all --format=QUEUE_FORMAT``."""
+    rows = []
+    for words in _rows(text, QUEUE_FORMAT.count("|") + 1):
+        job, array, task, state, nodes, names, reason, limit, submit, start, user, name = words
+        in_array = task not in NO_TEXT
+        rows.append(
+            QueuedJob(
+                job_id=_whole(job),
+                array_id=_whole(array) if in_array else None,
+                task=_whole(task) if in_array else None,
+                name=name,
+                user=user,
+                state=state,
+                reason=reason,
+                nodes=_whole(nodes.partition("-")[0]),
+                hosts=hosts(names),
+                limit_s=_limit(limit),
+                submit_s=_time(submit),
+                start_s=_time(start),
+            )
+        )
+    return rows
+
+
+def nodes_from_text(text: str) -> list[SiteNode]:
+    """Read ``sinfo --noheader --format=NODES_FORMAT``, one row a node or one for all alike.
+
+    A node of two partitions is one.
+    """
+    found: dict[str, SiteNode] = {}
+    for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
+        kind = SiteNode(
+            name="",
+            partitions=(partition.rstrip("*"),),
+            state=state.rstrip(SYMBOLS),
+            responds="*" not in state,
+            cpus=_whole(cpus),
+            gres="" if gres in NO_TEXT else gres,
+            reason="" if reason in NO_TEXT else reason,
+        )
+        for name in hosts(names):
+            before = found[name].partitions if name in found else ()
+            found[name] = replace(kind, name=name, partitions=(*before, *kind.partitions))
+    return list(found.values())
+
+
+def partitions_from_text(text: str) -> list[Partition]:
+    """Read ``sinfo --noheader --format=PARTITIONS_FORMAT``: a row a partition and kind of node."""
+    found: dict[str, Partition] = {}
+    for limit, names, word in _rows(text, PARTITIONS_FORMAT.count("|") + 1):
+        name = word.rstrip("*")
+        before = found[name].hosts if name in found else ()
+        found[name] = Partition(name, word.endswith("*"), (*before, *hosts(names)), _limit(limit))
+    return list(found.values())
+
+
+def records_from_text(text: str) -> list[Record]:
+    """Read ``sacct --noheader --parsable2 --duplicates --format=RECORDS_FORMAT``, without steps."""
+    rows = []
+    for words in _rows(text, RECORDS_FORMAT.count(",") + 1):
+        job, _, state, nodes, names, submit, start, end, name = words
+        if "." in job:
+            continue
+        rows.append(
+            Record(
+                job_id=_whole(job),
+                name=name,
+                state=state.partition(" ")[0],  # CANCELLED by 1000
+                nodes=_whole(nodes),
+                hosts=hosts(names),
+                submit_s=_time(submit),
+                start_s=_time(start),
+                end_s=_time(end),
+            )
+        )
+    return sorted(rows, key=_oldest_first)
+
+
+def details_from_text(text: str) -> JobDetails:
+    """Read ``scontrol --details show job ID``.
+
+    Line by line, because names and paths may hold what looks like another field.
+    """
+    said: dict[str, str] = {}
+    gres = []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("JobId="):
+            line = line.partition(" ")[0]
+        if line.startswith(_WHOLE_LINE):
+            continue
+        for word in line.split():
+            key, equals, value = word.partition("=")
+            if key in ("GRES", "JOB_GRES", "TresPerNode", "TresPerJob", "Gres"):
+                gres.append(value)
+            elif equals and not line.startswith("Nodes="):
+                said.setdefault(key, value)
+    try:
+        return JobDetails(
+            job_id=_whole(said["JobId"]),
+            state=said["JobState"],
+            reason=said["Reason"],
+            hosts=hosts(said["NodeList"]),
+            batch_host=said.get("BatchHost"),
+            has_gres=any(value not in NO_TEXT for value in gres),
+            start_s=_time(said["StartTime"]),
+            end_s=_time(said["EndTime"]),
+            resized_s=_time(said.get("ResizeTime", "")),
+        )
+    except KeyError as error:
+        raise OutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
+
+
+def config_from_text(text: str) -> dict[str, str]:
+    """Read ``scontrol show config``."""
+    pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def version_from_text(text: str) -> tuple[int, ...]:
+    """Read ``sinfo --version``: ``slurm-wlm 22.05.8`` is (22, 5, 8)."""
+    match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
+    if match is None:
+        raise OutputError(f"expected a version of Slurm, got {text.strip()!r}")
+    return tuple(int(part) for part in match.groups() if part)
+
+
+def _oldest_first(row: Record) -> tuple[float, int]:
+    """Order of records: Slurm's own differs between JSON and text, and within a second."""
+    return (math.inf if row.start_s is None else row.start_s, row.job_id)
+
+
+def _rows(text: str, columns: int) -> list[list[str]]:
+    rows = [line.split("|", columns - 1) for line in text.splitlines() if line.strip()]
+    for row in rows:
+        if len(row) != columns:
+            raise OutputError(f"expected {columns} columns, got {'|'.join(row)!r}")
+    return rows
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise OutputError(f"expected a whole number, got {text!r}") from None
+
+
+def _time(text: str) -> float | None:
+    return None if text in NO_TEXT else float(_whole(text))
+
+
+def _limit(text: str) -> float | None:
+    try:
+        return parse_time(text)
+    except ScriptError:  # NOT_SET, INVALID, Partition_Limit
+        return None
+
+
+# -- JSON ------------------------------------------------------------------------------------
+
+
+def queue_from_json(text: str) -> list[QueuedJob]:
+    """Read ``squeue --json``."""
+    rows = []
+    for job in _entries(text, "jobs"):
+        array = _number(job["array_job_id"])
+        limit = _number(job["time_limit"], infinite=math.inf)
+        row = QueuedJob(
+            job_id=_known(job, "job_id"),
+            array_id=array or None,
+            task=_number(job["array_task_id"]) if array else None,  # without an array it may be 0
+            name=job["name"],
+            user=job["user_name"],
+            state=_state(job["job_state"]),
+            reason=job["state_reason"],
+            nodes=_known(job, "node_count"),
+            hosts=hosts(job["nodes"]),
+            limit_s=math.inf if limit is None else limit * 60,
+            submit_s=_moment(job["submit_time"]),
+            start_s=_moment(job["start_time"]),
+        )
+        waiting = job["array_task_string"]  # of the tasks that are still one job
+        rows += [replace(row, task=task) for task in _tasks(waiting)] if waiting else [row]
+    return rows
+
+
+def _tasks(text: str) -> list[int]:
+    """Return the tasks of ``1-6%4``; Slurm cuts a long list short, and then the text is read."""
+    try:
+        return [int(name) for name in expand(f"[{text.partition('%')[0]}]")]
+    except FileError:
+        raise OutputError(f"expected a list of tasks in Slurm's JSON, got {text!r}") from None
+
+
+def nodes_from_json(text: str) -> list[SiteNode]:
+    """Read ``sinfo --json`` of 22.05; later versions group nodes, and the text is read there."""
+    rows = []
+    for node in _entries(text, "nodes"):
+        flags = {str(flag).upper() for flag in node["state_flags"]}
+        state = _state(node["state"]).lower()
+        if "DRAIN" in flags:
+            state = "draining" if state in ("allocated", "mixed") else "drained"
+        elif "COMPLETING" in flags:
+            state = "completing"
+        rows.append(
+            SiteNode(
+                name=node["name"],
+                partitions=tuple(node["partitions"]),
+                state=state,
+                responds="NOT_RESPONDING" not in flags,
+                cpus=_known(node, "cpus"),
+                gres=node["gres"],
+                reason=node["reason"],
+            )
+        )
+    return rows
+
+
+def records_from_json(text: str) -> list[Record]:
+    """Read ``sacct --json --duplicates``."""
+    rows = [
+        Record(
+            job_id=_known(job, "job_id"),
+            name=job["name"],
+            state=_state(job["state"]["current"]),
+            nodes=_known(job, "allocation_nodes"),
+            hosts=hosts(job["nodes"]),
+            submit_s=_moment(job["time"]["submission"]),
+            start_s=_moment(job["time"]["start"]),
+            end_s=_moment(job["time"]["end"]),
+        )
+        for job in _entries(text, "jobs")
+    ]
+    return sorted(rows, key=_oldest_first)
+
+
+class _Entry(dict[str, Any]):
+    def __missing__(self, key: str) -> Any:
+        raise OutputError(f"expected {key!r} in Slurm's JSON, got {', '.join(sorted(self))[:200]}")
+
+
+def _entries(text: str, name: str) -> Sequence[Any]:
+    try:
+        read = json.loads(text, object_hook=_Entry)
+    except ValueError as error:
+        raise OutputError(f"expected JSON, got {text[:80]!r} ({error})") from None
+    if isinstance(read, dict) and read.get("errors"):
+        raise ReportedError(f"expected {name}, got errors: {read['errors']}")
+    entries = read[name] if isinstance(read, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise OutputError(f"expected a list {name!r} in Slurm's JSON, got {text[:80]!r}")
+    return entries
+
+
+def _number(value: Any, infinite: float | None = None) -> Any:
+    """Return a number of either shape; None where it is not set."""
+    if isinstance(value, dict):
+        if value["infinite"]:
+            return infinite
+        value = value["number"] if value["set"] else None
+    if value is not None and not isinstance(value, int | float):
+        raise OutputError(f"expected a number in Slurm's JSON, got {value!r}")
+    return value
+
+
+def _known(entry: Any, key: str) -> int:
+    value = _number(entry[key])
+    if value is None:
+        raise OutputError(f"expected {key!r} to be set in Slurm's JSON, got {entry[key]!r}")
+    return int(value)
+
+
+def _moment(value: Any) -> float | None:
+    number = _number(value)
+    return float(number) if number else None
+
+
+def _state(value: Any) -> str:
+    first = value[0] if isinstance(value, list) and value else value
+    if not isinstance(first, str):
+        raise OutputError(f"expected a state in Slurm's JSON, got {value!r}")
+    return first

@@ -1,0 +1,106 @@
+"""What Slurm's queue and nodes look like, asked for about once a second on a thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.executor import Executor
+from rms.launch.slurm.output import OutputError, QueuedJob
+from rms.launch.slurm.site import UNFIT
+
+HOLDING = "RUNNING,COMPLETING,SUSPENDED,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
+"""States in which a job has nodes."""
+
+RESERVED = ("reserved", "planned", "powered_down", "powering_down", "rebooting")
+URGENT_S = 0.2
+CALM_S = 1.0
+AWAY_S = 2.0
+"""Time between looks: while something is expected, while nothing is, where Slurm is away."""
+
+SHARE = 0.2
+"""Of the time that looks may take: a queue of thousands is not asked for all the time."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look.
+
+    Attributes:
+        begun_s: the monotonic clock before Slurm was asked: what is known since may be missing;
+            ``ended_s`` when it had answered.
+        own: the jobs of this daemon by number, donors and ended ones too.
+        unavailable: nodes that others hold, or that are not fit for work.
+        hidden: nodes held by jobs that are not shown, or that have come between two questions.
+    """
+
+    begun_s: float
+    ended_s: float
+    own: Mapping[int, QueuedJob]
+    unavailable: frozenset[str]
+    hidden: frozenset[str]
+
+
+def look(slurm: Slurm, is_own: Callable[[str], bool]) -> Look:
+    """Ask Slurm.
+
+    Args:
+        is_own: whether a job of this name and user is this daemon's.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    begun_s = time.monotonic()
+    own = {
+        row.job_id: row
+        for row in slurm.jobs("--states=all", f"--user={slurm.user}")
+        if is_own(row.name)
+    }
+    ours: set[str] = set()
+    others: set[str] = set()
+    for row in slurm.jobs(f"--states={HOLDING}"):
+        (ours if row.job_id in own else others).update(row.hosts)
+    hidden: set[str] = set()
+    for node in slurm.all_nodes():
+        if node.state in ("allocated", "mixed") and node.name not in ours:
+            hidden.add(node.name)
+        if not node.responds or node.state in (*UNFIT, *RESERVED):
+            others.add(node.name)
+    return Look(begun_s, time.monotonic(), own, frozenset(others), frozenset(hidden))
+
+
+class Watcher:
+    """Looks again and again; never waits for an answer."""
+
+    def __init__(self, desk: Executor, is_own: Callable[[str], bool]) -> None:
+        self._desk, self._is_own = desk, is_own
+        self._asked: Future[Look] | None = None
+        self._next_s = self._rests_s = 0.0
+        self._hidden: frozenset[str] = frozenset()
+        self.trouble = ""
+
+    def poll(self, *, urgent: bool) -> Look | None:
+        """Return a look that has just come in; ask for the next when it is time."""
+        now = time.monotonic()
+        found = None
+        if self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            try:
+                found, self.trouble = asked.result(), ""
+                self._rests_s = (found.ended_s - found.begun_s) / SHARE
+                self._next_s = found.begun_s
+                lasting, self._hidden = found.hidden & self._hidden, found.hidden
+                found = replace(found, unavailable=found.unavailable | lasting)
+            except (SlurmError, OutputError) as error:
+                self.trouble = str(error)
+                self._next_s = now + AWAY_S - CALM_S
+        due_s = self._next_s + max(
+            CALM_S if self.trouble or not urgent else URGENT_S, self._rests_s
+        )
+        if self._asked is None and now >= due_s:
+            slurm = self._desk.slurm
+            self._asked = self._desk.ask(lambda: look(slurm, self._is_own))
+        return found

@@ -1,0 +1,226 @@
+"""What a site's Slurm allows, in words: behind ``rms serve --engine slurm --check``.
+
+:func:`look` only asks; :func:`try_it` resizes a job for two seconds, because a site may refuse in
+plugins of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.output import JobDetails, SiteNode
+
+OLDEST = (20, 11)
+KNOWN_SELECTS = ("select/linear", "select/cons_tres", "select/cons_res")
+UNFIT = ("down", "drained", "draining", "fail", "failing", "error", "unknown", "maint")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The facts that the verdicts are drawn from."""
+
+    version: tuple[int, ...]
+    cluster: str
+    select: str
+    scheduler_parameters: tuple[str, ...]
+    accounting: str
+    energy: str
+    nodes: tuple[SiteNode, ...]
+    json_commands: tuple[str, ...]
+
+    @property
+    def fit(self) -> tuple[SiteNode, ...]:
+        """The nodes that jobs can have."""
+        return tuple(n for n in self.nodes if n.responds and n.state not in UNFIT)
+
+    @property
+    def without_gres(self) -> tuple[SiteNode, ...]:
+        """Of those, the ones that can be given from job to job."""
+        return tuple(node for node in self.fit if not node.gres)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether something is allowed here, and why or what instead."""
+
+    what: str
+    allowed: bool
+    why: str
+
+
+def look(slurm: Slurm) -> Site:
+    """Ask a site's Slurm, each command once.
+
+    Raises:
+        SlurmError: Slurm is not here, or does not answer.
+    """
+    version = slurm.version()
+    config = slurm.config()
+    nodes = tuple(slurm.nodes())
+    queue = slurm.queue()
+    if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
+        slurm.records([queue[0].job_id if queue else 1])
+    return Site(
+        version=version,
+        cluster=config.get("ClusterName", ""),
+        select=config.get("SelectType", ""),
+        scheduler_parameters=tuple(_words(config.get("SchedulerParameters", ""))),
+        accounting=config.get("AccountingStorageType", ""),
+        energy=config.get("AcctGatherEnergyType", ""),
+        nodes=nodes,
+        json_commands=tuple(sorted(name for name, yes in slurm.json_offered.items() if yes)),
+    )
+
+
+def verdicts(site: Site) -> list[Verdict]:
+    """Return what the two engines can do on a site."""
+    return [_pilot(site), _jobs(site), _shrink(site), _grow(site), _books(site), _energy(site)]
+
+
+def serves(engine: str, site: Site) -> bool:
+    """Return whether an engine, ``slurm-pilot`` or ``slurm``, can work on a site at all."""
+    return (_pilot(site) if engine == "slurm-pilot" else _jobs(site)).allowed
+
+
+def refusals(site: Site) -> dict[str, str]:
+    """Return why a site changes no running job: by ``grow`` and ``shrink``, where it does not."""
+    said = {"grow": _grow(site), "shrink": _shrink(site)}
+    books = _books(site)
+    if not books.allowed:
+        said = {"grow": books, "shrink": books}
+    return {what: verdict.why for what, verdict in said.items() if not verdict.allowed}
+
+
+def measures(site: Site) -> bool:
+    """Return whether a site's Slurm measures energy."""
+    return _energy(site).allowed
+
+
+def try_it(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
+    """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
+
+    ``name`` is for this call's jobs alone; ``now`` is a clock for the times in the words.
+    """
+    tried = []
+    try:
+        try:
+            job = slurm.allocate(1, name, "--time=2")
+            kept = slurm.job(job).hosts
+        except SlurmError as error:
+            return [Verdict("trying it on a job", False, str(error))]
+        steps: tuple[tuple[str, Callable[[], JobDetails]], ...] = (
+            ("growing a running job, tried", lambda: slurm.grow(job, 1, f"{name}-donor")),
+            ("shrinking a running job, tried", lambda: slurm.shrink(job, kept)),
+        )
+        for what, act in steps:
+            begun = now()
+            try:
+                hosts = act().hosts
+                why = (
+                    f"it had {len(hosts)} node{'s' * (len(hosts) > 1)} {now() - begun:.2f} s later"
+                )
+                tried.append(Verdict(what, True, why))
+            except SlurmError as error:
+                tried.append(Verdict(what, False, str(error)))
+                break
+    finally:
+        slurm.cancel_named(name)
+    return tried
+
+
+def in_words(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
+    """Return the lines that a person reads."""
+    number = ".".join(f"{part:02d}" if place == 1 else str(part) for place, part in _numbered(site))
+    head = (
+        f"Slurm {number}, cluster {site.cluster or '(no name)'}, {site.select or 'select unknown'}:"
+        f" {len(site.fit)} of {len(site.nodes)} nodes fit for work"
+    )
+    offered = ", ".join(site.json_commands)
+    tail = (
+        f"JSON is read of {offered}; all else as text" if offered else "all output is read as text"
+    )
+    lines = [
+        f"{'yes' if v.allowed else 'no ':3s}  {v.what}: {v.why}" for v in [*verdicts(site), *tried]
+    ]
+    return [head, *lines, tail]
+
+
+def as_json(site: Site, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
+    """Return the same for programs."""
+    said = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
+    return {**asdict(site), "verdicts": said}
+
+
+def _pilot(site: Site) -> Verdict:
+    what = "engine slurm-pilot"
+    if site.version < OLDEST:
+        return Verdict(what, False, "steps share nodes (--overlap) only since Slurm 20.11")
+    if not site.fit:
+        return Verdict(what, False, "no node is fit for work now")
+    return Verdict(what, True, "resizes within one allocation need nothing of the site")
+
+
+def _jobs(site: Site) -> Verdict:
+    what = "engine slurm, jobs of their own"
+    if site.version < OLDEST:
+        return Verdict(what, False, "expected Slurm 20.11 or newer")
+    if not site.fit:
+        return Verdict(what, False, "no node is fit for work now")
+    return Verdict(what, True, "each array task becomes a job; any resize may go by a checkpoint")
+
+
+def _shrink(site: Site) -> Verdict:
+    what = "shrinking running jobs"
+    if "disable_job_shrink" in site.scheduler_parameters:
+        return Verdict(what, False, "SchedulerParameters has disable_job_shrink: by checkpoint")
+    if site.select not in KNOWN_SELECTS:
+        return Verdict(
+            what, False, f"{site.select or 'this selection'} was never tried: by checkpoint"
+        )
+    return Verdict(what, True, "scontrol update NodeList=, on jobs of one's own")
+
+
+def _grow(site: Site) -> Verdict:
+    what = "growing running jobs"
+    if "permit_job_expansion" not in site.scheduler_parameters:
+        return Verdict(
+            what, False, "SchedulerParameters lacks permit_job_expansion: by checkpoint, or pilot"
+        )
+    if site.select not in KNOWN_SELECTS:
+        return Verdict(
+            what, False, f"{site.select or 'this selection'} was never tried: by checkpoint"
+        )
+    free = len(site.without_gres)
+    if not free:
+        return Verdict(what, False, "every node has GRES, and such jobs cannot grow: use the pilot")
+    if free < len(site.fit):
+        return Verdict(
+            what, True, f"by donors, on the {free} of {len(site.fit)} nodes without GRES"
+        )
+    return Verdict(what, True, "by donors (salloc --dependency=expand)")
+
+
+def _books(site: Site) -> Verdict:
+    what = "more than one resize of a job, and sacct's agreement"
+    if not site.accounting.endswith("/slurmdbd"):
+        return Verdict(what, False, "no slurmdbd: a job's second resize fails: use the pilot")
+    return Verdict(what, True, "slurmdbd keeps each resize, in whole seconds")
+
+
+def _energy(site: Site) -> Verdict:
+    what = "Slurm's own ConsumedEnergy"
+    plugin = site.energy.rpartition("/")[2]
+    if plugin in ("", "none", "(null)"):
+        return Verdict(what, False, "no AcctGatherEnergyType: rms measures or models by itself")
+    return Verdict(what, True, f"shown beside, from {plugin}")
+
+
+def _words(text: str) -> Iterable[str]:
+    return (word.strip().lower() for word in text.split(",") if word.strip() not in ("", "(null)"))
+
+
+def _numbered(site: Site) -> Iterable[tuple[int, int]]:
+    return enumerate(site.version)

@@ -1,0 +1,1 @@
+"""Meters, and the agent that runs on a node."""

@@ -1,0 +1,310 @@
+"""The engine on a virtual clock: a heap of events instead of processes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from random import Random
+from typing import Literal
+
+import msgspec
+
+from rms.core.engine import Engine
+from rms.core.events import (
+    Decision,
+    Ended,
+    Event,
+    NodeDown,
+    NodeUp,
+    Requeued,
+    Resize,
+    ResizeBegun,
+    Resized,
+    ResizePoint,
+    Start,
+    Started,
+    Submitted,
+    Ticked,
+)
+from rms.core.ledger import Ledger
+from rms.core.model import Job, JobId, JobSpec, Node, NodePower, Site
+from rms.core.policies import Policy
+
+Passes = Literal["per-event", "per-timestamp"]
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """From now on a job draws this share of its power."""
+
+    at_s: float
+    job: JobId
+    share: float
+
+
+_RANK: dict[type, int] = {
+    Ended: 1,
+    Resized: 2,
+    NodeUp: 2,
+    NodeDown: 2,
+    Ticked: 3,
+    ResizePoint: 4,
+    Phase: 5,
+}
+"""What comes first at one time, after submissions: ends, nodes given back, regular looks, asks."""
+
+
+_IDLE = frozenset((Ticked, NodeDown, NodeUp))
+"""What matters to nobody once all jobs are over."""
+
+
+def failing(
+    nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
+) -> list[NodeDown | NodeUp]:
+    """Return failures of nodes: each fails after exponentially distributed times.
+
+    Args:
+        mtbf_s: mean time between failures of one node.
+        repair_s: how long it stays down.
+        horizon_s: no failure begins after it.
+    """
+    draw = Random(seed)
+    found: list[NodeDown | NodeUp] = []
+    for node in range(nodes):
+        at_s = draw.expovariate(1.0 / mtbf_s)
+        while at_s < horizon_s:
+            found += [NodeDown(at_s, Node(node)), NodeUp(at_s + repair_s, Node(node))]
+            at_s += repair_s + draw.expovariate(1.0 / mtbf_s)
+    return sorted(found, key=attrgetter("at_s"))
+
+
+class Simulation:
+    """Runs jobs of known run time to their ends.
+
+    Args:
+        specs: the jobs; all must have a run time or a speedup.
+        power: one model per node; their number is the cluster's size. Or a site.
+        policy: the policy.
+        passes: whether it is asked after every event, or once all of an instant are in.
+        record: whether events and decisions are kept.
+        progress: called with the number of jobs that are over whenever one ends.
+        observer: called after every event.
+        failures: when nodes go down and come back, rising in time (see :func:`failing`). What runs
+            on a node that goes down starts again from its beginning, elsewhere.
+    """
+
+    def __init__(
+        self,
+        specs: Iterable[JobSpec],
+        power: Sequence[NodePower] | Site,
+        policy: Policy,
+        *,
+        passes: Passes = "per-event",
+        record: bool = True,
+        progress: Callable[[int], None] | None = None,
+        observer: Callable[[Simulation], None] | None = None,
+        failures: Iterable[NodeDown | NodeUp] = (),
+    ) -> None:
+        site = power if isinstance(power, Site) else Site(len(power), tuple(power))
+        self.engine = Engine(site, policy)
+        self.ledger = Ledger(site.power or (NodePower(),) * site.nodes, site.host)
+        self.decisions: list[tuple[float, Decision]] = []
+        self.events: list[Event] = []
+        self.decided = self.resized = 0
+        self._record, self._progress, self._observer = record, progress, observer
+        self._together = passes == "per-timestamp"
+        self._heap: list[tuple[float, int, int, Event | Phase, int]] = []
+        self._number = 0
+        self._plans: dict[JobId, int] = {}
+        arrivals = sorted(specs, key=attrgetter("submit_s"))
+        self._submissions = _submissions(arrivals)
+        self._coming: Submitted | None = None
+        self._every_s = policy.passes.every_s
+        self.failed = 0
+        self._failing = False
+        for failure in failures:
+            if policy.counted:
+                raise ValueError("expected a policy that places jobs, for nodes that fail")
+            self._failing = True
+            self._push(failure)
+
+    def run(self) -> None:
+        """Run until nothing is left to happen."""
+        engine, ledger, state = self.engine, self.ledger, self.engine.state
+        self._coming = next(self._submissions, None)
+        if self._coming is not None and self._every_s is not None:
+            self._push(Ticked(self._coming.at_s))
+        while (event := self._pop()) is not None:
+            if ledger.at_s is None or event.at_s > ledger.at_s:
+                ledger.advance(state, event.at_s)
+            if isinstance(event, Phase):
+                self._phase(event)
+                continue
+            if self._record:
+                self.events.append(event)
+            if self._together:
+                self._instant(event)
+            else:
+                self._follow(event, engine.handle(event))
+            if self._observer is not None:
+                self._observer(self)
+        ledger.advance(state, state.now_s)
+
+    def _pop(self) -> Event | Phase | None:
+        """Return what happens next; submissions go before all else of their time."""
+        heap, coming = self._heap, self._coming
+        while True:
+            if coming is not None and (not heap or coming.at_s <= heap[0][0]):
+                self._coming = next(self._submissions, None)
+                return coming
+            if not heap:
+                return None
+            _, _, _, event, plan = heapq.heappop(heap)
+            if type(event) in _IDLE and coming is None and self._over:
+                continue  # nothing is left that it could matter to
+            if not plan or self._plans.get(event.job) == plan:  # type: ignore[union-attr]
+                return event  # else the job's rate has changed since this was foreseen
+
+    @property
+    def _over(self) -> bool:
+        return not (self.engine.state.running or self.engine.state.pending)
+
+    def _more(self, now: float) -> bool:
+        """Return whether more happens at this time."""
+        heap = self._heap
+        while heap and heap[0][4] and self._plans.get(heap[0][3].job) != heap[0][4]:  # type: ignore[union-attr]
+            heapq.heappop(heap)
+        coming = self._coming
+        return (coming is not None and coming.at_s == now) or bool(heap and heap[0][0] == now)
+
+    def _instant(self, event: Event) -> None:
+        """Take in all that happens at one time, then decide once."""
+        events = [event]
+        self.engine.apply(event)
+        while self._more(event.at_s):
+            more = self._pop()
+            assert more is not None
+            if isinstance(more, Phase):
+                self._phase(more)
+                continue
+            self.engine.apply(more)
+            events.append(more)
+            if self._record:
+                self.events.append(more)
+        decisions = self.engine.decide(events)
+        for each in events[:-1]:
+            self._follow(each, [])
+        self._follow(events[-1], decisions)
+
+    def _follow(self, event: Event, decisions: list[Decision]) -> None:
+        """Let happen what an event and the decisions on it lead to."""
+        kind = type(event)
+        if kind is Resized:
+            self._foresee(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
+        elif kind is NodeDown:
+            self._fail(event)  # type: ignore[arg-type]
+        elif kind is Ticked:
+            if self._every_s is not None:
+                self._push(Ticked(event.at_s + self._every_s))
+        elif kind is Ended:
+            if self._plans:
+                self._plans.pop(event.job, None)  # type: ignore[union-attr]
+            if self._progress is not None:
+                self._progress(len(self.engine.state.ended))
+        for decision in decisions:
+            self.decided += 1
+            if self._record:
+                self.decisions.append((event.at_s, decision))
+            if type(decision) is Start:
+                started = Started(event.at_s, decision.job)
+                if self._record:
+                    self.events.append(started)
+                self.engine.handle(started)
+                self._foresee(self.engine.state.running[decision.job], event.at_s)
+            elif type(decision) is Resize:
+                self.resized += 1
+        if kind is ResizePoint:
+            self._resize_or_go_on(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
+
+    def _fail(self, event: NodeDown) -> None:
+        """Requeue what ran on a node that went down."""
+        for job in list(self.engine.state.running.values()):
+            if event.node in job.held:
+                self.failed += 1
+                self._plans[job.spec.id] = self._plans.get(job.spec.id, 0) + 1
+                requeued = Requeued(event.at_s, job.spec.id)
+                if self._record:
+                    self.events.append(requeued)
+                self._follow(requeued, self.engine.handle(requeued))
+
+    def _foresee(self, job: Job, now: float) -> None:
+        """Enter a job's end and its next resize point, at its present rate."""
+        spec = job.spec
+        if not job.done and spec.run_s is not None:
+            left: float | None = spec.time_s(job.size)
+        else:
+            left = job.remaining_s(job.size, now)
+        if left is None:
+            raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
+        plan = 0
+        if spec.resize_every_s is not None or self._failing:
+            plan = self._plans[spec.id] = self._plans.get(spec.id, 0) + 1
+        self._number += 1
+        ended = Ended(now + left, spec.id, "COMPLETED")
+        heapq.heappush(self._heap, (now + left, 1, self._number, ended, plan))
+        if spec.resize_every_s is not None:
+            self._next_point(job, now)
+        if spec.profile and not job.done:
+            self._phases(job, now, left)
+
+    def _phase(self, phase: Phase) -> None:
+        """Let a job draw another share of its power; nobody who decides hears of it."""
+        job = self.engine.state.running.get(phase.job)
+        if job is not None:
+            self.ledger.scale(job, phase.share)
+
+    def _phases(self, job: Job, now: float, run_s: float) -> None:
+        """Enter when the job's power changes."""
+        at_s = now
+        for number, (span, share) in enumerate(job.spec.profile):
+            if number == 0:
+                self.ledger.scale(job, share)
+            else:
+                self._push(Phase(at_s, job.spec.id, share))
+            at_s += span * run_s
+
+    def _next_point(self, job: Job, now: float) -> None:
+        every = job.spec.resize_every_s
+        if every is not None and job.spec.mode.resizable:
+            point = ResizePoint(now + every, job.spec.id)
+            self._push(point, self._plans[job.spec.id])
+
+    def _resize_or_go_on(self, job: Job, now: float) -> None:
+        if job.wanted is None:
+            self._next_point(job, now)
+            return
+        self._plans[job.spec.id] += 1
+        begun = ResizeBegun(now, job.spec.id)
+        if self._record:
+            self.events.append(begun)
+        self._follow(begun, self.engine.handle(begun))
+        self._push(Resized(now + job.spec.resize_price_s, job.spec.id))
+
+    def _push(self, event: Event | Phase, plan: int = 0) -> None:
+        self._number += 1
+        heapq.heappush(self._heap, (event.at_s, _RANK[type(event)], self._number, event, plan))
+
+
+def _submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
+    """Yield what is handed in together: the jobs of one array at one time, else one job."""
+    together: list[JobSpec] = []
+    for spec in specs:
+        if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):
+            yield Submitted(together[0].submit_s, tuple(together))
+            together = []
+        if spec.array is None:
+            yield Submitted(spec.submit_s, (spec,))
+        else:
+            together.append(spec)
+    if together:
+        yield Submitted(together[0].submit_s, tuple(together))

@@ -1,0 +1,1 @@
+"""Published experiments, one file each, and comparisons."""

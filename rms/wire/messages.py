@@ -1,0 +1,234 @@
+"""What a job and its launcher tell each other: typed, versioned messages.
+
+Compute nodes import this module, so it needs nothing but msgspec.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+COMPLETION_FORMAT = 1
+"""Version of :class:`CompletionRecord`; raise it with every change of meaning."""
+
+COMPLETION_VARIABLE = "DMR_COMPLETION"
+"""Environment variable by which a launcher says where the record is to be written."""
+
+EndState = Literal["COMPLETED", "FAILED", "CANCELLED"]
+
+
+class ProtocolError(ValueError):
+    """A message that does not follow the protocol."""
+
+
+class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One world replaced by the next, as observed.
+
+    ``boot_s`` runs from the launch of the new world until it is ready, ``stall_s`` is the time
+    the application does not step, ``move_s`` the part of it in which data moves.
+    """
+
+    step: int
+    from_ranks: int = msgspec.field(name="from")
+    to_ranks: int = msgspec.field(name="to")
+    strategy: str
+    boot_s: float
+    stall_s: float
+    move_s: float
+    bytes: int
+    gb_per_s: float
+
+
+class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a job ended, written by its last world.
+
+    mpiexec's exit status cannot tell: once the first world has left, a spawned rank that dies
+    still gives 0. A job is COMPLETED only if this record says so; no record means it died.
+    """
+
+    state: EndState
+    exit_code: int
+    message: str
+    step: int
+    generation: int
+    ranks: int
+    answer: str = ""
+    """What the application states of its result, a hash for instance."""
+    format: int = COMPLETION_FORMAT
+
+
+def write_completion(path: Path, record: CompletionRecord) -> None:
+    """Write the record so that a reader sees all of it or none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = record.message.encode("utf-8", "backslashreplace").decode()
+    record = msgspec.structs.replace(record, message=text)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with part.open("wb") as file:
+        file.write(msgspec.json.encode(record) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def read_completion(path: Path) -> CompletionRecord:
+    """Read a record.
+
+    Raises:
+        FileNotFoundError: there is none; the job has not ended, or died without a word.
+        ProtocolError: the file is not a record of a format known here.
+    """
+    data = path.read_bytes()
+    try:
+        record = msgspec.json.decode(data, type=CompletionRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{path}: expected a completion record, got {error}") from None
+    if record.format != COMPLETION_FORMAT:
+        raise ProtocolError(
+            f"{path}: expected completion format {COMPLETION_FORMAT}, got {record.format}"
+        )
+    return record
+
+
+# --- what a running job and its daemon say to each other -------------------------------------
+
+SERVER_VARIABLE = "RMS_SERVER"
+JOB_VARIABLE = "RMS_JOB_ID"
+TOKEN_VARIABLE = "RMS_TOKEN"
+SLOTS_VARIABLE = "DMR_SLOTS"
+"""Set for the ranks of a world: one slot each, in rank order, such as ``cpu:0 cpu:1``."""
+
+
+STRATEGIES = ("warm", "spawn", "merge", "restart")
+"""How a world may be replaced; which of them a job uses it says itself."""
+
+JOIN_VARIABLE = "DMR_JOIN"
+"""Set for the ranks of a world that is to take over from, or to join, a running one."""
+
+COOLDOWN_VARIABLE = "DMR_COOLDOWN"
+"""Seconds from the end of a resize until the next may begin; a program may ask for more."""
+
+WORLD_VARIABLE = "DMR_WORLD"
+"""Number of the launch that started these ranks, among all launches of the job's step."""
+
+DOOR_VARIABLE = "DMR_DOOR"
+"""Where a world started by the old one itself is to call (``host:port:word``)."""
+
+
+class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A world that was booted for a wish and waits to be called.
+
+    ``line`` is the address of its control line, ``port`` its MPI port (empty where it opened
+    none), ``boot_s`` the time from its launch until it was ready.
+    """
+
+    world: int
+    ranks: int
+    line: str
+    port: str
+    boot_s: float = 0.0
+
+
+class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Daemon to job: go over to these slots, one rank on each, at your next resize point.
+
+    ``worlds`` are those that were booted for it, in rank order; none where the job starts the
+    new ranks itself, or only lets some go.
+    """
+
+    number: int
+    slots: tuple[str, ...]
+    strategy: str = "spawn"
+    worlds: tuple[Invitation, ...] = ()
+
+
+class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Job to daemon: how far it is, and the newest wish it knows of. Answered at once if
+    there is a newer one, else after a while, by an :class:`Answer`.
+
+    ``strategy`` is how it wants to be resized, ``groups`` the launches its ranks come from and
+    how many ranks each holds, in rank order. ``cooldown_s`` is the time after the end of a resize
+    in which it is not to be asked for another. ``restarts`` says that it would go on from a
+    checkpoint if its script were run again.
+    """
+
+    step: int
+    steps: int
+    known: int
+    strategy: str = "spawn"
+    groups: tuple[tuple[int, int], ...] = ()
+    cooldown_s: float = 0.0
+    restarts: bool = False
+
+
+class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Daemon to job: the newest wish, or None, and how long to wait before asking again."""
+
+    wish: ResizeRequest | None = None
+    again_s: float = 0.0
+
+
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """New world to daemon: it is booted and can be called at these addresses."""
+
+    number: int
+    world: int
+    line: str
+    port: str
+
+
+class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """New world to daemon: it cannot take over, and why."""
+
+    number: int
+    world: int
+    why: str
+
+
+class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: it has stopped stepping to fulfil a wish."""
+
+    number: int
+
+
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: the new world is about to step; the old one's ranks leave.
+
+    ``worlds`` are the launches that its ranks come from; empty if it has not changed.
+    """
+
+    number: int
+    resize: Resize
+    worlds: tuple[int, ...] = ()
+
+
+class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
+
+    number: int
+    why: str
+    strategy: str
+
+
+METER_PATH = "/meter"
+"""Where a daemon takes readings of power, from its own meters on the nodes."""
+
+
+class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's meter to the daemon: what the node draws, W, or None and why that is not known."""
+
+    node: str
+    source: str
+    watts: float | None = None
+    why: str = ""
+
+
+class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+    """Job to daemon: its application would have so many ranks; a wish follows if it may."""
+
+    ranks: int
+
+
+Report = Begun | Done | RolledBack | Ready | Failed | ApplicationResizeRequest

@@ -1,0 +1,307 @@
+"""Who owns which cells, and how a block lies in memory."""
+
+from __future__ import annotations
+
+import re
+from math import ceil, isqrt, prod
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from decompositions import decompositions, everything, halos
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from dmr.data.decomposition import (
+    ALIGNMENT_BYTES,
+    Box,
+    Decomposition,
+    GridError,
+    Padding,
+    choose_grid,
+    memory_order,
+    part_of,
+    split_range,
+)
+from dmr.data.field import Field, FieldSpec
+
+Extents = tuple[int, ...]
+ResizeRequest = tuple[int, Extents, Extents]
+
+CELLS, PARTS = st.integers(1, 60), st.integers(1, 70)
+DTYPES = st.sampled_from(["i1", "f2", "f4", "i8", "f8", "c16"])
+
+
+@given(CELLS, PARTS)
+def test_ranges_deal_every_cell_once_and_in_order(cells: int, parts: int) -> None:
+    dealt = [c for index in range(parts) for c in range(*split_range(cells, parts, index))]
+    assert dealt == list(range(cells))
+
+
+@given(CELLS, PARTS)
+def test_thicker_parts_come_first_and_differ_by_one_cell_at_most(cells: int, parts: int) -> None:
+    ranges = [split_range(cells, parts, index) for index in range(parts)]
+    sizes = [stop - start for start, stop in ranges]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    assert sizes[0] == ceil(cells / parts)
+
+
+@given(CELLS, PARTS)
+def test_part_of_is_the_part_whose_range_holds_the_cell(cells: int, parts: int) -> None:
+    owner = {c: p for p in range(parts) for c in range(*split_range(cells, parts, p))}
+    assert {c: part_of(cells, parts, c) for c in range(cells)} == owner
+
+
+@given(decompositions())
+def test_boxes_own_every_cell_exactly_once(layout: Decomposition) -> None:
+    owners = np.zeros(layout.shape, int)
+    for rank in range(layout.size):
+        owners[layout.box(rank).slices((0,) * len(layout.shape))] += 1
+    assert (owners == 1).all()
+
+
+@given(decompositions())
+def test_only_split_axes_are_cut(layout: Decomposition) -> None:
+    whole = everything(layout.shape)
+    for axis in set(range(len(layout.shape))) - set(layout.split):
+        assert layout.parts_along(axis) == 1
+        for rank in range(layout.size):
+            box = layout.box(rank)
+            assert (box.start[axis], box.stop[axis]) == (whole.start[axis], whole.stop[axis])
+
+
+@given(decompositions())
+def test_rank_at_inverts_coordinates(layout: Decomposition) -> None:
+    ranks = range(layout.size)
+    assert [layout.rank_at(layout.coordinates(rank)) for rank in ranks] == list(ranks)
+    assert len({layout.coordinates(rank) for rank in ranks}) == layout.size
+
+
+def test_ranks_run_down_the_rows_first() -> None:
+    layout = Decomposition((8, 8), (0, 1), (4, 2))
+    assert [layout.rank_at((row, 0)) for row in range(4)] == [0, 1, 2, 3]
+    assert layout.rank_at((0, 1)) == 4
+
+
+@given(decompositions(), st.booleans(), st.data())
+def test_neighbours_are_symmetric(
+    layout: Decomposition, periodic: bool, data: st.DataObject
+) -> None:
+    axis = data.draw(st.integers(0, len(layout.shape) - 1))
+    for rank in range(layout.size):
+        above = layout.neighbour(rank, axis, 1, periodic=periodic)
+        if above is not None:
+            assert layout.neighbour(above, axis, -1, periodic=periodic) == rank
+
+
+@given(decompositions(), st.sampled_from([-1, 1]), st.data())
+def test_neighbours_hold_the_adjacent_part(
+    layout: Decomposition, direction: int, data: st.DataObject
+) -> None:
+    axis = data.draw(st.integers(0, len(layout.shape) - 1))
+    place = layout.split.index(axis) if axis in layout.split else None
+    for rank in range(layout.size):
+        there = list(layout.coordinates(rank))
+        last = 0
+        at = direction
+        if place is not None:
+            there[place] += direction
+            at, last = there[place], layout.grid[place] - 1
+            there[place] %= layout.grid[place]
+        around = layout.neighbour(rank, axis, direction, periodic=True)
+        bounded = layout.neighbour(rank, axis, direction, periodic=False)
+        assert around is not None
+        assert layout.coordinates(around) == tuple(there)
+        assert bounded == (around if 0 <= at <= last else None)
+
+
+def test_box_of_nothing_has_no_cells() -> None:
+    apart = Box((0, 0), (2, 5)).intersect(Box((4, 1), (6, 3)))
+    assert (apart.size, apart.shape[0]) == (0, 0)
+
+
+def factorisations(size: int, axes: int) -> list[tuple[int, ...]]:
+    if axes == 1:
+        return [(size,)]
+    return [(rows, size // rows) for rows in range(1, size + 1) if size % rows == 0]
+
+
+def fits(grid: Extents, extents: Extents, thinnest: Extents) -> bool:
+    """Whether every block of every axis that is cut is thick enough, block by block."""
+    for parts, cells, least in zip(grid, extents, thinnest, strict=True):
+        sizes = np.diff([split_range(cells, parts, index) for index in range(parts)])
+        if parts > 1 and sizes.min() < max(1, least):
+            return False
+    return True
+
+
+def fitting(size: int, extents: Extents, thinnest: Extents) -> list[Extents]:
+    return [g for g in factorisations(size, len(extents)) if fits(g, extents, thinnest)]
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> ResizeRequest:
+    """Return ranks, extents of the split axes, and the thinnest blocks allowed."""
+    axes = draw(st.integers(1, 2))
+    extents = draw(st.tuples(*[st.integers(1, 30)] * axes))
+    thinnest = draw(st.tuples(*[st.integers(0, 5)] * axes))
+    return draw(st.integers(1, 40)), extents, thinnest
+
+
+@given(wishes())
+def test_a_grid_is_found_exactly_where_a_factorisation_fits(wish: ResizeRequest) -> None:
+    size, extents, thinnest = wish
+    possible = fitting(size, extents, thinnest)
+    if possible:
+        assert choose_grid(size, extents, thinnest) in possible
+    else:
+        with pytest.raises(GridError):
+            choose_grid(size, extents, thinnest)
+
+
+@given(wishes())
+def test_columns_are_the_fitting_divisor_nearest_to_the_root(wish: ResizeRequest) -> None:
+    size, extents, thinnest = wish
+    columns = [grid[1] for grid in fitting(size, extents, thinnest) if len(grid) == 2]
+    assume(columns)
+    nearest = min(columns, key=lambda c: (abs(c - isqrt(size)), c))
+    assert choose_grid(size, extents, thinnest) == (size // nearest, nearest)
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        (1, (1, 1)),
+        (2, (2, 1)),
+        (4, (2, 2)),
+        (6, (3, 2)),
+        (12, (4, 3)),
+        (16, (4, 4)),
+        (20, (5, 4)),
+        (5, (5, 1)),
+        (7, (7, 1)),
+    ],
+)
+def test_columns_are_the_root_rounded_down_where_it_divides(
+    size: int, grid: tuple[int, int]
+) -> None:
+    assert choose_grid(size, (1024, 512), (3, 3)) == grid
+
+
+@given(wishes())
+def test_grid_error_names_the_largest_number_below_that_fits(wish: ResizeRequest) -> None:
+    size, extents, thinnest = wish
+    assume(not fitting(size, extents, thinnest))
+    with pytest.raises(GridError) as caught:
+        choose_grid(size, extents, thinnest)
+    named = re.search(r"(\d+) ranks, got (\d+)", str(caught.value))
+    assert named is not None
+    largest = max(n for n in range(1, size) if fitting(n, extents, thinnest))
+    assert (int(named[1]), int(named[2])) == (largest, size)
+
+
+@pytest.mark.parametrize(("size", "extents"), [(0, (4, 4)), (-2, (4,)), (8, (4, 4, 4))])
+def test_grids_that_make_no_sense_are_refused(size: int, extents: tuple[int, ...]) -> None:
+    with pytest.raises(GridError, match=r"expected .* got"):
+        choose_grid(size, extents, (1,) * len(extents))
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Field:
+    """Return a field of one rank with any type, halo and order."""
+    shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
+    spec = FieldSpec(
+        tuple(shape),
+        draw(DTYPES),
+        lambda box: 0,
+        halo=draw(halos(len(shape))),
+        order=tuple(draw(st.permutations(range(len(shape))))),
+        split=(0,),
+    )
+    return Field(spec, spec.decompose((1,)), 0)
+
+
+def addresses(array: npt.NDArray[np.generic]) -> npt.NDArray[np.int64]:
+    """Return the memory address of every element."""
+    found = np.full(array.shape, array.__array_interface__["data"][0], np.int64)
+    for axis, stride in enumerate(array.strides):
+        steps = np.arange(array.shape[axis]) * stride
+        found += steps.reshape([-1 if a == axis else 1 for a in range(array.ndim)])
+    return found
+
+
+@given(blocks())
+def test_the_first_interior_element_of_every_row_is_aligned(block: Field) -> None:
+    first = addresses(block.interior).take(0, axis=block.padding.order[-1])
+    assert (first % ALIGNMENT_BYTES == 0).all()
+
+
+@given(blocks())
+def test_rows_are_a_multiple_of_the_alignment_and_no_longer_than_needed(block: Field) -> None:
+    row_bytes = block.padding.row_items * block.padding.itemsize
+    needed = block.padding.padded[block.padding.order[-1]] * block.padding.itemsize
+    assert row_bytes % ALIGNMENT_BYTES == 0
+    assert needed <= row_bytes < needed + ALIGNMENT_BYTES
+
+
+@given(blocks())
+def test_no_two_cells_of_a_padded_block_share_memory(block: Field) -> None:
+    starts = np.sort(addresses(block.padded), axis=None)
+    assert (np.diff(starts) >= block.padding.itemsize).all()
+
+
+@given(blocks())
+def test_a_block_stays_inside_its_allocation(block: Field) -> None:
+    owner = block.storage
+    while owner.base is not None:
+        owner = owner.base
+    assert owner.nbytes == block.padding.allocation_bytes
+    low = owner.__array_interface__["data"][0]
+    cells = addresses(block.padded)
+    assert low <= cells.min()
+    assert cells.max() + block.padding.itemsize <= low + owner.nbytes
+
+
+@given(blocks())
+def test_the_interior_lies_inside_its_halo(block: Field) -> None:
+    block.padded[...] = 1
+    block.interior[...] = 0
+    assert block.interior.shape == block.spec.shape
+    halo = prod(block.padding.padded) - prod(block.spec.shape)
+    assert np.count_nonzero(block.padded) == halo
+    below = tuple(slice(low) for low, _ in block.spec.halos)
+    assert np.count_nonzero(block.padded[below]) == prod(low for low, _ in block.spec.halos)
+
+
+def test_padding_of_the_papers_block() -> None:
+    # 8-byte values, halo 3: rows of 512 + 6 round up to 528 items of 16 a transaction.
+    padding = Padding((256, 512, 16), ((3, 3), (3, 3), (0, 0)), 8, (0, 2, 1))
+    assert padding.storage == (262, 16, 528)
+    assert padding.shift_bytes(0) == 128 - 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((5,), (0,)),
+        ((5, 6), (0, 1)),
+        ((5, 6, 7), (0, 2, 1)),
+        ((5, 6, 1), (2, 0, 1)),
+        ((5, 1, 7), (1, 0, 2)),
+        ((1, 6, 1), (0, 2, 1)),
+        ((1, 1, 7), (0, 1, 2)),
+        ((3, 4, 5, 6), (0, 2, 3, 1)),
+    ],
+)
+def test_memory_order_is_the_papers_with_single_cells_first(
+    shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    assert memory_order(shape) == order
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+def test_the_contiguous_axis_has_more_than_one_cell_where_any_has(shape: list[int]) -> None:
+    order = memory_order(shape)
+    assert sorted(order) == list(range(len(shape)))
+    assert (shape[order[-1]] > 1) == (max(shape) > 1)

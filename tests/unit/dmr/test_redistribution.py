@@ -1,0 +1,275 @@
+"""Moving a field between two process grids, emulated in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from decompositions import everything, halos, pairs
+from hypothesis import example, given
+from hypothesis import strategies as st
+from stand_in import DeviceArray, DeviceModule
+
+from dmr.data.decomposition import Box, Decomposition
+from dmr.data.field import Field, FieldSpec
+from dmr.data.overlap import Transfer, chunks, transfers
+
+Pair = tuple[Decomposition, Decomposition]
+Host = npt.NDArray[Any]
+
+LIMITS = st.integers(1, 400)
+
+
+def world(spec: FieldSpec, layout: Decomposition) -> list[Field]:
+    return [Field(spec, layout, rank) for rank in range(layout.size)]
+
+
+def spec_of(shape: tuple[int, ...], xp: Any = np, **stated: Any) -> FieldSpec:
+    """Return a field whose initial values tell its cells apart."""
+    everywhere = unique_values(shape, stated.get("dtype", "f8"))
+    origin = (0,) * len(shape)
+    return FieldSpec(
+        shape,
+        xp=xp,
+        initial=lambda box: everywhere[box.slices(origin)],
+        **{"dtype": "f8", **stated},
+    )
+
+
+def unique_values(shape: tuple[int, ...], dtype: str) -> Host:
+    return np.arange(1, 1 + np.prod(shape)).reshape(shape).astype(dtype)
+
+
+def move(old: list[Field], new: list[Field], limit: int) -> None:
+    """Do what dmr.data.transfer does, with a bytes object as the network."""
+    dtype = np.dtype(old[0].spec.dtype)
+    for sender, block in enumerate(old):
+        for transfer in transfers(block.layout, sender, new[0].layout):
+            for box in chunks(transfer.box, dtype.itemsize, limit):
+                message = block.pack(box).tobytes()
+                new[transfer.peer].unpack(box, np.frombuffer(message, dtype).reshape(box.shape))
+
+
+def gathered(blocks: list[Field]) -> Host:
+    shape = blocks[0].spec.shape
+    whole = np.zeros(shape, blocks[0].spec.dtype)
+    for block in blocks:
+        whole[block.box.slices((0,) * len(shape))] = block.pack(block.box)
+    return whole
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[Pair, tuple[tuple[int, int], ...]]:
+    """Return two grids of one array, and a halo that may be thicker than the blocks."""
+    pair = draw(pairs())
+    return pair, draw(halos(len(pair[0].shape)))
+
+
+@given(moves(), st.sampled_from(["i2", "f4", "f8", "c16"]), LIMITS)
+@example(
+    (
+        (Decomposition((2, 7), (0, 1), (5, 3)), Decomposition((2, 7), (0, 1), (1, 5))),
+        ((3, 3), (3, 4)),
+    ),
+    "f8",
+    16,
+)
+def test_new_interiors_hold_the_old_field_bit_for_bit(
+    case: tuple[Pair, tuple[tuple[int, int], ...]], dtype: str, limit: int
+) -> None:
+    (old_layout, new_layout), halo = case
+    spec = spec_of(old_layout.shape, dtype=dtype, halo=halo, split=old_layout.split)
+    old, new = world(spec, old_layout), world(spec, new_layout)
+    for block in old:
+        block.padded[...] = 99
+        block.initialise()
+    move(old, new, limit)
+    assert gathered(new).tobytes() == unique_values(spec.shape, dtype).tobytes()
+
+
+@given(moves())
+def test_a_move_leaves_the_new_halos_alone(
+    case: tuple[Pair, tuple[tuple[int, int], ...]],
+) -> None:
+    (old_layout, new_layout), halo = case
+    spec = spec_of(old_layout.shape, halo=halo, split=old_layout.split)
+    old, new = world(spec, old_layout), world(spec, new_layout)
+    for block in old:
+        block.initialise()
+    move(old, new, 1 << 20)
+    for block in new:
+        block.interior[...] = 0
+        assert not block.padded.any()
+
+
+@given(pairs())
+def test_what_is_sent_is_what_is_received(pair: Pair) -> None:
+    old, new = pair
+    sent = {(s, t.peer, t.box) for s in range(old.size) for t in transfers(old, s, new)}
+    received = {(t.peer, r, t.box) for r in range(new.size) for t in transfers(new, r, old)}
+    assert sent == received
+
+
+@given(pairs())
+def test_peers_rise_so_that_no_two_ranks_wait_for_each_other(pair: Pair) -> None:
+    old, new = pair
+    for rank in range(old.size):
+        peers = [transfer.peer for transfer in transfers(old, rank, new)]
+        assert peers == sorted(set(peers))
+
+
+@given(pairs())
+def test_each_cell_is_sent_exactly_once(pair: Pair) -> None:
+    old, new = pair
+    times = np.zeros(old.shape, int)
+    for rank in range(old.size):
+        for transfer in transfers(old, rank, new):
+            times[transfer.box.slices((0,) * len(old.shape))] += 1
+    assert (times == 1).all()
+
+
+@given(pairs())
+def test_there_are_as_many_transfers_as_overlapping_boxes(pair: Pair) -> None:
+    old, new = pair
+    for rank in range(old.size):
+        overlaps = [
+            Transfer(peer, common)
+            for peer in range(new.size)
+            if (common := old.box(rank).intersect(new.box(peer))).size
+        ]
+        assert transfers(old, rank, new) == overlaps
+
+
+class Counting(Decomposition):
+    """Counts how often a box is asked for."""
+
+    asked = 0
+
+    def box(self, rank: int) -> Box:
+        Counting.asked += 1
+        return super().box(rank)
+
+
+def test_finding_transfers_costs_overlaps_and_not_ranks() -> None:
+    old = Decomposition((4000, 4000), (0, 1), (2000, 2000))
+    new = Counting((4000, 4000), (0, 1), (1500, 1000))
+    found = transfers(old, old.size // 2, new)
+    assert Counting.asked == len(found) <= 4
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Decomposition((4, 5), (0, 1), (2, 2)), Decomposition((4, 6), (1, 0), (2, 2))],
+)
+def test_decompositions_of_two_arrays_are_refused(other: Decomposition) -> None:
+    with pytest.raises(ValueError, match=r"expected two decompositions of one array, got"):
+        transfers(Decomposition((4, 6), (0, 1), (2, 2)), 0, other)
+
+
+@st.composite
+def boxes(draw: st.DrawFn) -> Box:
+    axes = draw(st.integers(1, 4))
+    start = draw(st.tuples(*[st.integers(0, 9)] * axes))
+    shape = draw(st.tuples(*[st.integers(1, 6)] * axes))
+    return Box(start, tuple(a + n for a, n in zip(start, shape, strict=True)))
+
+
+@given(boxes(), st.sampled_from([1, 4, 8]), LIMITS)
+def test_chunks_follow_each_other_through_the_box(box: Box, itemsize: int, limit: int) -> None:
+    numbers = np.arange(box.size).reshape(box.shape)
+    walked = [numbers[c.slices(box.start)].ravel() for c in chunks(box, itemsize, limit)]
+    assert np.concatenate(walked).tolist() == list(range(box.size))
+
+
+@given(boxes(), st.sampled_from([1, 4, 8]), LIMITS)
+def test_chunks_respect_the_limit_down_to_single_cells(box: Box, itemsize: int, limit: int) -> None:
+    sizes = [chunk.size for chunk in chunks(box, itemsize, limit)]
+    assert max(sizes) * itemsize <= max(limit, itemsize)
+    assert min(sizes) > 0
+
+
+def test_a_box_within_the_limit_is_one_chunk() -> None:
+    assert list(chunks(Box((1, 2), (4, 4)), 8, 48)) == [Box((1, 2), (4, 4))]
+
+
+@pytest.mark.parametrize(
+    ("xp_old", "xp_new"), [(np, DeviceModule), (DeviceModule, np), (DeviceModule, DeviceModule)]
+)
+@given(case=moves(), limit=LIMITS)
+def test_a_move_may_change_the_array_module(
+    xp_old: Any, xp_new: Any, case: tuple[Pair, tuple[tuple[int, int], ...]], limit: int
+) -> None:
+    (old_layout, new_layout), halo = case
+    stated = {"halo": halo, "split": old_layout.split}
+    old = world(spec_of(old_layout.shape, xp_old, **stated), old_layout)
+    new = world(spec_of(old_layout.shape, xp_new, **stated), new_layout)
+    for block in old:
+        block.initialise()
+    move(old, new, limit)
+    assert gathered(new).tobytes() == unique_values(old_layout.shape, "f8").tobytes()
+
+
+def test_the_stand_in_refuses_to_be_taken_for_numpy() -> None:
+    array = DeviceModule.zeros(3)
+    with pytest.raises(TypeError, match="implicit"):
+        np.asarray(array)
+    with pytest.raises(TypeError, match="assigned"):
+        array[...] = np.ones(3)
+
+
+def device_field() -> Field:
+    spec = spec_of((5, 6, 4), DeviceModule, halo=2)
+    return Field(spec, spec.decompose((2, 1)), 1)
+
+
+def test_a_field_of_another_module_holds_only_its_arrays() -> None:
+    block = device_field()
+    block.initialise()
+    assert {type(a) for a in (block.storage, block.padded, block.interior)} == {DeviceArray}
+
+
+def test_initialise_hands_host_values_to_the_module() -> None:
+    block = device_field()
+    block.initialise()
+    found = DeviceModule.asnumpy(block.interior)
+    assert found.tobytes() == unique_values((5, 6, 4), "f8")[3:].tobytes()
+
+
+def test_initialise_takes_values_of_the_module_itself() -> None:
+    spec = FieldSpec((4, 3), "f4", lambda box: DeviceModule.zeros(box.shape), xp=DeviceModule)
+    block = Field(spec, spec.decompose((1, 1)), 0)
+    block.interior[...] = 7
+    block.initialise()
+    assert not DeviceModule.asnumpy(block.interior).any()
+
+
+def test_pack_returns_host_values_of_any_module() -> None:
+    block = device_field()
+    block.initialise()
+    packed = block.pack(block.box)
+    assert isinstance(packed, np.ndarray)
+    assert packed.flags.c_contiguous
+
+
+@pytest.mark.parametrize("xp", [np, DeviceModule])
+def test_scratch_is_zero_and_lies_like_the_block_but_elsewhere(xp: Any) -> None:
+    spec = spec_of((5, 6, 4), xp, halo=2)
+    block = Field(spec, spec.decompose((1, 1)), 0)
+    block.padded[...] = 3.0
+    scratch = block.scratch()
+    assert (scratch.shape, scratch.strides) == (block.padded.shape, block.padded.strides)
+    assert type(scratch) is type(block.padded)
+    on_host = getattr(xp, "asnumpy", np.asarray)
+    assert not on_host(scratch).any()
+    assert (on_host(block.padded) == 3.0).all()
+
+
+def test_initial_values_may_be_broadcast() -> None:
+    spec = FieldSpec((4, 3), "f4", lambda box: 2.5, halo=1)
+    block = Field(spec, spec.decompose((1, 1)), 0)
+    block.initialise()
+    assert block.interior.dtype == np.float32
+    assert (block.interior == 2.5).all()
+    assert block.padded.sum() == 2.5 * everything(spec.shape).size

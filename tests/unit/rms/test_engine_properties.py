@@ -1,0 +1,373 @@
+"""Whatever happens in whatever order: what the engine and every policy must keep to."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rms.core.engine import Engine
+from rms.core.events import (
+    Ended,
+    Event,
+    NodeDown,
+    NodeUp,
+    Reopened,
+    Requeued,
+    ResizeAsked,
+    ResizeBegun,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Start,
+    Started,
+    Submitted,
+    Ticked,
+)
+from rms.core.ledger import Ledger, NodePower
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, Site, Speedup
+from rms.core.policies import POLICIES, adjusted, named
+from rms.core.policies.admission import reservation
+from rms.core.state import State
+from rms.sim.run import chosen
+from rms.sim.simulator import Simulation
+
+NODES = 7
+
+
+@st.composite
+def specs_of(draw: st.DrawFn, number: int, at_s: float, *, nodes: int = NODES) -> JobSpec:
+    low = draw(st.integers(1, nodes))
+    high = draw(st.integers(low, nodes + 1))
+    known = draw(st.booleans())
+    return JobSpec(
+        JobId(str(number)),
+        at_s,
+        low,
+        high,
+        draw(st.integers(low, high)),
+        draw(st.sampled_from(Mode)),
+        Speedup(law=(draw(st.floats(1, 99)), 1.0)) if known else None,
+        limit_s=draw(st.sampled_from([None, 10.0, 50.0])),
+        resize_every_s=draw(st.sampled_from([None, 3.0])),
+        resize_price_s=draw(st.sampled_from([0.0, 2.0])),
+        array=(array := draw(st.sampled_from([None, "a", "b"]))),
+        array_limit=2 if array == "a" else None,
+        power_w=draw(st.sampled_from([None, 100.0, 300.0])),
+    )
+
+
+def powers(nodes: int) -> tuple[NodePower, ...]:
+    return tuple(NodePower(5.0 + n, 20.0, 30.0) for n in range(nodes))
+
+
+def waiting(state: State) -> list[Job]:
+    return [*state.pending.values(), *state.beyond.values()]
+
+
+class Cluster(RuleBasedStateMachine):
+    """Any events in any order, under a policy that is swapped now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        power = self.first = powers(NODES)
+        self.engine = Engine(Site(NODES, power), named("array-share"))
+        self.ledger = Ledger(power)
+        self.events: list[tuple[str, Event]] = []
+        self.decisions: list[object] = []
+        self.number = 0
+
+    def happen(self, event: Event) -> None:
+        self.ledger.advance(self.engine.state, event.at_s)
+        self.events.append((self.engine.policy.name, event))
+        decided = self.engine.handle(event)  # the rules are checked at every decision
+        self.decisions.append(decided)
+        for decision in decided:
+            if isinstance(decision, Start) and self.prompt:
+                self.happen(Started(event.at_s, decision.job))
+
+    prompt = True
+
+    def now(self, data: st.DataObject) -> float:
+        return self.engine.state.now_s + data.draw(st.sampled_from([0.0, 0.5, 3.0, 20.0]))
+
+    def one(self, data: st.DataObject, jobs: list[Job]) -> Job:
+        return data.draw(st.sampled_from(jobs))
+
+    def running(self, *, resizing: bool) -> list[Job]:
+        found = self.engine.state.running.values()
+        return [j for j in found if j.start_s is not None and (j.wanted is not None) == resizing]
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def submit(self, data: st.DataObject, count: int) -> None:
+        at_s = self.now(data)
+        self.number += count
+        numbers = range(self.number - count, self.number)
+        self.happen(Submitted(at_s, tuple(data.draw(specs_of(n, at_s)) for n in numbers)))
+
+    @precondition(lambda self: self.engine.state.running)
+    @rule(data=st.data(), state=st.sampled_from(["COMPLETED", "FAILED", "TIMEOUT"]))
+    def end(self, data: st.DataObject, state: str) -> None:
+        job = self.one(data, list(self.engine.state.running.values()))
+        self.happen(Ended(self.now(data), job.spec.id, state))
+
+    @precondition(lambda self: waiting(self.engine.state))
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        job = self.one(data, waiting(self.engine.state))
+        self.happen(Ended(self.now(data), job.spec.id, "CANCELLED"))
+
+    @precondition(lambda self: self.engine.state.running)
+    @rule(data=st.data())
+    def requeue(self, data: st.DataObject) -> None:
+        job = self.one(data, list(self.engine.state.running.values()))
+        self.happen(Requeued(self.now(data), job.spec.id))
+
+    @precondition(lambda self: self.running(resizing=False))
+    @rule(data=st.data())
+    def point(self, data: st.DataObject) -> None:
+        self.happen(
+            ResizePoint(self.now(data), self.one(data, self.running(resizing=False)).spec.id)
+        )
+
+    @precondition(lambda self: self.running(resizing=False))
+    @rule(data=st.data(), size=st.integers(1, NODES))
+    def ask(self, data: st.DataObject, size: int) -> None:
+        job = self.one(data, self.running(resizing=False))
+        self.happen(ResizeAsked(self.now(data), job.spec.id, size))
+
+    @precondition(lambda self: self.able())
+    @rule(data=st.data())
+    def grow_and_roll_back(self, data: st.DataObject) -> None:
+        job = self.one(data, self.able())
+        free = self.engine.state.free_count
+        self.happen(ResizeAsked(self.now(data), job.spec.id, job.size + 1))
+        assert job.wanted == job.size + 1 and self.engine.state.free_count == free - 1
+        self.happen(ResizeRolledBack(self.now(data), job.spec.id))
+
+    def able(self) -> list[Job]:
+        jobs = self.running(resizing=False) if self.engine.state.free_count else []
+        return [j for j in jobs if j.resizable_now and j.size < j.spec.sizes()[-1]]
+
+    @precondition(lambda self: self.running(resizing=True))
+    @rule(data=st.data(), good=st.booleans(), begun=st.booleans())
+    def resize(self, data: st.DataObject, good: bool, begun: bool) -> None:
+        job_id = self.one(data, self.running(resizing=True)).spec.id
+        if begun:
+            self.happen(ResizeBegun(self.now(data), job_id))
+        at_s = self.now(data)
+        self.happen(Resized(at_s, job_id) if good else ResizeRolledBack(at_s, job_id))
+
+    @rule(data=st.data(), node=st.integers(0, NODES - 1))
+    def fail_or_mend(self, data: st.DataObject, node: int) -> None:
+        node %= self.engine.state.nodes
+        down = Node(node) in self.engine.state.down
+        at_s = self.now(data)
+        self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
+
+    @rule(
+        data=st.data(),
+        node=st.integers(0, NODES + 1),
+        watts=st.one_of(st.none(), st.floats(0.0, 500.0)),
+    )
+    def read(self, data: st.DataObject, node: int, watts: float | None) -> None:
+        state = self.engine.state
+        at_s, read = self.now(data), Node(node % state.nodes)
+        self.ledger.advance(state, at_s)
+        if watts is None:
+            self.ledger.unmeasured(state, read)
+        else:
+            self.ledger.measured(state, read, watts)
+            assert self.ledger.measured_w[read] == watts
+
+    @rule(data=st.data(), nodes=st.integers(1, NODES + 2))
+    def reopen(self, data: st.DataObject, nodes: int) -> None:
+        state, at_s = self.engine.state, self.now(data)
+        number = {job.spec.id: job.number for job in (*state.running.values(), *waiting(state))}
+        booked = dict(self.ledger.busy_j), self.ledger.cluster_j
+        down = tuple(data.draw(st.sets(st.integers(0, nodes - 1).map(Node), max_size=2)))
+        failed = tuple(job for job in sorted(state.running) if data.draw(st.booleans()))
+        self.ledger.reopen(state, powers(nodes), at_s)
+        names = tuple(f"n{n}" for n in range(nodes))
+        self.happen(Reopened(at_s, "x", names, powers(nodes), (), down, failed))
+        assert (self.ledger.busy_j, self.ledger.cluster_j) == (
+            {**booked[0], **dict.fromkeys(self.ledger.busy_j.keys() - booked[0].keys(), 0.0)},
+            pytest.approx(booked[1]),
+        )
+        kept = {job.spec.id: job.number for job in (*state.running.values(), *waiting(state))}
+        assert kept == {job: n for job, n in number.items() if job not in failed}
+        assert all(job.least > nodes for job in state.beyond.values())
+        assert all(job.least <= nodes for job in state.pending.values())
+
+    @rule(data=st.data())
+    def tick(self, data: st.DataObject) -> None:
+        self.happen(Ticked(self.now(data)))
+
+    @rule(name=st.sampled_from(sorted(POLICIES)))
+    def swap(self, name: str) -> None:
+        self.engine.policy = POLICIES[name]
+
+    @invariant()
+    def no_slot_twice(self) -> None:
+        state = self.engine.state
+        held = [node for job in state.running.values() for node in job.held]
+        assert len(held) == len(set(held))
+        free = set(range(state.nodes)) - set(held) - state.down
+        assert set(state.free) == free
+        assert state.free_count == len(free)
+        assert state.coming == sum(
+            len(set(job.nodes) - set(job.requested))
+            for job in state.running.values()
+            if job.requested is not None
+        )
+
+    @invariant()
+    def limits_are_kept(self) -> None:
+        assert sum(j.spec.array == "a" for j in self.engine.state.running.values()) <= 2
+        for job in self.engine.state.running.values():
+            assert job.size == len(job.nodes) and job.size in job.spec.sizes()
+            if not job.spec.mode.any_start and not job.resizes:
+                assert job.size == job.spec.preferred
+            if not job.spec.mode.resizable:
+                assert job.wanted is None and not job.resizes
+
+    @invariant()
+    def the_indices_say_what_the_jobs_say(self) -> None:
+        state = self.engine.state
+        running = sorted((j.foreseen_s, j.number) for j in state.running.values())
+        assert [(end, number) for end, number, _ in state.ends] == running
+        ready = [job for job in state.running.values() if job.resizable_now]
+        wide = [(j.foreseen_s, j.number) for j in ready if j.size != j.spec.sizes()[0]]
+        assert [(end, number) for end, number, _ in state.wide] == sorted(wide)
+        narrow = [(j.pays_until_s, j.number) for j in ready if j.size != j.spec.sizes()[-1]]
+        assert [(until, number) for until, number, _ in state.narrow] == sorted(narrow)
+        for job in ready:
+            wider = job.wider(job.size)
+            if wider is not None and job.spec.speedup is not None:
+                left = job.left(state.now_s)
+                saved = left * (job.spec.speedup.time(job.size) - job.spec.speedup.time(wider))
+                pays = saved > job.spec.resize_price_s + 1e-9
+                assert not pays or job.pays_until_s > state.now_s - 1e-9
+        assert state.limited == sum(j.spec.array_limit is not None for j in state.pending.values())
+        queue = [job.number for job in state.pending.values()]
+        assert queue == sorted(queue)
+        estimates = [(state.estimate(j), j.number) for j in state.pending.values()]
+        assert [entry[:2] for entry in state.by_estimate] == sorted(estimates)
+
+    @invariant()
+    def books_balance(self) -> None:
+        ledger = self.ledger
+        assert ledger.owned_j == pytest.approx(ledger.cluster_j, rel=1e-9, abs=1e-6)
+
+    @invariant()
+    def a_waiting_job_is_told_why(self) -> None:
+        state = self.engine.state
+        for job_id in (*islice(state.pending, 3), *islice(state.beyond, 3)):
+            later = self.engine.why(job_id)
+            assert later is not None and later.job == job_id and later.reason
+
+    def teardown(self) -> None:
+        """Feed the same events to a fresh engine: it decides the same."""
+        again = Engine(Site(NODES, self.first), named("array-share"))
+        decided = []
+        for policy, event in self.events:
+            if again.policy.name != policy:
+                again.policy = POLICIES[policy]
+            decided.append(again.handle(event))
+        # Starts are followed by their Started events at once, so the order is that of the events.
+        assert sorted(map(repr, decided)) == sorted(map(repr, self.decisions))
+
+
+TestCluster = Cluster.TestCase
+TestCluster.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+@st.composite
+def rigid(draw: st.DrawFn) -> list[JobSpec]:
+    """Jobs whose limit is their run time."""
+    found = []
+    for number in range(draw(st.integers(2, 25))):
+        size, run_s = draw(st.integers(1, 10)), float(draw(st.integers(1, 60)))
+        submit_s = float(draw(st.integers(0, 80)))
+        found.append(
+            JobSpec(
+                JobId(str(number)),
+                submit_s,
+                size,
+                size,
+                size,
+                Mode.FIXED,
+                limit_s=run_s,
+                run_s=run_s,
+            )
+        )
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(rigid(), st.sampled_from(["queue", "shortest"]), st.booleans())
+def test_the_first_jobs_reservation_never_slips_under_exact_estimates(
+    specs: list[JobSpec], tail: str, counted: bool
+) -> None:
+    policy = adjusted(named("easy"), admission={"tail": tail, "estimates": "exact"})
+    policy = chosen(policy, counted=True) if counted else policy
+    promised: dict[str, float] = {}
+
+    def look(simulation: Simulation) -> None:
+        state = simulation.engine.state
+        if state.pending:
+            head = next(iter(state.pending.values()))
+            at_s, _ = reservation(state, policy.placement(state), [], head.least)
+            before = promised.setdefault(head.spec.id, at_s)
+            assert at_s <= before
+            promised[head.spec.id] = at_s
+
+    simulation = Simulation(specs, Site(10), policy, record=False, observer=look)
+    simulation.run()
+    for job_id, at_s in promised.items():
+        start_s = simulation.engine.state.ended[JobId(job_id)].start_s
+        assert start_s is not None and start_s <= at_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(rigid())
+def test_no_reservation_slips_where_every_job_has_one(specs: list[JobSpec]) -> None:
+    policy = adjusted(named("conservative"), admission={"estimates": "exact"})
+    promised: dict[str, float] = {}
+
+    def look(simulation: Simulation) -> None:
+        state = simulation.engine.state
+        room = policy.placement(state)
+        queue = list(state.pending.values())
+        plan = policy.sizing(state, queue, room)
+        for job, _, at_s in policy.admission._planned(state, queue, plan, room):  # type: ignore[attr-defined]
+            assert at_s <= promised.get(job.spec.id, at_s)
+            promised[job.spec.id] = at_s
+
+    simulation = Simulation(specs, Site(10), policy, record=False, observer=look)
+    simulation.run()
+    assert len(simulation.engine.state.ended) == len(specs)
+
+
+@pytest.mark.parametrize("policy", ["easy", "conservative"])
+@pytest.mark.parametrize("estimates", ["requested", "exact"])
+def test_a_wide_job_among_a_stream_of_narrow_ones_is_not_starved(
+    policy: str, estimates: str
+) -> None:
+    def job(number: int, at_s: float, size: int) -> JobSpec:
+        return JobSpec(
+            JobId(str(number)), at_s, size, size, size, Mode.FIXED, limit_s=40.0, run_s=25.0
+        )
+
+    narrow = [job(n, 2.0 * n, 1) for n in range(400)]
+    wide = job(400, 21.0, 10)
+    made = adjusted(named(policy), admission={"estimates": estimates})
+    simulation = Simulation([*narrow, wide], Site(10), made, record=False)
+    simulation.run()
+    start_s = simulation.engine.state.ended[JobId("400")].start_s
+    assert start_s is not None and start_s <= 21.0 + 40.0
+    state = {job.state for job in simulation.engine.state.ended.values()}
+    assert state == {JobState.COMPLETED}

@@ -1,0 +1,267 @@
+"""What keeps a daemon with thousands of jobs answering."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rms.core.engine import Engine
+from rms.core.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
+from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.policies import named
+from rms.daemon.daemon import LOOK_S, Daemon, LiveCluster
+from rms.daemon.jobs import JobRuntime
+from rms.daemon.journal import Journal, replay
+from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
+from rms.launch.local import MARK, LocalLauncher, ManagedProcess, Processes
+from rms.launch.slurm.executor import RateLimiter
+from rms.wire.messages import WORLD_VARIABLE, ResizeRequest
+
+
+def spec(name: str, low: int = 1, high: int = 8, submit_s: float = 0.0) -> JobSpec:
+    return JobSpec(JobId(name), submit_s, low, high, low, Mode.FLEXIBLE, resize_every_s=0.0)
+
+
+# -- How many jobs are resized at once -------------------------------------------------------
+
+
+def running(engine: Engine, *specs: JobSpec) -> list[Decision]:
+    """Have jobs run at the sizes the policy gives them; return what it then decides."""
+    found = engine.handle(Submitted(0.0, specs))
+    later: list[Decision] = []
+    for decision in found:
+        assert isinstance(decision, Start)
+        later += engine.handle(Started(0.0, decision.job))
+    return later
+
+
+@pytest.mark.parametrize(("at_once", "expected"), [(0, 6), (2, 2), (4, 4)])
+def test_idle_nodes_go_to_few_jobs_where_few_may_be_resized(at_once: int, expected: int) -> None:
+    engine = Engine(18, named("array-share"))
+    engine.state.at_once = at_once
+    fixed = JobSpec(JobId("wall"), 0.0, 12, 12, 12, Mode.FIXED, run_s=100.0)
+    running(engine, fixed, *(spec(str(n)) for n in range(6)))
+    assert {job.size for job in engine.state.running.values()} == {1, 12}
+    decisions = engine.handle(Ended(1.0, JobId("wall"), "COMPLETED"))
+    assert len(decisions) == expected
+    assert all(isinstance(decision, Resize) for decision in decisions)
+    gained = sum(len(d.nodes) for d in decisions if isinstance(d, Resize)) - expected
+    assert gained == min(12, expected * 7)
+    assert engine.state.resizes_left == (len(engine.state.running) if not at_once else 0)
+
+
+def test_the_others_have_their_turn_when_a_resize_is_over() -> None:
+    engine = Engine(18, named("array-share"))
+    engine.state.at_once = 1
+    fixed = JobSpec(JobId("wall"), 0.0, 12, 12, 12, Mode.FIXED, run_s=100.0)
+    running(engine, fixed, *(spec(str(n)) for n in range(6)))
+    (first,) = engine.handle(Ended(1.0, JobId("wall"), "COMPLETED"))
+    (second,) = engine.handle(Resized(2.0, first.job))
+    assert isinstance(second, Resize)
+    assert second.job != first.job
+
+
+def test_whoever_waits_is_let_in_by_as_many_as_it_takes() -> None:
+    engine = Engine(12, named("array-share"))
+    engine.state.at_once = 1
+    running(engine, *(spec(str(n), 1, 2) for n in range(6)))
+    assert [job.size for job in engine.state.running.values()] == [2] * 6
+    decisions = engine.handle(Submitted(1.0, (spec("wide", 4, 4, 1.0),)))
+    assert [len(d.nodes) for d in decisions if isinstance(d, Resize)] == [1] * 4
+
+
+def test_a_replay_knows_how_many(tmp_path: Path) -> None:
+    engine = Engine(18, named("array-share"))
+    engine.state.at_once = 2
+    with Journal.open(tmp_path / "j") as journal:
+        journal.header(tuple(f"n{n}" for n in range(18)), "array-share", at_once=2)
+        events: list[Submitted | Started] = [Submitted(0.0, (spec("1", 1, 4), spec("2", 1, 4)))]
+        events += [Started(0.0, JobId("1")), Started(0.0, JobId("2"))]
+        for event in events:
+            journal.decided(journal.append(event), engine.handle(event))
+        found = replay(journal.read())
+    assert found.differing == []
+    assert found.engine.state.at_once == 2
+
+
+# -- What is on disk -------------------------------------------------------------------------
+
+
+def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+
+    def fsync(file: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{file}").readlink()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with Journal.open(tmp_path / "j") as journal:
+        journal.header(("a",), "fifo")
+        for n in range(10):
+            journal.note(f"job/{n}", {"n": n})
+        assert flushed == []
+        journal.flush()
+        journal.notes("job/")
+        journal.flush()
+    assert flushed == [str(tmp_path / "j-wal")]
+
+
+def test_notes_are_found_by_the_beginning_of_their_keys(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "j") as journal:
+        for key in ("job/1", "job/10", "jo", "job0", "job/\u20ac", "boot/1"):
+            journal.note(key, {})
+        assert list(journal.notes("job/")) == ["job/1", "job/10", "job/\u20ac"]
+        assert list(journal.notes("job/1")) == ["job/1", "job/10"]
+        assert len(journal.notes()) == 6
+
+
+# -- Processes -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[bytes]]]:
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for process in found:
+        process.kill()
+        process.wait()
+
+
+def start(job: str, launch: str | None = None) -> subprocess.Popen[bytes]:
+    world = {} if launch is None else {WORLD_VARIABLE: launch}
+    env = {"PATH": os.environ["PATH"], MARK: f"cafe:{job}", **world}
+    return subprocess.Popen(["sleep", "60"], env=env)
+
+
+def test_processes_are_known_by_their_marks(started: list[subprocess.Popen[bytes]]) -> None:
+    processes = Processes("cafe")
+    assert processes.of(None, None) == []
+    started += [start("1"), start("1", "0"), start("1", "1"), start("12", "1")]
+    script, first, second, other = (process.pid for process in started)
+    assert sorted(processes.of("1", None)) == sorted([script, first, second])
+    assert processes.of("1", "1") == [second]
+    assert processes.of("12", None) == [other]
+    assert len(processes.of(None, None)) == 4
+    assert Processes("caf").of(None, None) == []
+
+
+def test_one_that_ends_is_gone_at_once_and_one_that_comes_is_seen(
+    started: list[subprocess.Popen[bytes]],
+) -> None:
+    processes = Processes("cafe")
+    started.append(start("1", "0"))
+    assert processes.of("1", None) == [started[0].pid]
+    started[0].kill()
+    os.waitid(os.P_PID, started[0].pid, os.WEXITED | os.WNOWAIT)
+    assert processes.of("1", None) == []  # a zombie runs no more
+    started.append(start("1", "1"))
+    assert processes.of("1", None) == [started[1].pid]
+
+
+def test_a_number_given_anew_is_nobodys_of_ours(started: list[subprocess.Popen[bytes]]) -> None:
+    processes = Processes("cafe")
+    started.append(start("1"))
+    foreign = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
+    started.append(foreign)
+    processes._ours[foreign.pid] = ("1", "")  # as if ours had had that number at the last look
+    assert processes.of("1", None) == [started[0].pid]
+
+
+# -- RateLimiter -----------------------------------------------------------------------------------
+
+
+def test_changes_go_one_by_one_and_others_have_as_long() -> None:
+    turns, spans = RateLimiter(share=0.5), []
+
+    def change() -> None:
+        with turns:
+            begun = time.monotonic()
+            time.sleep(0.05)
+            spans.append((begun, time.monotonic()))
+
+    threads = [threading.Thread(target=change) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans.sort()
+    for (begun, ended), (following, _) in pairwise(spans):
+        assert following - ended >= ended - begun - 1e-3
+
+
+def test_a_change_that_fails_gives_its_turn_back() -> None:
+    turns = RateLimiter()
+    with pytest.raises(ValueError, match="refused"), turns:
+        raise ValueError("refused")
+    with turns:
+        pass
+
+
+def test_questions_are_held_the_longer_the_more_jobs_ask() -> None:
+    assert holding_s(1) == holding_s(100) == 1.0
+    assert 1000 / holding_s(1000) == pytest.approx(POLLS_PER_S)
+    assert holding_s(10**6) == MOST_HOLD_S < 10.0  # what a job waits for an answer
+
+
+def test_a_question_is_held_while_its_wish_is_known() -> None:
+    """Else a job asks without end from its wish to the end of its resize, which takes a core."""
+
+    async def ask() -> None:
+        live = JobRuntime({})
+        waiting = asyncio.create_task(live.news.wait())
+        await asyncio.sleep(0)
+        live.wish = ResizeRequest(1, ("a",))
+        await asyncio.wait_for(waiting, 10)
+        held = asyncio.create_task(live.news.wait())
+        await asyncio.sleep(0.01)
+        live.wish = None
+        await asyncio.sleep(0.01)
+        assert not held.done()
+        live.wish = ResizeRequest(2, ("b",))
+        await asyncio.wait_for(held, 10)
+
+    asyncio.run(ask())
+
+
+# -- The daemon's loop -----------------------------------------------------------------------
+
+
+class Tired(LocalLauncher):
+    """Each look at a job's script takes longer than a look at all may."""
+
+    looked: list[str]
+
+    def start_script(self, job: str, *words: object, **named: object) -> ManagedProcess:
+        child = ManagedProcess(0)
+        child.status = lambda: self.tire(job)  # type: ignore[method-assign]
+        return child
+
+    def tire(self, job: str) -> None:
+        self.looked.append(job)
+        self.clock[0] += 2 * LOOK_S
+
+    clock: list[float]
+
+
+def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
+    launcher = Tired(tmp_path, "cafe", "unix:none")
+    launcher.looked, launcher.clock = [], [1_000.0]
+    names = ("a", "b", "c")
+    cluster = LiveCluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
+    with Journal.open(tmp_path / "j") as journal:
+        daemon = Daemon(
+            cluster, "fifo", journal, launcher, lambda: launcher.clock[0], lambda words: None
+        )
+        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
+        daemon.submit(fixed, {each.id: dict(note) for each in fixed})
+        for _ in range(6):
+            daemon.watch()
+    assert launcher.looked == ["1", "2", "3"] * 2

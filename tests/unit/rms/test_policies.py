@@ -1,0 +1,219 @@
+"""Policies on the simulator: what each mode gets, what no policy may break, books that balance."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rms.core.engine import Engine
+from rms.core.events import Never, Resize, Start, Submitted
+from rms.core.ledger import NodePower
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, Speedup
+from rms.core.policies import POLICIES, named
+from rms.core.rules import RuleError, check
+from rms.formats.config import read_cluster, read_workload
+from rms.sim.run import simulate
+from rms.sim.simulator import Simulation
+
+JOBS = Path(__file__).parents[3] / "jobs"
+
+
+def spec(
+    number: int,
+    low: int,
+    high: int,
+    mode: Mode,
+    *,
+    array: str | None = "a",
+    law: tuple[float, float] = (100.0, 5.0),
+    submit_s: float = 0.0,
+) -> JobSpec:
+    return JobSpec(
+        JobId(str(number)),
+        submit_s,
+        low,
+        high,
+        high,
+        mode,
+        Speedup(law=law),
+        resize_every_s=5.0,
+        resize_price_s=1.0,
+        array=array,
+    )
+
+
+def starts(nodes: int, specs: list[JobSpec], policy: str) -> dict[str, int]:
+    engine = Engine(nodes, named(policy))
+    decisions = engine.handle(Submitted(0.0, tuple(specs)))
+    return {d.job: len(d.nodes) for d in decisions if isinstance(d, Start)}
+
+
+def test_three_jobs_on_six_nodes_run_side_by_side() -> None:
+    # Iserte & Rojek, figures 4 and 5: one after the other on 4 nodes, or all three on 2.
+    flexible = [spec(n, 1, 4, Mode.FLEXIBLE) for n in (1, 2, 3)]
+    assert starts(6, flexible, "array-share") == {"1": 2, "2": 2, "3": 2}
+    fixed = [spec(n, 1, 4, Mode.FIXED) for n in (1, 2, 3)]
+    assert starts(6, fixed, "array-share") == {"1": 4}
+
+
+@pytest.mark.parametrize(("mode", "start"), [("fixed", 4), ("malleable", 4), ("moldable", 2)])
+def test_a_mode_decides_the_starting_size(mode: str, start: int) -> None:
+    jobs = [spec(n, 1, 4, Mode(mode)) for n in (1, 2, 3)]
+    assert starts(6, jobs, "array-share")["1"] == start
+
+
+@pytest.mark.parametrize(
+    ("cluster", "fixed_s", "flexible_s"), [("k80", 3897.0, 1260.0), ("m2090", 7164.0, 1200.0)]
+)
+def test_the_nine_jobs_of_the_paper(cluster: str, fixed_s: float, flexible_s: float) -> None:
+    power = read_cluster(JOBS / f"{cluster}.toml").power
+
+    def makespan(policy: str, mode: Mode) -> float:
+        specs = read_workload(JOBS / f"nine-{cluster}.toml", mode)
+        result, rows = simulate(specs, power, named(policy))
+        energy = result["energy_j"]
+        parts = energy["busy"] + energy["idle"] + energy["off"] + energy["boot"]
+        assert abs(parts - energy["cluster"]) <= 1e-9 * energy["cluster"]
+        assert abs(sum(row["energy_j"] for row in rows) - energy["busy"]) <= 1e-9 * energy["busy"]
+        assert result["jobs"] == 9
+        return float(result["makespan_s"])
+
+    for mode in Mode:
+        for policy in POLICIES:
+            makespan(policy, mode)
+    assert makespan("fifo", Mode.FIXED) == fixed_s
+    assert makespan("array-share", Mode.FLEXIBLE) <= flexible_s
+
+
+def test_a_running_job_is_narrowed_for_those_that_come_and_widened_when_alone() -> None:
+    wide = spec(1, 1, 2, Mode.FLEXIBLE, array=None, law=(100.0, 0.0))
+    late = spec(2, 1, 2, Mode.FLEXIBLE, array=None, law=(20.0, 0.0), submit_s=7.0)
+    simulation = Simulation([wide, late], [NodePower()] * 2, named("array-share"))
+    simulation.run()
+    sizes = [(before, after) for _, before, after in simulation.engine.state.ended["1"].resizes]
+    assert sizes == [(2, 1), (1, 2)]
+    reasons = [d.reason for _, d in simulation.decisions if isinstance(d, Resize)]
+    assert reasons == ["makes room for waiting jobs", "takes idle nodes"]
+
+
+def test_easy_lets_a_short_job_overtake_and_fifo_does_not() -> None:
+    jobs = [
+        JobSpec(JobId("1"), 0.0, 3, 3, 3, Mode.FIXED, Speedup(law=(300.0, 0.0)), limit_s=100.0),
+        JobSpec(JobId("2"), 1.0, 4, 4, 4, Mode.FIXED, Speedup(law=(40.0, 0.0)), limit_s=10.0),
+        JobSpec(JobId("3"), 2.0, 1, 1, 1, Mode.FIXED, Speedup(law=(50.0, 0.0)), limit_s=50.0),
+        JobSpec(JobId("4"), 3.0, 1, 1, 1, Mode.FIXED, Speedup(law=(500.0, 0.0)), limit_s=500.0),
+    ]
+
+    def start(policy: str) -> dict[str, float | None]:
+        simulation = Simulation(jobs, [NodePower()] * 4, named(policy))
+        simulation.run()
+        return {str(job): found.start_s for job, found in simulation.engine.state.ended.items()}
+
+    assert start("easy") == {"1": 0.0, "3": 2.0, "2": 100.0, "4": 110.0}
+    assert start("fifo")["3"] == 110.0
+
+
+def test_more_nodes_than_the_cluster_has_is_never_and_not_later() -> None:
+    engine = Engine(4, named("fifo"))
+    decisions = engine.handle(Submitted(0.0, (spec(1, 5, 5, Mode.FIXED),)))
+    assert [type(d) for d in decisions] == [Never]
+    assert engine.state.ended[JobId("1")].state is JobState.CANCELLED
+
+
+def test_a_waiting_job_is_told_why() -> None:
+    engine = Engine(4, named("fifo"))
+    jobs = tuple(spec(n, 3, 3, Mode.FIXED) for n in (1, 2, 3))
+    decided = engine.handle(Submitted(0.0, jobs))
+    assert [type(d) for d in decided] == [Start]  # why the others wait is not decided but asked
+    waits = [engine.why(JobId(n)) for n in "123"]
+    assert [None if w is None else w.reason for w in waits] == [
+        None,
+        "Resources: waits for 3 nodes, 1 are free",
+        "Priority: 2 is first",
+    ]
+
+
+def test_rules_refuse_a_node_twice() -> None:
+    engine = Engine(4, named("fifo"))
+    engine.handle(Submitted(0.0, (spec(1, 2, 2, Mode.FIXED), spec(2, 3, 3, Mode.FIXED))))
+    with pytest.raises(RuleError, match="expected free nodes for 2"):
+        check(engine.state, Start(JobId("2"), (Node(0), Node(2), Node(3)), ""))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> tuple[int, list[JobSpec]]:
+    nodes = draw(st.integers(1, 12))
+    specs = []
+    for number in range(draw(st.integers(1, 12))):
+        low = draw(st.integers(1, nodes))
+        high = draw(st.integers(low, nodes))
+        specs.append(
+            JobSpec(
+                JobId(str(number)),
+                float(draw(st.integers(0, 40))),
+                low,
+                high,
+                draw(st.integers(low, high)),
+                draw(st.sampled_from(Mode)),
+                Speedup(law=(draw(st.floats(1, 200)), draw(st.floats(0, 20)))),
+                resize_every_s=draw(st.sampled_from([None, 3.0, 7.5])),
+                resize_price_s=draw(st.sampled_from([0.0, 2.0])),
+                array=draw(st.sampled_from([None, "a", "b"])),
+            )
+        )
+    return nodes, specs
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads(), st.sampled_from(sorted(POLICIES)))
+def test_every_policy_ends_every_job_within_the_rules(
+    workload: tuple[int, list[JobSpec]], policy: str
+) -> None:
+    nodes, specs = workload
+    power = [NodePower(10.0 + n, 50.0, 100.0 + n) for n in range(nodes)]
+    simulation = Simulation(specs, power, named(policy))
+    simulation.run()  # the rules are checked at every decision
+    state, ledger = simulation.engine.state, simulation.ledger
+    assert len(state.ended) == len(specs) and state.free == list(range(nodes))
+    assert abs(ledger.owned_j - ledger.cluster_j) <= 1e-9 * max(1.0, ledger.cluster_j)
+    for job in state.ended.values():
+        assert job.done == pytest.approx(1.0, abs=1e-9)
+        if not job.spec.mode.resizable:
+            assert job.resizes == ()
+
+
+@settings(max_examples=50, deadline=None)
+@given(workloads(), st.sampled_from(sorted(POLICIES)))
+def test_the_same_events_give_the_same_decisions(
+    workload: tuple[int, list[JobSpec]], policy: str
+) -> None:
+    nodes, specs = workload
+    simulation = Simulation(specs, [NodePower()] * nodes, named(policy))
+    simulation.run()
+    again = Engine(nodes, named(policy))
+    replayed = [(e.at_s, d) for e in simulation.events for d in again.handle(e)]
+    assert replayed == simulation.decisions
+
+
+@given(
+    st.integers(1, 64),
+    st.floats(0.0, 1e3),
+    st.floats(1.0, 1e6),
+    st.floats(1.0, 500.0),
+    st.floats(1.0, 500.0),
+)
+def test_a_narrower_job_never_costs_more_energy(
+    n: int, tc: float, t1: float, static_w: float, dynamic_w: float
+) -> None:
+    # Iserte & Rojek, equations 4 to 6: E(n + 1) >= E(n) whenever P_S >= 0 and Eff falls with n.
+    job = Job(spec(1, 1, 128, Mode.FLEXIBLE, law=(t1, tc)))
+    model = NodePower(0.0, static_w, dynamic_w)
+
+    def energy(size: int) -> float:
+        assert job.spec.speedup is not None
+        return size * model.busy_w(job.spec, size) * job.spec.speedup.time(size)
+
+    assert energy(n + 1) >= energy(n) * (1 - 1e-12)

@@ -1,0 +1,171 @@
+"""Policies as files: compositions, a user's own part, what is refused; Chiesi's node selection."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rms.core.engine import Engine
+from rms.core.events import Start, Submitted
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site
+from rms.core.policies import POLICIES, PolicyError, adjusted, named, read_policy
+from rms.core.policies.power import PowerRoom, PowerSlot
+from rms.core.state import State
+
+OWN = '''
+def last_come(state):
+    """The last that came is served first."""
+    return sorted(state.pending.values(), key=lambda job: -job.number)
+
+
+def at_most(state, queue, plan, room, *, jobs):
+    from rms.core.events import Start
+    starts = []
+    for job in queue:
+        if len(state.running) + len(starts) >= jobs or not room.fits(job, job.least):
+            break
+        starts.append(Start(job.spec.id, room.place(job, job.least), "one of few"))
+    return starts
+'''
+
+
+def job(number: int, size: int = 1, power_w: float | None = None) -> JobSpec:
+    return JobSpec(
+        JobId(str(number)), 0.0, size, size, size, Mode.FIXED, run_s=10.0, power_w=power_w
+    )
+
+
+def started(engine: Engine, *specs: JobSpec) -> list[str]:
+    decided = engine.handle(Submitted(0.0, specs))
+    return [d.job for d in decided if isinstance(d, Start)]
+
+
+def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_parts.py").write_text(OWN)
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'order = { part = "my_parts:last_come" }\n'
+        'admission = { part = "my_parts:at_most", jobs = 2 }\n'
+    )
+    policy = read_policy(path)
+    engine = Engine(8, policy)
+    assert started(engine, *(job(n) for n in range(1, 5))) == ["4", "3"]
+    assert engine.why(JobId("1")) is not None
+    assert named(policy.key) == policy  # what a journal holds of it
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('order = { part = "none" }', "order of fcfs, shortest"),
+        ("order = 3", 'order = {part = "name"'),
+        ('admission = { part = "easy", tial = "queue" }', "tial"),
+        ('admission = { part = "easy", tail = "longest" }', "longest"),
+        ('placement = { part = "power-slot" }', "cap_w"),
+        ('sizing = { part = "equal-share", energy = 2.0 }', "energy of 0 to 1"),
+        ('color = { part = "red" }', "color"),
+        ('order = { part = "no_such_module:f" }', "no_such_module"),
+        ('order = { part = "math:pi" }', "cannot be called"),
+        ("order = ", "x.toml"),
+    ],
+)
+def test_what_is_not_a_policy_is_refused_in_words(tmp_path: Path, text: str, expected: str) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(PolicyError) as error:
+        read_policy(path)
+    assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_shipped_policy_is_made_again_from_its_text() -> None:
+    assert {"fifo", "easy", "conservative", "array-share", "array-share-paper"} <= set(POLICIES)
+    for name, policy in POLICIES.items():
+        assert policy.key == name
+        assert named(policy.text) == policy
+        assert adjusted(policy) == policy
+
+
+def test_a_policy_that_counts_does_not_follow_one_that_places() -> None:
+    engine = Engine(4, named("fifo"))
+    with pytest.raises(RuntimeError, match="places jobs"):
+        engine.policy = adjusted(named("fifo"), placement={"part": "count"})
+
+
+def node(idle_w: float = 240.0) -> NodePower:
+    return NodePower(idle_w=idle_w)
+
+
+def running(state: State, number: int, slot: int, power_w: float) -> None:
+    found = Job(job(number, 1, power_w), number, 1, JobState.RUNNING, (Node(slot),), 1)
+    state.running[found.spec.id] = found
+    state.take((Node(slot),))
+    state.free_count -= 1
+
+
+def selected(cap_w: float, busy: dict[int, list[float]], power_w: float) -> int | None:
+    """Return the node that takes a job: figure 2 on four nodes of four GPUs."""
+    site = Site(16, (node(),) * 4, tuple(slot // 4 for slot in range(16)))
+    state = State(site)
+    number = 0
+    for host, powers in busy.items():
+        for at, watts in enumerate(powers):
+            number += 1
+            running(state, number, 4 * host + at, watts)
+    room = PowerSlot(cap_w)(state)
+    candidate = Job(job(99, 1, power_w), 99, 1)
+    if not room.fits(candidate, 1):
+        return None
+    return room.place(candidate, 1)[0] // 4
+
+
+def test_figure_2_the_smallest_slot_that_is_not_negative() -> None:
+    # Slots left at 800 W for a job of 160 W: 400, 220, 0 and 180 W; then one that is full.
+    busy = {0: [], 1: [180.0], 2: [180.0, 220.0], 3: [110.0, 110.0]}
+    assert selected(800.0, busy, 160.0) == 2
+    assert selected(800.0, busy, 161.0) == 3
+    assert selected(800.0, {0: [160.0] * 4, 1: [], 2: [], 3: []}, 560.0) == 3  # ties: the last
+    assert selected(800.0, {}, 561.0) is None
+
+
+def test_figure_3_four_nodes_of_four() -> None:
+    # Node 1 has no GPU free, node 2 no power; node 4 has the smaller slot of the two that are left.
+    busy = {
+        0: [110.0] * 4,
+        1: [220.0, 190.0, 110.0],
+        2: [110.0, 160.0],
+        3: [160.0, 170.0],
+    }
+    assert selected(850.0, busy, 180.0) == 3
+
+
+def test_a_rack_has_one_cap() -> None:
+    site = Site(4, (node(100.0),) * 4, (0, 1, 2, 3), (0, 0, 1, 1))
+    state = State(site)
+    running(state, 1, 0, 50.0)
+    room = PowerRoom(state, 300.0, "rack")
+    wide = Job(job(9, 1, 60.0), 9, 1)
+    assert room.fits(wide, 1)
+    assert room.place(wide, 1)[0] in (2, 3)  # the other rack has 250 W already
+    small = Job(job(10, 1, 50.0), 10, 1)
+    assert room.fits(small, 1)
+    assert room.place(small, 1) == (Node(1),)
+    assert not room.fits(wide, 1)
+
+
+def test_the_cap_holds_and_the_reason_says_so() -> None:
+    site = Site(4, (node(),), (0, 0, 0, 0))
+    engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 680.0}))
+    specs = [job(n, 1, watts) for n, watts in enumerate((220.0, 220.0, 110.0, 180.0), 1)]
+    assert started(engine, *specs) == ["1", "2"]  # 680 W, no more
+    later = engine.why(JobId("3"))
+    assert later is not None and later.reason.startswith("PowerCap")
+    engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 800.0}))
+    assert started(engine, *specs) == ["1", "2", "3"]  # 790 W
+    first = [job(1, 1, 220.0), job(2, 1, 220.0), job(3, 1, 220.0), job(4, 1, 110.0)]
+    engine = Engine(site, adjusted(named("p-fifo"), placement={"cap_w": 800.0}))
+    assert started(engine, *first) == ["1", "2"]  # nobody overtakes
+    engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 800.0}))
+    assert started(engine, *first) == ["1", "2", "4"]

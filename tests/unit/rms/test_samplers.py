@@ -1,0 +1,251 @@
+"""nvidia-smi's readings, from a real child that plays back a recording, and their integral."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rms.launch.local import alive
+from rms.power.samplers import NvidiaSmi, Reading, available, integrate, parse_line
+
+DEADLINE_S = 20.0
+RECORDING = """\
+2024/05/06 12:34:56.000, 0, 61.72
+2024/05/06 12:34:56.001, 1, 58.10
+2024/05/06 12:34:56.200, 0, 210.44
+2024/05/06 12:34:56.201, 1, [N/A]
+2024/05/06 12:34:56.400, 0, 402.90
+2024/05/06 12:34:56.401, 1, 310.25
+2024/05/06 12:34:56.600, 0, 188.03
+2024/05/06 12:34:56.601, 1, 144.50
+2024/05/06 12:34:56.800, 0, 62.01
+2024/05/06 12:34:56.801, 1, 58.33
+"""
+START_S = datetime(2024, 5, 6, 12, 34, 56).timestamp()
+PLAYED = [
+    (0.0, 0, 61.72),
+    (0.001, 1, 58.10),
+    (0.2, 0, 210.44),
+    (0.4, 0, 402.90),
+    (0.401, 1, 310.25),
+    (0.6, 0, 188.03),
+    (0.601, 1, 144.50),
+    (0.8, 0, 62.01),
+    (0.801, 1, 58.33),
+]
+NO_DRIVER = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
+    "Make sure that the latest NVIDIA driver is installed and running."
+)
+
+
+def stand_in(folder: Path, then: str, recording: str = RECORDING) -> str:
+    """Write a program that plays the recording once without -lms; with it, does ``then`` after."""
+    (folder / "recording").write_text(recording)
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f"""#!/bin/sh
+echo $$ > '{folder}/pid'
+echo "$@" > '{folder}/arguments'
+cat '{folder}/recording'
+case "$*" in *-lms*) {then} ;; esac
+"""
+    )
+    program.chmod(0o755)
+    return str(program)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.005)
+
+
+def group_members(group: int) -> list[int]:
+    """Return the live processes of a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("then", ["exec sleep 1000", "sleep 1000; echo never"])
+def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
+    threads = set(threading.enumerate())
+    got: list[Reading] = []
+    with NvidiaSmi(stand_in(tmp_path, then), every_ms=50) as sampler:
+        sampler.start(got.append)
+        wait_for(lambda: len(got) >= len(PLAYED))
+        pid = int((tmp_path / "pid").read_text())
+        assert alive(pid)
+        assert sampler.error is None
+    assert [(r.gpu, r.power_w) for r in got] == [(gpu, power) for _, gpu, power in PLAYED]
+    assert [r.at_s - START_S for r in got] == pytest.approx([t for t, _, _ in PLAYED], abs=1e-6)
+    assert (tmp_path / "arguments").read_text().split() == [
+        "--query-gpu=timestamp,index,power.draw",
+        "--format=csv,noheader,nounits",
+        "-lms",
+        "50",
+    ]
+    assert threads.issuperset(threading.enumerate())
+    assert not group_members(pid)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)  # reaped, not a zombie
+    assert sampler.error is None
+    assert sampler.source == "nvidia-smi"
+    sampler.close()
+
+
+def test_a_sampler_that_never_started_closes() -> None:
+    with NvidiaSmi() as sampler:
+        assert sampler.error is None
+
+
+def test_missing_program_is_a_sentence(tmp_path: Path) -> None:
+    program = str(tmp_path / "nvidia-smi")
+    with NvidiaSmi(program) as sampler:
+        sampler.start(lambda _: None)
+        assert sampler.error == f"could not start {program}: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("then", "end"),
+    [
+        (f'echo "{NO_DRIVER}"; echo; exit 9', "with status 9: " + NO_DRIVER.partition(". ")[0]),
+        ("echo 'Unknown Error' >&2; exit 15", "with status 15: Unknown Error"),
+        ("exit 0", "with status 0"),
+        ("kill -TERM $$", "by signal 15"),
+    ],
+)
+def test_program_that_ends_is_a_sentence(tmp_path: Path, then: str, end: str) -> None:
+    program = stand_in(tmp_path, then, recording="")
+    with NvidiaSmi(program) as sampler:
+        sampler.start(lambda _: None)
+        wait_for(lambda: sampler.error)
+        pid = int((tmp_path / "pid").read_text())
+    assert sampler.error == f"{program} ended on its own {end}"
+    assert not group_members(pid)
+
+
+def test_available(tmp_path: Path) -> None:
+    assert available(stand_in(tmp_path, "exit 1"))
+    assert not available(stand_in(tmp_path, "exit 1", "2024/05/06 12:34:56.000, 0, [N/A]\n"))
+    assert not available(stand_in(tmp_path, "exit 1", NO_DRIVER + "\n"))
+    assert not available(str(tmp_path / "missing"))
+
+
+def test_a_line() -> None:
+    at_s = datetime(2024, 5, 6, 12, 34, 56, 789000).timestamp()
+    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72") == Reading(at_s, 0, 61.72)
+    assert parse_line("2024/05/06 12:34:56.789, 11, 300\r\n") == Reading(at_s, 11, 300.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "2024/05/06 12:34:56.789, 0, [N/A]",
+        "2024/05/06 12:34:56.789, 0, [Not Supported]",
+        "2024/05/06 12:34:56.789, 0, [Unknown Error]",
+        "2024/05/06 12:34:56.789, 0, nan",
+        "2024/05/06 12:34:56.789, 0, -1",
+        "2024/05/06 12:34:56.789, 0",
+        "2024/05/06 12:34:56.789, 0, 61.72, 3",
+        "2024/13/06 12:34:56.789, 0, 61.72",
+        "2024/05/06 12:34:5",
+        "timestamp, index, power.draw [W]",
+        NO_DRIVER,
+    ],
+)
+def test_lines_that_are_no_reading(line: str) -> None:
+    assert parse_line(line) is None
+
+
+@given(st.text())
+def test_garbage_never_raises(line: str) -> None:
+    parse_line(line)
+
+
+RAMP = [
+    Reading(10.0, 0, 100.0),
+    Reading(12.0, 0, 300.0),
+    Reading(16.0, 0, 140.0),
+    Reading(11.0, 3, 50.0),
+]
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "joules"),
+    [
+        (10.0, 16.0, {0: 400.0 + 880.0, 3: 300.0}),  # both trapezoids, whole
+        (11.0, 14.0, {0: 250.0 + 520.0, 3: 150.0}),  # 200..300 W in 1 s, 300..220 W in 2 s
+        (13.0, 14.0, {0: 240.0, 3: 50.0}),  # within one trapezoid: 260..220 W
+        (8.0, 11.0, {0: 200.0 + 150.0, 3: 150.0}),  # held before the first reading
+        (15.0, 19.0, {0: 160.0 + 420.0, 3: 200.0}),  # held after the last
+        (0.0, 2.0, {0: 200.0, 3: 100.0}),  # all before
+        (20.0, 22.0, {0: 280.0, 3: 100.0}),  # all after
+        (12.0, 12.0, {0: 0.0, 3: 0.0}),
+        (14.0, 11.0, {0: 0.0, 3: 0.0}),  # reversed: a clock that stepped back books nothing
+        (20.0, 8.0, {0: 0.0, 3: 0.0}),
+    ],
+)
+def test_integral_by_hand(start_s: float, end_s: float, joules: dict[int, float]) -> None:
+    assert integrate(RAMP, start_s, end_s) == pytest.approx(joules, rel=1e-14)
+    assert integrate(RAMP[::-1], start_s, end_s) == pytest.approx(joules, rel=1e-14)
+
+
+def test_integral_of_the_recording() -> None:
+    readings = [r for line in RECORDING.splitlines() if (r := parse_line(line))]
+    joules = integrate(readings, START_S, START_S + 0.8)
+    inner = 210.44 + 402.90 + 188.03
+    assert joules[0] == pytest.approx(0.2 * (61.72 / 2 + inner + 62.01 / 2), rel=1e-6)
+
+
+def test_no_readings_no_energy() -> None:
+    assert integrate([], 0.0, 1.0) == {}
+
+
+def test_a_step_at_one_time() -> None:
+    step = [Reading(0.0, 0, 10.0), Reading(1.0, 0, 10.0), Reading(1.0, 0, 30.0)]
+    assert integrate(step, 0.0, 2.0) == {0: 40.0}
+
+
+# Times in whole milliseconds, as nvidia-smi stamps them, in the epoch of today.
+TIMES_S = st.integers(0, 10**7).map(lambda ms: 1.7e9 + ms / 1000)
+WATTS = st.floats(0.0, 1500.0)
+
+
+@given(st.lists(TIMES_S, min_size=1), WATTS, TIMES_S, TIMES_S)
+def test_constant_power(times: list[float], power: float, one: float, other: float) -> None:
+    start_s, end_s = sorted((one, other))
+    joules = integrate([Reading(t, 0, power) for t in times], start_s, end_s)
+    assert math.isclose(joules[0], power * (end_s - start_s), rel_tol=1e-12, abs_tol=1e-300)
+
+
+@given(
+    st.lists(st.builds(Reading, TIMES_S, st.integers(0, 2), WATTS), min_size=1),
+    st.tuples(TIMES_S, TIMES_S, TIMES_S).map(sorted),
+)
+def test_parts_add_up(readings: list[Reading], times: list[float]) -> None:
+    start_s, split_s, end_s = times
+    whole = integrate(readings, start_s, end_s)
+    left, right = integrate(readings, start_s, split_s), integrate(readings, split_s, end_s)
+    assert whole.keys() == left.keys() == right.keys() == {r.gpu for r in readings}
+    most = max(r.power_w for r in readings) * (end_s - start_s)
+    for gpu, joules in whole.items():
+        assert left[gpu] + right[gpu] == pytest.approx(joules, rel=1e-12, abs=1e-12 * most)

@@ -1,0 +1,144 @@
+"""``rms simulate``: options, runtime models, failures, and a trace made malleable in part."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from rms.cli.main import main
+from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.policies import POLICIES
+from rms.sim.simulator import Simulation, failing
+from rms.studies.malleability import Change, malleable, study
+
+JOBS = Path(__file__).parents[3] / "jobs"
+WORKLOAD = """[[jobs]]
+count = 3
+nodes = [1, 4]
+speedup = { nodes = [1, 2, 4], time_s = [100.0, 60.0, 40.0], fit = "law" }
+"""
+
+
+def rigid(count: int, processors: int) -> list[JobSpec]:
+    return [
+        JobSpec(
+            JobId(str(n)),
+            40.0 * n,
+            1 + n % processors,
+            1 + n % processors,
+            1 + n % processors,
+            Mode.FIXED,
+            limit_s=900.0,
+            run_s=100.0 + 7.0 * (n % 50),
+        )
+        for n in range(count)
+    ]
+
+
+def test_a_fitted_law_says_how_far_it_is_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "w.toml"
+    path.write_text(WORKLOAD)
+    assert main(["simulate", "--workload", str(path), "--processors", "4", "--json", "-"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["jobs"] == 3
+    # t(n) = 20 + 80 / n exactly.
+    assert "t(n) = 20 s + 80 s / n, off by 0.0 % on average, 0.0 % at most" in err
+
+
+def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    profile = {"nodes": [1, 2], "time_s": [10.0, 6.0], "power_w_per_node": [50.0, 60.0]}
+    (tmp_path / "p.json").write_text(json.dumps(profile))
+    path = tmp_path / "w.toml"
+    path.write_text('[[jobs]]\nnodes = [1, 2]\nspeedup = { profile = "p.json" }\n')
+    command = ["simulate", "--workload", str(path), "--processors", "2", "--json", "-"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["makespan_s"], found["energy_j"]["busy"]) == (6.0, 720.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--trace", "none.swf"], "does not exist"),
+        ([], "--trace FILE.swf or --workload"),
+        (["--workload", str(JOBS / "nine-k80.toml")], "--processors P, got neither"),
+        (["--workload", str(JOBS / "nine-k80.toml"), "--processors", "0"], "at least 1"),
+        (
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--policy", "none"],
+            "array-share",
+        ),
+        (
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--order", "sjbf"],
+            "no choice of order",
+        ),
+        (
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--malleable", "50"],
+            "expected --trace and shares",
+        ),
+        (
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--mtbf", "5"],
+            "counted processors do not fail",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *options]) == 2
+    err = capsys.readouterr().err
+    assert expected in err and err.count("\n") == 1
+
+
+def test_rows_and_a_policy_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy, rows = tmp_path / "mine.toml", tmp_path / "rows.csv"
+    policy.write_text('sizing = { part = "equal-share", energy = 1.0 }\n')
+    command = ["simulate", "--workload", str(JOBS / "nine-k80.toml"), "--mode", "flexible"]
+    command += ["--cluster", str(JOBS / "k80.toml"), "--policy", str(policy)]
+    assert main([*command, "--per-job", str(rows), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["energy_j"]["cluster"] <= 2640e3
+    with rows.open() as file:
+        read = list(csv.DictReader(file))
+    assert [row["job"] for row in read] == [str(n) for n in range(1, 10)]
+    total_j = sum(float(row["energy_j"]) for row in read)
+    assert total_j == pytest.approx(found["energy_j"]["busy"], rel=1e-9)
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"p-fifo", "p-bff"}))
+def test_jobs_outlive_failing_nodes(policy: str) -> None:
+    specs = [spec for spec in rigid(60, 6) if spec.preferred <= 5]
+    failures = failing(6, mtbf_s=4000.0, repair_s=300.0, horizon_s=1e5, seed=2)
+    power = (NodePower(10.0, 20.0, 0.0),) * 6
+    simulation = Simulation(specs, power, POLICIES[policy], failures=failures)
+    simulation.run()
+    state, ledger = simulation.engine.state, simulation.ledger
+    assert simulation.failed >= 3
+    assert {job.state for job in state.ended.values()} == {"COMPLETED"}
+    assert len(state.ended) == len(specs)
+    assert ledger.owned_j == pytest.approx(ledger.cluster_j, rel=1e-9)
+    again = Simulation(specs, power, POLICIES[policy], failures=failures)
+    again.run()
+    assert again.decisions == simulation.decisions
+
+
+def test_a_larger_share_contains_a_smaller_one() -> None:
+    specs = rigid(200, 16)
+    some, more = (malleable(specs, share, 16, Change()) for share in (0.2, 0.6))
+    of_some = {spec.id for spec in some if spec.speedup is not None}
+    assert 20 < len(of_some) < 60
+    assert of_some < {spec.id for spec in more if spec.speedup is not None}
+    for before, after in zip(specs, more, strict=True):
+        assert after.time_s(after.preferred) == pytest.approx(before.run_s)
+
+
+def test_malleable_jobs_wait_less() -> None:
+    rows = study(rigid(300, 16), Site(16), (0.0, 1.0), Change(every_s=50.0, price_s=1.0))
+    rigid_, all_ = rows
+    assert rigid_["resizes"] == 0 and all_["resizes"] > 10
+    assert all_["mean_wait_s"] < rigid_["mean_wait_s"]
+    assert all_["energy_j"]["cluster"] > 0

@@ -1,0 +1,211 @@
+"""What stands for processes that Slurm starts: scripts and worlds, when Slurm does not."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from rms.core.model import JobId
+from rms.daemon.jobs import JobRuntime
+from rms.daemon.resize import Worlds
+from rms.launch.local import ManagedProcess
+from rms.launch.slurm import pilot, steps
+from rms.launch.slurm.executor import Executor
+from rms.launch.slurm.pilot import Script
+from rms.launch.slurm.steps import SlurmLauncher, World
+
+if TYPE_CHECKING:
+    from rms.daemon.daemon import Daemon
+    from rms.launch.slurm.commands import Slurm
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "HUNG_S", 0.3)
+    monkeypatch.setattr(steps, "AGAIN_S", 0.05)
+    monkeypatch.setattr(pilot, "LATE_S", 0.3)
+
+
+def started(*command: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+
+
+def ended(child: ManagedProcess) -> int:
+    """Return a child's status once it has one."""
+    deadline = time.monotonic() + DEADLINE_S
+    while (code := child.status()) is None:
+        assert time.monotonic() < deadline, "no end of it"
+        time.sleep(0.02)
+    return code
+
+
+# --- worlds ---------------------------------------------------------------------------------
+
+HANGS = ("sleep", "1000")
+REACHES = ("sh", "-c", "sleep 1; exit 3")
+
+
+def world(*boots: tuple[str, ...], again: bool = True, may: Callable[[], bool] = lambda: True):  # type: ignore[no-untyped-def]
+    """Return a world whose mpiexec is each of these commands, one boot after the other."""
+    left = iter(boots)
+
+    def boot() -> ManagedProcess:
+        process = started(*next(left))
+        return ManagedProcess(process.pid, process)
+
+    first = boot()
+    return World(first.pid, first.process, None, boot if again else None, may)
+
+
+def test_a_launcher_that_reaches_its_nodes_is_left_alone() -> None:
+    found = world(REACHES)
+    assert ended(found) == 3 and found.over
+
+
+def test_a_launcher_that_hangs_is_started_anew() -> None:
+    found = world(HANGS, HANGS, REACHES)
+    first = found.process
+    assert ended(found) == 3
+    assert first.returncode == -9 and found.process is not first
+
+
+def test_it_waits_until_that_can_work() -> None:
+    may = [False]
+    found = world(HANGS, REACHES, may=lambda: may[0])
+    first = found.process
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        assert found.status() is None
+        time.sleep(0.02)
+    assert first.returncode == -9 and found.pid == 0 and found.process is None
+    may[0] = True
+    assert ended(found) == 3
+
+
+def test_one_that_waits_can_be_given_up() -> None:
+    found = world(HANGS, may=lambda: False)
+    deadline = time.monotonic() + DEADLINE_S
+    while found.process is not None and time.monotonic() < deadline:
+        found.status()
+    found.given_up = True
+    assert found.status() == 1
+
+
+def test_one_beside_a_running_world_is_not_started_anew() -> None:
+    assert ended(world(HANGS, again=False)) in (1, 137)
+
+
+def test_not_for_ever() -> None:
+    assert ended(world(*[HANGS] * steps.MOST_BOOTS)) in (1, 137)
+
+
+# --- steps that have to be ended -------------------------------------------------------------
+
+
+class Steps:
+    """An allocation with one step, whose launch is the job's second."""
+
+    def __init__(self, name: str) -> None:
+        self.left = [("7.1", name)]
+        self.questions = 0
+
+    def steps(self, allocation: int) -> list[tuple[str, str]]:
+        self.questions += 1
+        time.sleep(0.1)  # longer than a look takes
+        return self.left
+
+    def end_steps(self, steps: list[str]) -> None:
+        assert steps == ["7.1"]
+        self.left = []
+
+
+class Within(SlurmLauncher):
+    def allocation(self, job: str) -> int:
+        return 7
+
+
+def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> None:
+    desk = Executor(cast("Slurm", None))
+    within = Within(tmp_path, "0" * 32, "unix:none", desk)
+    desk.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
+    daemon = SimpleNamespace(launcher=within)
+    worlds = Worlds(cast("Daemon", daemon))
+    live, job = JobRuntime({}), JobId("3")
+    within.kill("3", 1)
+    assert within.members("3", 1) == within.members("3") == [0]
+    deadline = time.monotonic() + DEADLINE_S
+    while not worlds._gone(job, live, [1], kill=True):
+        assert time.monotonic() < deadline, "it is never gone"
+        time.sleep(0.05)
+    assert steps.left == [] and within.members("3") == []
+    asked = steps.questions
+    for _ in range(5):
+        assert worlds._gone(job, live, [1], kill=True), "what is gone is ended again"
+    desk.close()
+    assert steps.questions == asked
+
+
+# --- scripts --------------------------------------------------------------------------------
+
+
+def script(
+    folder: Path, command: str, answer: str = "", may: Callable[[], bool] = lambda: True
+) -> Script:
+    (folder / "job.sh").write_text(command)
+    begin = lambda: started("sh", str(folder / "job.sh"))  # noqa: E731
+    look = lambda: lambda: answer  # noqa: E731
+    return Script(0, None, folder / "status", begin, look, may, folder / "begun")
+
+
+def test_a_script_waits_for_the_controller(tmp_path: Path) -> None:
+    may = [False]
+    found = script(
+        tmp_path, f"touch {tmp_path}/begun; echo 4 > {tmp_path}/status", may=lambda: may[0]
+    )
+    assert found.status() is None and not found.started
+    may[0] = True
+    assert found.status() is None and found.started
+    assert ended(found) == 4 and found.fate == ""
+
+
+def test_one_that_never_waits_any_more(tmp_path: Path) -> None:
+    found = script(tmp_path, "exit 0", may=lambda: False)
+    assert found.status() is None
+    found.given_up = True
+    assert found.status() == 1 and found.fate == "GONE"
+
+
+def test_its_own_status_counts_before_that_of_srun(tmp_path: Path) -> None:
+    found = script(tmp_path, f"touch {tmp_path}/begun; echo 0 > {tmp_path}/status; exit 9")
+    assert ended(found) == 0 and found.fate == ""
+
+
+def test_a_status_that_is_seen_late(tmp_path: Path) -> None:
+    late = f"touch {tmp_path}/begun; (sleep 0.1; echo 5 > {tmp_path}/status) & exit 9"
+    found = script(tmp_path, late, "lost its nodes: n1")
+    assert ended(found) == 5 and found.fate == ""
+
+
+def test_a_script_that_lost_its_node(tmp_path: Path) -> None:
+    found = script(tmp_path, f"touch {tmp_path}/begun; exit 9", "lost its nodes: n1")
+    assert ended(found) == 9
+    assert (found.fate, found.words) == ("GONE", "lost its nodes: n1")
+
+
+def test_a_script_that_was_killed_by_nobody_of_slurm(tmp_path: Path) -> None:
+    found = script(tmp_path, f"touch {tmp_path}/begun; exit 9")
+    assert ended(found) == 9 and found.fate == ""
+
+
+def test_a_script_that_never_began(tmp_path: Path) -> None:
+    found = script(tmp_path, "exit 1")
+    assert ended(found) == 1
+    assert (found.fate, found.words) == ("GONE", "its script could not be started")

@@ -1,0 +1,483 @@
+"""Slurm's output as recorded on a real one (22.05), and refusals as it words them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from rms.launch.slurm import output, site
+from rms.launch.slurm.commands import Done, Meaning, Slurm, SlurmError, meaning_of, run_command
+from rms.launch.slurm.output import OutputError, QueuedJob
+
+SAMPLES = Path(__file__).parent / "slurm_samples"
+
+
+def sample(name: str) -> str:
+    return (SAMPLES / name).read_text()
+
+
+def by_job(rows: list[QueuedJob]) -> list[QueuedJob]:
+    return sorted(rows, key=lambda row: (row.job_id, row.task or 0))
+
+
+class Recorded:
+    """Answers as the first of its rules says whose words all occur in the command."""
+
+    def __init__(self, *rules: tuple[str, Done]) -> None:
+        self.rules = rules
+        self.commands: list[str] = []
+        self.environments: list[Mapping[str, str]] = []
+
+    def __call__(
+        self, command: Sequence[str], environment: Mapping[str, str], deadline_s: float
+    ) -> Done:
+        said = " ".join(command)
+        self.commands.append(said)
+        self.environments.append(environment)
+        for words, done in self.rules:
+            if all(word in said.split() for word in words.split()):
+                return done
+        raise AssertionError(f"not recorded: {said}")
+
+
+def printed(name: str) -> Done:
+    return Done(0, sample(name), "")
+
+
+NO_JSON = Done(1, "", "scontrol: unrecognized option '--json'\n")
+
+
+# -- What is printed -------------------------------------------------------------------------
+
+
+def test_the_queue_is_the_same_in_json_and_text() -> None:
+    text = output.queue_from_text(sample("squeue.txt"))
+    assert by_job(output.queue_from_json(sample("squeue.json"))) == by_job(text)
+    assert len(text) == 14
+
+
+def test_a_queued_job() -> None:
+    rows = {row.job_id: row for row in output.queue_from_text(sample("squeue.txt"))}
+    odd = rows[2]
+    assert (odd.name, odd.state, odd.hosts, odd.nodes) == ("wide | odd=name", "RUNNING", ("n4",), 1)
+    assert odd.limit_s == 26 * 3600 + 4 * 60
+    assert (odd.array_id, odd.task) == (None, None)
+    assert (rows[4].array_id, rows[4].task) == (1, 1)
+    assert (rows[3].reason, rows[3].limit_s, rows[3].start_s) == ("Dependency", math.inf, None)
+
+
+def test_waiting_tasks_are_a_row_each() -> None:
+    for rows in (
+        output.queue_from_text(sample("squeue.txt")),
+        output.queue_from_json(sample("squeue.json")),
+    ):
+        assert sorted(row.task or 0 for row in rows if row.job_id == 9) == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ["", "-gres"])
+def test_nodes_are_the_same_in_json_and_text(kind: str) -> None:
+    text = output.nodes_from_text(sample(f"sinfo{kind}.txt"))
+    assert output.nodes_from_json(sample(f"sinfo{kind}.json")) == text
+
+
+def test_a_draining_node() -> None:
+    node = output.nodes_from_text(sample("sinfo.txt"))[3]
+    assert (node.name, node.state, node.reason) == ("n4", "draining", "bad | fan = 1")
+    assert node.responds
+
+
+def test_a_node_of_two_partitions_that_does_not_answer() -> None:
+    text = "n1|all*|down*|2|(null)|Not responding\nn1|long|down*|2|(null)|Not responding\n"
+    (node,) = output.nodes_from_text(text)
+    assert (node.partitions, node.state, node.responds) == (("all", "long"), "down", False)
+
+
+def test_records_are_the_same_in_json_and_text() -> None:
+    """In the same order too, where several begin in one second."""
+    text = output.records_from_text(sample("sacct.txt"))
+    assert output.records_from_json(sample("sacct.json")) == text
+    assert [row.job_id for row in text] == [10, 11, 12, 11]
+
+
+def test_a_resized_job_in_the_records() -> None:
+    rows = output.records_from_text(sample("sacct.txt"))
+    stretches = [(row.state, row.nodes, row.hosts) for row in rows if row.job_id == 11]
+    assert stretches == [("RESIZING", 1, ("n1",)), ("RUNNING", 2, ("n1", "n3"))]
+    first, then = (row for row in rows if row.job_id == 11)
+    assert first.end_s == then.start_s
+    assert then.end_s is None
+    assert [row.state for row in rows if row.job_id == 10] == ["CANCELLED"]
+    assert [(row.nodes, row.hosts) for row in rows if row.name == "rms-donor-11"] == [(0, ())]
+
+
+def test_details_of_a_resized_job() -> None:
+    job = output.details_from_text(sample("job.txt"))
+    assert (job.job_id, job.state, job.hosts) == (11, "RUNNING", ("n1", "n3"))
+    assert job.batch_host == "n1"
+    assert not job.has_gres
+    assert job.start_s is not None
+    assert job.resized_s is not None
+    assert job.end_s == job.start_s + 600
+
+
+def test_a_name_cannot_pass_for_a_field() -> None:
+    text = sample("job-odd.txt").replace("wide | odd=name", "NodeList=n9 JobState=FAILED")
+    job = output.details_from_text(text)
+    assert (job.job_id, job.state, job.hosts, job.resized_s) == (2, "RUNNING", ("n4",), None)
+
+
+def test_details_of_a_job_with_gres() -> None:
+    assert output.details_from_text(sample("job-gres.txt")).has_gres
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("(null)", ()),
+        ("None assigned", ()),
+        ("n4", ("n4",)),
+        ("n[1,4]", ("n1", "n4")),
+        ("n[09-11],gpu[1-2,5]x,login", ("n09", "n10", "n11", "gpu1x", "gpu2x", "gpu5x", "login")),
+    ],
+)
+def test_lists_of_nodes(text: str, names: tuple[str, ...]) -> None:
+    assert output.hosts(text) == names
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("slurm-wlm 22.05.8", (22, 5, 8)), ("slurm 24.11.0-0rc1", (24, 11, 0))]
+)
+def test_versions(text: str, version: tuple[int, ...]) -> None:
+    assert output.version_from_text(text) == version
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (output.queue_from_text, "1|2|3\n"),
+        (output.queue_from_text, "x|9|1|PENDING|1||None|1|1|1|root|winds\n"),
+        (output.queue_from_json, "squeue: error"),
+        (output.queue_from_json, "[]"),
+        (output.queue_from_json, '{"jobs": {}}'),
+        (output.queue_from_json, '{"jobs": [{"job_id": 1}]}'),
+        (output.nodes_from_json, '{"sinfo": []}'),
+        (output.records_from_text, "1|2\n"),
+        (output.details_from_text, "JobId=1 JobName=x\n"),
+        (output.hosts, "n[1-"),
+        (output.hosts, "n[3-1]"),
+        (output.version_from_text, "no"),
+    ],
+)
+def test_other_shapes_are_refused_in_one_sentence(read, text) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(OutputError, match=r"expected .* got "):
+        read(text)
+
+
+def test_json_with_states_as_lists_and_numbers_as_objects() -> None:
+    read = json.loads(sample("squeue.json"))
+    for job in read["jobs"]:
+        job["job_state"] = [job["job_state"]]
+        for key in ("array_job_id", "array_task_id", "time_limit", "start_time", "submit_time"):
+            value = job[key]
+            infinite = key == "time_limit" and value is None
+            job[key] = {
+                "set": value is not None and not infinite,
+                "infinite": infinite,
+                "number": value or 0,
+            }
+    want = by_job(output.queue_from_text(sample("squeue.txt")))
+    assert by_job(output.queue_from_json(json.dumps(read))) == want
+
+
+def test_a_list_of_tasks_cut_short_is_refused() -> None:
+    cut = sample("squeue.json").replace('"1-6%4"', '"1,3,5,7,..."')
+    with pytest.raises(OutputError, match="list of tasks"):
+        output.queue_from_json(cut)
+
+
+# -- The commands ----------------------------------------------------------------------------
+
+
+def test_json_is_asked_for_once_where_there_is_none() -> None:
+    site = Recorded(("squeue --json", NO_JSON), ("squeue", printed("squeue.txt")))
+    slurm = Slurm({}, "me", site)
+    assert slurm.queue() == slurm.queue() == output.queue_from_text(sample("squeue.txt"))
+    assert ["--json" in command for command in site.commands] == [True, False, False]
+
+
+def test_json_is_read_where_there_is_some() -> None:
+    site = Recorded(("squeue --json", printed("squeue.json")))
+    slurm = Slurm({}, "me", site)
+    assert slurm.queue() == slurm.queue()
+    assert site.commands == ["squeue --json"] * 2
+
+
+def test_json_of_a_shape_to_come_is_not_trusted() -> None:
+    other = Done(0, '{"jobs": [{"job_id": {"value": 1}}]}', "")
+    site = Recorded(("squeue --json", other), ("squeue", printed("squeue.txt")))
+    slurm = Slurm({}, "me", site)
+    assert len(slurm.queue()) == 14
+    assert slurm.json_offered == {"squeue": False}
+
+
+def test_a_controller_that_is_away_says_nothing_about_json() -> None:
+    away = Done(
+        1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    )
+    slurm = Slurm({}, "me", Recorded(("squeue", away)))
+    with pytest.raises(SlurmError) as refused:
+        slurm.queue()
+    assert refused.value.meaning is Meaning.UNREACHABLE
+    assert slurm.json_offered == {}
+
+
+def test_an_empty_list_with_errors_is_no_empty_queue() -> None:
+    """What squeue --json prints, with status 0, where no controller answers."""
+    errors = [{"description": "Failed while looking for jobs", "source": "slurm_load_jobs"}]
+    empty = Done(0, json.dumps({"meta": {}, "errors": errors, "jobs": []}), "")
+    away = Done(
+        1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    )
+    for known in ({}, {"squeue": True}):
+        site = Recorded(("squeue --json", empty), ("squeue", away))
+        with pytest.raises(SlurmError) as refused:
+            Slurm({}, "me", site, json_offered=dict(known)).queue()
+        assert refused.value.meaning is Meaning.UNREACHABLE
+
+
+def test_an_allocation_around_us_is_not_handed_on() -> None:
+    site = Recorded(("sacct --json", printed("sacct.json")), ("scontrol", printed("job.txt")))
+    outer = {
+        "SLURM_JOB_ID": "7",
+        "SQUEUE_FORMAT": "%i",
+        "SLURM_CONF": "/x/slurm.conf",
+        "HOME": "/h",
+    }
+    slurm = Slurm(outer, "me", site)
+    slurm.records([11])
+    slurm.job(11)
+    kept = {"SLURM_CONF": "/x/slurm.conf", "HOME": "/h"}
+    assert site.environments == [kept, {**kept, "SLURM_TIME_FORMAT": "%s"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        ("salloc: error: Unable to allocate resources: Requested nodes are busy", Meaning.LATER),
+        (
+            "salloc: error: Unable to allocate resources: Immediate execution impossible,"
+            " insufficient priority",
+            Meaning.LATER,
+        ),
+        ("salloc: error: Job submit/allocate failed: Job dependency problem", Meaning.GONE),
+        ("Job has already finished for job 6", Meaning.GONE),
+        ("slurm_load_jobs error: Invalid job id specified", Meaning.GONE),
+        ("Invalid user id for job 15", Meaning.DENIED),
+        ("scancel: error: Kill job error on job id 15: Access/permission denied", Meaning.DENIED),
+        ("Unable to contact slurm controller (connect failure)", Meaning.UNREACHABLE),
+        ("Invalid node name specified for job 2", Meaning.NEVER),
+        ("Job step already exists for job 12", Meaning.NEVER),
+        ("Unspecified error for job 8", Meaning.NEVER),
+    ],
+)
+def test_what_a_refusal_means(words: str, meaning: Meaning) -> None:
+    assert meaning_of(words) is meaning
+
+
+def details(job: int, hosts: str, gres: str = "", state: str = "RUNNING") -> Done:
+    said = (
+        f"JobId={job} JobName=x\n JobState={state} Reason=None\n StartTime=1 EndTime=2\n"
+        f" NodeList={hosts}\n BatchHost=n1\n JOB_GRES={gres or '(null)'}\n"
+    )
+    return Done(0, said, "")
+
+
+GRANTED = Done(0, "", "salloc: Pending job allocation 9\nsalloc: Granted job allocation 9\n")
+OK = Done(0, "", "")
+
+
+class Changing(Recorded):
+    """A job that shows other nodes once something was merged into it."""
+
+    def __init__(self, after: Done, *rules: tuple[str, Done]) -> None:
+        super().__init__(*rules)
+        self.after = after
+
+    def __call__(
+        self, command: Sequence[str], environment: Mapping[str, str], deadline_s: float
+    ) -> Done:
+        merged = any("NumNodes=0" in said for said in self.commands)
+        done = super().__call__(command, environment, deadline_s)
+        return self.after if merged and "show job 7" in self.commands[-1] else done
+
+
+def test_growing() -> None:
+    site = Changing(
+        details(7, "n[1-3]"),
+        ("scontrol show 7", details(7, "n1")),
+        ("scontrol show 9", details(9, "n[2-3]")),
+        ("salloc", GRANTED),
+        ("scontrol jobid=9 NumNodes=0", OK),
+    )
+    assert Slurm({}, "me", site).grow(7, 2, "rms-donor-7").hosts == ("n1", "n2", "n3")
+    assert "--dependency=expand:7" in site.commands[1]
+    assert not any("scancel" in command for command in site.commands)
+
+
+@pytest.mark.parametrize(
+    ("salloc", "merge", "donor", "meaning"),
+    [
+        (Done(1, "", "Requested nodes are busy"), OK, details(9, "n2"), Meaning.LATER),
+        (Done(None, "", "Pending job allocation 9"), OK, details(9, "n2"), Meaning.UNREACHABLE),
+        (Done(0, "", "what?"), OK, details(9, "n2"), Meaning.NEVER),
+        (GRANTED, Done(1, "", "Job has already finished"), details(9, "n2"), Meaning.GONE),
+        (GRANTED, Done(None, "", ""), details(9, "n2"), Meaning.UNREACHABLE),
+        (GRANTED, OK, details(9, "n2", gres="gpu:2"), Meaning.NEVER),
+    ],
+)
+def test_no_donor_is_left_where_growing_fails(
+    salloc: Done, merge: Done, donor: Done, meaning: Meaning
+) -> None:
+    site = Recorded(
+        ("scontrol show 7", details(7, "n1")),
+        ("scontrol show 9", donor),
+        ("salloc", salloc),
+        ("scontrol jobid=9 NumNodes=0", merge),
+        ("scancel", OK),
+    )
+    with pytest.raises(SlurmError) as refused:
+        Slurm({}, "me", site).grow(7, 1, "rms-donor-7")
+    assert refused.value.meaning is meaning
+    assert site.commands[-1] == "scancel --user=me --name=rms-donor-7"
+
+
+def test_a_job_with_gres_is_never_given_a_donor() -> None:
+    site = Recorded(("scontrol show 7", details(7, "n1", gres="token:2")))
+    with pytest.raises(SlurmError, match="GRES"):
+        Slurm({}, "me", site).grow(7, 1, "rms-donor-7")
+    assert len(site.commands) == 1
+
+
+def test_a_merge_into_a_job_that_just_ended_is_noticed() -> None:
+    site = Changing(
+        details(7, "n1", state="COMPLETED"),
+        ("scontrol show 7", details(7, "n1")),
+        ("scontrol show 9", details(9, "n2")),
+        ("salloc", GRANTED),
+        ("scontrol jobid=9 NumNodes=0", OK),
+        ("scancel", OK),
+    )
+    with pytest.raises(SlurmError) as refused:
+        Slurm({}, "me", site).grow(7, 1, "rms-donor-7")
+    assert refused.value.meaning is Meaning.GONE
+
+
+def test_shrinking_is_checked() -> None:
+    rules = ("scontrol update", OK), ("scontrol show", details(7, "n[1,3]"))
+    assert Slurm({}, "me", Recorded(*rules)).shrink(7, ["n3", "n1"]).hosts == ("n1", "n3")
+    with pytest.raises(SlurmError, match="expected job 7 on n1, got n1,n3"):
+        Slurm({}, "me", Recorded(*rules)).shrink(7, ["n1"])
+
+
+def test_cancelling_what_has_ended_is_no_failure() -> None:
+    gone = Done(1, "", "scancel: error: Kill job error on job id 5: Invalid job id specified")
+    Slurm({}, "me", Recorded(("scancel", gone))).cancel(5)
+    denied = Done(210, "", "scancel: error: Kill job error on job id 5: Access/permission denied")
+    with pytest.raises(SlurmError) as refused:
+        Slurm({}, "me", Recorded(("scancel", denied))).cancel(5)
+    assert refused.value.meaning is Meaning.DENIED
+
+
+def test_submitting() -> None:
+    site = Recorded(("sbatch", Done(0, "12;cluster\n", "")))
+    assert Slurm({}, "me", site).submit("job.sh") == 12
+    with pytest.raises(SlurmError, match="expected a job id"):
+        Slurm({}, "me", Recorded(("sbatch", Done(0, "ok\n", "")))).submit("job.sh")
+
+
+def test_a_command_that_is_missing_or_hangs() -> None:
+    with pytest.raises(SlurmError, match="on PATH"):
+        run_command(["squeue-that-is-not-here"], {}, 5)
+    assert run_command(["sleep", "60"], {"PATH": "/bin:/usr/bin"}, 0.1).status is None
+    assert run_command(["sh", "-c", "echo a; exit 3"], {"PATH": "/bin"}, 5) == Done(3, "a\n", "")
+
+
+# -- The check -------------------------------------------------------------------------------
+
+
+def looked(kind: str = "", **changes: str) -> site.Site:
+    config = sample(f"config{kind}.txt")
+    for key, value in changes.items():
+        lines = config.splitlines()
+        config = "\n".join(f"{key} = {value}" if ln.startswith(f"{key} ") else ln for ln in lines)
+    site = Recorded(
+        ("sinfo --version", Done(0, "slurm-wlm 22.05.8\n", "")),
+        ("scontrol config", Done(0, config, "")),
+        ("sinfo --json", printed(f"sinfo{kind}.json")),
+        ("squeue --json", printed("squeue.json")),
+        ("sacct --json", NO_JSON),
+        ("sacct", printed("sacct.txt")),
+    )
+    return site.look(Slurm({}, "me", site))
+
+
+def allowed(site: site.Site) -> dict[str, bool]:
+    return {verdict.what.split()[0]: verdict.allowed for verdict in site.verdicts(site)}
+
+
+def test_a_site_that_allows_all() -> None:
+    site = looked()
+    words = site.in_words(site)
+    assert words[0] == "Slurm 22.05.8, cluster testbed, select/linear: 3 of 4 nodes fit for work"
+    assert words[-1] == "JSON is read of sinfo, squeue; all else as text"
+    assert {verdict.what: verdict.allowed for verdict in site.verdicts(site)} == {
+        "engine slurm-pilot": True,
+        "engine slurm, jobs of their own": True,
+        "shrinking running jobs": True,
+        "growing running jobs": True,
+        "more than one resize of a job, and sacct's agreement": True,
+        "Slurm's own ConsumedEnergy": False,
+    }
+    assert json.loads(json.dumps(site.as_json(site)))["select"] == "select/linear"
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused", "why"),
+    [
+        ({"SchedulerParameters": "bf_interval=1"}, "growing", "permit_job_expansion"),
+        ({"SchedulerParameters": "disable_job_shrink"}, "shrinking", "disable_job_shrink"),
+        ({"SelectType": "select/other"}, "growing", "select/other"),
+        ({"AccountingStorageType": "accounting_storage/none"}, "more", "no slurmdbd"),
+    ],
+)
+def test_a_site_that_refuses(changes: dict[str, str], refused: str, why: str) -> None:
+    site = looked(**changes)
+    assert not allowed(site)[refused]
+    assert why in " ".join(site.in_words(site))
+
+
+def test_a_site_whose_nodes_all_have_gres() -> None:
+    site = looked("-gres")
+    assert not allowed(site)["growing"]
+    assert allowed(site)["shrinking"]
+    assert "use the pilot" in " ".join(site.in_words(site))
+
+
+def test_an_old_site() -> None:
+    site = looked()
+    old = site.Site(**{**vars(site), "version": (19, 5, 2)})
+    assert not any(v.allowed for v in site.verdicts(old) if v.what.startswith("engine"))
+    assert site.in_words(old)[0].startswith("Slurm 19.05.2,")
+
+
+def test_trying_it_where_nothing_is_free() -> None:
+    site = Recorded(("salloc", Done(1, "", "Requested nodes are busy")), ("scancel", OK))
+    (verdict,) = site.try_it(Slurm({}, "me", site), "try", lambda: 0.0)
+    assert not verdict.allowed
+    assert "busy" in verdict.why
+    assert site.commands[-1] == "scancel --user=me --name=try"
