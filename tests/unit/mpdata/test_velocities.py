@@ -17,7 +17,8 @@ from velocity_files import levels_of, swinging, write_levels
 from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
 from mpdata.cases.setup import Levels
 from mpdata.errors import InputError
-from mpdata.flow import courant, velocities
+from mpdata.flow import courant as faces
+from mpdata.flow import velocities
 from mpdata.grid import Geometry
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.parallel.config import RunConfig
@@ -53,12 +54,12 @@ def test_a_steady_flow_set_early_has_the_same_bits(dtype: str, courant: float | 
     def room() -> np.ndarray:
         return np.zeros(geo.shape, dtype)
 
-    scale = courant.scale_for(setup, velocities.survey(setup, geo))
+    scale = faces.scale_for(setup, velocities.survey(setup, geo))
     assert (scale == 1.0) == (courant is None)
-    late, early = (courant.make_flow(setup, geo, dtype, room) for _ in range(2))
+    late, early = (faces.make_flow(setup, geo, dtype, room) for _ in range(2))
     velocities.make_velocities(setup, geo, late, scale, room)
     held = 1.0 if velocities.scales_later(setup, dtype) else scale
-    courant.fill_faces(early.C, setup, geo, held)
+    faces.fill_faces(early.C, setup, geo, held)
     velocities.make_velocities(setup, geo, early, scale, room, held)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(late.C, early.C, strict=True))
 
@@ -132,7 +133,7 @@ def test_only_two_levels_are_held_and_each_is_read_once(tmp_path: Path) -> None:
     geo = Geometry(GRID, (0, 0, 0), GRID, 3, setup.boundaries)
     watched = replace(setup, levels=Levels(setup.levels.times, face))
     room = lambda: np.zeros(geo.shape)  # noqa: E731
-    held = courant.make_flow(watched, geo, "f8", room)
+    held = faces.make_flow(watched, geo, "f8", room)
     moving = velocities.make_velocities(watched, geo, held, 1.0, room)
     told = []
     for step in range(STEPS):
@@ -157,7 +158,7 @@ def test_slabs_change_no_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     moving = with_velocities(setup, write_levels(tmp_path / "v.h5", around))
     whole = [answer(s) for s in (setup, moving)]
     peaks = [Solver(s).flow.C[0].sum() for s in (setup, moving)]
-    monkeypatch.setattr(courant, "SLAB_CELLS", 1)
+    monkeypatch.setattr(faces, "SLAB_CELLS", 1)
     monkeypatch.setattr(velocities, "INTERPOLATED_CELLS", 100)
     assert [Solver(s).flow.C[0].sum() for s in (setup, moving)] == peaks
     assert all(np.array_equal(a, answer(s)) for a, s in zip(whole, (setup, moving), strict=True))

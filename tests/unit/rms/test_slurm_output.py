@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rms.launch.slurm import output, site
+from rms.launch.slurm import output
+from rms.launch.slurm import site as probe
 from rms.launch.slurm.commands import Done, Meaning, Slurm, SlurmError, meaning_of, run_command
 from rms.launch.slurm.output import OutputError, QueuedJob
 
@@ -410,7 +411,7 @@ def test_a_command_that_is_missing_or_hangs() -> None:
 # -- The check -------------------------------------------------------------------------------
 
 
-def looked(kind: str = "", **changes: str) -> site.Site:
+def looked(kind: str = "", **changes: str) -> probe.Site:
     config = sample(f"config{kind}.txt")
     for key, value in changes.items():
         lines = config.splitlines()
@@ -423,19 +424,19 @@ def looked(kind: str = "", **changes: str) -> site.Site:
         ("sacct --json", NO_JSON),
         ("sacct", printed("sacct.txt")),
     )
-    return site.look(Slurm({}, "me", site))
+    return probe.look(Slurm({}, "me", site))
 
 
-def allowed(site: site.Site) -> dict[str, bool]:
-    return {verdict.what.split()[0]: verdict.allowed for verdict in site.verdicts(site)}
+def allowed(site: probe.Site) -> dict[str, bool]:
+    return {verdict.what.split()[0]: verdict.allowed for verdict in probe.verdicts(site)}
 
 
 def test_a_site_that_allows_all() -> None:
     site = looked()
-    words = site.in_words(site)
+    words = probe.in_words(site)
     assert words[0] == "Slurm 22.05.8, cluster testbed, select/linear: 3 of 4 nodes fit for work"
     assert words[-1] == "JSON is read of sinfo, squeue; all else as text"
-    assert {verdict.what: verdict.allowed for verdict in site.verdicts(site)} == {
+    assert {verdict.what: verdict.allowed for verdict in probe.verdicts(site)} == {
         "engine slurm-pilot": True,
         "engine slurm, jobs of their own": True,
         "shrinking running jobs": True,
@@ -443,7 +444,7 @@ def test_a_site_that_allows_all() -> None:
         "more than one resize of a job, and sacct's agreement": True,
         "Slurm's own ConsumedEnergy": False,
     }
-    assert json.loads(json.dumps(site.as_json(site)))["select"] == "select/linear"
+    assert json.loads(json.dumps(probe.as_json(site)))["select"] == "select/linear"
 
 
 @pytest.mark.parametrize(
@@ -458,26 +459,26 @@ def test_a_site_that_allows_all() -> None:
 def test_a_site_that_refuses(changes: dict[str, str], refused: str, why: str) -> None:
     site = looked(**changes)
     assert not allowed(site)[refused]
-    assert why in " ".join(site.in_words(site))
+    assert why in " ".join(probe.in_words(site))
 
 
 def test_a_site_whose_nodes_all_have_gres() -> None:
     site = looked("-gres")
     assert not allowed(site)["growing"]
     assert allowed(site)["shrinking"]
-    assert "use the pilot" in " ".join(site.in_words(site))
+    assert "use the pilot" in " ".join(probe.in_words(site))
 
 
 def test_an_old_site() -> None:
     site = looked()
-    old = site.Site(**{**vars(site), "version": (19, 5, 2)})
-    assert not any(v.allowed for v in site.verdicts(old) if v.what.startswith("engine"))
-    assert site.in_words(old)[0].startswith("Slurm 19.05.2,")
+    old = probe.Site(**{**vars(site), "version": (19, 5, 2)})
+    assert not any(v.allowed for v in probe.verdicts(old) if v.what.startswith("engine"))
+    assert probe.in_words(old)[0].startswith("Slurm 19.05.2,")
 
 
 def test_trying_it_where_nothing_is_free() -> None:
     site = Recorded(("salloc", Done(1, "", "Requested nodes are busy")), ("scancel", OK))
-    (verdict,) = site.try_it(Slurm({}, "me", site), "try", lambda: 0.0)
+    (verdict,) = probe.try_it(Slurm({}, "me", site), "try", lambda: 0.0)
     assert not verdict.allowed
     assert "busy" in verdict.why
     assert site.commands[-1] == "scancel --user=me --name=try"
