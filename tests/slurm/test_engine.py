@@ -69,12 +69,12 @@ def test_the_winds_array(rms: Rms, tmp_path: Path) -> None:
         pytest.skip("needs the wind files: MPDATA_WINDS, or ./scripts/demo once")
     given = {"MPDATA_WINDS": winds, "WINDS_DAYS": "8"}
     winds_sh = ROOT / "jobs" / "winds.sh"
-    first = rms.daemon.submit("--array=1", "--nodes=1-4", script=winds_sh, **given)
+    first = rms.submit("--array=1", "--nodes=1-4", script=winds_sh, **given)
     rms.computing(f"{first}_1")
     fast = rms.work / "fast"
     fast.mkdir()
     (fast / "go").touch()
-    others = rms.daemon.submit("--array=2-4", script=winds_sh, folder=fast, **given)
+    others = rms.submit("--array=2-4", script=winds_sh, folder=fast, **given)
     jobs = [f"{first}_1", *(f"{others}_{n}" for n in (2, 3, 4))]
 
     def both() -> bool:
@@ -107,7 +107,7 @@ def test_other_users_are_worked_around(rms: Rms, answer: str) -> None:
     by_hand = bed.allocate("--nodes=1", "--nodelist=n2", "--job-name=byhand")
     rms.until("word of it", lambda: node(rms, "n2") != "idle")
     write_script(rms, "#SBATCH --nodes=1-4", "#RMS --mode=flexible")
-    job = rms.daemon.submit()
+    job = rms.submit()
     rms.computing(job)
     assert rms.row(job)["nodes"] == ["n1", "n3", "n4"]
     bed("scancel", by_hand)
@@ -134,7 +134,7 @@ def test_options_of_slurms_own_are_passed_on(rms: Rms, answer: str) -> None:
         *[rms, "#SBATCH --nodes=2", "#SBATCH --mem=77 -p all", "#SBATCH --comment 'for sbatch'"],
         *["#SBATCH --time=10", "#SBATCH --ntasks=99"],
     )
-    job = rms.daemon.submit()
+    job = rms.submit()
     rms.computing(job)
     shown = rms.bed.show(str(rms.number(job)))
     assert shown["MinMemoryNode"] == "77M"
@@ -148,7 +148,7 @@ def test_options_of_slurms_own_are_passed_on(rms: Rms, answer: str) -> None:
 
 def test_the_end_of_the_daemon_leaves_nothing(rms: Rms) -> None:
     write_script(rms, "#SBATCH --nodes=3")
-    running, waiting = rms.daemon.submit(), rms.daemon.submit()
+    running, waiting = rms.submit(), rms.submit()
     rms.computing(running)
     assert rms.end() == 0
     rms.process = None

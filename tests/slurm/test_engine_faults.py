@@ -44,7 +44,7 @@ def answer(asked: None, tmp_path_factory: pytest.TempPathFactory) -> str:
 def started(rms: Rms, *lines: str, nodes: int = 2) -> str:
     """Have a malleable job compute on so many nodes."""
     write_script(rms, "#SBATCH --nodes=1-4", f"#RMS --mode=malleable --preferred={nodes}", *lines)
-    job = rms.daemon.submit()
+    job = rms.submit()
     rms.computing(job)
     return job
 
@@ -81,7 +81,7 @@ def test_scancel_of_a_job_that_waits(rms: Rms, answer: str) -> None:
     rms.bed.run("scontrol", "update", "partitionname=all", "state=down")
     try:
         write_script(rms, "#SBATCH --nodes=2")
-        job = rms.daemon.submit()
+        job = rms.submit()
         rms.until("number", lambda: rms.row(job)["slurm"].get("slurm_job"))
         time.sleep(7)  # longer than nodes are waited for: a partition that is down is no such wait
         assert rms.row(job)["state"] == "CONFIGURING"
@@ -98,7 +98,7 @@ def test_the_controller_is_away(rms: Rms, answer: str) -> None:
     rms.bed.stop("slurmctld")
     rms.resize(job, 2)
     write_script(rms, "#SBATCH --nodes=1")
-    other = rms.daemon.submit()
+    other = rms.submit()
     step = rms.row(job)["step"]
     time.sleep(30)
     assert rms.row(job)["step"] > step
@@ -192,7 +192,7 @@ def test_the_batch_host_stays(rms: Rms, answer: str) -> None:
 @one_select
 def test_the_time_limit(rms: Rms) -> None:
     write_script(rms, "#SBATCH --nodes=2", "#SBATCH --time=0:06", steps=100_000)
-    job = rms.daemon.submit()
+    job = rms.submit()
     (state,) = rms.over(job)
     rms.nothing_left()
     TABLE.append(
@@ -277,10 +277,10 @@ def test_a_site_without_permission_relaunches(rigid: Slurm, answer: str) -> None
     with serving(rigid, "--policy", "fifo", "--grace", "10") as rms:
         lines = ("#SBATCH --nodes=1-4", "#RMS --mode=malleable --preferred=1")
         write_script(rms, *lines, more="--checkpoint-dir checkpoints --restart")
-        able = rms.daemon.submit()
+        able = rms.submit()
         rms.computing(able)
         write_script(rms, *lines)
-        unable = rms.daemon.submit()
+        unable = rms.submit()
         rms.computing(unable)
         first = rms.number(able)
         rms.resize(unable, 2)
@@ -309,7 +309,7 @@ def test_a_relaunch_outlives_the_daemon(rigid: Slurm, answer: str) -> None:
     with serving(rigid, "--policy", "fifo", "--grace", "10") as rms:
         lines = ("#SBATCH --nodes=1-4", "#RMS --mode=malleable --preferred=1")
         write_script(rms, *lines, more="--checkpoint-dir checkpoints --restart")
-        job = rms.daemon.submit()
+        job = rms.submit()
         rms.computing(job)
         rms.resize(job, 3)
         for state in ("stopping", "starting"):

@@ -38,7 +38,7 @@ def soak(resizes: int, seed: int) -> dict[str, Any]:
         paced = rms.work / "paced.py"
         paced.write_text(PACED)
         words = ["mpirun", sys.executable, str(paced), "run", *CASE, "--every", "1"]
-        job = rms.daemon.submit(
+        job = rms.submit(
             " ".join([*words, "--steps", str(500 + 60 * resizes)]),
             "--mode", "malleable", "--nodes", f"1-{NODES}", "--preferred", "2",
         )  # fmt: skip

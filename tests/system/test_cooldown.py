@@ -49,7 +49,7 @@ def test_a_policy_resizes_once_and_waits_with_the_rest() -> None:
         wide = faulty(rms, "none", options=("--preferred", "2", "--cooldown", "1000"))
         rms.running(wide)
         words = ["mpirun", *MPDATA, "run", *SMALL, "--steps", "3"]
-        other = rms.daemon.submit(" ".join(words), "--mode", "fixed", "--nodes", "1")
+        other = rms.submit(" ".join(words), "--mode", "fixed", "--nodes", "1")
         assert rms.over(other) == ["COMPLETED"]
         (rms.work / "go").touch()
         assert rms.over(wide, deadline_s=100) == ["COMPLETED"], rms.said()

@@ -43,7 +43,7 @@ def submit(rms: Rms, *more: str) -> str:
     outs = ["--json", "out.json", "--final", "final.npy"]
     words = [*FAULTY, "none", "run", *RANDOM, *STEPS, "--backend", "numba,numpy", *outs, *more]
     sizes = ["--nodes", "1-3", "--preferred", "1"]
-    job = rms.daemon.submit(" ".join(["mpirun", *words]), "--mode", "malleable", *sizes)
+    job = rms.submit(" ".join(["mpirun", *words]), "--mode", "malleable", *sizes)
     rms.running(job)
     return job
 

@@ -57,9 +57,7 @@ def faulty(
 ) -> str:
     words = [*FAULTY, f"'{fault}'", "run", *SMALL, "--steps", STEPS, *more]
     body = " ".join([launcher, *words])
-    return rms.daemon.submit(
-        body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1", *options
-    )
+    return rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1", *options)
 
 
 def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
@@ -278,9 +276,9 @@ def test_a_corrupted_checkpoint(run: Run, mpdata_run: Mpirun, tmp_path: Path) ->
 def test_two_runs_in_one_checkpoint_folder(rms: Rms) -> None:
     saving = ["--checkpoint-dir", "saved", "--checkpoint-every", "100"]
     words = ["mpirun", *MPDATA, "run", *SMALL, "--steps", "3000", *saving]
-    first = rms.daemon.submit(" ".join(words))
+    first = rms.submit(" ".join(words))
     rms.running(first)
-    second = rms.daemon.submit(" ".join([*words, "--restart"]))
+    second = rms.submit(" ".join([*words, "--restart"]))
     assert rms.over(second) == ["FAILED"]
     assert "another run writes checkpoints there" in rms.row(second)["reason"]
     rms.ask("cancel", first)

@@ -14,10 +14,10 @@ LONG = " ".join(
 
 def test_a_look_and_a_report() -> None:
     with served(2) as rms:
-        over = rms.daemon.submit("true", "--job-name", "<short>")
+        over = rms.submit("true", "--job-name", "<short>")
         assert rms.over(over) == ["COMPLETED"]
-        long = rms.daemon.submit(LONG, "--nodes", "2", "--job-name", "long")
-        waits = rms.daemon.submit("true", "--nodes", "2", "--job-name", "patient")
+        long = rms.submit(LONG, "--nodes", "2", "--job-name", "long")
+        waits = rms.submit("true", "--nodes", "2", "--job-name", "patient")
         rms.running(long)
 
         look = rms.rms("top")

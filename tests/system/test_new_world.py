@@ -61,7 +61,7 @@ def test_under_the_rms(rms: Rms, alone: str, strategy: str, where: str) -> None:
         pytest.skip("a rank that joins asks for a block of the whole")
     (rms.work / "go").unlink(missing_ok=True)
     body = " ".join(["mpirun", *PROGRAM, f"'{where}'", strategy])
-    job = rms.daemon.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
+    job = rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
     rms.running(job)
     rms.ask("resize", job, "2")
     rms.until(lambda: rms.rolled_back(job), "rollback", 20)
@@ -97,7 +97,7 @@ def test_an_input_that_is_not_what_it_was(rms: Rms, strategy: str, change: str) 
     slow = [sys.executable, str(Path(__file__).with_name("faulty_resize.py")), "none"]
     words = ["--input", str(data), "--steps", "400", "--backend", "numpy", "--every", "2"]
     body = " ".join(["mpirun", *slow, "run", *words, "--strategy", strategy, "--json", "out.json"])
-    job = rms.daemon.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
+    job = rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
     rms.running(job)
     if change == "gone":
         data.unlink()

@@ -138,7 +138,7 @@ def rms() -> Iterator[Rms]:
 
 def submit(rms: Rms, *command: str) -> str:
     options = ["--mode", "malleable", "--nodes", "1-2", "--preferred", "1"]
-    job = rms.daemon.submit(" ".join(["mpirun", *command]), *options)
+    job = rms.submit(" ".join(["mpirun", *command]), *options)
     rms.running(job)
     return job
 
@@ -183,7 +183,7 @@ def test_a_job_that_asks_for_what_cannot_be_had_is_told(rms: Rms, alone: dict[st
     assert rms.output(job).count(sentence) == 1
     assert [row["strategy"] for row in rms.row(job)["resizes"]] == ["spawn"]
     assert rms.row(job)["answer"] == alone["long"]
-    other = rms.daemon.submit(" ".join(["mpirun", *MPDATA, "run", *SHORT, "--strategy", "warm"]))
+    other = rms.submit(" ".join(["mpirun", *MPDATA, "run", *SHORT, "--strategy", "warm"]))
     assert rms.over(other) == ["COMPLETED"], rms.output(other)
     assert sentence.replace("merge", "warm") in rms.output(other)
     rms.nothing_left()

@@ -174,7 +174,7 @@ def test_sigterm_leaves_a_checkpoint_and_a_sentence(tmp_path: Path, script: str)
 
 def test_ranks_caught_in_a_build_with_a_dead_world_end_with_a_word() -> None:
     with served(2, "--policy", "fifo") as rms:
-        job = rms.daemon.submit(
+        job = rms.submit(
             " ".join(["export FAULT='new while others wait'; mpirun", *PACED, PROGRAM[1],
                       "ask-rms-merge", "800"]),
             "--mode", "malleable", "--nodes", "1-2", "--preferred", "1",
@@ -190,7 +190,7 @@ def test_the_rms_grants_what_the_application_asks_for(run: Run) -> None:
     steps = 800
     plain = report(lines(run, 1, "plain", steps))[1]
     with served(3, "--policy", "fifo") as rms:
-        job = rms.daemon.submit(
+        job = rms.submit(
             " ".join(["mpirun", *PACED, PROGRAM[1], "ask-rms", str(steps)]),
             "--mode", "malleable", "--nodes", "1-3", "--preferred", "2",
         )  # fmt: skip

@@ -85,7 +85,7 @@ def test_random_resizes_under_the_rms_leave_the_bits(rms: Rms, run: Run, name: s
     steps = 3000
     plain = run(MPIEXEC, "-n", "1", *program(f"{name}_plain"), str(steps))
     port = program(name)
-    job = rms.daemon.submit(
+    job = rms.submit(
         " ".join(["mpirun", port[0], str(PACED), port[1], str(steps)]),
         "--mode", "malleable", "--nodes", f"1-{RANKS}", "--preferred", "2",
     )  # fmt: skip

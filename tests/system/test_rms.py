@@ -70,9 +70,9 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
         f"mkdir -p $1; cd $1; PACE_S=0.1 mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
     )
     options = ("--mode", "flexible", "--nodes", "1-2")
-    first = rms.daemon.submit(job.replace("$1", "first"), *options)
+    first = rms.submit(job.replace("$1", "first"), *options)
     assert rms.running(first)["size"] == 2
-    second = rms.daemon.submit(job.replace("$1", "second"), *options)
+    second = rms.submit(job.replace("$1", "second"), *options)
     rms.running(second)
     (rms.work / "first" / "go").touch()
     rms.until(lambda: resizes(rms, second), "a resize of the second")
@@ -93,10 +93,10 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
 
 
 def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
-    fixed = rms.daemon.submit(mpdata(600), "--mode", "fixed", "--nodes", "1")
-    moldable = rms.daemon.submit(mpdata(600), "--mode", "moldable", "--nodes", "1-2")
+    fixed = rms.submit(mpdata(600), "--mode", "fixed", "--nodes", "1")
+    moldable = rms.submit(mpdata(600), "--mode", "moldable", "--nodes", "1-2")
     assert rms.running(moldable)["size"] == 1
-    waiting = rms.daemon.submit("true", "--mode", "flexible")
+    waiting = rms.submit("true", "--mode", "flexible")
     assert rms.over(fixed, moldable, waiting) == ["COMPLETED"] * 3
     assert resizes(rms, fixed) == resizes(rms, moldable) == []
     for job in (fixed, moldable):
@@ -109,7 +109,7 @@ def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
 @pytest.mark.parametrize("rms", [(3,)], indirect=True)
 def test_array_runs_so_many_tasks_at_once(rms: Rms) -> None:
     body = "#SBATCH --array=0-3%2\n#SBATCH --output=out/%A_%a.txt\n"
-    job = rms.daemon.submit(body + 'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID"; sleep 0.5')
+    job = rms.submit(body + 'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID"; sleep 0.5')
     assert rms.over(job) == ["COMPLETED"] * 4
     for index in range(4):
         assert (rms.work / f"out/{job}_{index}.txt").read_text() == f"{job} {index}\n"
@@ -132,7 +132,7 @@ srun {sys.executable} bad.py
 echo "other step gave $?"
 {mpdata(4)} > /dev/null
 exit 0"""
-    job = rms.daemon.submit(body, "--nodes", "2", "--output", "out.txt")
+    job = rms.submit(body, "--nodes", "2", "--output", "out.txt")
     assert rms.over(job) == ["FAILED"]
     assert (rms.work / "lines").read_text() == "set-up\nbetween\n"
     first, out = (rms.work / "first.txt").read_text(), (rms.work / "out.txt").read_text()
@@ -143,14 +143,14 @@ exit 0"""
 
 
 def test_a_program_without_resizes_is_completed_by_its_status(rms: Rms) -> None:
-    job = rms.daemon.submit("srun sh -c 'echo rank $PMI_RANK'", "--nodes", "2")
+    job = rms.submit("srun sh -c 'echo rank $PMI_RANK'", "--nodes", "2")
     assert rms.over(job) == ["COMPLETED"]
     assert sorted(rms.output(job).split()) == ["0", "1", "rank", "rank"]
 
 
 def test_a_redirected_line_keeps_standard_error_apart(rms: Rms) -> None:
     body = "srun sh -c 'echo out; echo err >&2'"
-    job = rms.daemon.submit(f"{body} > one.txt\n{body} > both.txt 2>&1")
+    job = rms.submit(f"{body} > one.txt\n{body} > both.txt 2>&1")
     assert rms.over(job) == ["COMPLETED"]
     assert (rms.work / "one.txt").read_text() == "out\n" and rms.output(job) == "err\n"
     assert sorted((rms.work / "both.txt").read_text().split()) == ["err", "out"]
@@ -168,10 +168,10 @@ def test_variables_that_are_no_text_stay_behind(rms: Rms) -> None:
 
 @manual(2)
 def test_a_drained_node_is_left_alone_until_it_is_resumed(rms: Rms) -> None:
-    runs = rms.daemon.submit("until [ -e go ]; do sleep 0.1; done")
+    runs = rms.submit("until [ -e go ]; do sleep 0.1; done")
     rms.until(lambda: rms.row(runs)["state"] == "RUNNING", "start")
     assert rms.ask("drain", "n[1-2]")["nodes"] == ["n1", "n2"]
-    waits = rms.daemon.submit("true")
+    waits = rms.submit("true")
     states = [node["state"] for node in rms.ask("nodes")]
     assert sorted(states) == ["drained", "draining"]
     (rms.work / "go").touch()
@@ -194,7 +194,7 @@ def test_a_drained_node_is_left_alone_until_it_is_resumed(rms: Rms) -> None:
 @manual(2)
 @pytest.mark.parametrize("resized", [False, True])
 def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
-    job = rms.daemon.submit(mpdata(3000), "--mode", "malleable", "--nodes", "1-2")
+    job = rms.submit(mpdata(3000), "--mode", "malleable", "--nodes", "1-2")
     rms.running(job)
     rms.until(lambda: "step " in rms.output(job), "output")
     if resized:
@@ -215,10 +215,10 @@ def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
 @pytest.mark.parametrize("rms", [(3,)], indirect=True)
 def test_jobs_out_of_time(rms: Rms) -> None:
     saving = mpdata(5000, "--checkpoint-dir", "saved", "--checkpoint-every", "100000")
-    asks = rms.daemon.submit(saving, "--time", "0:03")
+    asks = rms.submit(saving, "--time", "0:03")
     trap = "trap 'echo heard > heard; exit 3' TERM; while :; do sleep 0.1; done"
-    hears = rms.daemon.submit(trap, "--time", "0:02")
-    deaf = rms.daemon.submit("trap '' TERM; while :; do sleep 0.1; done", "--time", "0:02")
+    hears = rms.submit(trap, "--time", "0:02")
+    deaf = rms.submit("trap '' TERM; while :; do sleep 0.1; done", "--time", "0:02")
     assert rms.over(asks, hears, deadline_s=20) == ["TIMEOUT", "TIMEOUT"]
     assert (rms.work / "heard").exists()
     assert list((rms.work / "saved").glob("*.h5"))
@@ -230,9 +230,9 @@ def test_jobs_out_of_time(rms: Rms) -> None:
 
 
 def test_cancel(rms: Rms) -> None:
-    runs = rms.daemon.submit(f"{mpdata(5000)}\necho next >> next\n{mpdata(5000)}", "--nodes", "2")
-    waits = rms.daemon.submit("echo started >> started", "--nodes", "2")
-    array = rms.daemon.submit("echo $SLURM_ARRAY_TASK_ID >> tasks", "--array", "0-2")
+    runs = rms.submit(f"{mpdata(5000)}\necho next >> next\n{mpdata(5000)}", "--nodes", "2")
+    waits = rms.submit("echo started >> started", "--nodes", "2")
+    array = rms.submit("echo $SLURM_ARRAY_TASK_ID >> tasks", "--array", "0-2")
     rms.running(runs)
     assert rms.ask("cancel", waits)["ids"] == [waits]
     assert rms.ask("cancel", f"{array}_[0-1]")["ids"] == [f"{array}_0", f"{array}_1"]
@@ -249,8 +249,8 @@ def test_cancel(rms: Rms) -> None:
 
 def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
     saving = mpdata(5000, "--checkpoint-dir", "saved", "--checkpoint-every", "100000")
-    runs = rms.daemon.submit(saving, "--nodes", "2")
-    waits = rms.daemon.submit("echo started >> started")
+    runs = rms.submit(saving, "--nodes", "2")
+    waits = rms.submit("echo started >> started")
     rms.running(runs)
     assert rms.end(signal.SIGINT) == 0
     rms.nothing_left()
@@ -264,11 +264,9 @@ def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
 @manual(3)
 def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    long = rms.daemon.submit(
-        note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2", "--preferred=1"
-    )
-    brief = rms.daemon.submit(f"{note}while [ ! -e go ]; do sleep 0.1; done; touch slept")
-    waits = rms.daemon.submit(note, "--nodes", "3")
+    long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
+    brief = rms.submit(f"{note}while [ ! -e go ]; do sleep 0.1; done; touch slept")
+    waits = rms.submit(note, "--nodes", "3")
     rms.running(long)
     rms.end(signal.SIGKILL)
     (rms.work / "go").touch()
@@ -293,8 +291,8 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
 @manual(2)
 def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    long = rms.daemon.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2")
-    cancelled = rms.daemon.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
+    long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2")
+    cancelled = rms.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
     rms.running(long)
     for size in (1, 2):
         rms.ask("resize", long, str(size))
@@ -317,7 +315,7 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
 @manual(2)
 def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
     body = 'echo "$SLURM_JOB_ID" >> starts\nsleep 2'
-    again, lost = rms.daemon.submit(f"#SBATCH --requeue\n{body}"), rms.daemon.submit(body)
+    again, lost = rms.submit(f"#SBATCH --requeue\n{body}"), rms.submit(body)
     starts = rms.work / "starts"
     rms.until(lambda: starts.exists() and len(starts.read_text().split()) == 2, "two starts")
     rms.end(signal.SIGKILL)

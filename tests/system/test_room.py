@@ -53,7 +53,7 @@ def test_under_the_rms(mib: int, strategy: str) -> None:
     with served(2, "--policy", "fifo") as rms:
         words = [sys.executable, LITTLE_ROOM, str(mib), paced, "none", "run", *SMALL]
         body = " ".join(["mpirun", *words, "--steps", "600"])
-        job = rms.daemon.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
+        job = rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
         rms.until(lambda: rms.row(job)["step"] > 40, "a look at the memory")
         rms.ask("resize", job, "2")
         rms.until(lambda: rms.row(job)["resizes"], "resize")
