@@ -16,7 +16,14 @@ import msgspec
 from dmr.wire.channel import Door, Line, LineError, Refused, call
 from dmr.wire.rms import RETRY_S, Manager
 from rms.wire.http import UnreachableError
-from rms.wire.messages import DOOR_VARIABLE, JOIN_VARIABLE, WORLD_VARIABLE, Failed, Ready, Report
+from rms.wire.messages import (
+    JOIN_VARIABLE,
+    LISTENER_VARIABLE,
+    WORLD_VARIABLE,
+    Failed,
+    Ready,
+    Report,
+)
 
 CALL_S = 10.0
 PATIENCE_S = 600.0
@@ -43,7 +50,7 @@ class Invited:
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Invited | None:
         """Return what the launcher says, None for the first world of a job."""
-        door, number = env.get(DOOR_VARIABLE, ""), env.get(JOIN_VARIABLE, "")
+        door, number = env.get(LISTENER_VARIABLE, ""), env.get(JOIN_VARIABLE, "")
         if not door and not number:
             return None
         return cls(int(number or 0), int(env.get(WORLD_VARIABLE, "0")), door)

@@ -22,7 +22,7 @@ from dmr.boot.environment import BACKEND_VARIABLE
 from dmr.boot.mpiexec import clean, end, launcher
 from dmr.progress import OpenResize
 from dmr.wire.channel import LOOPBACK, Door, Line, LineError
-from rms.wire.messages import DOOR_VARIABLE, JOIN_VARIABLE, SLOTS_VARIABLE
+from rms.wire.messages import JOIN_VARIABLE, LISTENER_VARIABLE, SLOTS_VARIABLE
 
 if TYPE_CHECKING:
     from dmr.application import Plan, Run
@@ -52,7 +52,7 @@ def spawn(
     if door is not None:
         stack.callback(door.close)
     # Spawn cannot set the environment; env(1) can.
-    setting = [f"{DOOR_VARIABLE}={'' if door is None else door.address}"]
+    setting = [f"{LISTENER_VARIABLE}={'' if door is None else door.address}"]
     if target.slots:
         setting.append(f"{SLOTS_VARIABLE}={' '.join(target.slots[-ranks:])}")
     backend = target.backend or runtime.backend
@@ -105,7 +105,7 @@ def nested(
             raise LineError("no mpiexec found to start the new world with")
         door = Door(LOOPBACK)
         stack.callback(door.close)
-        env = clean(os.environ) | {DOOR_VARIABLE: door.address}
+        env = clean(os.environ) | {LISTENER_VARIABLE: door.address}
         if target.backend:
             env[BACKEND_VARIABLE] = target.backend
         command = [*launcher(runtime.mpiexec), "-n", str(target.ranks), *runtime.command]

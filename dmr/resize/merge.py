@@ -60,7 +60,7 @@ class Merge(Attempt):
         met = clock()
         in_host = self._together(self._introduce)
         self.state = State.MOVING
-        groups = [(world.world, world.ranks) for world in self.target.worlds]
+        groups = [(world.launch, world.ranks) for world in self.target.worlds]
         comm = run.world.talk
         if self._inter is not None:
             comm = join(comm, self._inter, high=False, keep=True)

@@ -47,7 +47,7 @@ from dmr.wire.channel import (
     call,
 )
 from dmr.wire.ranks import Check, Crew
-from rms.wire.messages import Invitation
+from rms.wire.messages import BootedWorld
 
 if TYPE_CHECKING:
     from dmr.application import Application, Plan, Run
@@ -99,7 +99,7 @@ class Target:
     strategy: str
     slots: tuple[str, ...] = ()
     wish: int = 0
-    worlds: tuple[Invitation, ...] = ()
+    worlds: tuple[BootedWorld, ...] = ()
     backend: str = ""
 
 
@@ -200,7 +200,7 @@ class Attempt:
             # of a process in which one has timed out.
             raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
         if worlds:
-            self._hold([partial(call, world.line, limits.connect_s) for world in worlds])
+            self._hold([partial(call, world.address, limits.connect_s) for world in worlds])
         elif self.target.strategy in ("spawn", "merge"):
             more = self.target.ranks - (
                 self.run.world.size if self.target.strategy == "merge" else 0
@@ -222,7 +222,7 @@ class Attempt:
         """Rank 0: say what is to move; return whether blocks may go without packing."""
         run = self.run
         in_host = all(transfer.in_host(block) for block in run.fields.values())
-        joined = tuple((world.world, world.ranks) for world in self.target.worlds)
+        joined = tuple((world.launch, world.ranks) for world in self.target.worlds)
         for place, line in enumerate(self.lines):
             header = Header(
                 ranks=self.target.ranks,

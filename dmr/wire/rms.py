@@ -21,9 +21,9 @@ from rms.wire.messages import (
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
-    Answer,
     ApplicationResizeRequest,
     Poll,
+    PollAnswer,
     Report,
     ResizeRequest,
 )
@@ -145,10 +145,10 @@ class Link:
         while not self._closing.is_set():
             try:
                 said = self._manager.post("poll", msgspec.json.encode(self._poll()))
-                answer = msgspec.json.decode(said, type=Answer)
-                if answer.wish is not None and answer.wish.number > self._known:
-                    self.wish, self._known = answer.wish, answer.wish.number
-                pause = answer.again_s
+                answer = msgspec.json.decode(said, type=PollAnswer)
+                if answer.request is not None and answer.request.number > self._known:
+                    self.wish, self._known = answer.request, answer.request.number
+                pause = answer.pause_s
             except (UnreachableError, msgspec.DecodeError):
                 pause = RETRY_S
             self._closing.wait(pause)

@@ -244,9 +244,9 @@ class Daemon:
         """
         if said.node not in self.cluster.names:
             raise ValueError(f"expected a node of this cluster, got {said.node}")
-        if said.why and said.why not in self._unmetered:
-            self._unmetered.add(said.why)
-            self.say(f"power is the model's on {said.node}, and others alike: {said.why}")
+        if said.reason and said.reason not in self._unmetered:
+            self._unmetered.add(said.reason)
+            self.say(f"power is the model's on {said.node}, and others alike: {said.reason}")
         if said.watts is not None:
             node = Node(self.cluster.names.index(said.node))
             self._book(node, self.now(), said.watts, said.source)
@@ -427,10 +427,10 @@ class Daemon:
         step = live.running
         if step is not None:
             step.spoke, step.cooldown_s = True, poll.cooldown_s
-            step.restarts = poll.restarts
+            step.restarts = poll.restartable
             relaunch.spoke(self, job_id, live)
-            if (step.strategy, step.groups) != (poll.strategy, poll.groups):
-                step.strategy, step.groups = poll.strategy, poll.groups
+            if (step.strategy, step.groups) != (poll.strategy, poll.launches):
+                step.strategy, step.groups = poll.strategy, poll.launches
                 self.worlds.note(job_id, live)
         rests = self.now() < live.rests_until_s
         if job is not None and job.state is JobState.RUNNING and not (job.answers or rests):

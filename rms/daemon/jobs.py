@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rms.launch.local import ManagedProcess, PendingCall
-from rms.wire.messages import Invitation, ResizeRequest
+from rms.wire.messages import BootedWorld, ResizeRequest
 
 
 class LaunchCommand(msgspec.Struct):
@@ -71,7 +71,7 @@ class PendingResize(msgspec.Struct):
     strategy: str
     launches: dict[int, tuple[str, ...]] = {}
     pids: dict[int, int] = {}
-    ready: dict[int, Invitation] = {}
+    ready: dict[int, BootedWorld] = {}
     state: str = "booting"
     begun_s: float = 0.0
     until_s: float = 0.0

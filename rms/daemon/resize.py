@@ -20,9 +20,9 @@ from rms.launch.local import LaunchError, ManagedProcess, cores_of, hosts_of
 from rms.wire.messages import (
     ApplicationResizeRequest,
     Begun,
+    BootedWorld,
     Done,
     Failed,
-    Invitation,
     ProtocolError,
     Ready,
     Report,
@@ -216,19 +216,19 @@ class Worlds:
         if report.number != live.wishes or job is None or job.requested is None:
             return
         if isinstance(report, Ready):
-            if boot is not None and boot.state == "booting" and report.world in boot.launches:
+            if boot is not None and boot.state == "booting" and report.launch in boot.launches:
                 self._ready(job_id, live, boot, report)
         elif isinstance(report, Failed):
             if boot is not None and boot.state in ("booting", "ready"):
-                self._close(job_id, live, boot, report.why)
+                self._close(job_id, live, boot, report.reason)
         elif boot is not None and boot.state in ("leaving", "closing", "releasing"):
             return
         elif isinstance(report, RolledBack):
             live.wish = None
             if boot is None:
-                self.roll_back(job_id, live, report.why)
+                self.roll_back(job_id, live, report.reason)
             else:
-                self._close(job_id, live, boot, report.why)
+                self._close(job_id, live, boot, report.reason)
         elif isinstance(report, Begun | Done):
             if boot is not None and boot.state == "ready":
                 boot.state, boot.until_s = "moving", daemon.now() + MOVE_S
@@ -240,10 +240,10 @@ class Worlds:
 
     def _ready(self, job_id: JobId, live: JobRuntime, boot: PendingResize, report: Ready) -> None:
         now = self._daemon.now()
-        boot.ready[report.world] = Invitation(
-            report.world,
-            len(boot.launches[report.world]),
-            report.line,
+        boot.ready[report.launch] = BootedWorld(
+            report.launch,
+            len(boot.launches[report.launch]),
+            report.address,
             report.port,
             now - boot.begun_s,
         )
@@ -259,9 +259,9 @@ class Worlds:
         live.resizes.append({"at_s": daemon.time(), **msgspec.to_builtins(report.resize)})
         daemon.journal.note(f"resizes/{job_id}", {"rows": live.resizes})
         boot = live.boot or PendingResize(report.number, (), report.resize.strategy)
-        if step is not None and report.worlds:
-            boot.leaving = [n for n in step.worlds if n not in report.worlds]
-            step.current, step.ended_s = report.worlds, None
+        if step is not None and report.launches:
+            boot.leaving = [n for n in step.worlds if n not in report.launches]
+            step.current, step.ended_s = report.launches, None
         live.boot = boot
         boot.state, boot.committed = "leaving", True
         boot.until_s = daemon.now() + LEAVE_S

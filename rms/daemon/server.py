@@ -28,7 +28,7 @@ from rms.daemon.jobs import LaunchCommand
 from rms.daemon.submit import Submission, admit
 from rms.formats.config import expand
 from rms.formats.jobscript import ScriptError, parse_ids
-from rms.wire.messages import METER_PATH, STRATEGIES, Answer, Metered, Poll, Report
+from rms.wire.messages import METER_PATH, STRATEGIES, Metered, Poll, PollAnswer, Report
 
 WATCH_S = 0.05
 FIRST_HOLD_S = 0.2
@@ -228,10 +228,10 @@ class Routes:
         poll = msgspec.json.decode(await request.body(), type=Poll)
         wish = self.daemon.poll(job_id, poll)
         if wish is not None:
-            return Answer(wish)
+            return PollAnswer(wish)
         hold_s = holding_s(len(self.daemon.engine.state.running))
         if self._held >= self._most_held:
-            return Answer(None, hold_s)
+            return PollAnswer(None, hold_s)
         if not poll.step:
             hold_s = FIRST_HOLD_S
         self._held += 1
@@ -240,7 +240,7 @@ class Routes:
                 await asyncio.wait_for(self.daemon.live[job_id].news.wait(), hold_s)
         finally:
             self._held -= 1
-        return Answer(self.daemon.wish(job_id, poll.known))
+        return PollAnswer(self.daemon.wish(job_id, poll.known))
 
     async def report(self, request: Request) -> Any:
         """A job tells how a resize goes."""

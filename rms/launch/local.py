@@ -21,8 +21,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
-    DOOR_VARIABLE,
     JOIN_VARIABLE,
+    LISTENER_VARIABLE,
     SLOTS_VARIABLE,
     WORLD_VARIABLE,
 )
@@ -39,7 +39,7 @@ FOREIGN_S = 2.0
 """How long a process that was nobody's of ours is taken to be so: its number may be given anew."""
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
-PER_WORLD = (JOIN_VARIABLE, DOOR_VARIABLE)
+PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 
 KEEP_STATUS = """trap : TERM

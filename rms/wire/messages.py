@@ -93,6 +93,9 @@ def read_completion(path: Path) -> CompletionRecord:
 
 
 # --- what a running job and its daemon say to each other -------------------------------------
+#
+# Names on the wire are those of 0.1.0 (``rename``): a daemon that is updated while jobs run goes on
+# with them, and with the resizes that its journal holds.
 
 SERVER_VARIABLE = "RMS_SERVER"
 JOB_VARIABLE = "RMS_JOB_ID"
@@ -105,7 +108,8 @@ STRATEGIES = ("warm", "spawn", "merge", "restart")
 """How a world may be replaced; which of them a job uses it says itself."""
 
 JOIN_VARIABLE = "DMR_JOIN"
-"""Set for the ranks of a world that is to take over from, or to join, a running one."""
+"""Set for the ranks of a world that is to take over from, or to join, a running one: the number of
+the resize request that it was booted for."""
 
 COOLDOWN_VARIABLE = "DMR_COOLDOWN"
 """Seconds from the end of a resize until the next may begin; a program may ask for more."""
@@ -113,20 +117,25 @@ COOLDOWN_VARIABLE = "DMR_COOLDOWN"
 WORLD_VARIABLE = "DMR_WORLD"
 """Number of the launch that started these ranks, among all launches of the job's step."""
 
-DOOR_VARIABLE = "DMR_DOOR"
-"""Where a world started by the old one itself is to call (``host:port:word``)."""
+LISTENER_VARIABLE = "DMR_LISTENER"
+"""Where a world started by the old one itself is to connect (``host:port:token``)."""
 
 
-class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A world that was booted for a wish and waits to be called.
+class BootedWorld(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"launch": "world", "address": "line"},
+):
+    """A world that was booted for a resize request and waits for the running one to connect.
 
-    ``line`` is the address of its control line, ``port`` its MPI port (empty where it opened
-    none), ``boot_s`` the time from its launch until it was ready.
+    ``launch`` is the number of its launch, ``address`` that of its control channel, ``port`` its
+    MPI port (empty where it opened none), ``boot_s`` the time from its launch until it was ready.
     """
 
-    world: int
+    launch: int
     ranks: int
-    line: str
+    address: str
     port: str
     boot_s: float = 0.0
 
@@ -141,16 +150,21 @@ class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     slots: tuple[str, ...]
     strategy: str = "spawn"
-    worlds: tuple[Invitation, ...] = ()
+    worlds: tuple[BootedWorld, ...] = ()
 
 
-class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Job to daemon: how far it is, and the newest wish it knows of. Answered at once if
-    there is a newer one, else after a while, by an :class:`Answer`.
+class Poll(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"launches": "groups", "restartable": "restarts"},
+):
+    """Job to daemon: how far it is, and ``known``, the number of the newest resize request it has.
 
-    ``strategy`` is how it wants to be resized, ``groups`` the launches its ranks come from and
+    Answered by a :class:`PollAnswer`: at once if there is a newer request, else after a while.
+    ``strategy`` is how it wants to be resized, ``launches`` the launches its ranks come from and
     how many ranks each holds, in rank order. ``cooldown_s`` is the time after the end of a resize
-    in which it is not to be asked for another. ``restarts`` says that it would go on from a
+    in which it is not to be asked for another. ``restartable`` says that it would go on from a
     checkpoint if its script were run again.
     """
 
@@ -158,77 +172,104 @@ class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     steps: int
     known: int
     strategy: str = "spawn"
-    groups: tuple[tuple[int, int], ...] = ()
+    launches: tuple[tuple[int, int], ...] = ()
     cooldown_s: float = 0.0
-    restarts: bool = False
+    restartable: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Daemon to job: the newest wish, or None, and how long to wait before asking again."""
+class PollAnswer(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    rename={"request": "wish", "pause_s": "again_s"},
+):
+    """Daemon to job: the newest resize request, or None, and how long to wait before polling."""
 
-    wish: ResizeRequest | None = None
-    again_s: float = 0.0
+    request: ResizeRequest | None = None
+    pause_s: float = 0.0
 
 
-class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """New world to daemon: it is booted and can be called at these addresses."""
+class Ready(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag=True,
+    rename={"launch": "world", "address": "line"},
+):
+    """New world to daemon: it is booted and its control channel and MPI port are these."""
 
     number: int
-    world: int
-    line: str
+    launch: int
+    address: str
     port: str
 
 
-class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Failed(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag=True,
+    rename={"launch": "world", "reason": "why"},
+):
     """New world to daemon: it cannot take over, and why."""
 
     number: int
-    world: int
-    why: str
+    launch: int
+    reason: str
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Job to daemon: it has stopped stepping to fulfil a wish."""
+    """Job to daemon: it has stopped stepping to fulfil a resize request."""
 
     number: int
 
 
-class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class Done(
+    msgspec.Struct,
+    frozen=True,
+    forbid_unknown_fields=True,
+    tag=True,
+    rename={"launches": "worlds"},
+):
     """Job to daemon: the new world is about to step; the old one's ranks leave.
 
-    ``worlds`` are the launches that its ranks come from; empty if it has not changed.
+    ``launches`` are those that its ranks come from; empty if that has not changed.
     """
 
     number: int
     resize: Resize
-    worlds: tuple[int, ...] = ()
+    launches: tuple[int, ...] = ()
 
 
-class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
+class RolledBack(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, rename={"reason": "why"}
+):
     """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
 
     number: int
-    why: str
+    reason: str
     strategy: str
 
 
-METER_PATH = "/meter"
-"""Where a daemon takes readings of power, from its own meters on the nodes."""
-
-
-class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A node's meter to the daemon: what the node draws, W, or None and why that is not known."""
-
-    node: str
-    source: str
-    watts: float | None = None
-    why: str = ""
-
-
 class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
-    """Job to daemon: its application would have so many ranks; a wish follows if it may."""
+    """Job to daemon: its application would have so many ranks; a request follows if it may."""
 
     ranks: int
 
 
 Report = Begun | Done | RolledBack | Ready | Failed | ApplicationResizeRequest
+
+
+# --- what a node's power meter says to the daemon -----------------------------------------------
+
+METER_PATH = "/meter"
+"""Where a daemon takes readings of power, from its own meters on the nodes."""
+
+
+class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"reason": "why"}):
+    """What a node draws, W, or None and the reason why that is not known."""
+
+    node: str
+    source: str
+    watts: float | None = None
+    reason: str = ""

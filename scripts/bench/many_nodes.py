@@ -293,7 +293,7 @@ class Site:
             return
         ranks.known = wish.number
         self.ask("report", self.daemon.report, JobId(ranks.job), Begun(wish.number))
-        self.later(MOVE_S, lambda: self._moved(ranks, wish.number, wish.worlds[0].world))
+        self.later(MOVE_S, lambda: self._moved(ranks, wish.number, wish.worlds[0].launch))
 
     def _moved(self, ranks: Ranks, number: int, launch: int) -> None:
         old = ranks.world

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import dmr
 
 WHERE, STRATEGY = sys.argv[1:3]
-NEW = "DMR_DOOR" in os.environ or "DMR_JOIN" in os.environ
+NEW = "DMR_LISTENER" in os.environ or "DMR_JOIN" in os.environ
 LAST = MPI.COMM_WORLD.rank == MPI.COMM_WORLD.size - 1
 
 

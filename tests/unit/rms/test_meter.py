@@ -100,7 +100,7 @@ def test_counters_for_root_alone(powercap: Path, monkeypatch: pytest.MonkeyPatch
     told: list[Metered] = []
     run(meter(powercap), told.append, 0.0, threading.Event())
     assert len(told) == 1 and told[0].watts is None and told[0].source == "model"
-    assert f"{powercap}: its counters may not be read by this user" in told[0].why
+    assert f"{powercap}: its counters may not be read by this user" in told[0].reason
 
 
 def test_a_node_without_counters_says_so_once(tmp_path: Path) -> None:
@@ -108,7 +108,9 @@ def test_a_node_without_counters_says_so_once(tmp_path: Path) -> None:
     run(meter(tmp_path / "none"), told.append, 0.0, threading.Event())
     (said,) = told
     assert (said.node, said.source, said.watts) == ("n1", "model", None)
-    assert "no processor package" in said.why and "no-such-program reads no device" in said.why
+    assert (
+        "no processor package" in said.reason and "no-such-program reads no device" in said.reason
+    )
 
 
 def test_packages_and_devices_are_one_node(powercap: Path, tmp_path: Path) -> None:

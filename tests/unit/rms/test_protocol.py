@@ -1,4 +1,4 @@
-"""The completion record: whole or not at all, and of a known format."""
+"""The completion record: whole or not at all, of a known format; messages as 0.1.0 sent them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,19 @@ from sentences import one_sentence
 
 from rms.wire.messages import (
     COMPLETION_FORMAT,
+    BootedWorld,
     CompletionRecord,
+    Done,
+    Failed,
+    Metered,
+    Poll,
+    PollAnswer,
     ProtocolError,
+    Ready,
+    Report,
     Resize,
+    ResizeRequest,
+    RolledBack,
     read_completion,
     write_completion,
 )
@@ -170,19 +180,21 @@ def test_what_is_not_a_record_is_refused_in_one_sentence(tmp_path: Path, content
         read_completion(path)
 
 
+RESIZE = Resize(
+    step=5,
+    from_ranks=2,
+    to_ranks=4,
+    strategy="spawn",
+    boot_s=0.2,
+    stall_s=0.3,
+    move_s=0.1,
+    bytes=10,
+    gb_per_s=1.0,
+)
+
+
 def test_a_resize_is_reported_by_the_names_of_the_command_line() -> None:
-    record = Resize(
-        step=5,
-        from_ranks=2,
-        to_ranks=4,
-        strategy="spawn",
-        boot_s=0.2,
-        stall_s=0.3,
-        move_s=0.1,
-        bytes=10,
-        gb_per_s=1.0,
-    )
-    assert list(msgspec.to_builtins(record)) == [
+    assert list(msgspec.to_builtins(RESIZE)) == [
         "step",
         "from",
         "to",
@@ -193,3 +205,65 @@ def test_a_resize_is_reported_by_the_names_of_the_command_line() -> None:
         "bytes",
         "gb_per_s",
     ]
+
+
+WORLD = {"world": 3, "ranks": 2, "line": "host:1:token", "port": "mpi", "boot_s": 0.5}
+REQUEST = {"number": 4, "slots": ["cpu:0", "cpu:1"], "strategy": "warm", "worlds": [WORLD]}
+
+
+@pytest.mark.parametrize(
+    ("message", "type_", "of_0_1_0"),
+    [
+        (
+            Poll(7, 9, 3, "merge", ((0, 2), (1, 1)), 1.5, True),
+            Poll,
+            {"step": 7, "steps": 9, "known": 3, "strategy": "merge", "groups": [[0, 2], [1, 1]]}
+            | {"cooldown_s": 1.5, "restarts": True},
+        ),
+        (
+            PollAnswer(
+                ResizeRequest(
+                    4,
+                    ("cpu:0", "cpu:1"),
+                    "warm",
+                    (BootedWorld(3, 2, "host:1:token", "mpi", 0.5),),
+                ),
+                2.0,
+            ),
+            PollAnswer,
+            {"wish": REQUEST, "again_s": 2.0},
+        ),
+        (
+            Ready(4, 3, "host:1:token", "mpi"),
+            Report,
+            {"type": "Ready", "number": 4, "world": 3, "line": "host:1:token", "port": "mpi"},
+        ),
+        (
+            Failed(4, 3, "no room"),
+            Report,
+            {"type": "Failed", "number": 4, "world": 3, "why": "no room"},
+        ),
+        (
+            Done(4, RESIZE, (3,)),
+            Report,
+            {"type": "Done", "number": 4, "resize": msgspec.to_builtins(RESIZE), "worlds": [3]},
+        ),
+        (
+            RolledBack(4, "no room", "spawn"),
+            Report,
+            {"type": "RolledBack", "number": 4, "why": "no room", "strategy": "spawn"},
+        ),
+        (
+            Metered("n1", "model", None, "no meter"),
+            Metered,
+            {"node": "n1", "source": "model", "watts": None, "why": "no meter"},
+        ),
+    ],
+    ids=lambda case: type(case).__name__ if isinstance(case, msgspec.Struct) else "",
+)
+def test_messages_are_on_the_wire_as_in_0_1_0(
+    message: msgspec.Struct, type_: Any, of_0_1_0: dict[str, Any]
+) -> None:
+    """A daemon that is updated while jobs run goes on with them."""
+    assert json.loads(msgspec.json.encode(message)) == of_0_1_0
+    assert msgspec.json.decode(json.dumps(of_0_1_0), type=type_) == message
