@@ -10,12 +10,12 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
@@ -36,7 +36,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import JobId, JobSpec, JobState, Node, NodePower, Site
+from rms.core.model import JobId, JobSpec, JobState, Node
 from rms.core.policies import placing
 from rms.daemon import recovery, relaunch, views
 from rms.daemon.jobs import JobRuntime, LaunchCommand
@@ -59,29 +59,6 @@ STALE_S = 60.0
 """A node whose power was not read for so long is booked by its model again."""
 
 
-@dataclass(frozen=True)
-class LiveCluster:
-    """Nodes with the slots they hold (``cpu:3``, ``gpu:0``) and their power models."""
-
-    names: tuple[str, ...]
-    slots: tuple[tuple[str, ...], ...]
-    power: tuple[NodePower, ...]
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """How many slots each node holds."""
-        return tuple(len(slots) for slots in self.slots)
-
-    @classmethod
-    def recorded(
-        cls, names: tuple[str, ...], power: tuple[NodePower, ...], widths: tuple[int, ...]
-    ) -> LiveCluster:
-        """Return nodes as a journal knows them: how many slots they had, not which."""
-        each = widths or (1,) * len(names)
-        slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
-        return cls(names, slots, power or (NodePower(),) * len(names))
-
-
 class Daemon:
     """One RMS.
 
@@ -101,7 +78,7 @@ class Daemon:
 
     def __init__(
         self,
-        cluster: LiveCluster,
+        cluster: Cluster,
         policy: str,
         journal: Journal,
         launcher: LocalLauncher,
@@ -115,11 +92,11 @@ class Daemon:
         self.where, self._home_where = where if began is None else began.where, where
         self.home, self.journal, self.launcher = cluster, journal, launcher
         if began is not None:
-            cluster = LiveCluster.recorded(began.nodes, began.power, began.widths)
+            cluster = Cluster.recorded(began.nodes, began.power, began.widths)
         self.cluster = cluster
         self.now, self.say, self.grace_s = now, say, grace_s
         self.worlds = Worlds(self, boot_s)
-        self.engine = Engine(Site(len(cluster.names), cluster.power), placing(policy))
+        self.engine = Engine(cluster.site, placing(policy))
         self.ledger = Ledger(cluster.power)
         self.live: dict[JobId, JobRuntime] = {}
         self.spans: list[dict[str, Any]] = []
@@ -209,7 +186,7 @@ class Daemon:
         self._spanned.clear()
         self.ledger.reopen(self.engine.state, event.power, event.at_s)
         self.where = event.where
-        recorded = LiveCluster.recorded(event.nodes, event.power, event.widths)
+        recorded = Cluster.recorded(event.nodes, event.power, event.widths)
         now = self.home.names == event.nodes and event.where == self._home_where
         self.cluster = self.home if now else recorded
 

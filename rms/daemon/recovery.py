@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rms.core.cluster import Cluster
 from rms.core.events import Decision, Ended, Reopened, Start, Started
 from rms.core.model import JobId, JobState, Node
 from rms.core.policies import named
@@ -17,7 +18,7 @@ from rms.daemon.journal import Opened, PolicySet, Seen
 from rms.launch.local import ManagedProcess
 
 if TYPE_CHECKING:
-    from rms.daemon.daemon import Daemon, LiveCluster
+    from rms.daemon.daemon import Daemon
 
 REQUEUED = "REQUEUED"
 """The ending of a job that is to wait again."""
@@ -80,7 +81,7 @@ def adopt(daemon: Daemon, pending: list[tuple[int, list[Decision]]]) -> None:
 def reopen(
     daemon: Daemon,
     pending: list[tuple[int, list[Decision]]],
-    cluster: LiveCluster,
+    cluster: Cluster,
     where: str,
 ) -> None:
     """Go on with other nodes: what ran on those before waits again, or has failed."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from rms.core.cluster import Cluster
 from rms.core.ledger import NodePower
-from rms.daemon.daemon import GRACE_S, Daemon, LiveCluster
+from rms.daemon.daemon import GRACE_S, Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.resize import BOOT_S
 from rms.daemon.server import bind, serve
@@ -27,7 +28,7 @@ CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
 """Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
 
 
-def this_machine(nodes: int | None = None) -> LiveCluster:
+def this_machine(nodes: int | None = None) -> Cluster:
     """Return this machine's cores as nodes of one slot each (the first ``nodes`` of them)."""
     cores = (
         sorted(os.sched_getaffinity(0))
@@ -35,14 +36,14 @@ def this_machine(nodes: int | None = None) -> LiveCluster:
         else list(range(os.cpu_count() or 1))
     )
     chosen = cores if nodes is None else cores[:nodes]
-    return LiveCluster(
+    return Cluster(
         tuple(f"core{n}" for n in chosen),
         tuple((f"cpu:{n}",) for n in chosen),
         (CORE_POWER,) * len(chosen),
     )
 
 
-def from_file(path: Path) -> LiveCluster:
+def from_file(path: Path) -> Cluster:
     """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn."""
     cluster = read_cluster(path)
     cores = this_machine().slots
@@ -51,7 +52,7 @@ def from_file(path: Path) -> LiveCluster:
         tuple(f"gpu:{next(devices)}" for _ in range(gpus)) if gpus else cores[n % len(cores)]
         for n, gpus in enumerate(cluster.gpus)
     )
-    return LiveCluster(cluster.nodes, slots, cluster.power)
+    return Cluster(cluster.nodes, slots, cluster.power)
 
 
 @contextlib.contextmanager
@@ -82,7 +83,7 @@ class ServeEngine:
         where: what tells these nodes from others that a daemon may go on with, "" where it may not.
     """
 
-    cluster: LiveCluster
+    cluster: Cluster
     launcher: Callable[[Path, str, str], LocalLauncher] = LocalLauncher
     remote: bool = False
     where: str = ""
@@ -96,7 +97,7 @@ class ServeEngine:
         names = self.cluster.names
         if nodes is not None and not 1 <= nodes <= len(names):
             raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
-        less = LiveCluster(names[:nodes], self.cluster.slots[:nodes], self.cluster.power[:nodes])
+        less = Cluster(names[:nodes], self.cluster.slots[:nodes], self.cluster.power[:nodes])
         return replace(self, cluster=less)
 
 

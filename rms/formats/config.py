@@ -43,7 +43,7 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[_Nodes]
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class ClusterFile(msgspec.Struct, frozen=True):
     """A cluster: names of its nodes, the devices and the power model of each."""
 
     name: str
@@ -86,7 +86,7 @@ class _Workload(msgspec.Struct, forbid_unknown_fields=True):
     jobs: list[_Job]
 
 
-def read_cluster(path: Path) -> Cluster:
+def read_cluster(path: Path) -> ClusterFile:
     """Read a cluster file.
 
     Raises:
@@ -108,7 +108,7 @@ def read_cluster(path: Path) -> Cluster:
         raise FileError(f"{path}: expected at least one node, got none")
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    return Cluster(raw.name, tuple(names), tuple(power), tuple(gpus), tuple(slots))
+    return ClusterFile(raw.name, tuple(names), tuple(power), tuple(gpus), tuple(slots))
 
 
 def read_workload(

@@ -24,10 +24,11 @@ from typing import Any
 from standin import Controller
 from standin import Job as SlurmsJob
 
+from rms.core.cluster import Cluster
 from rms.core.events import Decision, Event, Resize, ResizeRolledBack, Start
 from rms.core.ledger import NodePower
 from rms.core.model import JobId
-from rms.daemon.daemon import Daemon, LiveCluster
+from rms.daemon.daemon import Daemon
 from rms.daemon.jobs import LaunchCommand
 from rms.daemon.journal import Journal
 from rms.daemon.server import WATCH_S, holding_s
@@ -162,7 +163,7 @@ class Site:
         self.launcher = StoodIn(
             folder, "feedfacefeedface", "unix:none", Executor(slurm), default="all"
         )
-        cluster = LiveCluster(
+        cluster = Cluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
         self.said: Counter[str] = Counter()

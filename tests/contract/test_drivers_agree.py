@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from rms.core.cluster import Cluster
 from rms.core.events import Resize, Started, Submitted
 from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import POLICIES, named
-from rms.daemon.daemon import Daemon, LiveCluster
+from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal, Seen, replay
 from rms.launch.local import LocalLauncher, ManagedProcess
 from rms.sim.simulator import Simulation
@@ -57,7 +58,7 @@ def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> 
 
     clock = [0.0]
     names = tuple(f"n{n}" for n in range(6))
-    cluster = LiveCluster(names, tuple((f"cpu:{n}",) for n in range(6)), power)
+    cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(6)), power)
     note = {
         "env": {},
         "script": "x",

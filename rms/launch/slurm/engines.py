@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rms.core.cluster import Cluster
 from rms.core.ledger import NodePower
-from rms.daemon.daemon import LiveCluster
 from rms.daemon.serve import CORE_POWER, ServeEngine
 from rms.formats.config import read_cluster
 from rms.launch.local import LocalLauncher
@@ -95,7 +95,7 @@ def pilot(
             environment=plain,
         )
 
-    return ServeEngine(LiveCluster(hosts, each, power), launcher, True, f"slurm:{within}")
+    return ServeEngine(Cluster(hosts, each, power), launcher, True, f"slurm:{within}")
 
 
 def site(
@@ -167,7 +167,7 @@ def site(
             measures=measures(found),
         )
 
-    return ServeEngine(LiveCluster(hosts, each, power), launcher, remote=True)
+    return ServeEngine(Cluster(hosts, each, power), launcher, remote=True)
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
-from rms.daemon.daemon import LOOK_S, Daemon, LiveCluster
+from rms.daemon.daemon import LOOK_S, Daemon
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal, replay
 from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
@@ -254,7 +255,7 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     launcher = Tired(tmp_path, "cafe", "unix:none")
     launcher.looked, launcher.clock = [], [1_000.0]
     names = ("a", "b", "c")
-    cluster = LiveCluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
+    cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
     with Journal.open(tmp_path / "j") as journal:
         daemon = Daemon(
             cluster, "fifo", journal, launcher, lambda: launcher.clock[0], lambda words: None
