@@ -33,13 +33,13 @@ class Engine:
         if policy.counted != self.state.counted:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
         self._policy = policy
-        self.state.reckon(exact=policy.exact)
+        self.state.use_estimates(exact=policy.exact)
 
     def handle(self, event: Event) -> list[Decision]:
         """Take in what happened; return what to do, already entered as requested."""
         self.apply(event)
         kind = type(event)
-        if kind in self._policy.stirs or kind is ResizeAsked:
+        if kind in self._policy.triggers or kind is ResizeAsked:
             return self.decide((event,))
         return []
 
@@ -47,17 +47,17 @@ class Engine:
         """Take in what happened and decide nothing yet: more happens in the same instant."""
         state = self.state
         if state.free_count < 0 and event.at_s > state.now_s:
-            rules.settled(state)
+            rules.check_instant(state)
         transition.apply(state, event)
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
         """Return what to do after ``events``, which have just happened; entered as requested."""
         state, policy = self.state, self._policy
-        stirs = policy.stirs
+        triggers = policy.triggers
         decisions: list[Decision]
         if type(events[-1]) is ResizeAsked:
             decisions = [asked_for(state, events[-1], policy)]
-        elif type(events[0]) in stirs or any(type(event) in stirs for event in events):
+        elif type(events[0]) in triggers or any(type(event) in triggers for event in events):
             decisions = policy.decide(state, events)
         else:
             return []
@@ -65,22 +65,22 @@ class Engine:
             rules.check(state, decision, ahead=policy.ahead)
             transition.take(state, decision)
         if type(events[-1]) is not ResizeAsked:
-            state.stirred = False
-            state.fresh.clear()
-            state.asking.clear()
+            state.needs_pass = False
+            state.new_jobs.clear()
+            state.reached_resize_point.clear()
         return decisions
 
-    def why(self, job_id: JobId) -> Later | None:
+    def explain(self, job_id: JobId) -> Later | None:
         """Return why a job waits, None if it does not."""
-        job, beyond = self.state.pending.get(job_id), self.state.beyond.get(job_id)
-        if beyond is not None:
-            why = f"TooWide: needs {beyond.least} nodes, there are {self.state.nodes} now"
-            return Later(job_id, why, Reason.TOO_WIDE)
-        return None if job is None else self._policy.why(self.state, job)
+        job, too_wide = self.state.pending.get(job_id), self.state.too_wide.get(job_id)
+        if too_wide is not None:
+            reason = f"TooWide: needs {too_wide.least} nodes, there are {self.state.nodes} now"
+            return Later(job_id, reason, Reason.TOO_WIDE)
+        return None if job is None else self._policy.explain(self.state, job)
 
 
 def asked_for(state: State, event: ResizeAsked, policy: Policy) -> Decision:
-    """Return what becomes of a user's wish for a resize."""
+    """Return what becomes of a user's request for a resize."""
     job = state.running[event.job]
     size, have = event.size, job.size
     refusal = None

@@ -70,7 +70,7 @@ class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     job: JobId
-    why: str = ""
+    reason: str = msgspec.field(default="", name="why")
     rests: bool = False
     later: bool = False
 
@@ -196,7 +196,7 @@ class Resize(msgspec.Struct, frozen=True, tag=True, gc=False):
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):
-    """A job has to wait, or a user's wish to; ``reason`` is what ``rms queue`` shows.
+    """A job or a resize that a user requested has to wait; ``reason`` is what ``rms queue`` shows.
 
     Policies do not decide it: why a job waits is worked out when somebody asks.
     """

@@ -225,7 +225,7 @@ class Ledger:
             self._shares.pop(job_id, None)
             return
         if self._counted:
-            size = job.size + job.gain if job.moving else job.size
+            size = job.size + job.gain if job.resize_begun else job.size
             if self._unpowered and job.spec.speedup is None:
                 self._powerless[job_id] = size  # it holds nodes and costs nothing
                 self._busy += size
@@ -312,4 +312,4 @@ class Ledger:
 
 def drawing(job: Job) -> tuple[Node, ...]:
     """Return the nodes a job keeps busy: while it is being resized, both worlds'."""
-    return job.held if job.moving else job.nodes
+    return job.held if job.resize_begun else job.nodes

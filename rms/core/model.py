@@ -117,7 +117,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         run_s: run time at the preferred size, where no speedup is stated (of a trace), or None.
         power_w: what the job adds to the power of its node while it runs, or None.
         profile: shares of ``power_w`` really drawn, as ``(share of the run time, share of power)``
-            one after the other; empty for all of it all the time. Policies reckon with ``power_w``.
+            one after the other; empty for all of it all the time. Policies count with ``power_w``.
     """
 
     id: JobId
@@ -183,13 +183,22 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
 class Job:
     """One job as it is now.
 
-    ``nodes`` is observed; ``requested`` is what a resize under way will make of it. Nodes that
-    an expansion is to bring are held for the job from the request on. ``size`` and ``wanted`` are
-    their numbers: of jobs that are only counted, ``nodes`` stays empty. ``answers`` says that it
-    has resize points: known beforehand of a simulated job, heard from a live one. ``refused`` are
-    sizes to which it could not be brought; they are not asked for again. ``end_s`` is set when it
-    is over; ``foreseen_s`` is when a running job is expected to end, ``pays_until_s`` until when a
-    wider size pays its price.
+    Attributes:
+        number: its place in the order of submission, from 1.
+        least: the fewest nodes on which it may start.
+        nodes, size: the nodes it has, and their number; of jobs that are only counted, ``nodes``
+            stays empty.
+        requested_nodes, requested_size: what a resize under way will make of them, or None. Nodes
+            that an expansion brings are held for the job from the request on.
+        resize_begun: the job has stopped stepping for that resize.
+        at_resize_point: it has resize points and does not rest after a resize: known beforehand of
+            a simulated job, told by a real one.
+        refused_sizes: sizes to which it could not be brought; they are not requested again.
+        end_s: when it was over, or None.
+        expected_end_s: when a running job is expected to end.
+        pays_until_s: until when the next larger size saves more time than the resize costs.
+        done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
+        resizes: of each past resize ``(time, nodes before, nodes after)``.
     """
 
     spec: JobSpec
@@ -198,14 +207,14 @@ class Job:
     state: JobState = JobState.PENDING
     nodes: tuple[Node, ...] = ()
     size: int = 0
-    requested: tuple[Node, ...] | None = None
-    wanted: int | None = None
-    moving: bool = False
-    answers: bool = False
-    refused: frozenset[int] = frozenset()
+    requested_nodes: tuple[Node, ...] | None = None
+    requested_size: int | None = None
+    resize_begun: bool = False
+    at_resize_point: bool = False
+    refused_sizes: frozenset[int] = frozenset()
     start_s: float | None = None
     end_s: float | None = None
-    foreseen_s: float = inf
+    expected_end_s: float = inf
     pays_until_s: float = inf
     done: float = 0.0
     rate: float = 0.0
@@ -217,39 +226,39 @@ class Job:
     @property
     def held(self) -> tuple[Node, ...]:
         """Every node this job has or is about to have."""
-        if self.requested is None:
+        if self.requested_nodes is None:
             return self.nodes
-        return tuple(sorted({*self.nodes, *self.requested}))
+        return tuple(sorted({*self.nodes, *self.requested_nodes}))
 
     @property
     def gain(self) -> int:
         """How many nodes a resize under way brings, held for the job already."""
-        if self.wanted is None:
+        if self.requested_size is None:
             return 0
-        if self.requested is None:
-            return max(0, self.wanted - self.size)
-        return len(set(self.requested).difference(self.nodes))
+        if self.requested_nodes is None:
+            return max(0, self.requested_size - self.size)
+        return len(set(self.requested_nodes).difference(self.nodes))
 
     @property
     def loss(self) -> int:
         """How many nodes a resize under way will free."""
-        return 0 if self.wanted is None else self.size + self.gain - self.wanted
+        return 0 if self.requested_size is None else self.size + self.gain - self.requested_size
 
     @property
     def resizable_now(self) -> bool:
         """Whether a resize may be asked of it: running, allowed, none in flight."""
         return (
-            self.answers
-            and self.wanted is None
+            self.at_resize_point
+            and self.requested_size is None
             and self.state is JobState.RUNNING
             and self.spec.mode.resizable
         )
 
-    def wider(self, size: int) -> int | None:
-        """Return the next size above ``size`` that it was not refused, None where there is none."""
+    def next_larger(self, size: int) -> int | None:
+        """Return the next size above ``size`` that it was not refused, None if there is none."""
         sizes = self.spec.sizes()
         at = bisect_right(sizes, size)
-        while at < len(sizes) and sizes[at] in self.refused:
+        while at < len(sizes) and sizes[at] in self.refused_sizes:
             at += 1
         return sizes[at] if at < len(sizes) else None
 
@@ -259,14 +268,14 @@ class Job:
             self.done = min(1.0, self.done + self.rate * (now - self.since_s))
         self.since_s = now
 
-    def left(self, now: float) -> float:
+    def remaining_share(self, now: float) -> float:
         """Return the share of the job that is still to be done."""
         return 1.0 - min(1.0, self.done + self.rate * (now - self.since_s))
 
     def remaining_s(self, n: int, now: float) -> float | None:
         """Return the time to its end if it ran on ``n`` nodes from now, None if unknown."""
         whole = self.spec.time_s(n)
-        return None if whole is None else self.left(now) * whole
+        return None if whole is None else self.remaining_share(now) * whole
 
 
 class NodePower(msgspec.Struct, frozen=True):

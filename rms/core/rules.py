@@ -19,7 +19,7 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
     Args:
         ahead: starts go by expected ends: a counted job may be given nodes whose end event comes
             later in the same instant. That they came is checked when the instant is over
-            (:func:`settled`).
+            (:func:`check_instant`).
 
     Raises:
         RuleError: the decision cannot be.
@@ -42,7 +42,7 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
         job = state.running.get(decision.job)
         if job is None or job.state is not JobState.RUNNING or not job.spec.mode.resizable:
             raise RuleError(f"expected a running job that may be resized, got {decision.job}")
-        if job.wanted is not None:
+        if job.requested_size is not None:
             raise RuleError(f"expected no resize in flight for {decision.job}")
         if decision.nodes:
             _distinct(decision.nodes)
@@ -55,7 +55,7 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
         raise RuleError(f"expected a pending job to refuse, got {decision.job}")
 
 
-def settled(state: State) -> None:
+def check_instant(state: State) -> None:
     """Refuse an instant that is over with more nodes given away than there are."""
     if state.free_count < 0:
         raise RuleError(

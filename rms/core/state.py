@@ -2,7 +2,8 @@
 
 A policy reads it and changes nothing; only :mod:`rms.core.transition` calls what changes it. Beside
 the jobs it keeps what would otherwise be recomputed after every event: how many nodes are free,
-when running jobs are expected to end, who could be widened or narrowed, the queue by estimate.
+when running jobs are expected to end, which of them could be expanded or shrunk, the queue by
+estimate.
 Each index is a sorted list, kept by bisection, so an event costs the logarithm of the jobs there
 are (and a short copy in memory), not their number nor that of the nodes.
 """
@@ -30,23 +31,23 @@ class State:
         exact: expected ends follow what is known of a job's run time, not its limit.
         free_count: nodes nobody holds. Below 0 only while an instant lasts in which starts go by
             expected ends (see :mod:`rms.core.rules`).
-        coming: nodes that shrinks under way are about to free.
+        releasing: nodes that shrinks under way are about to free.
         vacant: of each node, whether nobody holds it and it is up; empty where counted.
         down: nodes that have failed or are drained.
-        beyond: jobs that wait for a wider cluster than the one that there is now.
+        too_wide: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time, once somebody has asked.
-        wide: running jobs that may be narrowed now, by expected end.
-        narrow: running jobs that may be widened now, by the time until which the next size saves
-            more than the resize costs: what no longer pays is at the front and need not be seen.
-        changed: jobs whose nodes or power changed since the books were last written.
-        stirred: something other than submissions has happened since the policy last looked; else
-            who waited then waits now for the same reasons, and only ``fresh`` jobs are news.
-        fresh: jobs submitted since the policy last looked.
-        asking: jobs that have come to a resize point since then.
-        limited: waiting jobs of arrays that may run only so many at once.
-        at_once: how many jobs should be resized at once at most, 0 for any number: a wish to those
-            who have resizes as a choice; nothing is refused for it.
+        shrinkable: running jobs that may be shrunk now, by expected end.
+        expandable: running jobs that may be expanded now, by the time until which the next size
+            saves more than the resize costs: what no longer pays is at the front and is skipped.
+        changed: jobs whose nodes or power changed since the energy ledger was last written.
+        needs_pass: something other than submissions has happened since the policy's last pass;
+            else who waited then waits now for the same reasons, and only ``new_jobs`` matter.
+        new_jobs: jobs submitted since the policy's last pass.
+        reached_resize_point: jobs that have come to a resize point since then.
+        array_limited: waiting jobs of arrays that may run only so many at once.
+        max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
+            Policies that choose among resizes keep to it; no resize is refused for it.
     """
 
     site: Site
@@ -57,20 +58,20 @@ class State:
     running: dict[JobId, Job] = field(default_factory=dict)
     ended: dict[JobId, Job] = field(default_factory=dict)
     free_count: int = 0
-    coming: int = 0
+    releasing: int = 0
     vacant: bytearray = field(default_factory=bytearray)
     down: set[Node] = field(default_factory=set)
-    beyond: dict[JobId, Job] = field(default_factory=dict)
+    too_wide: dict[JobId, Job] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)
-    wide: list[End] = field(default_factory=list)
-    narrow: list[End] = field(default_factory=list)
+    shrinkable: list[End] = field(default_factory=list)
+    expandable: list[End] = field(default_factory=list)
     changed: dict[JobId, Job] = field(default_factory=dict, compare=False)
-    stirred: bool = field(default=True, compare=False)
-    fresh: list[Job] = field(default_factory=list, compare=False)
-    asking: list[Job] = field(default_factory=list, compare=False)
-    limited: int = 0
+    needs_pass: bool = field(default=True, compare=False)
+    new_jobs: list[Job] = field(default_factory=list, compare=False)
+    reached_resize_point: list[Job] = field(default_factory=list, compare=False)
+    array_limited: int = 0
     submitted: int = 0
-    at_once: int = field(default=0, compare=False)
+    max_concurrent_resizes: int = field(default=0, compare=False)
     _by_estimate: list[End] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -86,9 +87,10 @@ class State:
     @property
     def resizes_left(self) -> int:
         """How many more jobs should be resized now."""
-        if not self.at_once:
+        if not self.max_concurrent_resizes:
             return len(self.running)
-        return max(0, self.at_once - sum(j.wanted is not None for j in self.running.values()))
+        resizing = sum(job.requested_size is not None for job in self.running.values())
+        return max(0, self.max_concurrent_resizes - resizing)
 
     @property
     def free(self) -> list[Node]:
@@ -103,7 +105,7 @@ class State:
 
     def job(self, job_id: JobId) -> Job | None:
         """Return a job, whatever its state."""
-        waiting = self.pending.get(job_id) or self.beyond.get(job_id)
+        waiting = self.pending.get(job_id) or self.too_wide.get(job_id)
         return self.running.get(job_id) or waiting or self.ended.get(job_id)
 
     @property
@@ -130,12 +132,12 @@ class State:
             spec = job.spec
             job.least = spec.smallest_start if spec.mode.any_start else spec.preferred
             self.pending[spec.id] = job
-            self.fresh.append(job)
+            self.new_jobs.append(job)
         else:
             self.pending[job.spec.id] = job
             self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
         if job.spec.array_limit is not None:
-            self.limited += 1
+            self.array_limited += 1
         if self._by_estimate is not None:
             insort(self._by_estimate, (self.estimate(job), job.number, job))
 
@@ -143,7 +145,7 @@ class State:
         """Take a job out of the queue."""
         job = self.pending.pop(job_id)
         if job.spec.array_limit is not None:
-            self.limited -= 1
+            self.array_limited -= 1
         if self._by_estimate is not None:
             _remove(self._by_estimate, self.estimate(job), job)
         return job
@@ -166,50 +168,50 @@ class State:
 
     def reopen(self, site: Site, down: Iterable[Node]) -> None:
         """Take another cluster, all of it free; nothing may run on the one before any more."""
-        self.site, self.down, self.coming = site, set(down), 0
+        self.site, self.down, self.releasing = site, set(down), 0
         self.vacant = bytearray(b"\x01" * site.nodes)
         for node in self.down:
             self.vacant[node] = 0
         self.free_count = site.nodes - len(self.down)
-        waiting = [*self.pending.values(), *self.beyond.values()]
-        self.beyond.clear()
+        waiting = [*self.pending.values(), *self.too_wide.values()]
+        self.too_wide.clear()
         for job in waiting:
             if job.least <= site.nodes and job.spec.id not in self.pending:
                 self.enqueue(job)
             elif job.least > site.nodes:
-                self.beyond[job.spec.id] = job
+                self.too_wide[job.spec.id] = job
                 if job.spec.id in self.pending:
                     self.dequeue(job.spec.id)
 
-    def foresee(self, job: Job) -> None:
-        """Enter when a job that was given nodes is expected to end."""
+    def index_running(self, job: Job) -> None:
+        """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
         if spec.limit_s is not None and not self.exact:
             if spec.speedup is None or not job.resizes:
                 since = self.now_s if job.start_s is None else job.start_s
                 end = since + spec.expected_s(job.size)
             else:
-                end = self.now_s + job.left(self.now_s) * spec.expected_s(job.size)
+                end = self.now_s + job.remaining_share(self.now_s) * spec.expected_s(job.size)
         else:
             left = job.remaining_s(job.size, self.now_s)
             end = inf if left is None else self.now_s + left
-        job.foreseen_s = end
+        job.expected_end_s = end
         insort(self.ends, (end, job.number, job))
         if job.resizable_now:
             sizes = spec.sizes()
             if job.size > sizes[0]:
-                insort(self.wide, (end, job.number, job))
+                insort(self.shrinkable, (end, job.number, job))
             if job.size < sizes[-1]:
                 job.pays_until_s = self._pays_until(job)
-                insort(self.narrow, (job.pays_until_s, job.number, job))
+                insort(self.expandable, (job.pays_until_s, job.number, job))
 
     def _pays_until(self, job: Job) -> float:
-        """Return until when widening a job by a size saves more than it costs.
+        """Return until when expanding a job by a size saves more than it costs.
 
         With t(n) the run time on n nodes and m the next size, it saves 1 - t(m) / t(n) of what is
         left, which is what the time to the end must exceed the price by.
         """
-        speedup, wider = job.spec.speedup, job.wider(job.size)
+        speedup, wider = job.spec.speedup, job.next_larger(job.size)
         if wider is None:
             return -inf
         if speedup is None:
@@ -217,28 +219,28 @@ class State:
         saves = 1.0 - speedup.time(wider) / speedup.time(job.size)
         if saves <= 0.0:
             return -inf
-        left_s = job.left(self.now_s) * speedup.time(job.size)
+        left_s = job.remaining_share(self.now_s) * speedup.time(job.size)
         return self.now_s + left_s - job.spec.resize_price_s / saves
 
-    def forget(self, job: Job) -> None:
+    def unindex_running(self, job: Job) -> None:
         """Take a job out of the indices of running jobs."""
-        _remove(self.ends, job.foreseen_s, job)
-        if self.wide:
-            _remove(self.wide, job.foreseen_s, job)
-        if self.narrow:
-            _remove(self.narrow, job.pays_until_s, job)
+        _remove(self.ends, job.expected_end_s, job)
+        if self.shrinkable:
+            _remove(self.shrinkable, job.expected_end_s, job)
+        if self.expandable:
+            _remove(self.expandable, job.pays_until_s, job)
 
-    def reckon(self, *, exact: bool) -> None:
+    def use_estimates(self, *, exact: bool) -> None:
         """Let expected ends follow what is known of run times, or limits."""
-        self.stirred = True
+        self.needs_pass = True
         if exact == self.exact:
             return
         self.exact, self._by_estimate = exact, None
         self.ends.clear()
-        self.wide.clear()
-        self.narrow.clear()
+        self.shrinkable.clear()
+        self.expandable.clear()
         for job in self.running.values():
-            self.foresee(job)
+            self.index_running(job)
 
 
 def _remove(index: list[End], key: float, job: Job) -> None:

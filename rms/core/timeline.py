@@ -47,7 +47,7 @@ class Recording:
         holders: dict[int, str] = {
             node: job.spec.id
             for job in state.running.values()
-            for node in (job.held if job.moving else job.nodes)
+            for node in (job.held if job.resize_begun else job.nodes)
         }
         for node, (job_id, since) in list(self._open.items()):
             if holders.get(node) != job_id:

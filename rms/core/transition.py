@@ -40,7 +40,7 @@ def apply(state: State, event: Event) -> None:
         raise TransitionError(f"expected time to go on from {state.now_s}, got {event.at_s}")
     _APPLY[type(event)](state, event)
     if type(event) not in _QUIET:
-        state.stirred = True
+        state.needs_pass = True
 
 
 def _submitted(state: State, event: Submitted) -> None:
@@ -56,31 +56,31 @@ def _submitted(state: State, event: Submitted) -> None:
 def _started(state: State, event: Started) -> None:
     job = _running(state, event)
     state.now_s = now = event.at_s
-    forget = now != job.since_s  # else it was started in the instant in which that was decided
-    if forget:
-        state.stirred = True
-        state.forget(job)
+    reindex = now != job.since_s  # else it was started in the instant in which that was decided
+    if reindex:
+        state.needs_pass = True
+        state.unindex_running(job)
     job.state, job.start_s, job.since_s = JobState.RUNNING, now, now
     whole = job.spec.time_s(job.size)
     job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
     if job.spec.resize_every_s is not None:
-        job.answers = state.stirred = True
-        if not forget:
-            state.forget(job)
-            forget = True
-    if forget:
-        state.foresee(job)
+        job.at_resize_point = state.needs_pass = True
+        if not reindex:
+            state.unindex_running(job)
+            reindex = True
+    if reindex:
+        state.index_running(job)
     state.changed[event.job] = job
 
 
 def _point(state: State, event: ResizePoint) -> None:
     job = _running(state, event)
     state.now_s = event.at_s
-    state.asking.append(job)
-    if not job.answers:
-        state.forget(job)
-        job.answers, state.stirred = True, True
-        state.foresee(job)
+    state.reached_resize_point.append(job)
+    if not job.at_resize_point:
+        state.unindex_running(job)
+        job.at_resize_point, state.needs_pass = True, True
+        state.index_running(job)
 
 
 def _asked(state: State, event: ResizeAsked) -> None:
@@ -92,7 +92,7 @@ def _begun(state: State, event: ResizeBegun) -> None:
     job = _resizing(state, event)
     state.now_s = event.at_s
     job.progress_to(event.at_s)
-    job.moving, job.rate = True, 0.0
+    job.resize_begun, job.rate = True, 0.0
     state.changed[event.job] = job
 
 
@@ -100,42 +100,42 @@ def _resized(state: State, event: Resized) -> None:
     job = _resizing(state, event)
     state.now_s = event.at_s
     loss = job.loss
-    state.coming -= loss
+    state.releasing -= loss
     state.free_count += loss
-    if job.requested is not None:
-        kept = set(job.requested)
+    if job.requested_nodes is not None:
+        kept = set(job.requested_nodes)
         state.give_back(tuple(node for node in job.nodes if node not in kept))
-        job.nodes = job.requested
-    assert job.wanted is not None
-    job.resizes = (*job.resizes, (event.at_s, job.size, job.wanted))
-    state.forget(job)
-    job.size = job.wanted
-    _go_on(state, job, rests=event.rests)
+        job.nodes = job.requested_nodes
+    assert job.requested_size is not None
+    job.resizes = (*job.resizes, (event.at_s, job.size, job.requested_size))
+    state.unindex_running(job)
+    job.size = job.requested_size
+    _resume(state, job, rests=event.rests)
 
 
 def _rolled_back(state: State, event: ResizeRolledBack) -> None:
     job = _resizing(state, event)
     state.now_s = event.at_s
-    state.coming -= job.loss
+    state.releasing -= job.loss
     state.free_count += job.gain
-    if job.requested is not None:
+    if job.requested_nodes is not None:
         kept = set(job.nodes)
-        state.give_back(tuple(node for node in job.requested if node not in kept))
-    assert job.wanted is not None
+        state.give_back(tuple(node for node in job.requested_nodes if node not in kept))
+    assert job.requested_size is not None
     if not event.later:
-        job.refused |= {job.wanted}
-    state.forget(job)
-    _go_on(state, job, rests=event.rests)
+        job.refused_sizes |= {job.requested_size}
+    state.unindex_running(job)
+    _resume(state, job, rests=event.rests)
 
 
-def _go_on(state: State, job: Job, *, rests: bool) -> None:
+def _resume(state: State, job: Job, *, rests: bool) -> None:
     """Let a job run at its size, no resize in flight."""
     job.progress_to(state.now_s)
-    job.answers &= not rests
-    job.requested, job.wanted, job.moving = None, None, False
+    job.at_resize_point &= not rests
+    job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
     whole = job.spec.time_s(job.size)
     job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
-    state.foresee(job)
+    state.index_running(job)
     state.changed[job.spec.id] = job
 
 
@@ -150,9 +150,9 @@ def _requeued(state: State, event: Requeued) -> None:
 def _ended(state: State, event: Ended) -> None:
     job = state.running.get(event.job)
     if job is None:
-        if event.job not in state.pending and event.job not in state.beyond:
+        if event.job not in state.pending and event.job not in state.too_wide:
             raise TransitionError(f"expected a job that is not over, got {event.job} in {event}")
-        job = state.beyond.pop(event.job, None) or state.dequeue(event.job)
+        job = state.too_wide.pop(event.job, None) or state.dequeue(event.job)
         state.now_s = event.at_s
     else:
         state.now_s = event.at_s
@@ -160,7 +160,7 @@ def _ended(state: State, event: Ended) -> None:
         if job.rate:
             job.progress_to(event.at_s)
             job.rate = 0.0
-        job.requested, job.wanted, job.moving = None, None, False
+        job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
     job.state, job.end_s = JobState(event.state), event.at_s
     state.ended[event.job] = job
 
@@ -168,11 +168,11 @@ def _ended(state: State, event: Ended) -> None:
 def _release(state: State, job: Job) -> None:
     """Take a job from among the running ones, with all it holds."""
     del state.running[job.spec.id]
-    state.forget(job)
+    state.unindex_running(job)
     state.free_count += job.size
-    if job.wanted is not None:
+    if job.requested_size is not None:
         state.free_count += job.gain
-        state.coming -= job.loss
+        state.releasing -= job.loss
     if job.nodes:
         state.give_back(job.held)
     state.changed[job.spec.id] = job
@@ -209,7 +209,7 @@ def _reopened(state: State, event: Reopened) -> None:
     for job in list(state.running.values()):
         _release(state, job)
         job.size, job.nodes = 0, ()
-        job.requested, job.wanted, job.moving = None, None, False
+        job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
         if job.spec.id in event.failed:
             job.state, job.end_s = JobState.FAILED, event.at_s
             state.ended[job.spec.id] = job
@@ -250,17 +250,17 @@ def take(state: State, decision: Decision) -> None:
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)
-        state.foresee(job)
+        state.index_running(job)
     elif isinstance(decision, Resize):
         job = state.running[decision.job]
-        state.forget(job)
-        job.wanted = decision.size
+        state.unindex_running(job)
+        job.requested_size = decision.size
         if decision.nodes:
-            job.requested = decision.nodes
+            job.requested_nodes = decision.nodes
             state.take(decision.nodes)
         state.free_count -= job.gain
-        state.coming += job.loss
-        state.foresee(job)
+        state.releasing += job.loss
+        state.index_running(job)
     elif isinstance(decision, Never):
         job = state.dequeue(decision.job)
         job.state, job.end_s = JobState.CANCELLED, state.now_s
@@ -276,6 +276,6 @@ def _running(state: State, event: Any) -> Job:
 
 def _resizing(state: State, event: Any) -> Job:
     job = _running(state, event)
-    if job.wanted is None:
+    if job.requested_size is None:
         raise TransitionError(f"expected a requested resize of {event.job}")
     return job

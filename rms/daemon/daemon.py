@@ -255,7 +255,7 @@ class Daemon:
         opened: dict[JobId, frozenset[Node]] = {}
         for job_id in dict.fromkeys(jobs):
             job = self.engine.state.running.get(job_id)
-            nodes = () if job is None else job.held if job.moving else job.nodes
+            nodes = () if job is None else job.held if job.resize_begun else job.nodes
             opened[job_id] = frozenset(nodes)
             for node in self._spanned.get(job_id, frozenset()) - opened[job_id]:
                 self._open_spans.pop(node)["end_s"] = now
@@ -410,7 +410,7 @@ class Daemon:
                 step.strategy, step.groups = poll.strategy, poll.launches
                 self.worlds.note(job_id, live)
         rests = self.now() < live.rests_until_s
-        if job is not None and job.state is JobState.RUNNING and not (job.answers or rests):
+        if job is not None and job.state is JobState.RUNNING and not (job.at_resize_point or rests):
             self.handle(ResizePoint(self.time(), job_id))
         if live.asked and job is not None and job.resizable_now:
             self.resize(job_id, live.asked)

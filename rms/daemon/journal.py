@@ -251,12 +251,12 @@ def replay(entries: Iterable[Entry]) -> Replay:
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
     found = Replay(Engine(Site(len(first.nodes), first.power), named(first.policy)))
-    found.engine.state.at_once = first.at_once
+    found.engine.state.max_concurrent_resizes = first.at_once
     for entry in rest:
         if not isinstance(entry, Seen):
             found.engine.policy = named(entry.policy)
             if isinstance(entry, Opened):
-                found.engine.state.at_once = entry.at_once
+                found.engine.state.max_concurrent_resizes = entry.at_once
             continue
         found.events += 1
         where = f"event {entry.seq} ({type(entry.event).__name__})"

@@ -33,7 +33,7 @@ def restore(daemon: Daemon) -> list[tuple[int, list[Decision]]]:
         if isinstance(entry, Opened | PolicySet):
             daemon.engine.policy = named(entry.policy)
             if isinstance(entry, Opened):
-                daemon.engine.state.at_once = entry.at_once
+                daemon.engine.state.max_concurrent_resizes = entry.at_once
         elif isinstance(entry, Seen):
             try:
                 decisions = daemon.feed(entry.event)
@@ -53,7 +53,7 @@ def restore(daemon: Daemon) -> list[tuple[int, list[Decision]]]:
         end = daemon.journal.notes(f"end/{job_id}").get(f"end/{job_id}", {})
         live.answer, live.reason = end.get("answer", ""), end.get("reason", live.reason)
         job = daemon.engine.state.running.get(job_id)
-        if job is not None and job.requested is None:
+        if job is not None and job.requested_nodes is None:
             live.wish = None
     return pending
 
@@ -182,7 +182,10 @@ def _take_back(
     daemon: Daemon, job_id: JobId, live: JobRuntime, script: ManagedProcess | None
 ) -> None:
     members, ending = _known_steps(daemon, job_id, live), _noted(daemon, "ending", job_id)
-    boot, wanted = _noted(daemon, "boot", job_id), daemon.engine.state.running[job_id].requested
+    boot, wanted = (
+        _noted(daemon, "boot", job_id),
+        daemon.engine.state.running[job_id].requested_nodes,
+    )
     if script is None and boot.get("state") in relaunch.STATES and wanted is not None:
         script = daemon.run_script(job_id, live, wanted)
         daemon.journal.note(f"boot/{job_id}", boot | {"state": "starting"})

@@ -85,7 +85,7 @@ def script_over(daemon: Daemon, job_id: JobId, live: JobRuntime) -> bool:
             return False
         daemon.requeue(job_id, live, "could not start at its new size")
         return True
-    if not boot.committed or job.requested is None:
+    if not boot.committed or job.requested_nodes is None:
         return False
     live.steps, live.keys = [], []
     daemon.worlds.note(job_id, live)
@@ -95,7 +95,7 @@ def script_over(daemon: Daemon, job_id: JobId, live: JobRuntime) -> bool:
 
 def start(daemon: Daemon, job_id: JobId, live: JobRuntime, boot: PendingResize) -> None:
     """Hand the script in again, at the new size."""
-    requested = daemon.engine.state.running[job_id].requested
+    requested = daemon.engine.state.running[job_id].requested_nodes
     if requested is None:
         raise RuntimeError(f"expected a requested resize of {job_id}")
     daemon.run_script(job_id, live, requested)

@@ -213,7 +213,7 @@ class Worlds:
             return  # for the daemon, which decides
         if isinstance(report, RolledBack) and live.running is not None:
             live.running.strategy = report.strategy  # before there can be another wish
-        if report.number != live.wishes or job is None or job.requested is None:
+        if report.number != live.wishes or job is None or job.requested_nodes is None:
             return
         if isinstance(report, Ready):
             if boot is not None and boot.state == "booting" and report.launch in boot.launches:
@@ -233,7 +233,7 @@ class Worlds:
             if boot is not None and boot.state == "ready":
                 boot.state, boot.until_s = "moving", daemon.now() + MOVE_S
                 self.keep(job_id, live)
-            if not job.moving:
+            if not job.resize_begun:
                 daemon.handle(ResizeBegun(daemon.time(), job_id))
             if isinstance(report, Done):
                 self._done(job_id, live, report)
@@ -399,10 +399,10 @@ class Worlds:
         daemon = self._daemon
         noted = daemon.journal.notes(f"boot/{job_id}").get(f"boot/{job_id}", {})
         job = daemon.engine.state.running[job_id]
-        if job.requested is None:
+        if job.requested_nodes is None:
             return
         if not noted:
-            self.begin(job_id, live, daemon.slots(job.requested))
+            self.begin(job_id, live, daemon.slots(job.requested_nodes))
             return
         boot = live.boot = msgspec.convert(noted, PendingResize, strict=False)
         if boot.state == "granting":

@@ -146,7 +146,7 @@ class Routes:
         body = msgspec.json.decode(await request.body(), type=dict[str, str])
         state = self.daemon.engine.state
         wanted = parse_ids(body["id"])
-        open_jobs = (*state.pending, *state.beyond, *state.running)
+        open_jobs = (*state.pending, *state.too_wide, *state.running)
         ids = [job for job in open_jobs if wanted.matches(job)]
         if not ids and not any(wanted.matches(job) for job in state.ended):
             raise _RefusedError(404, f"expected the id of a job, got {body['id']}")

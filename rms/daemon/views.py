@@ -21,7 +21,7 @@ def rows(daemon: Daemon) -> list[dict[str, Any]]:
     """Return one row per job, for queue, show, acct and reports."""
     daemon.ledger.advance(daemon.engine.state, daemon.time())
     state = daemon.engine.state
-    waiting = [*state.pending.values(), *state.beyond.values()]
+    waiting = [*state.pending.values(), *state.too_wide.values()]
     jobs = [*state.ended.values(), *state.running.values(), *waiting]
     return [_row(daemon, job) for job in sorted(jobs, key=lambda j: _sort_key(j.spec.id))]
 
@@ -80,13 +80,13 @@ def nodes(daemon: Daemon) -> list[dict[str, Any]]:
 
 def _why(daemon: Daemon, job: Job, live: JobRuntime) -> str:
     """Return why a job waits, or what was said of it last."""
-    waits = daemon.engine.why(job.spec.id)
+    waits = daemon.engine.explain(job.spec.id)
     return live.reason if waits is None else waits.reason
 
 
 def history(daemon: Daemon, job_id: JobId) -> list[dict[str, Any]]:
     """Return what was decided about a job, and, of one that waits, why it does now."""
-    live, waits = daemon.live[job_id], daemon.engine.why(job_id)
+    live, waits = daemon.live[job_id], daemon.engine.explain(job_id)
     if waits is not None:
         daemon.remember(live, daemon.time(), waits)
     return live.history

@@ -118,7 +118,7 @@ class Simulation:
         self._plans: dict[JobId, int] = {}
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = _submissions(arrivals)
-        self._coming: Submitted | None = None
+        self._next_submission: Submitted | None = None
         self._every_s = policy.passes.every_s
         self.failed = 0
         self._failing = False
@@ -131,9 +131,9 @@ class Simulation:
     def run(self) -> None:
         """Run until nothing is left to happen."""
         engine, ledger, state = self.engine, self.ledger, self.engine.state
-        self._coming = next(self._submissions, None)
-        if self._coming is not None and self._every_s is not None:
-            self._push(Ticked(self._coming.at_s))
+        self._next_submission = next(self._submissions, None)
+        if self._next_submission is not None and self._every_s is not None:
+            self._push(Ticked(self._next_submission.at_s))
         while (event := self._pop()) is not None:
             if ledger.at_s is None or event.at_s > ledger.at_s:
                 ledger.advance(state, event.at_s)
@@ -152,10 +152,10 @@ class Simulation:
 
     def _pop(self) -> Event | Phase | None:
         """Return what happens next; submissions go before all else of their time."""
-        heap, coming = self._heap, self._coming
+        heap, coming = self._heap, self._next_submission
         while True:
             if coming is not None and (not heap or coming.at_s <= heap[0][0]):
-                self._coming = next(self._submissions, None)
+                self._next_submission = next(self._submissions, None)
                 return coming
             if not heap:
                 return None
@@ -174,7 +174,7 @@ class Simulation:
         heap = self._heap
         while heap and heap[0][4] and self._plans.get(heap[0][3].job) != heap[0][4]:  # type: ignore[union-attr]
             heapq.heappop(heap)
-        coming = self._coming
+        coming = self._next_submission
         return (coming is not None and coming.at_s == now) or bool(heap and heap[0][0] == now)
 
     def _instant(self, event: Event) -> None:
@@ -200,7 +200,7 @@ class Simulation:
         """Let happen what an event and the decisions on it lead to."""
         kind = type(event)
         if kind is Resized:
-            self._foresee(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
+            self._schedule_end(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
         elif kind is NodeDown:
             self._fail(event)  # type: ignore[arg-type]
         elif kind is Ticked:
@@ -220,7 +220,7 @@ class Simulation:
                 if self._record:
                     self.events.append(started)
                 self.engine.handle(started)
-                self._foresee(self.engine.state.running[decision.job], event.at_s)
+                self._schedule_end(self.engine.state.running[decision.job], event.at_s)
             elif type(decision) is Resize:
                 self.resized += 1
         if kind is ResizePoint:
@@ -237,7 +237,7 @@ class Simulation:
                     self.events.append(requeued)
                 self._follow(requeued, self.engine.handle(requeued))
 
-    def _foresee(self, job: Job, now: float) -> None:
+    def _schedule_end(self, job: Job, now: float) -> None:
         """Enter a job's end and its next resize point, at its present rate."""
         spec = job.spec
         if not job.done and spec.run_s is not None:
@@ -280,7 +280,7 @@ class Simulation:
             self._push(point, self._plans[job.spec.id])
 
     def _resize_or_go_on(self, job: Job, now: float) -> None:
-        if job.wanted is None:
+        if job.requested_size is None:
             self._next_point(job, now)
             return
         self._plans[job.spec.id] += 1

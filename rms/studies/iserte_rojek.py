@@ -75,7 +75,7 @@ def iserte_rojek(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]
             good = good and off_s <= 1.0
             rows.append(row)
             lines += _printed(row)
-    more, extra = _beyond(data)
+    more, extra = _weighed(data)
     sensitivity, swept = _sensitivity(data)
     lines += ["", *extra, "", *swept]
     result = {
@@ -179,7 +179,7 @@ def _columns(run: Recording, data: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _beyond(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+def _weighed(data: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return array-share on flexible jobs, as time and energy are weighed and resizes priced."""
     found, lines = [], ["array-share on flexible jobs: weight on energy, price of a resize"]
     for cluster in CLUSTERS:

@@ -33,7 +33,9 @@ class InOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             _head(islice(queue, self.at_most), plan, room, starts)
         return starts
 
-    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
         """Return why a job waits."""
         return _waits(job, next(iter(queue)), plan, room)
 
@@ -56,7 +58,9 @@ class FirstFitting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 starts.append(_start(job, size, room, "fits", Reason.FITS))
         return starts
 
-    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
         """Return why a job waits."""
         return _waits(job, job, plan, room)
 
@@ -136,7 +140,9 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         begun.add(head.spec.id)
         return [job for _, _, job in state.by_estimate if job.spec.id not in begun]
 
-    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
         """Return why a job waits."""
         head = next(iter(queue))
         size = plan.start(head, room.free)
@@ -159,10 +165,10 @@ def _news(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
     Then those that waited would only be refused again, so a submission costs no more on a long
     queue than on a short one.
     """
-    if state.stirred or room.passed or state.limited or not state.fresh:
+    if state.needs_pass or room.passed or state.array_limited or not state.new_jobs:
         return []
     first = next(iter(queue), None)
-    return state.fresh if first is not None and first.number < state.fresh[0].number else []
+    return state.new_jobs if first is not None and first.number < state.new_jobs[0].number else []
 
 
 def _head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]) -> Job | None:
@@ -190,7 +196,7 @@ def reservation(state: State, room: Room, starts: list[Start], size: int) -> tup
     for end, _, job in islice(ends, 0 if starts else room.passed, None):
         if found is not None and end > found:
             return found, free - size
-        free += job.size if job.wanted is None else job.size + job.gain
+        free += job.size if job.requested_size is None else job.size + job.gain
         if found is None and free >= size:
             found = max(end, now)
     return (inf, 0) if found is None else (found, free - size)
@@ -207,6 +213,6 @@ def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
     return Later(job.spec.id, f"Priority: {head.spec.id} is first", Reason.PRIORITY)
 
 
-def _start(job: Job, size: int, room: Room, why: str, code: Reason) -> Start:
+def _start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
     nodes = room.place(job, size)
-    return Start(job.spec.id, nodes, why, code, 0 if nodes else size)
+    return Start(job.spec.id, nodes, reason, code, 0 if nodes else size)

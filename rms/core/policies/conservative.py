@@ -93,8 +93,8 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for job, size, at_s in self._planned(state, queue, plan, room):
             if at_s <= state.now_s and room.fits(job, size):
                 nodes = room.place(job, size)
-                code, why = (Reason.BACKFILLS, "fits its reservation")
-                starts.append(Start(job.spec.id, nodes, why, code, 0 if nodes else size))
+                code, reason = Reason.BACKFILLS, "fits its reservation"
+                starts.append(Start(job.spec.id, nodes, reason, code, 0 if nodes else size))
         return starts
 
     def _planned(
@@ -113,7 +113,9 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             left = max(0, profile.at(state.now_s))
             yield job, size, at_s
 
-    def why(self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room) -> Later:
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
         """Return why a job waits."""
         for other, size, at_s in self._planned(state, queue, plan, room):
             if other is job:

@@ -16,7 +16,7 @@ from rms.core.events import (
     Ticked,
 )
 
-STIRS: frozenset[type] = frozenset(
+TRIGGERS: frozenset[type] = frozenset(
     (Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, NodeUp, Ticked, Reopened)
 )
 """Events after which there may be something to decide."""
@@ -40,14 +40,14 @@ class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every_s: float | None = None
 
     @property
-    def stirs(self) -> frozenset[type]:
-        """Events after which it looks."""
-        return STIRS
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
+        return TRIGGERS
 
     @property
-    def starts(self) -> frozenset[type]:
+    def start_triggers(self) -> frozenset[type]:
         """Events after which it starts jobs."""
-        return STIRS
+        return TRIGGERS
 
 
 class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -60,11 +60,11 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every_s: float = 10.0
 
     @property
-    def stirs(self) -> frozenset[type]:
-        """Events after which it looks."""
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
         return frozenset((Ended, Ticked, ResizePoint))
 
     @property
-    def starts(self) -> frozenset[type]:
+    def start_triggers(self) -> frozenset[type]:
         """Events after which it starts jobs."""
         return frozenset((Ended, Ticked))

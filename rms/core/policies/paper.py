@@ -32,9 +32,9 @@ class PaperPlan:
     def resizes(self, state: State, room: Room) -> list[Resize]:
         """Return what the jobs that ask now give away."""
         found = []
-        for job in state.asking:
+        for job in state.reached_resize_point:
             size = self._size(state, job)
-            if job.resizable_now and size < job.size and size not in job.refused:
+            if job.resizable_now and size < job.size and size not in job.refused_sizes:
                 nodes = room.resize(job, size)
                 count = 0 if nodes else size
                 text = "makes room for waiting jobs"

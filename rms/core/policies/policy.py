@@ -32,11 +32,11 @@ class Passes(Protocol):
     every_s: float | None
 
     @property
-    def stirs(self) -> frozenset[type]:
-        """Events after which it looks."""
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
 
     @property
-    def starts(self) -> frozenset[type]:
+    def start_triggers(self) -> frozenset[type]:
         """Those of them after which it starts jobs."""
 
 
@@ -56,8 +56,10 @@ class Policy:
         frequency, node_power: named, with one choice each so far.
         passes: when it looks.
         text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
-        exact, ahead, counted, stirs, starts: what the parts say of expected ends, of starts before
-            the ends that make them possible, of nodes that are only counted, of events.
+        exact: expected ends follow what is known of run times, not limits.
+        ahead: a start may come before the end, of the same instant, that makes it possible.
+        counted: nodes are counted, not placed.
+        triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
 
     name: str
@@ -72,15 +74,15 @@ class Policy:
     exact: bool = field(init=False)
     ahead: bool = field(init=False)
     counted: bool = field(init=False)
-    stirs: frozenset[type] = field(init=False)
-    starts: frozenset[type] = field(init=False)
+    triggers: frozenset[type] = field(init=False)
+    start_triggers: frozenset[type] = field(init=False)
 
     def __post_init__(self) -> None:
         exact = getattr(self.admission, "estimates", "exact") == "exact"
         object.__setattr__(self, "exact", exact)
         object.__setattr__(self, "ahead", bool(getattr(self.placement, "ahead", False)))
-        object.__setattr__(self, "stirs", self.passes.stirs)
-        object.__setattr__(self, "starts", self.passes.starts)
+        object.__setattr__(self, "triggers", self.passes.triggers)
+        object.__setattr__(self, "start_triggers", self.passes.start_triggers)
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
 
     @property
@@ -93,27 +95,28 @@ class Policy:
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         """Return what to do after what has just happened, in the order in which it is taken.
 
-        The engine asks only after events of a kind in ``stirs``.
+        The engine asks only after events of a kind in ``triggers``.
         """
         decisions: list[Decision] = []
         for event in events:
             if type(event) is Submitted:
                 decisions += _too_wide(state, event)
-        resizable = state.wide or state.narrow
+        resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable:
             return decisions
         room = self.placement(state)
         queue = self._queue(state, decisions)
         plan = self.sizing(state, queue, room)
         if state.pending and (
-            self.starts is self.stirs or any(type(event) in self.starts for event in events)
+            self.start_triggers is self.triggers
+            or any(type(event) in self.start_triggers for event in events)
         ):
             decisions += self.admission(state, queue, plan, room)
         if resizable:
             decisions += plan.resizes(state, room)
         return decisions
 
-    def why(self, state: State, job: Job) -> Later:
+    def explain(self, state: State, job: Job) -> Later:
         """Return why a job waits, worked out from the state as it is."""
         limit = job.spec.array_limit
         if limit is not None:
@@ -124,10 +127,10 @@ class Policy:
         room = self.placement(state)
         queue = self._queue(state, [])
         plan = self.sizing(state, queue, room)
-        why = getattr(self.admission, "why", None)
-        if why is None:
+        explain = getattr(self.admission, "explain", None)
+        if explain is None:
             return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
-        found: Later = why(state, job, queue, plan, room)
+        found: Later = explain(state, job, queue, plan, room)
         return found
 
     def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:
@@ -135,7 +138,7 @@ class Policy:
         if refused:
             gone = {decision.job for decision in refused}
             queue = [job for job in queue if job.spec.id not in gone]
-        return _within_limits(state, queue) if state.limited else queue
+        return _within_limits(state, queue) if state.array_limited else queue
 
 
 def _too_wide(state: State, event: Submitted) -> list[Decision]:

@@ -21,7 +21,7 @@ import msgspec
 from rms.core.events import Reason, Resize
 from rms.core.model import Job, JobId
 from rms.core.policies.placement import Room
-from rms.core.policies.rotation import RotationJob, rotates
+from rms.core.policies.rotation import RotationJob, rotation_sizes
 from rms.core.state import State
 
 
@@ -70,28 +70,28 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
         plan = SharePlan()
-        if not state.stirred and not state.fresh:
+        if not state.needs_pass and not state.new_jobs:
             # What did not pay at the last look pays less now; only exchanges become due by time.
-            if self.rotate and not state.pending and not state.coming:
+            if self.rotate and not state.pending and not state.releasing:
                 self._rotate(state, plan, room)
             return plan
-        left = room.free + state.coming
+        left = room.free + state.releasing
         admitted = []
         waiting = iter(queue)
         for job in waiting:
             if job.least > left:
-                self._narrow(state, plan, job, waiting, left)
+                self._shrink(state, plan, job, waiting, left)
                 return plan
             left -= job.least
             plan.sizes[job.spec.id] = job.least
             admitted.append(job)
-        if left > state.coming:
-            self._raise(state, plan, admitted, left - state.coming)
-        if self.rotate and not plan.changes and not state.pending and not state.coming:
+        if left > state.releasing:
+            self._expand(state, plan, admitted, left - state.releasing)
+        if self.rotate and not plan.changes and not state.pending and not state.releasing:
             self._rotate(state, plan, room)
         return plan
 
-    def _narrow(
+    def _shrink(
         self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: int
     ) -> None:
         """Narrow running jobs so that the first that does not fit does, and others behind it."""
@@ -99,13 +99,13 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         need = least + sum(job.least for job in islice(others, self.look))
         found = 0
         changes: list[tuple[Job, int, str, Reason]] = []
-        for _, _, job in reversed(state.wide[-self.look :]):
+        for _, _, job in reversed(state.shrinkable[-self.look :]):
             if found >= need or (found >= least and len(changes) >= most):
                 break
             now_s = job.remaining_s(job.size, state.now_s)
             if now_s is not None and now_s <= job.spec.resize_price_s:
                 continue  # it is over before the resize would be
-            sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused]
+            sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused_sizes]
             if not sizes:
                 continue
             at = bisect_right(sizes, job.size - (need - found))
@@ -115,7 +115,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if found >= least:
             plan.changes += changes
 
-    def _raise(self, state: State, plan: SharePlan, admitted: Sequence[Job], spare: int) -> None:
+    def _expand(self, state: State, plan: SharePlan, admitted: Sequence[Job], spare: int) -> None:
         """Deal spare nodes out, one size at a time, to whoever has longest to go."""
         now = state.now_s
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
@@ -134,9 +134,9 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             else:
                 break
             rival = min(running[at][0] if at < len(running) else inf, heap[0][0] if heap else inf)
-            entry, more = _raised(state, job, size, spare, rival)
+            entry, more = _expansion(state, job, size, spare, rival)
             if not more:
-                refused += job.wider(size) is not None
+                refused += job.next_larger(size) is not None
                 continue
             spare -= more[-1] - size
             steps += [(job, wider) for wider in more]
@@ -173,8 +173,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return at
 
     def _rotate(self, state: State, plan: SharePlan, room: Room) -> None:
-        """Narrow who is ahead, so that who is behind may be widened, if all then end earlier."""
-        if not 2 <= len(state.running) <= self.look or not state.wide or self.energy > 0:
+        """Shrink a job with less to do so that another may expand, if all then end earlier."""
+        if not 2 <= len(state.running) <= self.look or not state.shrinkable or self.energy > 0:
             return
         jobs = list(state.running.values())
         since = state.now_s - max([job.since_s for job in jobs])
@@ -183,19 +183,19 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if since + 2 * price_s + (jobs[0].spec.resize_every_s or 0.0) < longest / (2 * len(jobs)):
             return  # not due by any of the intervals looked at
         array, handed_in = jobs[0].spec.array, jobs[0].spec.submit_s
-        lanes = []
+        candidates = []
         for job in jobs:
             if not job.resizable_now or job.spec.speedup is None:
                 return
             if job.spec.array != array or job.spec.submit_s != handed_in:
                 return  # jobs that come and go have no common end to work towards
-            times = {n: job.spec.speedup.time(n) for n in _some(job.spec.sizes(), job.size)}
-            left = job.left(state.now_s)
-            lag_s = job.spec.resize_every_s or 0.0
-            lanes.append(RotationJob(left, job.size, times, job.spec.resize_price_s, lag_s))
-        for job, size in zip(jobs, rotates(lanes, room.free, since), strict=True):
-            here = job.spec.resize_every_s is None or job in state.asking
-            if size < job.size and here and size not in job.refused:
+            time_s = {n: job.spec.speedup.time(n) for n in _some(job.spec.sizes(), job.size)}
+            left = job.remaining_share(state.now_s)
+            delay_s = job.spec.resize_every_s or 0.0
+            candidates.append(RotationJob(left, job.size, time_s, job.spec.resize_price_s, delay_s))
+        for job, size in zip(jobs, rotation_sizes(candidates, room.free, since), strict=True):
+            asks_now = job.spec.resize_every_s is None or job in state.reached_resize_point
+            if size < job.size and asks_now and size not in job.refused_sizes:
                 text = "is ahead: lets another be wide for a while"
                 plan.changes.append((job, size, text, Reason.BALANCES))
 
@@ -209,15 +209,15 @@ def _entry(job: Job, size: int, now: float) -> tuple[float, int, int, Job]:
 def _longest(state: State, look: int) -> list[tuple[float, int, int, Job]]:
     """Return the running jobs that may be widened, as heap entries, the longest to go first."""
     now, found = state.now_s, []
-    for until, number, job in reversed(state.narrow[-look:]):
+    for until, number, job in reversed(state.expandable[-look:]):
         if until <= now:
             break
-        found.append((now - job.foreseen_s, job.size, number, job))
+        found.append((now - job.expected_end_s, job.size, number, job))
     found.sort(key=itemgetter(0, 1, 2))
     return found
 
 
-def _raised(
+def _expansion(
     state: State, job: Job, size: int, spare: int, rival: float
 ) -> tuple[tuple[float, int, int, Job] | None, list[int]]:
     """Widen one job as long as it has longest to go, it pays and nodes are spare.
@@ -230,13 +230,13 @@ def _raised(
     """
     speedup = job.spec.speedup
     if speedup is None:
-        wider = job.wider(size)
+        wider = job.next_larger(size)
         if wider is None or wider - size > spare:
             return None, []
         return (-inf, wider, job.number, job), [wider]
-    left = job.left(state.now_s)
+    left = job.remaining_share(state.now_s)
     price_s = 0.0 if job.start_s is None else job.spec.resize_price_s
-    sizes, refused, first = job.spec.sizes(), job.refused, size
+    sizes, refused, first = job.spec.sizes(), job.refused_sizes, size
     found: list[int] = []
     time_s = speedup.time(size)
     for at in range(bisect_right(sizes, size), len(sizes)):

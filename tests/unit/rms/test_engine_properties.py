@@ -65,7 +65,7 @@ def powers(nodes: int) -> tuple[NodePower, ...]:
 
 
 def waiting(state: State) -> list[Job]:
-    return [*state.pending.values(), *state.beyond.values()]
+    return [*state.pending.values(), *state.too_wide.values()]
 
 
 class Cluster(RuleBasedStateMachine):
@@ -99,7 +99,9 @@ class Cluster(RuleBasedStateMachine):
 
     def running(self, *, resizing: bool) -> list[Job]:
         found = self.engine.state.running.values()
-        return [j for j in found if j.start_s is not None and (j.wanted is not None) == resizing]
+        return [
+            j for j in found if j.start_s is not None and (j.requested_size is not None) == resizing
+        ]
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def submit(self, data: st.DataObject, count: int) -> None:
@@ -145,7 +147,7 @@ class Cluster(RuleBasedStateMachine):
         job = self.one(data, self.able())
         free = self.engine.state.free_count
         self.happen(ResizeAsked(self.now(data), job.spec.id, job.size + 1))
-        assert job.wanted == job.size + 1 and self.engine.state.free_count == free - 1
+        assert job.requested_size == job.size + 1 and self.engine.state.free_count == free - 1
         self.happen(ResizeRolledBack(self.now(data), job.spec.id))
 
     def able(self) -> list[Job]:
@@ -199,7 +201,7 @@ class Cluster(RuleBasedStateMachine):
         )
         kept = {job.spec.id: job.number for job in (*state.running.values(), *waiting(state))}
         assert kept == {job: n for job, n in number.items() if job not in failed}
-        assert all(job.least > nodes for job in state.beyond.values())
+        assert all(job.least > nodes for job in state.too_wide.values())
         assert all(job.least <= nodes for job in state.pending.values())
 
     @rule(data=st.data())
@@ -218,10 +220,10 @@ class Cluster(RuleBasedStateMachine):
         free = set(range(state.nodes)) - set(held) - state.down
         assert set(state.free) == free
         assert state.free_count == len(free)
-        assert state.coming == sum(
-            len(set(job.nodes) - set(job.requested))
+        assert state.releasing == sum(
+            len(set(job.nodes) - set(job.requested_nodes))
             for job in state.running.values()
-            if job.requested is not None
+            if job.requested_nodes is not None
         )
 
     @invariant()
@@ -232,26 +234,28 @@ class Cluster(RuleBasedStateMachine):
             if not job.spec.mode.any_start and not job.resizes:
                 assert job.size == job.spec.preferred
             if not job.spec.mode.resizable:
-                assert job.wanted is None and not job.resizes
+                assert job.requested_size is None and not job.resizes
 
     @invariant()
     def the_indices_say_what_the_jobs_say(self) -> None:
         state = self.engine.state
-        running = sorted((j.foreseen_s, j.number) for j in state.running.values())
+        running = sorted((j.expected_end_s, j.number) for j in state.running.values())
         assert [(end, number) for end, number, _ in state.ends] == running
         ready = [job for job in state.running.values() if job.resizable_now]
-        wide = [(j.foreseen_s, j.number) for j in ready if j.size != j.spec.sizes()[0]]
-        assert [(end, number) for end, number, _ in state.wide] == sorted(wide)
+        wide = [(j.expected_end_s, j.number) for j in ready if j.size != j.spec.sizes()[0]]
+        assert [(end, number) for end, number, _ in state.shrinkable] == sorted(wide)
         narrow = [(j.pays_until_s, j.number) for j in ready if j.size != j.spec.sizes()[-1]]
-        assert [(until, number) for until, number, _ in state.narrow] == sorted(narrow)
+        assert [(until, number) for until, number, _ in state.expandable] == sorted(narrow)
         for job in ready:
-            wider = job.wider(job.size)
+            wider = job.next_larger(job.size)
             if wider is not None and job.spec.speedup is not None:
-                left = job.left(state.now_s)
+                left = job.remaining_share(state.now_s)
                 saved = left * (job.spec.speedup.time(job.size) - job.spec.speedup.time(wider))
                 pays = saved > job.spec.resize_price_s + 1e-9
                 assert not pays or job.pays_until_s > state.now_s - 1e-9
-        assert state.limited == sum(j.spec.array_limit is not None for j in state.pending.values())
+        assert state.array_limited == sum(
+            j.spec.array_limit is not None for j in state.pending.values()
+        )
         queue = [job.number for job in state.pending.values()]
         assert queue == sorted(queue)
         estimates = [(state.estimate(j), j.number) for j in state.pending.values()]
@@ -265,8 +269,8 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def a_waiting_job_is_told_why(self) -> None:
         state = self.engine.state
-        for job_id in (*islice(state.pending, 3), *islice(state.beyond, 3)):
-            later = self.engine.why(job_id)
+        for job_id in (*islice(state.pending, 3), *islice(state.too_wide, 3)):
+            later = self.engine.explain(job_id)
             assert later is not None and later.job == job_id and later.reason
 
     def teardown(self) -> None:

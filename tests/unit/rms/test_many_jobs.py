@@ -47,7 +47,7 @@ def running(engine: Engine, *specs: JobSpec) -> list[Decision]:
 @pytest.mark.parametrize(("at_once", "expected"), [(0, 6), (2, 2), (4, 4)])
 def test_idle_nodes_go_to_few_jobs_where_few_may_be_resized(at_once: int, expected: int) -> None:
     engine = Engine(18, named("array-share"))
-    engine.state.at_once = at_once
+    engine.state.max_concurrent_resizes = at_once
     fixed = JobSpec(JobId("wall"), 0.0, 12, 12, 12, Mode.FIXED, run_s=100.0)
     running(engine, fixed, *(spec(str(n)) for n in range(6)))
     assert {job.size for job in engine.state.running.values()} == {1, 12}
@@ -61,7 +61,7 @@ def test_idle_nodes_go_to_few_jobs_where_few_may_be_resized(at_once: int, expect
 
 def test_the_others_have_their_turn_when_a_resize_is_over() -> None:
     engine = Engine(18, named("array-share"))
-    engine.state.at_once = 1
+    engine.state.max_concurrent_resizes = 1
     fixed = JobSpec(JobId("wall"), 0.0, 12, 12, 12, Mode.FIXED, run_s=100.0)
     running(engine, fixed, *(spec(str(n)) for n in range(6)))
     (first,) = engine.handle(Ended(1.0, JobId("wall"), "COMPLETED"))
@@ -72,7 +72,7 @@ def test_the_others_have_their_turn_when_a_resize_is_over() -> None:
 
 def test_whoever_waits_is_let_in_by_as_many_as_it_takes() -> None:
     engine = Engine(12, named("array-share"))
-    engine.state.at_once = 1
+    engine.state.max_concurrent_resizes = 1
     running(engine, *(spec(str(n), 1, 2) for n in range(6)))
     assert [job.size for job in engine.state.running.values()] == [2] * 6
     decisions = engine.handle(Submitted(1.0, (spec("wide", 4, 4, 1.0),)))
@@ -81,7 +81,7 @@ def test_whoever_waits_is_let_in_by_as_many_as_it_takes() -> None:
 
 def test_a_replay_knows_how_many(tmp_path: Path) -> None:
     engine = Engine(18, named("array-share"))
-    engine.state.at_once = 2
+    engine.state.max_concurrent_resizes = 2
     with Journal.open(tmp_path / "j") as journal:
         journal.header(tuple(f"n{n}" for n in range(18)), "array-share", at_once=2)
         events: list[Submitted | Started] = [Submitted(0.0, (spec("1", 1, 4), spec("2", 1, 4)))]
@@ -90,7 +90,7 @@ def test_a_replay_knows_how_many(tmp_path: Path) -> None:
             journal.decided(journal.append(event), engine.handle(event))
         found = replay(journal.read())
     assert found.differing == []
-    assert found.engine.state.at_once == 2
+    assert found.engine.state.max_concurrent_resizes == 2
 
 
 # -- What is on disk -------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_a_waiting_job_is_told_why() -> None:
     jobs = tuple(spec(n, 3, 3, Mode.FIXED) for n in (1, 2, 3))
     decided = engine.handle(Submitted(0.0, jobs))
     assert [type(d) for d in decided] == [Start]  # why the others wait is not decided but asked
-    waits = [engine.why(JobId(n)) for n in "123"]
+    waits = [engine.explain(JobId(n)) for n in "123"]
     assert [None if w is None else w.reason for w in waits] == [
         None,
         "Resources: waits for 3 nodes, 1 are free",

@@ -53,7 +53,7 @@ def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     policy = read_policy(path)
     engine = Engine(8, policy)
     assert started(engine, *(job(n) for n in range(1, 5))) == ["4", "3"]
-    assert engine.why(JobId("1")) is not None
+    assert engine.explain(JobId("1")) is not None
     assert named(policy.key) == policy  # what a journal holds of it
 
 
@@ -160,7 +160,7 @@ def test_the_cap_holds_and_the_reason_says_so() -> None:
     engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 680.0}))
     specs = [job(n, 1, watts) for n, watts in enumerate((220.0, 220.0, 110.0, 180.0), 1)]
     assert started(engine, *specs) == ["1", "2"]  # 680 W, no more
-    later = engine.why(JobId("3"))
+    later = engine.explain(JobId("3"))
     assert later is not None and later.reason.startswith("PowerCap")
     engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 800.0}))
     assert started(engine, *specs) == ["1", "2", "3"]  # 790 W
