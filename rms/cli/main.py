@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rms.wire.terminal import Parser, add_common, check_writable, emit_json, parser
 
 if TYPE_CHECKING:
-    from rms.daemon.serve import ServeEngine
+    from rms.launch.base import Engine
 
 ENGINES = ("local", "slurm-pilot", "slurm")
 
@@ -235,11 +235,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     state = (arguments.state or state_folder(os.environ)).absolute()
     try:
         placing(arguments.policy)
-        ground = _ground(arguments)
+        engine = _engine(arguments)
         listen = arguments.listen or f"unix:{state / 'socket'}"
         serve.run_daemon(
             state,
-            ground,
+            engine,
             arguments.policy,
             listen,
             serve.to_stderr,
@@ -252,9 +252,9 @@ def _serve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ground(arguments: argparse.Namespace) -> ServeEngine:
+def _engine(arguments: argparse.Namespace) -> Engine:
     """Return the nodes of an engine and who starts processes there."""
-    from rms.daemon import serve
+    from rms.launch import machine
     from rms.launch.slurm import engines
 
     if arguments.engine != "local":
@@ -272,8 +272,8 @@ def _ground(arguments: argparse.Namespace) -> ServeEngine:
             file=arguments.cluster,
         ).first(arguments.nodes)
     if arguments.cluster is None:
-        return serve.ServeEngine(serve.this_machine(_nodes(arguments.nodes)))
-    return serve.ServeEngine(serve.from_file(arguments.cluster))
+        return machine.local_engine(machine.this_machine(_nodes(arguments.nodes)))
+    return machine.local_engine(machine.from_file(arguments.cluster))
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -299,8 +299,8 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _nodes(asked: int | None) -> int:
     """Return how many cores serve as nodes: never more than there are."""
-    from rms.daemon.serve import this_machine
     from rms.formats.config import FileError
+    from rms.launch.machine import this_machine
 
     most = len(this_machine().names)
     if asked is not None and not 1 <= asked <= most:

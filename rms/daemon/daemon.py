@@ -39,11 +39,18 @@ from rms.core.ledger import Ledger
 from rms.core.model import JobId, JobSpec, JobState, Node
 from rms.core.policies import placing
 from rms.daemon import recovery, relaunch, views
-from rms.daemon.jobs import JobRuntime, LaunchCommand
+from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
 from rms.daemon.recovery import REQUEUED
 from rms.daemon.resize import BOOT_S, Worlds
-from rms.launch.local import LaunchError, LocalLauncher, ManagedProcess
+from rms.launch.base import (
+    NODES_LOST,
+    LaunchCommand,
+    Launcher,
+    LaunchError,
+    ManagedProcess,
+    ScriptLaunch,
+)
 from rms.wire.messages import ApplicationResizeRequest, Metered, Poll, Report, ResizeRequest
 
 GRACE_S = 10.0
@@ -81,7 +88,7 @@ class Daemon:
         cluster: Cluster,
         policy: str,
         journal: Journal,
-        launcher: LocalLauncher,
+        launcher: Launcher,
         now: Callable[[], float],
         say: Callable[[str], None],
         grace_s: float = GRACE_S,
@@ -116,7 +123,9 @@ class Daemon:
         self._open_spans: dict[Node, dict[str, Any]] = {}
         self._spanned: dict[JobId, frozenset[Node]] = {}
         home = self.home
-        journal.header(home.names, policy, home.power, where, home.widths, launcher.at_once)
+        journal.header(
+            home.names, policy, home.power, where, home.widths, launcher.max_concurrent_resizes
+        )
         pending = recovery.restore(self)
         if (self.where, self.cluster.names) == (where, home.names):
             self.cluster = home
@@ -316,15 +325,15 @@ class Daemon:
             LaunchError: it could not be started.
         """
         note = live.note
-        live.script = script = self.launcher.start_script(
-            job_id,
-            Path(note["script"]),
-            note["cwd"],
-            {**note["env"], **self._job_env(job_id, len(on))},
-            Path(note["output"]),
-            [self.cluster.slots[node] for node in on],
-            self.engine.state.running[job_id].spec.limit_s,
+        launch = ScriptLaunch(
+            script=Path(note["script"]),
+            cwd=note["cwd"],
+            env={**note["env"], **self._job_env(job_id, len(on))},
+            output=Path(note["output"]),
+            nodes=[self.cluster.slots[node] for node in on],
+            limit_s=self.engine.state.running[job_id].spec.limit_s,
         )
+        live.script = script = self.launcher.start_script(job_id, launch)
         self.journal.note(f"script/{job_id}", {"pid": script.pid})
         return script
 
@@ -464,6 +473,7 @@ class Daemon:
         self._tick(now)
         self._starts_from_s = self.now()
         self._start_some()
+        self.launcher.poll()
         self._look_at_nodes()
         self._forget_readings()
         jobs = list(self.engine.state.running.items())
@@ -478,7 +488,7 @@ class Daemon:
                 if live.script.started:
                     self.journal.note(f"script/{job_id}", {"pid": live.script.pid})
                     self.handle(Started(self.time(), job_id))
-                elif live.script.fate == "GONE":
+                elif live.script.end_state == NODES_LOST:
                     self.requeue(job_id, live, "could not start where it was meant to")
                     continue
             self.worlds.watch(job_id, live)
@@ -499,7 +509,7 @@ class Daemon:
         if found is None or self.away == found:
             return
         gone = sorted(set(found) - (self.away or set()))
-        if gone and self.launcher.resumes:
+        if gone and self.launcher.requeue_on_shutdown:
             self.say(f"not to be had now: {', '.join(gone)}")
         self.away = frozenset(found)
         self._close_and_open(self.cluster.names)
@@ -560,28 +570,28 @@ class Daemon:
         live.boot = None
         failed = next((s for s in live.steps if s.exit_code != 0), None)
         well = status == 0 and failed is None
-        fate, lost = "", ""
+        end_state, lost = "", ""
         if live.script is not None:
-            fate, lost = live.script.fate, live.script.words
+            end_state, lost = live.script.end_state, live.script.end_reason
         ending = live.ending
         if ending == REQUEUED:
-            if not well or fate:
+            if not well or end_state:
                 self.requeue(job_id, live, "told to end before its nodes are taken away")
                 return
             ending = None  # it came to its own end in time
-        if not (well or fate or ending):
+        if not (well or end_state or ending):
             answer = self._inquire(job_id, live)
             if answer is None:
                 return
-            fate, lost = ("GONE", answer) if answer else ("", "")
-        if fate == "GONE" and ending is None:
+            end_state, lost = (NODES_LOST, answer) if answer else ("", "")
+        if end_state == NODES_LOST and ending is None:
             lost = lost or "its nodes were lost"
             if live.note["requeue"]:
                 self.requeue(job_id, live, lost)
                 return
-            fate = "FAILED"
-        state = ending or fate or ("COMPLETED" if well else "FAILED")
-        said = "" if live.script is None else live.script.words
+            end_state = "FAILED"
+        state = ending or end_state or ("COMPLETED" if well else "FAILED")
+        said = "" if live.script is None else live.script.end_reason
         why = failed.message if failed is not None else said or f"script ended with {status}"
         why = lost or why
         live.reason = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
@@ -597,7 +607,7 @@ class Daemon:
         if live.inquiry is None:
             job = self.engine.state.running[job_id]
             hosts = [self.cluster.names[node] for node in job.held]
-            live.inquiry = self.launcher.blame(job_id, hosts)
+            live.inquiry = self.launcher.diagnose_failure(job_id, hosts)
         return "" if live.inquiry is None else live.inquiry()
 
     def stop(self) -> None:
@@ -607,7 +617,7 @@ class Daemon:
         """
         self.stopping = True
         for job_id in list(self.engine.state.running):
-            again = self.launcher.resumes and self.live[job_id].note["requeue"]
+            again = self.launcher.requeue_on_shutdown and self.live[job_id].note["requeue"]
             self.cancel(job_id, REQUEUED if again else "CANCELLED")
 
     @property

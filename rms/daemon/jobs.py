@@ -8,18 +8,8 @@ from typing import Any
 
 import msgspec
 
-from rms.launch.local import ManagedProcess, PendingCall
+from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
-
-
-class LaunchCommand(msgspec.Struct):
-    """A launcher line of a job script: what every world of the step is started from."""
-
-    command: list[str]
-    cwd: str
-    env: dict[str, str]
-    output: str
-    errors: str
 
 
 @dataclass

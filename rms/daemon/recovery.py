@@ -13,9 +13,9 @@ from rms.core.policies import named
 from rms.core.rules import RuleError
 from rms.core.transition import TransitionError
 from rms.daemon import relaunch
-from rms.daemon.jobs import JobRuntime, LaunchCommand, Step
+from rms.daemon.jobs import JobRuntime, Step
 from rms.daemon.journal import Opened, PolicySet, Seen
-from rms.launch.local import ManagedProcess
+from rms.launch.base import LaunchCommand, ManagedProcess
 
 if TYPE_CHECKING:
     from rms.daemon.daemon import Daemon
@@ -149,7 +149,7 @@ def _known_steps(daemon: Daemon, job_id: JobId, live: JobRuntime) -> list[int]:
 
     def child(number: int, pid: int) -> ManagedProcess:
         """Return a launch; one that was started anew meanwhile has another process."""
-        if pid in members or not daemon.launcher.distant:
+        if pid in members or not daemon.launcher.shared_filesystem:
             return ManagedProcess(pid if pid in members else 0)
         return ManagedProcess(min(daemon.launcher.members(job_id, number), default=0))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rms.core.events import ResizeBegun, Resized
 from rms.core.model import JobId
 from rms.daemon.jobs import JobRuntime, PendingResize
+from rms.launch.base import NODES_LOST
 from rms.wire.messages import ProtocolError, read_completion
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def stopped(
     if boot.committed:
         return True
     try:
-        record = read_completion(daemon.launcher.record(job_id, number))
+        record = read_completion(daemon.launcher.completion_file(job_id, number))
         if record.state != "CANCELLED":
             return False
         boot.at_step = record.step
@@ -81,7 +82,7 @@ def script_over(daemon: Daemon, job_id: JobId, live: JobRuntime) -> bool:
     if boot is None or boot.state not in STATES or live.ending is not None:
         return False
     if boot.state == "starting":
-        if live.script is None or live.script.fate != "GONE":
+        if live.script is None or live.script.end_state != NODES_LOST:
             return False
         daemon.requeue(job_id, live, "could not start at its new size")
         return True

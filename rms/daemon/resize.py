@@ -15,8 +15,15 @@ import msgspec
 from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.core.model import JobId
 from rms.daemon import relaunch
-from rms.daemon.jobs import JobRuntime, LaunchCommand, PendingResize, Step
-from rms.launch.local import LaunchError, ManagedProcess, cores_of, hosts_of
+from rms.daemon.jobs import JobRuntime, PendingResize, Step
+from rms.launch.base import (
+    LaunchCommand,
+    LaunchError,
+    ManagedProcess,
+    WorldLaunch,
+    cores_of,
+    hosts_of,
+)
 from rms.wire.messages import (
     ApplicationResizeRequest,
     Begun,
@@ -69,7 +76,7 @@ class Worlds:
         live.launches += 1
         try:
             step.worlds[launch] = self._daemon.launcher.boot_world(
-                job_id, number, launch, slots, line
+                job_id, WorldLaunch(number, launch, slots, line)
             )
             step.current = (launch,)
         except LaunchError as error:
@@ -117,13 +124,13 @@ class Worlds:
                     self._daemon.launcher.kill(job_id, n)
             return
         boot = live.boot
-        record = self._daemon.launcher.record(job_id, number)
+        record = self._daemon.launcher.completion_file(job_id, number)
         if boot is not None and boot.state in ("ready", "moving") and not late:
             # The job may have gone over to these without a word so far.
             alive = [n for n in boot.launches if step.worlds[n].status() is None]
             if alive and not record.exists():
                 return
-        if step.spoke and daemon.launcher.distant and not late and not record.exists():
+        if step.spoke and daemon.launcher.shared_filesystem and not late and not record.exists():
             return  # it may be on its way through a shared folder
         stopping = boot is not None and boot.state == "stopping"
         if boot and stopping and relaunch.stopped(daemon, job_id, live, number, boot):
@@ -134,7 +141,7 @@ class Worlds:
         """Enter how a step ended."""
         step = live.steps[number]
         try:
-            record = read_completion(self._daemon.launcher.record(job_id, number))
+            record = read_completion(self._daemon.launcher.completion_file(job_id, number))
             step.exit_code, step.message = record.exit_code, record.message
             live.answer = record.answer or live.answer
         except (OSError, ProtocolError):
@@ -156,7 +163,7 @@ class Worlds:
         strategy = "spawn" if step is None else live.forced or step.strategy
         live.forced = None
         have = daemon.slots(daemon.engine.state.running[job_id].nodes)
-        why = daemon.launcher.in_place(job_id, hosts_of(have), hosts_of(slots))
+        why = daemon.launcher.resize_refusal(job_id, hosts_of(have), hosts_of(slots))
         if why:
             relaunch.begin(daemon, job_id, live, slots, why)
             return
@@ -196,7 +203,7 @@ class Worlds:
         for launch, part in boot.launches.items():
             try:
                 child = daemon.launcher.boot_world(
-                    job_id, number, launch, part, step.line, wish=boot.number, cores=spare
+                    job_id, WorldLaunch(number, launch, part, step.line, boot.number, spare)
                 )
             except LaunchError as error:
                 self._close(job_id, live, boot, str(error))

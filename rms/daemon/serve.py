@@ -4,55 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import secrets
 import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 
-from rms.core.cluster import Cluster
-from rms.core.ledger import NodePower
 from rms.daemon.daemon import GRACE_S, Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.resize import BOOT_S
 from rms.daemon.server import bind, serve
-from rms.formats.config import FileError, read_cluster
-from rms.launch.local import LocalLauncher
+from rms.launch.base import Engine
 from rms.power.samplers import NvidiaSmi, Reading
-
-CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
-"""Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
-
-
-def this_machine(nodes: int | None = None) -> Cluster:
-    """Return this machine's cores as nodes of one slot each (the first ``nodes`` of them)."""
-    cores = (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
-    chosen = cores if nodes is None else cores[:nodes]
-    return Cluster(
-        tuple(f"core{n}" for n in chosen),
-        tuple((f"cpu:{n}",) for n in chosen),
-        (CORE_POWER,) * len(chosen),
-    )
-
-
-def from_file(path: Path) -> Cluster:
-    """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn."""
-    cluster = read_cluster(path)
-    cores = this_machine().slots
-    devices = count()
-    slots = tuple(
-        tuple(f"gpu:{next(devices)}" for _ in range(gpus)) if gpus else cores[n % len(cores)]
-        for n, gpus in enumerate(cluster.gpus)
-    )
-    return Cluster(cluster.nodes, slots, cluster.power)
 
 
 @contextlib.contextmanager
@@ -73,37 +37,9 @@ def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class ServeEngine:
-    """Where jobs run: the nodes, and who starts processes on them.
-
-    Attributes:
-        launcher: makes one of the daemon's folder, its mark and the address that jobs talk to.
-        remote: whether jobs are on other machines, so that they need TCP.
-        where: what tells these nodes from others that a daemon may go on with, "" where it may not.
-    """
-
-    cluster: Cluster
-    launcher: Callable[[Path, str, str], LocalLauncher] = LocalLauncher
-    remote: bool = False
-    where: str = ""
-
-    def first(self, nodes: int | None) -> ServeEngine:
-        """Return the same with only the first nodes there are, all of them for None.
-
-        Raises:
-            FileError: there are fewer.
-        """
-        names = self.cluster.names
-        if nodes is not None and not 1 <= nodes <= len(names):
-            raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
-        less = Cluster(names[:nodes], self.cluster.slots[:nodes], self.cluster.power[:nodes])
-        return replace(self, cluster=less)
-
-
 def run_daemon(
     state: Path,
-    ground: ServeEngine,
+    engine: Engine,
     policy: str,
     listen: str,
     say: Callable[[str], None],
@@ -119,21 +55,17 @@ def run_daemon(
         contextlib.ExitStack() as stack,
     ):
         sockets, address = [], ""
-        for where in _addresses(state, listen, journal, remote=ground.remote):
+        for where in _addresses(state, listen, journal, remote=engine.remote):
             sock, address = bind(where)
             stack.callback(_unbind, sock, where)
             sockets.append(sock)
-        if ground.remote:
+        if engine.remote:
             journal.note("port", {"port": sockets[-1].getsockname()[1]})
-        mark = journal.notes("mark").get("mark")
-        if mark is None:
-            mark = {"mark": secrets.token_hex(8)}
-            journal.note("mark", mark)
-        launcher = ground.launcher(state, mark["mark"], address)
+        launcher = engine.launcher(state, _instance_id(journal), address)
         stack.callback(launcher.close)
         daemon = Daemon(
-            *(ground.cluster, policy, journal, launcher, time.time, say, grace_s, boot_s),
-            ground.where,
+            *(engine.cluster, policy, journal, launcher, time.time, say, grace_s, boot_s),
+            engine.where,
         )
         token = _token(state / "token")
 
@@ -146,6 +78,15 @@ def run_daemon(
                 await serve(daemon, sockets, ready, parent, token)
 
         asyncio.run(main())
+
+
+def _instance_id(journal: Journal) -> str:
+    """Return what tells a daemon's processes from those of others, the same after a restart."""
+    known = journal.notes("mark").get("mark")
+    if known is None:
+        known = {"mark": secrets.token_hex(8)}
+        journal.note("mark", known)
+    return str(known["mark"])
 
 
 def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> list[str]:

@@ -24,10 +24,10 @@ from rms.core.model import JobId
 from rms.core.policies import PolicyError
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
-from rms.daemon.jobs import LaunchCommand
 from rms.daemon.submit import Submission, admit
 from rms.formats.config import expand
 from rms.formats.jobscript import ScriptError, parse_ids
+from rms.launch.base import LaunchCommand
 from rms.wire.messages import METER_PATH, STRATEGIES, Metered, Poll, PollAnswer, Report
 
 WATCH_S = 0.05
@@ -409,7 +409,7 @@ async def serve(
         daemon.watch()
         if parent is not None and os.getppid() != parent:
             stopping.set()
-        why = "" if told else daemon.launcher.due()
+        why = "" if told else daemon.launcher.shutdown_reason()
         if why:
             daemon.say(why)
             stopping.set()

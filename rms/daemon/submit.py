@@ -77,7 +77,9 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "output": str(Path(body.cwd) / output),
             "array": str(number),
             "index": index,
-            "requeue": (daemon.launcher.requeues if options.requeue is None else options.requeue),
+            "requeue": (
+                daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
+            ),
         }
         (daemon.launcher.state / "jobs" / job_id).mkdir(parents=True, exist_ok=True)
     daemon.submit(specs, notes)

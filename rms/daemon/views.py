@@ -28,7 +28,7 @@ def rows(daemon: Daemon) -> list[dict[str, Any]]:
 
 def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
     live = daemon.live.get(job.spec.id, JobRuntime({}))
-    about = daemon.launcher.about(job.spec.id)
+    about = daemon.launcher.job_details(job.spec.id)
     return {
         "id": job.spec.id,
         "name": live.note.get("name", ""),
@@ -65,7 +65,7 @@ def nodes(daemon: Daemon) -> list[dict[str, Any]]:
         if name in daemon.drained:
             word = "draining" if node in held else "drained"
         elif node in down:
-            word = daemon.launcher.away_word
+            word = daemon.launcher.unavailable_label
         rows.append(
             {
                 "name": name,

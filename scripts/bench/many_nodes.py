@@ -29,11 +29,10 @@ from rms.core.events import Decision, Event, Resize, ResizeRolledBack, Start
 from rms.core.ledger import NodePower
 from rms.core.model import JobId
 from rms.daemon.daemon import Daemon
-from rms.daemon.jobs import LaunchCommand
 from rms.daemon.journal import Journal
 from rms.daemon.server import WATCH_S, holding_s
 from rms.daemon.submit import Submission, admit
-from rms.launch.local import ManagedProcess
+from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Slurm
 from rms.launch.slurm.executor import Executor
@@ -72,19 +71,10 @@ class StoodIn(JobsLauncher):
     meter_token: str = ""  # no meters either
     booted: list[tuple[str, int, World]] = field(default_factory=list)
 
-    def boot_world(
-        self,
-        job: str,
-        step: int,
-        launch: int,
-        slots: Sequence[str],
-        line: LaunchCommand,
-        wish: int = 0,
-        cores: Sequence[int] = (),
-    ) -> ManagedProcess:
+    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         """Note that a world boots."""
-        world = World(launch, len(slots))
-        self.booted.append((job, wish, world))
+        world = World(launch.launch, len(launch.slots))
+        self.booted.append((job, launch.resize, world))
         return world
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:

@@ -14,7 +14,8 @@ from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import POLICIES, named
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal, Seen, replay
-from rms.launch.local import LocalLauncher, ManagedProcess
+from rms.launch.base import ManagedProcess
+from rms.launch.local import LocalLauncher
 from rms.sim.simulator import Simulation
 
 

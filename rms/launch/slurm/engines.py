@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rms.core.cluster import Cluster
-from rms.core.ledger import NodePower
-from rms.daemon.serve import CORE_POWER, ServeEngine
+from rms.core.model import NodePower
 from rms.formats.config import read_cluster
-from rms.launch.local import LocalLauncher
+from rms.launch.base import Engine, Launcher
+from rms.launch.machine import CORE_POWER
 from rms.launch.slurm.commands import KEPT, Slurm, SlurmError
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
@@ -33,7 +33,7 @@ def pilot(
     margin_s: float | None = None,
     tasks: int | None = None,
     file: Path | None = None,
-) -> ServeEngine:
+) -> Engine:
     """Return the nodes of the allocation that this process runs in.
 
     Args:
@@ -86,16 +86,16 @@ def pilot(
     )
     plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
 
-    def launcher(state: Path, mark: str, server: str) -> LocalLauncher:
+    def launcher(state: Path, instance_id: str, server: str) -> Launcher:
         return PilotLauncher(
-            *(state, mark, server, Executor(slurm), reach, binds),
+            *(state, instance_id, server, Executor(slurm), reach, binds),
             within=within,
             hosts=hosts,
             margin_s=margin_s,
             environment=plain,
         )
 
-    return ServeEngine(Cluster(hosts, each, power), launcher, True, f"slurm:{within}")
+    return Engine(Cluster(hosts, each, power), launcher, True, f"slurm:{within}")
 
 
 def site(
@@ -107,7 +107,7 @@ def site(
     partition: str = "",
     tasks: int | None = None,
     file: Path | None = None,
-) -> ServeEngine:
+) -> Engine:
     """Return the nodes of a partition, for jobs that each are one of Slurm's own.
 
     Args:
@@ -155,9 +155,9 @@ def site(
     )
     binds, no = binding(slurm), refusals(found)
 
-    def launcher(state: Path, mark: str, server: str) -> LocalLauncher:
+    def launcher(state: Path, instance_id: str, server: str) -> Launcher:
         return JobsLauncher(
-            *(state, mark, server, Executor(slurm), reach, binds),
+            *(state, instance_id, server, Executor(slurm), reach, binds),
             partition=partition,
             default=chosen[0].name,
             limits_s={p.name: p.limit_s for p in partitions if p.limit_s is not None},
@@ -167,7 +167,7 @@ def site(
             measures=measures(found),
         )
 
-    return ServeEngine(Cluster(hosts, each, power), launcher, remote=True)
+    return Engine(Cluster(hosts, each, power), launcher, remote=True)
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
-from rms.launch.local import PendingCall
+from rms.launch.base import PendingCall
 from rms.launch.slurm.commands import Slurm, SlurmError
 
 THREADS = 8
@@ -46,7 +46,7 @@ class Executor:
     """Commands under way; several at once."""
 
     def __init__(self, slurm: Slurm, threads: int = THREADS) -> None:
-        self.slurm, self.turns = slurm, RateLimiter()
+        self.slurm, self.rate_limiter = slurm, RateLimiter()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="slurm")
 
     def ask(self, what: Callable[[], Answer]) -> Future[Answer]:

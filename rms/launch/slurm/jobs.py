@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rms.formats.jobscript import parse_script
-from rms.launch.local import MARK, ManagedProcess, PendingCall
+from rms.launch.base import NODES_LOST, ManagedProcess, PendingCall, ScriptLaunch, hosts_of
+from rms.launch.processes import INSTANCE_VARIABLE
 from rms.launch.slurm import meters, options, resizing
 from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.meters import Meters
@@ -63,7 +64,7 @@ class JobsLauncher(SlurmLauncher):
     """
 
     partition: str = ""
-    at_once = 4
+    max_concurrent_resizes = 4
     """More would wait for each other: see :class:`rms.launch.slurm.executor.RateLimiter`."""
 
     default: str = ""
@@ -72,9 +73,9 @@ class JobsLauncher(SlurmLauncher):
     no_grow: str = ""
     no_shrink: str = ""
     measures: bool = False
-    distant = True
-    requeues = True
-    away_word = "taken"
+    shared_filesystem = True
+    requeue_by_default = True
+    unavailable_label = "taken"
     _jobs: dict[str, SlurmJob] = field(default_factory=dict)
     _contested: dict[str, float] = field(default_factory=dict)
     _growing: dict[str, PendingCall] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class JobsLauncher(SlurmLauncher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._watcher = Watcher(self.desk, self._is_own)
+        self._watcher = Watcher(self.executor, self._is_own)
         self._wrapper = self.state / "bin" / "slurm-job"
         self._wrapper.write_text(WRAPPER)
         self._wrapper.chmod(0o755)
@@ -95,12 +96,12 @@ class JobsLauncher(SlurmLauncher):
         self._meters = Meters(self._start_meter, self.step_options(self.name(meters.NAME)))
 
     def _is_own(self, name: str) -> bool:
-        mark = self.mark[:8]
+        mark = self.instance_id[:8]
         return name.startswith((f"rms.{mark}.", f"{resizing.DONOR}.{mark}."))
 
     def donor(self, job: str) -> str:
         """Return the name of the donors of a job."""
-        return f"{resizing.DONOR}.{self.mark[:8]}.{job}"
+        return f"{resizing.DONOR}.{self.instance_id[:8]}.{job}"
 
     def allocation(self, job: str) -> int | None:
         """Return a job's number in Slurm, None while it has none."""
@@ -112,16 +113,7 @@ class JobsLauncher(SlurmLauncher):
 
     # --- a job's script ----------------------------------------------------------------------
 
-    def start_script(
-        self,
-        job: str,
-        script: Path,
-        cwd: str,
-        env: Mapping[str, str],
-        output: Path,
-        nodes: Sequence[Sequence[str]],
-        limit_s: float | None = None,
-    ) -> ManagedProcess:
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         """Submit a job script, or find it submitted already."""
         ticket = self._ticket(job)
         known = ticket is not None and ticket.number is None and not ticket.closed
@@ -129,28 +121,28 @@ class JobsLauncher(SlurmLauncher):
             used = [] if ticket is None else ticket.before
             used += [] if ticket is None or ticket.number is None else [ticket.number]
             ticket = SubmissionRecord(time.time(), used, held=[] if ticket is None else ticket.held)
-        own = parse_script(script).ignored
+        own = parse_script(launch.script).ignored
         partition = options.partition_of(own) or self.partition or self.default
         ticket.donor = options.of_donor(own, self.partition)
         if ticket.before and not known:  # at once: the one before must not be taken for this one
             self._keep(job, ticket)
-        hosts = tuple(dict.fromkeys(slot.partition("/")[0] for node in nodes for slot in node))
+        hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         child = SlurmJob(0, None, self.status_file(job), self.name(job), hosts, ticket=ticket)
         words = [
             *options.passed(own, self.partition),
             *["--exclusive", "--no-requeue", f"--nodes={len(hosts)}", f"--job-name={child.name}"],
-            *[f"--nodelist={','.join(hosts)}", f"--chdir={cwd}", "--open-mode=append"],
-            "--output=" + str(output).replace("%", "%%"),
-            *self._limit(partition, limit_s),
+            *[f"--nodelist={','.join(hosts)}", f"--chdir={launch.cwd}", "--open-mode=append"],
+            "--output=" + str(launch.output).replace("%", "%%"),
+            *self._limit(partition, launch.limit_s),
             str(self._wrapper),
         ]
         full = {
-            **options.environment(env),
-            **self.script_env(job, env.get("PATH", os.defpath)),
-            "RMS_SCRIPT": str(script),
+            **options.environment(launch.env),
+            **self.script_env(job, launch.env.get("PATH", os.defpath)),
+            "RMS_SCRIPT": str(launch.script),
         }
-        child.asked = self.desk.ask(
-            lambda: self._submit(job, child, output.parent, words, full, look=known)
+        child.asked = self.executor.ask(
+            lambda: self._submit(job, child, launch.output.parent, words, full, look=known)
         )
         self._jobs[job] = child
         self._past.pop(job, None)
@@ -181,7 +173,7 @@ class JobsLauncher(SlurmLauncher):
             output: folder of what it prints.
             look: whether it may have been: the queue is long where there are many jobs.
         """
-        slurm, ticket = self.desk.slurm, child.ticket
+        slurm, ticket = self.executor.slurm, child.ticket
         try:
             if not look:
                 self.status_file(job).unlink(missing_ok=True)
@@ -212,7 +204,7 @@ class JobsLauncher(SlurmLauncher):
         try:
             child.ticket.number = asked.result()
         except SlurmError as error:
-            child.over, child.words = True, str(error)
+            child.over, child.end_reason = True, str(error)
             if error.meaning is Meaning.LATER:
                 self._give_up(job, child)
             return
@@ -224,7 +216,7 @@ class JobsLauncher(SlurmLauncher):
 
     def _give_up(self, job: str, child: SlurmJob) -> None:
         """Let a job that did not get its nodes be requeued; keep others off them for a while."""
-        child.fate, child.ticket.closed = "GONE", True
+        child.end_state, child.ticket.closed = NODES_LOST, True
         self._keep(job, child.ticket)
         until_s = time.monotonic() + CONTESTED_S
         self._contested.update(dict.fromkeys(child.hosts, until_s))
@@ -259,7 +251,7 @@ class JobsLauncher(SlurmLauncher):
             self._asked_s = time.monotonic()
             few = len(live) <= FEW
             self._urgent = bool(self._growing) or any(
-                not child.started or child.told or (few and child.left_status() is not None)
+                not child.started or child.told or (few and child.written_status() is not None)
                 for child in live.values()
             )
         while self._metered and self._metered[0][0] < time.monotonic():
@@ -313,13 +305,13 @@ class JobsLauncher(SlurmLauncher):
     def _over(self, job: str, child: SlurmJob, state: str) -> None:
         """Enter that Slurm is done with a job."""
         if child.withdrawn and state == "CANCELLED" and not child.started and not child.told:
-            child.over, child.words = True, f"Slurm had it wait ({child.reason})"
+            child.over, child.end_reason = True, f"Slurm had it wait ({child.reason})"
             self._give_up(job, child)
             return
         child.end(state)
         if child.holds:
             self._holds(job, child, ())
-        if child.fate == "GONE":
+        if child.end_state == NODES_LOST:
             child.ticket.closed = True
             self._keep(job, child.ticket)
         if self.measures:
@@ -327,9 +319,9 @@ class JobsLauncher(SlurmLauncher):
 
     def _read_energy(self, child: SlurmJob) -> None:
         """Ask what Slurm has measured of a job that is over."""
-        slurm, number = self.desk.slurm, child.ticket.number
+        slurm, number = self.executor.slurm, child.ticket.number
         if number is not None:
-            child.joules = self.desk.ask(lambda: slurm.consumed_j(number))
+            child.joules = self.executor.ask(lambda: slurm.consumed_j(number))
 
     def _holds(
         self, job: str, child: SlurmJob, hosts: Sequence[str], at_s: float | None = None
@@ -354,7 +346,7 @@ class JobsLauncher(SlurmLauncher):
 
     # --- resizes -----------------------------------------------------------------------------
 
-    def in_place(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
+    def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
         """Return why this site does not let a running job go over to other nodes."""
         if self.no_grow and not set(wanted) <= set(have):
             return self.no_grow
@@ -368,9 +360,9 @@ class JobsLauncher(SlurmLauncher):
         hosts = tuple(dict.fromkeys((*have, *wanted)))
         if number is None:
             return lambda: "Slurm has not told its number yet"
-        desk, donor = self.desk, resizing.Donor(self.donor(job), child.ticket.donor)
+        executor, donor = self.executor, resizing.Donor(self.donor(job), child.ticket.donor)
         errand = resizing.patiently(
-            desk, lambda: resizing.grow(desk, number, hosts, wanted, donor), give_up=True
+            executor, lambda: resizing.grow(executor, number, hosts, wanted, donor), give_up=True
         )
         return self._following(job, child, errand)
 
@@ -379,9 +371,9 @@ class JobsLauncher(SlurmLauncher):
         child, number = self._jobs[job], self.allocation(job)
         if number is None or child.over:
             return None
-        desk = self.desk
+        executor = self.executor
         errand = resizing.patiently(
-            desk, lambda: resizing.shrink(desk, number, hosts), give_up=False
+            executor, lambda: resizing.shrink(executor, number, hosts), give_up=False
         )
         return self._following(job, child, errand)
 
@@ -415,8 +407,8 @@ class JobsLauncher(SlurmLauncher):
         found = super().world_options(job, launch, slots, env)
         if self.allocation(job) is None:
             env["SLURM_JOB_ID"] = env.get(OURS, "")
-        if "SLURM_CONF" in self.desk.slurm.outer:
-            env["SLURM_CONF"] = self.desk.slurm.outer["SLURM_CONF"]
+        if "SLURM_CONF" in self.executor.slurm.outer:
+            env["SLURM_CONF"] = self.executor.slurm.outer["SLURM_CONF"]
         return found
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
@@ -427,9 +419,9 @@ class JobsLauncher(SlurmLauncher):
         if worlds:
             super().terminate(job, worlds)
         elif child is not None and not child.over:
-            slurm, number, started = self.desk.slurm, self.allocation(job), child.started
+            slurm, number, started = self.executor.slurm, self.allocation(job), child.started
             if number is not None:
-                self.desk.ask(lambda: slurm.tell(number) if started else slurm.cancel(number))
+                self.executor.ask(lambda: slurm.tell(number) if started else slurm.cancel(number))
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job, or of one of its launches, at once."""
@@ -444,8 +436,8 @@ class JobsLauncher(SlurmLauncher):
             self._cancel(number)
 
     def _cancel(self, number: int, *, only_pending: bool = False) -> None:
-        slurm = self.desk.slurm
-        self.desk.ask(lambda: slurm.cancel(number, only_pending=only_pending))
+        slurm = self.executor.slurm
+        self.executor.ask(lambda: slurm.cancel(number, only_pending=only_pending))
 
     def answers(self) -> bool:
         """Return whether Slurm answered when it was asked last."""
@@ -454,19 +446,19 @@ class JobsLauncher(SlurmLauncher):
     def close(self) -> None:
         """End the meters; let what is under way at Slurm end."""
         self._meters.close()
-        self.desk.close()
+        self.executor.close()
 
     def open(self) -> None:
         """End the meters of a daemon that was killed: their token is not this one's."""
         super().kill(meters.NAME)
 
     def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        outer = self.desk.slurm.outer
+        outer = self.executor.slurm.outer
         plain = {k: v for k, v in outer.items() if not k.startswith(("SLURM_", "RMS_"))}
         env = {
             **plain,
             **{key: outer[key] for key in ("SLURM_CONF",) if key in outer},
-            MARK: f"{self.mark}:{meters.NAME}",
+            INSTANCE_VARIABLE: f"{self.instance_id}:{meters.NAME}",
             "RMS_SERVER": self.server,
             "RMS_TOKEN": self.meter_token,
         }
@@ -474,7 +466,7 @@ class JobsLauncher(SlurmLauncher):
 
     # --- words -------------------------------------------------------------------------------
 
-    def about(self, job: str) -> dict[str, Any]:
+    def job_details(self, job: str) -> dict[str, Any]:
         """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
         child = self._jobs.get(job)
         if child is None and job not in self._past:  # over before this daemon began

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rms.launch.local import LaunchError
+from rms.launch.base import LaunchError
 
 EVERY_S = 2.0
 SOON_S = 5.0

@@ -21,15 +21,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rms.launch.local import (
-    MARK,
+from rms.launch.base import (
+    NODES_LOST,
     LaunchError,
     ManagedProcess,
     PendingCall,
-    alive,
+    ScriptLaunch,
     cores_of,
     hosts_of,
 )
+from rms.launch.processes import INSTANCE_VARIABLE, alive
 from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.output import OutputError
@@ -102,7 +103,7 @@ class Script(ManagedProcess):
         return self.begin is None
 
     def status(self) -> int | None:
-        """Return the script's own status; why there is none, ``fate`` and ``words`` say."""
+        """Return the script's own status; why there is none, ``end_state`` and ``words`` say."""
         if self.begin is not None:
             return self._try()
         now = time.monotonic()
@@ -126,7 +127,7 @@ class Script(ManagedProcess):
             return known
         if not answer and self.begun is not None and not self.begun.exists():
             answer = "its script could not be started"
-        self.fate, self.words = ("GONE", answer) if answer else ("", "")
+        self.end_state, self.end_reason = (NODES_LOST, answer) if answer else ("", "")
         return 1 if self.process is None else self.process.poll() or 1
 
     def _known(self) -> int | None:
@@ -138,7 +139,7 @@ class Script(ManagedProcess):
 
     def _try(self) -> int | None:
         if self.given_up:
-            self.fate = "GONE"
+            self.end_state = NODES_LOST
             return 1
         if self.begin is not None and self.may_begin():
             self.process, self.begin = self.begin(), None
@@ -174,13 +175,13 @@ class PilotLauncher(SlurmLauncher):
     _meter: subprocess.Popen[bytes] | None = None
     _meter_s: float = 0.0
 
-    resumes = True
-    requeues = True
-    distant = True
+    requeue_on_shutdown = True
+    requeue_by_default = True
+    shared_filesystem = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._eye = Executor(self.desk.slurm, 1)
+        self._eye = Executor(self.executor.slurm, 1)
 
     def allocation(self, job: str) -> int:
         """Return the pilot's own job."""
@@ -202,7 +203,7 @@ class PilotLauncher(SlurmLauncher):
             self._asked = self._eye.ask(self._look)
 
     def _look(self) -> Seen:
-        slurm = self.desk.slurm
+        slurm = self.executor.slurm
         if not slurm.answers():
             raise SlurmError("the controller does not answer", Meaning.UNREACHABLE)
         try:
@@ -217,10 +218,10 @@ class PilotLauncher(SlurmLauncher):
         return Seen(over, details.end_s, self._unfit(details.hosts))
 
     def _unfit(self, held: Sequence[str]) -> frozenset[str]:
-        unfit = {n.name for n in self.desk.slurm.nodes() if n.state in UNFIT or not n.responds}
+        unfit = {n.name for n in self.executor.slurm.nodes() if n.state in UNFIT or not n.responds}
         return frozenset(unfit.intersection(self.hosts) | set(self.hosts).difference(held))
 
-    def due(self) -> str:
+    def shutdown_reason(self) -> str:
         """Return why the daemon has to end: its allocation does, or has."""
         self._poll()
         self._watch_meter()
@@ -243,12 +244,12 @@ class PilotLauncher(SlurmLauncher):
         """Return whether the controller answered when it was asked last."""
         return not self._silent
 
-    def blame(self, job: str, hosts: Sequence[str]) -> PendingCall:
+    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
         """Ask whether a job died of its nodes, or its steps were cancelled by somebody."""
-        return _words(self.desk.ask(lambda: self._blame(job, hosts)))
+        return _words(self.executor.ask(lambda: self._diagnose(job, hosts)))
 
-    def _blame(self, job: str, hosts: Sequence[str]) -> str:
-        slurm, until = self.desk.slurm, time.monotonic() + PATIENCE_S
+    def _diagnose(self, job: str, hosts: Sequence[str]) -> str:
+        slurm, until = self.executor.slurm, time.monotonic() + PATIENCE_S
         while not slurm.answers():
             if time.monotonic() > until:
                 return ""
@@ -275,7 +276,7 @@ class PilotLauncher(SlurmLauncher):
         """Return the nodes on which a step cannot be started."""
         n = str(len(hosts))
         try:
-            self.desk.slurm.call(
+            self.executor.slurm.call(
                 *["srun", f"--jobid={self.within}", f"--nodes={n}", f"--ntasks={n}"],
                 *["--ntasks-per-node=1", f"--nodelist={','.join(hosts)}", "--input=none"],
                 *[*self.step_options(self.name("probe")), "true"],
@@ -292,7 +293,7 @@ class PilotLauncher(SlurmLauncher):
         """Return whether somebody else has cancelled a step of a job, as far as accounting says."""
         time.sleep(2.0)  # it is a second or two late
         try:
-            said = self.desk.slurm.call(
+            said = self.executor.slurm.call(
                 *["sacct", f"--jobs={self.within}", "--noheader", "--parsable2"],
                 "--format=State,JobName",
             )
@@ -309,16 +310,7 @@ class PilotLauncher(SlurmLauncher):
 
     # --- scripts -----------------------------------------------------------------------------
 
-    def start_script(
-        self,
-        job: str,
-        script: Path,
-        cwd: str,
-        env: Mapping[str, str],
-        output: Path,
-        nodes: Sequence[Sequence[str]],
-        limit_s: float | None = None,
-    ) -> Script:
+    def start_script(self, job: str, launch: ScriptLaunch) -> Script:
         """Run a job script once, on its first node; it waits while the controller is away.
 
         Raises:
@@ -333,19 +325,21 @@ class PilotLauncher(SlurmLauncher):
         status.unlink(missing_ok=True)
         begun.unlink(missing_ok=True)
         site = {key: self.environment[key] for key in CONFIGURED if key in self.environment}
-        own = {**site, **env, **self.script_env(job, env.get("PATH", os.defpath))}
-        prefix = self.script_prefix(job, nodes[0], own)
-        command = [*prefix, "/bin/sh", "-c", BEGIN, str(begun), *self.script_command(script)]
+        path = launch.env.get("PATH", os.defpath)
+        own = {**site, **launch.env, **self.script_env(job, path)}
+        prefix = self.script_prefix(job, launch.nodes[0], own)
+        run = self.script_command(launch.script)
+        command = [*prefix, "/bin/sh", "-c", BEGIN, str(begun), *run]
 
         def begin() -> subprocess.Popen[bytes]:
-            return self._start(command, cwd, own, output, cores_of(nodes[0]))
+            return self._start(command, launch.cwd, own, launch.output, cores_of(launch.nodes[0]))
 
         found = Script(
             0,
             None,
             status,
             begin,
-            lambda: self.blame(job, hosts_of(nodes[0])),
+            lambda: self.diagnose_failure(job, hosts_of(launch.nodes[0])),
             self.answers,
             begun,
         )
@@ -363,7 +357,7 @@ class PilotLauncher(SlurmLauncher):
             None,
             found.status_file,
             None,
-            lambda: self.blame(job, self.hosts[:1]),
+            lambda: self.diagnose_failure(job, self.hosts[:1]),
             begun=self._begun_file(job),
         )
 
@@ -394,10 +388,10 @@ class PilotLauncher(SlurmLauncher):
         if script is not None and not script.started:
             script.given_up = True
             return
-        self.desk.ask(lambda: self._tell(self.name(job)))
+        self.executor.ask(lambda: self._tell(self.name(job)))
 
     def _tell(self, name: str) -> None:
-        slurm = self.desk.slurm
+        slurm = self.executor.slurm
         with contextlib.suppress(SlurmError):  # it is killed later in any case
             found = [step for step, called in slurm.steps(self.within) if called == name]
             if found:
@@ -414,7 +408,7 @@ class PilotLauncher(SlurmLauncher):
         """Start a meter on every node."""
         self._start_meter()
         own, prefix = self.name(self._meter_name), self.name("meter-")
-        self.desk.ask(lambda: self._end_meters(prefix, own))
+        self.executor.ask(lambda: self._end_meters(prefix, own))
 
     @property
     def _meter_name(self) -> str:
@@ -422,7 +416,7 @@ class PilotLauncher(SlurmLauncher):
 
     def _end_meters(self, prefix: str, own: str) -> None:
         """End the meters of a daemon that was killed."""
-        slurm = self.desk.slurm
+        slurm = self.executor.slurm
         with contextlib.suppress(SlurmError):
             steps = slurm.steps(self.within)
             old = [step for step, name in steps if name.startswith(prefix) and name != own]
@@ -433,7 +427,7 @@ class PilotLauncher(SlurmLauncher):
         srun, nodes = shutil.which("srun"), len(self.hosts)
         if srun is None:
             return
-        env = {**self.environment, MARK: f"{self.mark}:{self._meter_name}"}
+        env = {**self.environment, INSTANCE_VARIABLE: f"{self.instance_id}:{self._meter_name}"}
         env |= {"RMS_SERVER": self.server, "RMS_TOKEN": self.meter_token}
         every_s = max(1.0, nodes / READINGS_PER_S)
         command = [
@@ -459,10 +453,10 @@ class PilotLauncher(SlurmLauncher):
         if self._meter is not None and self._meter.poll() is None:
             self._meter.kill()
             self._meter.wait()
-            slurm, name = self.desk.slurm, self.name(self._meter_name)
-            self.desk.ask(lambda: end_steps(slurm, self.within, name, PROBE_S))
+            slurm, name = self.executor.slurm, self.name(self._meter_name)
+            self.executor.ask(lambda: end_steps(slurm, self.within, name, PROBE_S))
         self._eye.close()
-        self.desk.close()
+        self.executor.close()
 
 
 def _words(asked: Future[str]) -> PendingCall:

@@ -75,8 +75,8 @@ def look(slurm: Slurm, is_own: Callable[[str], bool]) -> Look:
 class Watcher:
     """Looks again and again; never waits for an answer."""
 
-    def __init__(self, desk: Executor, is_own: Callable[[str], bool]) -> None:
-        self._desk, self._is_own = desk, is_own
+    def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
+        self._desk, self._is_own = executor, is_own
         self._asked: Future[Look] | None = None
         self._next_s = self._rests_s = 0.0
         self._hidden: frozenset[str] = frozenset()

@@ -42,14 +42,14 @@ class Answer:
 
 
 def grow(
-    desk: Executor, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
+    executor: Executor, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
 ) -> JobDetails:
     """Have a job hold ``hosts``; return what is known of it then.
 
     Raises:
         SlurmError: refused; it goes on as it was, without a donor.
     """
-    slurm = desk.slurm
+    slurm = executor.slurm
     now = slurm.job(job)
     if now.state != "RUNNING":
         raise SlurmError(f"expected a running job, got job {job}, {now.state}", Meaning.GONE)
@@ -63,7 +63,7 @@ def grow(
     slurm.cancel_named(donor.name)  # of a daemon that was killed
     _next_second(now)
     try:
-        with desk.turns:
+        with executor.rate_limiter:
             return slurm.grow(job, len(missing), donor.name, *donor.options, on=missing)
     except SlurmError:
         now = slurm.job(job)
@@ -72,19 +72,19 @@ def grow(
         raise
 
 
-def shrink(desk: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
+def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
     """Have a job hold none but ``hosts``; return what is known of it then.
 
     Raises:
         SlurmError: refused; it has the nodes it had.
     """
-    slurm = desk.slurm
+    slurm = executor.slurm
     now = slurm.job(job)
     kept = [host for host in now.hosts if host in hosts]
     if now.state != "RUNNING" or len(kept) == len(now.hosts):
         return now
     _next_second(now)
-    with desk.turns:
+    with executor.rate_limiter:
         return slurm.shrink(job, kept)
 
 
@@ -95,7 +95,7 @@ def _next_second(job: JobDetails) -> None:
 
 
 def patiently(
-    desk: Executor, what: Callable[[], JobDetails], *, give_up: bool
+    executor: Executor, what: Callable[[], JobDetails], *, give_up: bool
 ) -> Callable[[], Answer | None]:
     """Return an errand that asks again what may go through later.
 
@@ -103,14 +103,14 @@ def patiently(
         give_up: after a while; else only where the job is over.
     """
     since_s: dict[Meaning, float] = {}
-    asked: list[Future[JobDetails]] = [desk.ask(what)]
+    asked: list[Future[JobDetails]] = [executor.ask(what)]
     again_s = [0.0]
 
     def answer() -> Answer | None:
         now = time.monotonic()
         if not asked:
             if now >= again_s[0]:
-                asked.append(desk.ask(what))
+                asked.append(executor.ask(what))
             return None
         if not asked[0].done():
             return None

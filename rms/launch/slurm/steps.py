@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from rms.launch.local import LaunchError, LocalLauncher, ManagedProcess, alive, hosts_of
+from rms.launch.base import LaunchError, ManagedProcess, WorldLaunch, hosts_of
+from rms.launch.local import LocalLauncher
+from rms.launch.processes import has_live_children
 from rms.launch.slurm.commands import Slurm, SlurmError
 from rms.launch.slurm.executor import Executor
-
-if TYPE_CHECKING:
-    from rms.daemon.jobs import LaunchCommand
 
 GONE_S = 60.0
 AGAIN_S = 0.5
@@ -74,11 +72,10 @@ class World(ManagedProcess):
         if now < self._looked_s + AGAIN_S:
             return False
         self._looked_s = now
-        try:
-            pids = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-        except OSError:
-            return False  # it has ended, or this kernel does not tell
-        if any(alive(int(pid)) for pid in pids):
+        children = has_live_children(self.pid)
+        if children is None:
+            return False
+        if children:
             self._alone_s = None
         elif self._alone_s is None:
             self._alone_s = now
@@ -101,40 +98,31 @@ class SlurmLauncher(LocalLauncher):
     """Starts worlds within allocations.
 
     Attributes:
-        desk: for commands that take their time.
+        executor: for commands that take their time.
         reach: how mpiexec starts its proxies on nodes (its option ``-launcher``).
         binds: whether steps of this site are bound to CPUs unless told otherwise.
     """
 
-    desk: Executor
+    executor: Executor
     reach: str = "slurm"
     binds: bool = False
     _ending: dict[str, Future[None]] = field(default_factory=dict)
     _worlds: dict[str, World] = field(default_factory=dict)
 
-    distant = True
+    shared_filesystem = True
 
     def answers(self) -> bool:
         """Return whether Slurm answered when it was asked last."""
         return True
 
-    def boot_world(
-        self,
-        job: str,
-        step: int,
-        launch: int,
-        slots: Sequence[str],
-        line: LaunchCommand,
-        wish: int = 0,
-        cores: Sequence[int] = (),
-    ) -> ManagedProcess:
+    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         """Start a world; a job's first is started anew where Slurm could not be asked for it."""
-        boot = partial(super().boot_world, job, step, launch, slots, line, wish, cores)
+        boot = partial(super().boot_world, job, launch)
         child = boot()
-        again = None if wish else boot
+        again = None if launch.resize else boot
         world = World(child.pid, child.process, None, again, self.answers)
         self._worlds = {name: w for name, w in self._worlds.items() if not w.over}
-        self._worlds[self.name(job, launch)] = world
+        self._worlds[self.name(job, launch.launch)] = world
         return world
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
@@ -150,11 +138,11 @@ class SlurmLauncher(LocalLauncher):
 
     def name(self, job: str, launch: int | None = None) -> str:
         """Return what a job's script is called in Slurm, or one of its launches."""
-        return f"rms.{self.mark[:8]}.{job}" + ("" if launch is None else f".{launch}")
+        return f"rms.{self.instance_id[:8]}.{job}" + ("" if launch is None else f".{launch}")
 
-    def record(self, job: str, step: int) -> Path:
+    def completion_file(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes, having looked there anew."""
-        found = super().record(job, step)
+        found = super().completion_file(job, step)
         look_anew(found.parent)
         return found
 
@@ -192,8 +180,8 @@ class SlurmLauncher(LocalLauncher):
             self._worlds.pop(known).given_up = True
         super().kill(job, launch)
         if allocation is not None and not asked:
-            self._ending[name] = self.desk.ask(
-                lambda: end_steps(self.desk.slurm, allocation, name, GONE_S)
+            self._ending[name] = self.executor.ask(
+                lambda: end_steps(self.executor.slurm, allocation, name, GONE_S)
             )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from rms.launch.local import KEEP_STATUS, ManagedProcess
+from rms.launch.base import NODES_LOST, ManagedProcess
+from rms.launch.local import KEEP_STATUS
 
 OURS = "RMS_SLURM_JOB_ID"
 """Slurm's own id of a job, for its script: ``SLURM_JOB_ID`` is the RMS's there."""
@@ -81,8 +81,8 @@ class SlurmJob(ManagedProcess):
     name: str = ""
     hosts: tuple[str, ...] = ()
     started: bool = False
-    fate: str = ""
-    words: str = ""
+    end_state: str = ""
+    end_reason: str = ""
     ticket: SubmissionRecord = field(default_factory=lambda: SubmissionRecord(0.0))
     asked: Future[int] | None = None
     known_s: float = 0.0
@@ -98,15 +98,8 @@ class SlurmJob(ManagedProcess):
         """Return the script's status once Slurm is done with the job."""
         if not self.over:
             return None
-        found = self.left_status()
+        found = self.written_status()
         return 1 if found is None else found
-
-    def left_status(self) -> int | None:
-        """Return what the script left as its status, None while it has not."""
-        if self.status_file is not None:
-            with contextlib.suppress(OSError, ValueError):
-                return int(self.status_file.read_text())
-        return None
 
     @property
     def holds(self) -> tuple[str, ...]:
@@ -115,11 +108,11 @@ class SlurmJob(ManagedProcess):
 
     def end(self, state: str) -> None:
         """Enter that Slurm is done with it."""
-        self.over, code = True, self.left_status()
+        self.over, code = True, self.written_status()
         if self.told:
             return
         forgotten = state == VANISHED and code is not None  # the script's own word is left
         if state in ("COMPLETED", "FAILED") or code == 0 or forgotten:
             self.started = True
         else:
-            self.fate, self.words = STATES.get(state, "GONE"), f"Slurm says {state}"
+            self.end_state, self.end_reason = STATES.get(state, NODES_LOST), f"Slurm says {state}"

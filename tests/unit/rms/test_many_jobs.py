@@ -22,7 +22,9 @@ from rms.daemon.daemon import LOOK_S, Daemon
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal, replay
 from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
-from rms.launch.local import MARK, LocalLauncher, ManagedProcess, Processes
+from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.local import LocalLauncher
+from rms.launch.processes import INSTANCE_VARIABLE, Processes
 from rms.launch.slurm.executor import RateLimiter
 from rms.wire.messages import WORLD_VARIABLE, ResizeRequest
 
@@ -137,11 +139,11 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def start(job: str, launch: str | None = None) -> subprocess.Popen[bytes]:
     world = {} if launch is None else {WORLD_VARIABLE: launch}
-    env = {"PATH": os.environ["PATH"], MARK: f"cafe:{job}", **world}
+    env = {"PATH": os.environ["PATH"], INSTANCE_VARIABLE: f"cafe:{job}", **world}
     return subprocess.Popen(["sleep", "60"], env=env)
 
 
-def test_processes_are_known_by_their_marks(started: list[subprocess.Popen[bytes]]) -> None:
+def test_processes_are_known_by_their_environment(started: list[subprocess.Popen[bytes]]) -> None:
     processes = Processes("cafe")
     assert processes.of(None, None) == []
     started += [start("1"), start("1", "0"), start("1", "1"), start("12", "1")]
@@ -171,7 +173,7 @@ def test_a_number_given_anew_is_nobodys_of_ours(started: list[subprocess.Popen[b
     started.append(start("1"))
     foreign = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
     started.append(foreign)
-    processes._ours[foreign.pid] = ("1", "")  # as if ours had had that number at the last look
+    processes._own[foreign.pid] = ("1", "")  # as if ours had had that number at the last look
     assert processes.of("1", None) == [started[0].pid]
 
 
@@ -179,10 +181,10 @@ def test_a_number_given_anew_is_nobodys_of_ours(started: list[subprocess.Popen[b
 
 
 def test_changes_go_one_by_one_and_others_have_as_long() -> None:
-    turns, spans = RateLimiter(share=0.5), []
+    limiter, spans = RateLimiter(share=0.5), []
 
     def change() -> None:
-        with turns:
+        with limiter:
             begun = time.monotonic()
             time.sleep(0.05)
             spans.append((begun, time.monotonic()))
@@ -198,10 +200,10 @@ def test_changes_go_one_by_one_and_others_have_as_long() -> None:
 
 
 def test_a_change_that_fails_gives_its_turn_back() -> None:
-    turns = RateLimiter()
-    with pytest.raises(ValueError, match="refused"), turns:
+    limiter = RateLimiter()
+    with pytest.raises(ValueError, match="refused"), limiter:
         raise ValueError("refused")
-    with turns:
+    with limiter:
         pass
 
 
@@ -239,7 +241,7 @@ class Tired(LocalLauncher):
 
     looked: list[str]
 
-    def start_script(self, job: str, *words: object, **named: object) -> ManagedProcess:
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         child = ManagedProcess(0)
         child.status = lambda: self.tire(job)  # type: ignore[method-assign]
         return child

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.launch.local import alive
+from rms.launch.processes import alive
 from rms.power.samplers import NvidiaSmi, Reading, available, integrate, parse_line
 
 DEADLINE_S = 20.0

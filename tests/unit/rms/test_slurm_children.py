@@ -14,7 +14,7 @@ import pytest
 from rms.core.model import JobId
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.resize import Worlds
-from rms.launch.local import ManagedProcess
+from rms.launch.base import ManagedProcess
 from rms.launch.slurm import pilot, steps
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.pilot import Script
@@ -133,9 +133,9 @@ class Within(SlurmLauncher):
 
 
 def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> None:
-    desk = Executor(cast("Slurm", None))
-    within = Within(tmp_path, "0" * 32, "unix:none", desk)
-    desk.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
+    executor = Executor(cast("Slurm", None))
+    within = Within(tmp_path, "0" * 32, "unix:none", executor)
+    executor.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
     daemon = SimpleNamespace(launcher=within)
     worlds = Worlds(cast("Daemon", daemon))
     live, job = JobRuntime({}), JobId("3")
@@ -149,7 +149,7 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
     asked = steps.questions
     for _ in range(5):
         assert worlds._gone(job, live, [1], kill=True), "what is gone is ended again"
-    desk.close()
+    executor.close()
     assert steps.questions == asked
 
 
@@ -173,39 +173,39 @@ def test_a_script_waits_for_the_controller(tmp_path: Path) -> None:
     assert found.status() is None and not found.started
     may[0] = True
     assert found.status() is None and found.started
-    assert ended(found) == 4 and found.fate == ""
+    assert ended(found) == 4 and found.end_state == ""
 
 
 def test_one_that_never_waits_any_more(tmp_path: Path) -> None:
     found = script(tmp_path, "exit 0", may=lambda: False)
     assert found.status() is None
     found.given_up = True
-    assert found.status() == 1 and found.fate == "GONE"
+    assert found.status() == 1 and found.end_state == "GONE"
 
 
 def test_its_own_status_counts_before_that_of_srun(tmp_path: Path) -> None:
     found = script(tmp_path, f"touch {tmp_path}/begun; echo 0 > {tmp_path}/status; exit 9")
-    assert ended(found) == 0 and found.fate == ""
+    assert ended(found) == 0 and found.end_state == ""
 
 
 def test_a_status_that_is_seen_late(tmp_path: Path) -> None:
     late = f"touch {tmp_path}/begun; (sleep 0.1; echo 5 > {tmp_path}/status) & exit 9"
     found = script(tmp_path, late, "lost its nodes: n1")
-    assert ended(found) == 5 and found.fate == ""
+    assert ended(found) == 5 and found.end_state == ""
 
 
 def test_a_script_that_lost_its_node(tmp_path: Path) -> None:
     found = script(tmp_path, f"touch {tmp_path}/begun; exit 9", "lost its nodes: n1")
     assert ended(found) == 9
-    assert (found.fate, found.words) == ("GONE", "lost its nodes: n1")
+    assert (found.end_state, found.end_reason) == ("GONE", "lost its nodes: n1")
 
 
 def test_a_script_that_was_killed_by_nobody_of_slurm(tmp_path: Path) -> None:
     found = script(tmp_path, f"touch {tmp_path}/begun; exit 9")
-    assert ended(found) == 9 and found.fate == ""
+    assert ended(found) == 9 and found.end_state == ""
 
 
 def test_a_script_that_never_began(tmp_path: Path) -> None:
     found = script(tmp_path, "exit 1")
     assert ended(found) == 1
-    assert (found.fate, found.words) == ("GONE", "its script could not be started")
+    assert (found.end_state, found.end_reason) == ("GONE", "its script could not be started")

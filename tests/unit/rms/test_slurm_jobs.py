@@ -19,7 +19,7 @@ from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord
 
 
 @pytest.mark.parametrize(
-    ("state", "left", "fate", "status"),
+    ("state", "left", "end_state", "status"),
     [
         ("COMPLETED", "0", "", 0),
         ("FAILED", "3", "", 3),
@@ -36,7 +36,7 @@ from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord
     ],
 )
 def test_how_a_job_ended(
-    tmp_path: Path, state: str, left: str | None, fate: str, status: int
+    tmp_path: Path, state: str, left: str | None, end_state: str, status: int
 ) -> None:
     file = tmp_path / "status"
     if left is not None:
@@ -44,18 +44,18 @@ def test_how_a_job_ended(
     job = SlurmJob(0, None, file, "rms.x.1")
     assert job.status() is None
     job.end(state)
-    assert (job.fate, job.status()) == (fate, status)
+    assert (job.end_state, job.status()) == (end_state, status)
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "NODE_FAIL"])
-def test_one_that_was_told_to_end_has_no_other_fate(tmp_path: Path, state: str) -> None:
+def test_one_that_was_told_to_end_has_no_other_end(tmp_path: Path, state: str) -> None:
     job = SlurmJob(0, None, tmp_path / "status", "rms.x.1", told=True)
     job.end(state)
-    assert (job.fate, job.status()) == ("", 1)
+    assert (job.end_state, job.status()) == ("", 1)
 
 
 @pytest.fixture
-def desk() -> Iterator[Executor]:
+def executor() -> Iterator[Executor]:
     found = Executor(Slurm({}, "nobody"))
     yield found
     found.close()
@@ -83,7 +83,7 @@ def answer(errand: object) -> resizing.Answer:
     ],
 )
 def test_a_grow_that_is_refused_for_good_is_not_tried_again(
-    desk: Executor, meaning: Meaning, words: str
+    executor: Executor, meaning: Meaning, words: str
 ) -> None:
     asked = []
 
@@ -91,11 +91,13 @@ def test_a_grow_that_is_refused_for_good_is_not_tried_again(
         asked.append(meaning)
         raise SlurmError(words, meaning)
 
-    assert answer(resizing.patiently(desk, refuse, give_up=True)) == resizing.Answer(None, words)
+    assert answer(resizing.patiently(executor, refuse, give_up=True)) == resizing.Answer(
+        None, words
+    )
     assert len(asked) == 1
 
 
-def test_a_grow_that_may_go_through_later_is_tried_again(desk: Executor) -> None:
+def test_a_grow_that_may_go_through_later_is_tried_again(executor: Executor) -> None:
     asked = []
 
     def act() -> JobDetails:
@@ -104,25 +106,25 @@ def test_a_grow_that_may_go_through_later_is_tried_again(desk: Executor) -> None
             raise SlurmError("nodes are busy", Meaning.LATER)
         return JOB
 
-    assert answer(resizing.patiently(desk, act, give_up=True)) == resizing.Answer(JOB)
+    assert answer(resizing.patiently(executor, act, give_up=True)) == resizing.Answer(JOB)
     assert len(asked) == 3
 
 
-def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(desk: Executor) -> None:
+def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(executor: Executor) -> None:
     def act() -> JobDetails:
         raise SlurmError("nodes are busy", Meaning.LATER)
 
-    found = answer(resizing.patiently(desk, act, give_up=True))
+    found = answer(resizing.patiently(executor, act, give_up=True))
     assert found == resizing.Answer(None, "later: nodes are busy")
 
 
-def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(desk: Executor) -> None:
+def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Executor) -> None:
     meanings = [Meaning.UNREACHABLE, Meaning.GONE]
 
     def act() -> JobDetails:
         raise SlurmError("no", meanings.pop(0))
 
-    assert answer(resizing.patiently(desk, act, give_up=False)) == resizing.Answer()
+    assert answer(resizing.patiently(executor, act, give_up=False)) == resizing.Answer()
     assert meanings == []
 
 
@@ -131,7 +133,7 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(desk: Executor) 
     [("RUNNING", 6.0, True), ("COMPLETING", 6.0, True), ("COMPLETING", 5.0, False)],
 )
 def test_nodes_that_a_job_loses_by_ending_are_no_change(
-    tmp_path: Path, desk: Executor, state: str, resized_s: float, entered: bool
+    tmp_path: Path, executor: Executor, state: str, resized_s: float, entered: bool
 ) -> None:
     found: list[object] = []
     launcher = SimpleNamespace(_growing={}, _holds=lambda *entry: found.append(entry))

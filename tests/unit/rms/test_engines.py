@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sentences import one_sentence
 
+from rms.launch.base import Engine
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Done, Slurm, SlurmError
 from rms.launch.slurm.engines import allocated, counts, gpus_per_node
@@ -104,7 +105,7 @@ def test_powers_and_slots_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         engines, "Slurm", lambda env, user: site({"--details": JOB, "show": "", "sinfo": NODES})
     )
 
-    def ground(**options: int) -> engines.ServeEngine:
+    def engine(**options: int) -> Engine:
         env = {"SLURM_JOB_ID": "7", "SLURM_JOB_CPUS_PER_NODE": "8,4,8"}
         return engines.pilot(env, "me", "slurm", grace_s=10.0, file=file, **options)
 
@@ -112,13 +113,13 @@ def test_powers_and_slots_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         'name = "x"\n[[nodes]]\nname = "n[2-9]"\ncores = 3\npower = { idle_w = 5.0 }\n'
         '[[nodes]]\nname = "n1"\ngpus = 2\npower = { idle_w = 7.0 }\n'
     )
-    found = ground()
+    found = engine()
     assert found.cluster.names == HOSTS and found.where == "slurm:7"
     assert [power.idle_w for power in found.cluster.power] == [7.0, 5.0, 5.0]
     assert found.cluster.slots[0] == ("n1/gpu:0", "n1/gpu:1")
     assert found.cluster.slots[2] == ("n3/core:0", "n3/core:1", "n3/core:2")
     assert found.cluster.widths == (2, 3, 3)
-    assert ground(tasks=1).cluster.widths == (1, 1, 1)
+    assert engine(tasks=1).cluster.widths == (1, 1, 1)
     file.write_text('name = "x"\n[[nodes]]\nname = "n[1-2]"\n')
     with one_sentence(SlurmError, "n3"):
-        ground()
+        engine()

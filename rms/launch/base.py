@@ -1,0 +1,259 @@
+"""What a daemon asks of whoever starts its processes: the launcher protocol and its values."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rms.core.cluster import Cluster
+from rms.formats.config import FileError
+from rms.launch.processes import alive
+
+NODES_LOST = "GONE"
+"""The ``end_state`` of a process that was lost with its nodes, not by its own fault."""
+
+PendingCall = Callable[[], str | None]
+"""A request to somebody else: returns None until it is done, then why it failed, or "".
+
+A failure that may go through another time begins with "later: ".
+"""
+
+
+class LaunchError(OSError):
+    """A process could not be started; one sentence."""
+
+
+class LaunchCommand(msgspec.Struct):
+    """A launcher line of a job script: what every world of the step is started from."""
+
+    command: list[str]
+    cwd: str
+    env: dict[str, str]
+    output: str
+    errors: str
+
+
+@dataclass(frozen=True)
+class ScriptLaunch:
+    """A job script to be run once, on the first of its nodes.
+
+    Attributes:
+        nodes: the slots of each of the job's nodes.
+        limit_s: the job's time limit, for launchers that enforce one themselves.
+    """
+
+    script: Path
+    cwd: str
+    env: Mapping[str, str]
+    output: Path
+    nodes: Sequence[Sequence[str]]
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True)
+class WorldLaunch:
+    """A world to be started: one rank on each slot, by a mpiexec of its own.
+
+    Attributes:
+        step: number of the launcher line among those of the job's script.
+        launch: its number among the job's launches.
+        resize: number of the resize for which it is to take over from a running world, or 0.
+        cores: where it is to boot, by default on its own; its ranks then bind themselves.
+    """
+
+    step: int
+    launch: int
+    slots: Sequence[str]
+    command: LaunchCommand
+    resize: int = 0
+    cores: Sequence[int] = ()
+
+
+@dataclass
+class ManagedProcess:
+    """A process this daemon started, or found again after a restart.
+
+    ``status_file`` holds the exit status of a script, which only its parent could wait for.
+    """
+
+    pid: int
+    process: subprocess.Popen[bytes] | None = None
+    status_file: Path | None = None
+
+    started = True
+    """Whether it runs or has run; where others start it, it may have to wait."""
+
+    end_state = ""
+    """How somebody else ended it: a state that overrules its exit status, or ``NODES_LOST``."""
+
+    end_reason = ""
+    """Why, in one sentence."""
+
+    def status(self) -> int | None:
+        """Return the exit status, None while it runs; 1 where nobody can know it any more."""
+        if self.process is not None:
+            code = self.process.poll()
+            return None if code is None else (code if code >= 0 else 128 - code)
+        if alive(self.pid):
+            return None
+        written = self.written_status()
+        return 1 if written is None else written
+
+    def written_status(self) -> int | None:
+        """Return what the script left in its status file, None while there is nothing."""
+        if self.status_file is not None:
+            with contextlib.suppress(OSError, ValueError):
+                return int(self.status_file.read_text())
+        return None
+
+
+class Launcher(Protocol):
+    """Starts, watches and ends the processes of jobs, on nodes of this machine or of a site.
+
+    Its queries only read. What takes time or changes anything happens in the methods that say so,
+    and in :meth:`poll`, which the daemon's loop calls all the time.
+
+    Attributes:
+        state: the daemon's folder.
+        instance_id: tells this daemon's processes from those of all others.
+        server: address that jobs talk to.
+        requeue_on_shutdown: whether jobs that end because the daemon does wait for the next one;
+            else they are over.
+        requeue_by_default: whether a job that lost its nodes waits again where its script does not
+            say.
+        shared_filesystem: whether jobs are on other machines, whose files may be seen here a
+            little later.
+        max_concurrent_resizes: how many jobs policies should have resized at once, 0 for any
+            number.
+        unavailable_label: what nodes are called that are not to be had.
+        meter_token: what those show who send readings of power; "" for no such readings.
+    """
+
+    state: Path
+    instance_id: str
+    server: str
+    requeue_on_shutdown: bool
+    requeue_by_default: bool
+    shared_filesystem: bool
+    max_concurrent_resizes: int
+    unavailable_label: str
+    meter_token: str
+
+    # --- what runs beside the jobs -----------------------------------------------------------
+
+    def open(self) -> None:
+        """Begin what runs beside the jobs; called once the daemon serves."""
+
+    def poll(self) -> None:
+        """Do what is due now: ask what is to be asked, start what waits; never blocks."""
+
+    def close(self) -> None:
+        """End what runs beside the jobs; called when the daemon ends."""
+
+    # --- scripts and worlds ------------------------------------------------------------------
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        """Run a job script once.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+
+    def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
+        """Return a job's script after a restart of the daemon, None where nothing is left of it."""
+
+    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
+        """Start a world.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+
+    def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
+        """Ask a job's worlds, or else its script, to checkpoint and end."""
+
+    def kill(self, job: str, launch: int | None = None) -> None:
+        """End whatever is left of a job, or of one of its launches, at once."""
+
+    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
+        """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
+
+    def status_file(self, job: str) -> Path:
+        """Return where a job's script leaves its exit status."""
+
+    def completion_file(self, job: str, step: int) -> Path:
+        """Return where the completion record of a step goes."""
+
+    # --- nodes that belong to somebody else --------------------------------------------------
+
+    def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
+        """Return why a running job cannot go over to other nodes, "" where it can."""
+
+    def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> PendingCall | None:
+        """Have a job hold the nodes it has and those it is to have, before a resize.
+
+        None where there is nobody to ask.
+        """
+
+    def release(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
+        """Have a job hold these nodes only, after a resize; None where there is nobody to ask."""
+
+    def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
+        """Ask whether a job died of its nodes; the answer says how, or is "" if it did not.
+
+        None where there is nobody to ask.
+        """
+
+    def unavailable(self) -> Collection[str] | None:
+        """Return the nodes that are not to be had now, None while that is not known."""
+
+    def job_details(self, job: str) -> dict[str, Any]:
+        """Return what else is to be said of a job: by whom its nodes were given, and when."""
+
+    def shutdown_reason(self) -> str:
+        """Return why the daemon has to end now, "" while it has not."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine of ``rms serve``: the nodes, and who starts processes on them.
+
+    Attributes:
+        launcher: makes one of the daemon's folder, its instance id and the address that jobs talk
+            to.
+        remote: whether jobs are on other machines, so that they need TCP.
+        where: what tells these nodes from others that a daemon may go on with, "" where it may not.
+    """
+
+    cluster: Cluster
+    launcher: Callable[[Path, str, str], Launcher]
+    remote: bool = False
+    where: str = ""
+
+    def first(self, nodes: int | None) -> Engine:
+        """Return the same with only the first nodes there are, all of them for None.
+
+        Raises:
+            FileError: there are fewer.
+        """
+        names = self.cluster.names
+        if nodes is not None and not 1 <= nodes <= len(names):
+            raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
+        fewer = Cluster(names[:nodes], self.cluster.slots[:nodes], self.cluster.power[:nodes])
+        return replace(self, cluster=fewer)
+
+
+def cores_of(slots: Sequence[str]) -> list[int]:
+    """Return the cores among slots; ranks that do not bind themselves share these."""
+    return [int(slot.removeprefix("cpu:")) for slot in slots if slot.startswith("cpu:")]
+
+
+def hosts_of(slots: Sequence[str]) -> list[str]:
+    """Return the hosts of slots such as ``n1/core:0``, each once, in order."""
+    return list(dict.fromkeys(slot.partition("/")[0] for slot in slots if "/" in slot))

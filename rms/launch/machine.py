@@ -1,0 +1,52 @@
+"""Engine ``local``: this machine's cores and GPUs as nodes."""
+
+from __future__ import annotations
+
+import os
+from itertools import count
+from pathlib import Path
+
+from rms.core.cluster import Cluster
+from rms.core.model import NodePower
+from rms.formats.config import read_cluster
+from rms.launch.base import Engine
+from rms.launch.local import LocalLauncher
+
+CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
+"""Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
+
+
+def this_machine(nodes: int | None = None) -> Cluster:
+    """Return this machine's cores as nodes of one slot each (the first ``nodes`` of them)."""
+    cores = (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
+    chosen = cores if nodes is None else cores[:nodes]
+    return Cluster(
+        tuple(f"core{n}" for n in chosen),
+        tuple((f"cpu:{n}",) for n in chosen),
+        (CORE_POWER,) * len(chosen),
+    )
+
+
+def from_file(path: Path) -> Cluster:
+    """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn.
+
+    Raises:
+        FileError: the cluster file is none.
+    """
+    cluster = read_cluster(path)
+    cores = this_machine().slots
+    devices = count()
+    slots = tuple(
+        tuple(f"gpu:{next(devices)}" for _ in range(gpus)) if gpus else cores[n % len(cores)]
+        for n, gpus in enumerate(cluster.gpus)
+    )
+    return Cluster(cluster.nodes, slots, cluster.power)
+
+
+def local_engine(cluster: Cluster) -> Engine:
+    """Return the engine that runs jobs as processes of this machine."""
+    return Engine(cluster, LocalLauncher)
