@@ -13,15 +13,15 @@ from rms._version import __version__
 if TYPE_CHECKING:
     from dmr.api import malleable
     from dmr.application import Application, Plan, Run, run
-    from dmr.boot.environment import Runtime, World
+    from dmr.boot.environment import Runtime
     from dmr.checkpoint import Schedule
-    from dmr.data.adapted import adapt, adapt_list
     from dmr.data.decomposition import Box, split_range
-    from dmr.data.field import Field, FieldSpec
-    from dmr.data.particles import Items, ListSpec, rank_of
+    from dmr.data.field import Field, FieldSpec, adapt
+    from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.errors import CollectiveError, UsageError, agree
     from dmr.resize.source import Deadlines
     from dmr.resize.strategy import STRATEGIES
+    from dmr.world import World
 
 _HOMES = {
     "Application": "application",
@@ -38,9 +38,9 @@ _HOMES = {
     "STRATEGIES": "resize.strategy",
     "Schedule": "checkpoint",
     "UsageError": "errors",
-    "World": "boot.environment",
-    "adapt": "data.adapted",
-    "adapt_list": "data.adapted",
+    "World": "world",
+    "adapt": "data.field",
+    "adapt_list": "data.particles",
     "agree": "errors",
     "malleable": "api",
     "rank_of": "data.particles",

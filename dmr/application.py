@@ -22,7 +22,7 @@ import numpy.typing as npt
 from mpi4py import MPI
 
 from dmr import checkpoint, driver
-from dmr.boot.environment import SCRIPT_VARIABLE, Runtime, World, disconnect, grid_for
+from dmr.boot.environment import SCRIPT_VARIABLE, Runtime
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import UsageError, agree
 from dmr.plan import Limits, check_cooldown, check_plan, check_size, parse_resizes
@@ -31,8 +31,9 @@ from dmr.resize import strategy as strategies
 from dmr.resize.source import Deadlines, Left
 from dmr.resize.target import Newcomer
 from dmr.termination import ending, giving_way
-from dmr.wire.ranks import Crew
-from dmr.wire.rms import Link
+from dmr.wire.ranks import RankMessages
+from dmr.wire.rms import RmsClient
+from dmr.world import World, disconnect, grid_for
 from rms.wire.messages import Resize
 
 
@@ -132,8 +133,8 @@ class Run:
         step: steps done so far.
         values: replicated values that travel with the job: numbers, strings, lists of them.
         restored: whether this world started from moved or checkpointed fields.
-        link: rank 0's line to the RMS, where there is one.
-        hold: the right to write checkpoints, where there are any.
+        rms: rank 0's client of the RMS, where there is one.
+        checkpoint_lock: the right to write checkpoints, where there are any.
         connects: whether this process may call MPI_Comm_connect (still).
         built: whether ``build`` has run in this world.
         attempts: resizes tried in this world.
@@ -142,7 +143,7 @@ class Run:
         rests_until: the clock's time from which the next resize may begin.
         auto: whether the library chooses the strategy, also by the memory that is left.
         crowded: whether a second copy of this world would not fit beside it.
-        looks: resize points that this world has come to.
+        polls: resize points that this world has come to.
         turns: the loop of :func:`dmr.malleable`, for so many steps.
     """
 
@@ -151,8 +152,8 @@ class Run:
     fields: dict[str, Field]
     progress: Progress
     restored: bool
-    link: Link | None = None
-    hold: checkpoint.Hold | None = None
+    rms: RmsClient | None = None
+    checkpoint_lock: checkpoint.Lock | None = None
     connects: bool = True
     built: bool = False
     attempts: int = 0
@@ -163,7 +164,7 @@ class Run:
     rests_until: float = 0.0
     auto: bool = False
     crowded: bool = False
-    looks: int = 0
+    polls: int = 0
     turns: Callable[[int], Iterator[int]] | None = None
 
     @property
@@ -240,27 +241,31 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     loop raises :class:`dmr.resize.source.Left`, a ``SystemExit``.
     """
     runtime.forget_completion()
-    comm, talk = runtime.comm.Dup(), runtime.comm.Dup()
+    comm, internal_comm = runtime.comm.Dup(), runtime.comm.Dup()
     state = None
     try:
-        with ending(runtime, comm) as end, _sigterm() as told:
-            if runtime.invited is not None:
-                runtime.invited.reached()
-            with giving_way(runtime, Crew(talk, 0)):
+        with ending(runtime, comm) as end, _sigterm() as sigterm_received:
+            if runtime.rendezvous is not None:
+                runtime.rendezvous.reached()
+            with giving_way(runtime, RankMessages(internal_comm, 0)):
                 specs = dict(app.fields())
                 auto = plan.strategy == "auto" and runtime.strategy == "auto"
                 plan = _check(plan, runtime, specs, stays=app.stays)
                 _check_backends(plan, app.backends)
-                state = _enter(app, runtime, (comm, talk), specs, plan)
+                state = _enter(app, runtime, (comm, internal_comm), specs, plan)
                 state.auto = auto
             end.watch(state.progress, state.world.comm)
             with _linked(state, plan):
-                yield state, driver.loop(app, state, plan, told, end)
+                yield state, driver.loop(app, state, plan, sigterm_received, end)
     finally:
-        if state is not None and state.hold is not None:
-            state.hold.release()
+        if state is not None and state.checkpoint_lock is not None:
+            state.checkpoint_lock.release()
         if not sys.is_finalizing() and not MPI.Is_finalized():
-            last = (comm, talk) if state is None else (state.world.comm, state.world.talk)
+            last = (
+                (comm, internal_comm)
+                if state is None
+                else (state.world.comm, state.world.internal_comm)
+            )
             for one in last:
                 if one != MPI.COMM_NULL:
                     disconnect(one)
@@ -268,27 +273,28 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
 
 @contextlib.contextmanager
 def _linked(state: Run, plan: Plan) -> Iterator[None]:
-    """Keep a line from rank 0 to the RMS that launched this world, if one did."""
+    """Keep rank 0 in touch with the RMS that launched this world, if one did."""
     manager = state.runtime.manager
     if manager is not None and state.world.rank == 0:
         groups = tuple(state.progress.groups)
         restarts = plan.restart and plan.checkpoint is not None
-        state.link = Link(
+        state.rms = RmsClient(
             manager, state.progress.wish, plan.strategy, groups, plan.cooldown_s, restarts
         )
     try:
         yield
     finally:
-        if state.link is not None:
-            state.link.close()
+        if state.rms is not None:
+            state.rms.close()
 
 
 def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], *, stays: bool) -> Plan:
     """Return the plan with a strategy that can be had here."""
-    if runtime.strangers:
+    if runtime.uncoordinated_copies:
         raise UsageError(
-            f"expected one world of ranks, got {runtime.strangers + 1} copies that know nothing of "
-            "one another: start it by mpirun, or by srun --mpi=pmi2 where Slurm has that"
+            f"expected one world of ranks, got {runtime.uncoordinated_copies + 1} copies "
+            "that know nothing of one another: start it by mpirun, or by srun --mpi=pmi2 where "
+            "Slurm has that"
         )
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
@@ -330,22 +336,22 @@ def _enter(
     plan: Plan,
 ) -> Run:
     """Return the state this world starts from: moved, read, or initial."""
-    comm, talk = comms
-    world = World(comm, talk, 0, grid_for(comm.size, list(specs.values())))
+    comm, internal_comm = comms
+    world = World(comm, internal_comm, 0, grid_for(comm.size, list(specs.values())))
     fields = _allocate(world, specs)
     fresh = Progress(groups=[(runtime.launch, comm.size)])
-    state = Run(runtime, world, fields, fresh, restored=runtime.invited is not None)
+    state = Run(runtime, world, fields, fresh, restored=runtime.rendezvous is not None)
     state.connects = strategies.meets(runtime)
-    if runtime.invited is not None:
+    if runtime.rendezvous is not None:
         Newcomer(app, state, plan).take_over()
         return state
     if plan.checkpoint is not None:
-        state.hold = checkpoint.hold(plan.checkpoint, world)
+        state.checkpoint_lock = checkpoint.lock(plan.checkpoint, world)
     try:
         _restore_or_initialise(state, plan)
     except BaseException:
-        if state.hold is not None:
-            state.hold.release()
+        if state.checkpoint_lock is not None:
+            state.checkpoint_lock.release()
         raise
     return state
 
@@ -390,10 +396,10 @@ def _sigterm() -> Iterator[list[int]]:
     A rank that has left keeps ignoring it: killed by it while it ends, it would look to mpiexec
     like a failure and take the new world with it.
     """
-    told: list[int] = []
-    previous = signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    sigterm_received: list[int] = []
+    previous = signal.signal(signal.SIGTERM, lambda number, _: sigterm_received.append(number))
     try:
-        yield told
+        yield sigterm_received
     except Left:
         previous = signal.SIG_IGN
         raise

@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import xxhash
 
-from dmr.boot.environment import World
 from dmr.data import particles
 from dmr.data.field import Field
 from dmr.data.gather import SLAB_BYTES, slabs
@@ -29,6 +28,7 @@ from dmr.data.particles import Items
 from dmr.errors import UsageError, words_of
 from dmr.progress import Progress, decode, encode
 from dmr.sink import Sink
+from dmr.world import World
 
 if TYPE_CHECKING:
     import h5py
@@ -50,7 +50,7 @@ class Schedule:
         return self.every > 0 and step > 0 and step % self.every == 0
 
 
-class Hold:
+class Lock:
     """The right to write checkpoints in a folder, held by one run at a time (rank 0's).
 
     It is a lock on the folder itself, so it leaves nothing behind and ends with its process.
@@ -60,7 +60,7 @@ class Hold:
         self._directory = directory
         self._handle = -1
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Return whether it is this process's now."""
         if self._handle < 0:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -182,17 +182,17 @@ def restore(
     return None
 
 
-def hold(schedule: Schedule, world: World) -> Hold:
+def lock(schedule: Schedule, world: World) -> Lock:
     """Take a folder for this run (collective).
 
     Raises:
         UsageError: another run holds it, or it cannot be made.
     """
-    found = Hold(schedule.directory)
+    found = Lock(schedule.directory)
     problem = None
     if world.rank == 0:
         try:
-            if not found.take():
+            if not found.acquire():
                 problem = "another run writes checkpoints there"
         except OSError as error:
             problem = words_of(error)

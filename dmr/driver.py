@@ -20,40 +20,42 @@ from rms.wire.messages import ApplicationResizeRequest, Begun, Done, Resize, Rol
 if TYPE_CHECKING:
     from dmr.application import Application, Plan, Run
 
-FIRST_LOOK, LOOKS = 4, 256
+FIRST_POLL, POLLS = 4, 256
 """Resize points of a world at which the RMS hears what memory is left: once it is alone."""
 
 NO_BUILD = "strategy merge keeps ranks in their loop; expected build= in dmr.malleable, got none"
 
 
-def loop(app: Application, state: Run, plan: Plan, told: list[int], end: Ending) -> Iterator[int]:
+def loop(
+    app: Application, state: Run, plan: Plan, sigterm_received: list[int], end: Ending
+) -> Iterator[int]:
     """Yield every step that is left, once it may be done; act in between."""
     progress, clock = state.progress, state.runtime.clock
     entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
-    steps = _begin(app, state, plan, told)
+    steps = _begin(app, state, plan, sigterm_received)
     before = progress.elapsed_s
 
     while True:
         progress.elapsed_s = before + clock() - entered
         step = progress.step
-        if state.link is not None:
-            state.link.step, state.link.steps = step, steps
+        if state.rms is not None:
+            state.rms.step, state.rms.steps = step, steps
         scripted = plan.resizes.get(step)
         if scripted is not None or step % plan.every == 0:
             if state.auto and state.runtime.manager is not None:
-                state.looks += 1
-                if state.looks == FIRST_LOOK or state.looks % LOOKS == 0:
+                state.polls += 1
+                if state.polls == FIRST_POLL or state.polls % POLLS == 0:
                     _crowded(app, state, plan)
-            stop, target = _resize_point(app, state, plan, bool(told), scripted)
+            stop, target = _resize_point(app, state, plan, bool(sigterm_received), scripted)
             if stop:
                 _terminate(state, plan)
-            if target is not None and _resize(app, state, plan, target, told):
+            if target is not None and _resize(app, state, plan, target, sigterm_received):
                 end.watch(progress, state.world.comm)
-                steps = _begin(app, state, plan, told)
+                steps = _begin(app, state, plan, sigterm_received)
                 continue  # as the ranks that have joined: at this resize point once more
         if step >= steps:
-            if state.link is not None:
-                state.link.close()  # nothing is asked of a job that has done its steps
+            if state.rms is not None:
+                state.rms.close()  # nothing is asked of a job that has done its steps
             return
         if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
             progress.saved_at = step
@@ -69,7 +71,7 @@ def loop(app: Application, state: Run, plan: Plan, told: list[int], end: Ending)
         progress.step += 1
 
 
-def _begin(app: Application, state: Run, plan: Plan, told: list[int]) -> int:
+def _begin(app: Application, state: Run, plan: Plan, sigterm_received: list[int]) -> int:
     """Build for the present world, if that is still to do; return the steps of the run."""
     progress = state.progress
     if not state.built:
@@ -84,24 +86,24 @@ def _begin(app: Application, state: Run, plan: Plan, told: list[int]) -> int:
     if late:
         raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
     if progress.open_resize is not None:
-        if progress.open_resize.told:
-            told.append(signal.SIGTERM)
+        if progress.open_resize.sigterm_received:
+            sigterm_received.append(signal.SIGTERM)
         wish = progress.open_resize.wish
         now = state.runtime.clock()
         record = progress.close_resize(now)
         state.rests_until = now + plan.cooldown_s
         state.say(_describe(record))
-        if state.link is not None:
-            state.link.groups = tuple(progress.groups)
+        if state.rms is not None:
+            state.rms.launches = tuple(progress.groups)
             if wish:
                 worlds = tuple(launch for launch, _ in progress.groups)
-                state.link.report(Done(wish, record, worlds))
+                state.rms.report(Done(wish, record, worlds))
         app.after_resize(state, record)
     return steps
 
 
 def _resize_point(
-    app: Application, state: Run, plan: Plan, told: bool, scripted: int | None
+    app: Application, state: Run, plan: Plan, sigterm_received: bool, scripted: int | None
 ) -> tuple[bool, Target | None]:
     """Agree on whether to stop and on what to become.
 
@@ -112,10 +114,10 @@ def _resize_point(
     to rank 0 only; it is sent round where there is one. What comes in a cooldown waits, scripted
     resizes aside.
     """
-    world, link = state.world, state.link
+    world, rms = state.world, state.rms
     rests = state.rests_until > 0.0 and state.runtime.clock() < state.rests_until
-    wish = None if link is None or rests else link.wish
-    stop, number, asked = told, 0 if wish is None else wish.number, state.asked
+    wish = None if rms is None or rests else rms.request
+    stop, number, asked = sigterm_received, 0 if wish is None else wish.number, state.asked
     if world.size > 1:
         news, flags = state.news, state.flags
         news[0] = stop or number or asked
@@ -126,7 +128,7 @@ def _resize_point(
             stop, number, asked = bool(flags[0]), int(flags[1]), int(flags[2])
             rests = bool(flags[3])
     if number:
-        wish = world.talk.bcast(wish)
+        wish = world.internal_comm.bcast(wish)
         return stop, Target(len(wish.slots), wish.strategy, wish.slots, number, wish.worlds)
     if asked and scripted is None and not rests:
         scripted = _requested(state, plan, asked)
@@ -148,7 +150,7 @@ def _crowded(app: Application, state: Run, plan: Plan) -> bool:
     """
     world = state.world
     mine = rooms(MPI.Get_processor_name(), state.fields)
-    why = too_small([room for each in world.talk.allgather(mine) for room in each])
+    why = too_small([room for each in world.internal_comm.allgather(mine) for room in each])
     was, state.crowded = state.crowded, why is not None
     best = plan.strategy
     if why is not None:
@@ -160,22 +162,24 @@ def _crowded(app: Application, state: Run, plan: Plan) -> bool:
             + (f"{why}" if why is not None else "a second copy of this world fits again")
             + ("; a resize may be rolled back for it" if why and best == plan.strategy else "")
         )
-    if state.link is not None and state.connects:
-        state.link.strategy = best
+    if state.rms is not None and state.connects:
+        state.rms.strategy = best
     return state.crowded
 
 
-def _resize(app: Application, state: Run, plan: Plan, target: Target, told: list[int]) -> bool:
+def _resize(
+    app: Application, state: Run, plan: Plan, target: Target, sigterm_received: list[int]
+) -> bool:
     """Replace the world; return whether this rank is in the new one (strategy merge)."""
-    link = state.link
-    if link is not None and target.wish:
-        link.report(Begun(target.wish))
+    rms = state.rms
+    if rms is not None and target.wish:
+        rms.report(Begun(target.wish))
     try:
         check_size(target.ranks, plan.limits)
         if target.strategy == "merge" and not app.stays:
             raise UsageError(NO_BUILD)
         app.before_resize(state, target.ranks)
-        replace(app, state, plan, target, told)
+        replace(app, state, plan, target, sigterm_received)
         return True
     except (UsageError, RolledBackError) as error:
         why = str(error)
@@ -187,11 +191,11 @@ def _resize(app: Application, state: Run, plan: Plan, target: Target, told: list
     state.progress.wish = max(state.progress.wish, target.wish)
     if plan.cooldown_s:
         state.rests_until = state.runtime.clock() + plan.cooldown_s
-    if link is not None:
-        if not state.connects and link.strategy in ("warm", "merge"):
-            link.strategy = "restart"  # the one that needs no connection
+    if rms is not None:
+        if not state.connects and rms.strategy in ("warm", "merge"):
+            rms.strategy = "restart"  # the one that needs no connection
         if target.wish:
-            link.report(RolledBack(target.wish, why, link.strategy))
+            rms.report(RolledBack(target.wish, why, rms.strategy))
     app.after_resize(state, None)
     return False
 
@@ -202,8 +206,8 @@ def _requested(state: Run, plan: Plan, asked: int) -> int | None:
     ranks = fitting(asked, plan.limits, plan.sizes)
     if state.runtime.manager is None:
         return ranks
-    if state.link is not None and ranks != state.world.size:
-        state.link.report(ApplicationResizeRequest(ranks))
+    if state.rms is not None and ranks != state.world.size:
+        state.rms.report(ApplicationResizeRequest(ranks))
     return None
 
 

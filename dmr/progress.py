@@ -20,7 +20,7 @@ class OpenResize(msgspec.Struct):
     move_s: float
     old_stall_s: float
     bytes: int
-    told: bool
+    sigterm_received: bool
     """Whether SIGTERM came while the old world was busy with the resize."""
     wish: int
     """Number of the RMS's wish that this fulfils, 0 for a scripted resize."""

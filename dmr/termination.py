@@ -18,8 +18,9 @@ from dmr.boot.environment import Runtime
 from dmr.errors import CollectiveError
 from dmr.progress import Progress
 from dmr.resize.source import Left
-from dmr.wire.channel import Line, LineError, Refused
-from dmr.wire.ranks import Crew
+from dmr.wire.channel import ChannelError, ControlChannel
+from dmr.wire.protocol import Refused
+from dmr.wire.ranks import RankMessages
 from rms.wire.messages import CompletionRecord, EndState, write_completion
 
 ABORT_CODE = 1
@@ -116,17 +117,22 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
 
 
 @contextlib.contextmanager
-def giving_way(runtime: Runtime, crew: Crew) -> Iterator[None]:
+def giving_way(runtime: Runtime, messages: RankMessages) -> Iterator[None]:
     """Let no error of a world that is to take over end the running one."""
     try:
         yield
     except Exception as error:
-        if runtime.invited is None:
+        if runtime.rendezvous is None:
             raise
-        give_way(runtime, crew, error)
+        give_way(runtime, messages, error)
 
 
-def give_way(runtime: Runtime, crew: Crew, error: Exception, line: Line | None = None) -> NoReturn:
+def give_way(
+    runtime: Runtime,
+    messages: RankMessages,
+    error: Exception,
+    channel: ControlChannel | None = None,
+) -> NoReturn:
     """Say why this world cannot take over, and leave it.
 
     Raises:
@@ -138,12 +144,12 @@ def give_way(runtime: Runtime, crew: Crew, error: Exception, line: Line | None =
     if not isinstance(error, CollectiveError):
         why = f"rank {runtime.comm.rank}: {type(error).__name__}: {error}"
         traceback.print_exception(error)
-    if crew.first:
-        if line is None:
+    if messages.is_root:
+        if channel is None:
             runtime.refuse(why)
         else:
-            with contextlib.suppress(LineError):
-                line.send(Refused(why))
+            with contextlib.suppress(ChannelError):
+                channel.send(Refused(why))
     if isinstance(error, CollectiveError):
         raise Left(0)
 
@@ -151,10 +157,10 @@ def give_way(runtime: Runtime, crew: Crew, error: Exception, line: Line | None =
         if waited_s > ALONE_S:
             raise error
 
-    if crew.first:
-        crew.tell(why)
-        crew.reports(check)
+    if messages.is_root:
+        messages.send_all(why)
+        messages.collect(check)
     else:
-        crew.report(why)
-        crew.hear(check)
+        messages.report(why)
+        messages.receive(check)
     raise Left(0)

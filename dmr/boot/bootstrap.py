@@ -34,12 +34,12 @@ def main(words: Sequence[str]) -> None:
     """Run a program as ``__main__``."""
     from mpi4py import MPI  # initialises MPI
 
-    from dmr.boot.rendezvous import Invited
+    from dmr.boot.rendezvous import Rendezvous
     from dmr.wire.rms import Manager
 
-    invited = Invited.from_env(os.environ)
-    if invited is not None:
-        invited.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
+    rendezvous = Rendezvous.from_env(os.environ)
+    if rendezvous is not None:
+        rendezvous.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
     sys.orig_argv = [sys.executable, *split(sys.orig_argv[1:])[0], *words]
     kind, *rest = words
     if kind == "-m":

@@ -1,4 +1,4 @@
-"""A world: one generation of MPI ranks of a job; and what surrounds the process it runs in."""
+"""What surrounds the process that this library runs in: launcher, environment, RMS, slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -14,10 +14,7 @@ from typing import Any, TextIO
 from mpi4py import MPI
 
 from dmr.boot import bootstrap, probe
-from dmr.boot.rendezvous import Invited
-from dmr.data.decomposition import GridError, choose_grid
-from dmr.data.field import Field, FieldSpec
-from dmr.errors import UsageError
+from dmr.boot.rendezvous import Rendezvous
 from dmr.wire.rms import Manager
 from rms.wire.messages import COMPLETION_VARIABLE, COOLDOWN_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
 
@@ -48,7 +45,7 @@ class Runtime:
         launched: whether mpiexec started this process.
         mpiexec: path of mpiexec, or None where there is none.
         completion: where to write the completion record, or None.
-        invited: why this world was booted beside a running one, or None.
+        rendezvous: why this world was booted beside a running one, or None.
         launch: number of the launch that started this process, among those of the job's step.
         slot: the slot of this rank, "" where nobody gave it one.
         on_gpus: whether every rank of this world has a GPU for its slot.
@@ -58,7 +55,8 @@ class Runtime:
         script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
         strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
         backend: the backend that this world was started to have, "" where nobody named one.
-        strangers: other copies of this program that srun started without telling MPI of them.
+        uncoordinated_copies: other copies of this program that srun started without
+            telling MPI of them.
         cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
     """
 
@@ -72,7 +70,7 @@ class Runtime:
     log: TextIO
     manager: Manager | None = None
     respawn: tuple[str, ...] = ()
-    invited: Invited | None = None
+    rendezvous: Rendezvous | None = None
     launch: int = 0
     slot: str = ""
     known: Mapping[str, Any] | None = None
@@ -80,7 +78,7 @@ class Runtime:
     strategy: str = "auto"
     backend: str = ""
     cooldown: str = ""
-    strangers: int = 0
+    uncoordinated_copies: int = 0
     on_gpus: bool = False
 
     def backend_of(self, host: str, device: str) -> str:
@@ -97,8 +95,8 @@ class Runtime:
         For what a program finds wrong before it reaches :func:`dmr.run` (an input file that has
         changed or is gone, say); call it on any rank, then leave.
         """
-        if self.invited is not None and self.comm.rank == 0:
-            self.invited.refuse(why, self.manager)
+        if self.rendezvous is not None and self.comm.rank == 0:
+            self.rendezvous.refuse(why, self.manager)
 
     @property
     def slot_kind(self) -> str:
@@ -107,7 +105,7 @@ class Runtime:
 
     def forget_completion(self) -> None:
         """Take away the record of an earlier run: from now on none means that this one died."""
-        if self.completion is not None and self.invited is None and self.comm.rank == 0:
+        if self.completion is not None and self.rendezvous is None and self.comm.rank == 0:
             self.completion.unlink(missing_ok=True)
 
     @classmethod
@@ -115,12 +113,12 @@ class Runtime:
         """Read the surroundings of this process; call it from ``__main__`` only."""
         slots = env.get(SLOTS_VARIABLE, "").split()
         slot = slots[comm.rank] if comm.rank < len(slots) else ""
-        invited = Invited.from_env(env)
-        if invited is None or kind_of(slot) == "gpu":
+        rendezvous = Rendezvous.from_env(env)
+        if rendezvous is None or kind_of(slot) == "gpu":
             bind(slot)  # else once it is called: until then it keeps off the running world's core
         manager = Manager.from_env(env)
-        if invited is not None:
-            invited.watch(comm.rank, manager)
+        if rendezvous is not None:
+            rendezvous.watch(comm.rank, manager)
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
         beside = str(Path(sys.executable).parent)
@@ -136,13 +134,13 @@ class Runtime:
             respawn=bootstrap.command(sys.orig_argv),
             clock=time.perf_counter,
             launched=launched,
-            strangers=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
+            uncoordinated_copies=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
             mpiexec=mpiexec,
             known=comm.bcast(probe.known(mpiexec, env) if comm.rank == 0 else None),
             completion=Path(record) if record else None,
             log=sys.stdout,
             manager=manager,
-            invited=invited,
+            rendezvous=rendezvous,
             slot=slot,
             script=env.get(SCRIPT_VARIABLE, ""),
             strategy=env.get(STRATEGY_VARIABLE, "auto"),
@@ -151,39 +149,6 @@ class Runtime:
             on_gpus=bool(slots) and all("gpu:" in one for one in slots),
             launch=int(env.get(WORLD_VARIABLE, "0")),
         )
-
-
-@dataclass(frozen=True)
-class World:
-    """The ranks that run the job now.
-
-    Attributes:
-        comm: a communicator over all ranks, for the application.
-        talk: one over the same ranks for the library's own words.
-        generation: 0 for the first world, one more with every resize.
-        grid: process grid over the split axes (rows, columns).
-    """
-
-    comm: MPI.Intracomm
-    talk: MPI.Intracomm
-    generation: int
-    grid: tuple[int, ...]
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return int(self.comm.rank)
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return int(self.comm.size)
-
-    def allocate(self, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
-        """Return this rank's zeroed block of every field."""
-        return {
-            name: spec.block(spec.decompose(self.grid), self.rank) for name, spec in specs.items()
-        }
 
 
 def kind_of(slot: str) -> str:
@@ -204,33 +169,3 @@ def bind(slot: str) -> None:
         allowed = sorted(os.sched_getaffinity(0))
         core = int(number) if kind == "cpu" else allowed[int(number) % len(allowed)]
         os.sched_setaffinity(0, {core})
-
-
-def disconnect(comm: MPI.Intracomm) -> None:
-    """Part from the ranks of a communicator (collective).
-
-    Open MPI 5.0 does not come back from MPI_Comm_disconnect where they are of two launches; there
-    they wait for each other and free it.
-    """
-    if MPI.get_vendor()[0] == "Open MPI":
-        comm.Barrier()
-        comm.Free()
-    else:
-        comm.Disconnect()
-
-
-def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
-    """Return the process grid on which every field's blocks are thick enough.
-
-    Raises:
-        UsageError: no process grid of ``size`` ranks fits.
-    """
-    axes = {len(spec.split) for spec in specs}
-    if len(axes) != 1:
-        raise UsageError(f"expected all fields split along as many axes, got {sorted(axes)}")
-    extents = [min(spec.shape[spec.split[i]] for spec in specs) for i in range(axes.pop())]
-    thinnest = [max(spec.thinnest_blocks()[i] for spec in specs) for i in range(len(extents))]
-    try:
-        return choose_grid(size, extents, thinnest)
-    except GridError as error:
-        raise UsageError(str(error)) from None

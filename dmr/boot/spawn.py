@@ -21,7 +21,7 @@ from dmr import checkpoint
 from dmr.boot.environment import BACKEND_VARIABLE
 from dmr.boot.mpiexec import clean, end, launcher
 from dmr.progress import OpenResize
-from dmr.wire.channel import LOOPBACK, Door, Line, LineError
+from dmr.wire.channel import LOOPBACK, ChannelError, ControlChannel, Listener
 from rms.wire.messages import JOIN_VARIABLE, LISTENER_VARIABLE, SLOTS_VARIABLE
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def spawn(
     run: Run, target: Target, ranks: int, stack: contextlib.ExitStack, boot_s: float
-) -> tuple[MPI.Intercomm, Callable[[], Line]]:
+) -> tuple[MPI.Intercomm, Callable[[], ControlChannel]]:
     """Start ``ranks`` ranks by MPI_Comm_spawn (collective); return how rank 0 meets them, too.
 
     The call itself cannot be taken back: should it not return within ``boot_s``, the job ends with
@@ -43,16 +43,16 @@ def spawn(
     """
     from dmr.resize.source import RolledBackError
 
-    runtime, comm = run.runtime, run.world.talk
-    door = None
+    runtime, comm = run.runtime, run.world.internal_comm
+    listener = None
     machines = set(comm.allgather(MPI.Get_processor_name()))
     if comm.rank == 0:
         near = LOOPBACK if len(machines) == 1 else MPI.Get_processor_name()
-        door = Door(near if runtime.manager is None else runtime.manager.host)
-    if door is not None:
-        stack.callback(door.close)
+        listener = Listener(near if runtime.manager is None else runtime.manager.host)
+    if listener is not None:
+        stack.callback(listener.close)
     # Spawn cannot set the environment; env(1) can.
-    setting = [f"{LISTENER_VARIABLE}={'' if door is None else door.address}"]
+    setting = [f"{LISTENER_VARIABLE}={'' if listener is None else listener.address}"]
     if target.slots:
         setting.append(f"{SLOTS_VARIABLE}={' '.join(target.slots[-ranks:])}")
     backend = target.backend or runtime.backend
@@ -77,13 +77,13 @@ def spawn(
         watch.cancel()
         info.Free()
 
-    def wait() -> Line:
-        if door is None:
+    def wait() -> ControlChannel:
+        if listener is None:
             raise RuntimeError("expected rank 0 to wait")
         try:
-            return door.wait(boot_s)
-        except LineError:
-            raise LineError(f"the new world was not ready within {boot_s:g} s") from None
+            return listener.accept(boot_s)
+        except ChannelError:
+            raise ChannelError(f"the new world was not ready within {boot_s:g} s") from None
 
     return inter, wait
 
@@ -96,32 +96,32 @@ def placed(slots: Sequence[str]) -> str:
 
 def nested(
     run: Run, target: Target, stack: contextlib.ExitStack, boot_s: float
-) -> Callable[[], Line]:
+) -> Callable[[], ControlChannel]:
     """Return how rank 0 starts a world by an mpiexec of its own, and waits for it."""
 
-    def start() -> Line:
+    def start() -> ControlChannel:
         runtime = run.runtime
         if runtime.mpiexec is None:
-            raise LineError("no mpiexec found to start the new world with")
-        door = Door(LOOPBACK)
-        stack.callback(door.close)
-        env = clean(os.environ) | {LISTENER_VARIABLE: door.address}
+            raise ChannelError("no mpiexec found to start the new world with")
+        listener = Listener(LOOPBACK)
+        stack.callback(listener.close)
+        env = clean(os.environ) | {LISTENER_VARIABLE: listener.address}
         if target.backend:
             env[BACKEND_VARIABLE] = target.backend
         command = [*launcher(runtime.mpiexec), "-n", str(target.ranks), *runtime.command]
         try:
             child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
         except OSError as error:
-            raise LineError(f"could not start {command[0]}: {error}") from None
+            raise ChannelError(f"could not start {command[0]}: {error}") from None
         stack.push(lambda kind, *_: end(child) if kind is not None else None)
         run.child = child
         until = time.monotonic() + boot_s
         while time.monotonic() < until:
-            with contextlib.suppress(LineError):
-                return door.wait(0.1)
+            with contextlib.suppress(ChannelError):
+                return listener.accept(0.1)
             if child.poll() is not None:
-                raise LineError(f"the new world ended with {child.returncode} while it booted")
-        raise LineError(f"the new world was not ready within {boot_s:g} s")
+                raise ChannelError(f"the new world ended with {child.returncode} while it booted")
+        raise ChannelError(f"the new world was not ready within {boot_s:g} s")
 
     return start
 
@@ -145,7 +145,7 @@ def store(run: Run, plan: Plan, stack: contextlib.ExitStack) -> tuple[str, Path 
     """
     schedule = plan.checkpoint
     if schedule is None:
-        name = run.world.talk.bcast(f".dmr-{secrets.token_hex(4)}")
+        name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
         schedule = checkpoint.Schedule(Path.cwd() / name)
         if run.world.rank == 0:
             stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)

@@ -154,6 +154,24 @@ class Items(Field):
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
 
 
+def adapt_list(
+    items: npt.NDArray[Any], shape: tuple[int, ...], owner: Owner, *, split: tuple[int, ...] = (0,)
+) -> ListSpec:
+    """State a list of items, of which every rank has its own and not always as many.
+
+    Args:
+        items: those of this rank in the beginning, along the first axis (a structured type, or
+            numbers with further axes). Read and set those of now as ``run.fields[name].items``.
+        shape: global extents of the grid that the items live on.
+        owner: ``owner(items, layout)`` returns the rank of each item in a layout of that grid,
+            of ``layout.size`` ranks; :func:`dmr.rank_of` says whose a cell is.
+        split: the axes of the grid that are cut over the ranks.
+    """
+    return ListSpec(
+        shape, items.dtype, lambda box: items, split=split, item=items.shape[1:], owner=owner
+    )
+
+
 def rank_of(layout: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return the ranks that own cells, given by their global index along each split axis."""
     if len(cells) != len(layout.split):

@@ -29,7 +29,7 @@ from dmr.data.decomposition import Box, Decomposition
 from dmr.data.field import Field
 from dmr.data.overlap import chunks, transfers
 from dmr.data.particles import Items
-from dmr.wire.ranks import Check, patiently
+from dmr.wire.ranks import Check, wait_until
 
 CHUNK_BYTES = 1 << 20
 """Bytes of one message: small enough to be in cache still when it is hashed."""
@@ -163,7 +163,7 @@ def drive(transfers_: Sequence[Iterator[Wait]], check: Check | None = None) -> N
         return moved
 
     while under_way:
-        patiently(advance, check)
+        wait_until(advance, check)
 
 
 def send(
@@ -224,7 +224,7 @@ def plain(
     for _ in range(PLAIN_ROUNDS):
         for peer, _ in pieces:  # all are there
             transfer = comm.Irecv if sending else comm.Isend
-            patiently(transfer(word, peer, DIGEST_TAG).Test, check)
+            wait_until(transfer(word, peer, DIGEST_TAG).Test, check)
         begun = time.perf_counter()
         transfer = comm.Isend if sending else comm.Irecv
         MPI.Request.Waitall([transfer(buffer, peer, TAG) for peer, buffer in pieces])

@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from dmr.boot import spawn
-from dmr.boot.environment import World, disconnect
 from dmr.data import transfer
 from dmr.data.field import Field
 from dmr.data.particles import OwnerError
 from dmr.errors import CollectiveError
 from dmr.progress import OpenResize
 from dmr.resize.source import Attempt, Left, RolledBackError, State, Target
-from dmr.wire.channel import KNOCK_S, Acknowledged, Arrived, Build, Line, LineError
+from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
+from dmr.wire.protocol import Acknowledged, Arrived, Build
+from dmr.world import World, disconnect
 
 if TYPE_CHECKING:
     from dmr.application import Application, Plan, Run
 
 
-def merge(app: Application, run: Run, plan: Plan, target: Target, told: Sequence[int]) -> None:
+def merge(
+    app: Application, run: Run, plan: Plan, target: Target, sigterm_received: Sequence[int]
+) -> None:
     """Grow or shrink the world of ``run`` in place (collective over the old world).
 
     Raises:
@@ -42,9 +45,9 @@ def merge(app: Application, run: Run, plan: Plan, target: Target, told: Sequence
         attempt = Merge(run, plan, target, stack)
         attempt.app = app
         if target.ranks > before.size:
-            attempt.grow(told)
+            attempt.grow(sigterm_received)
         else:
-            attempt.shrink(told)
+            attempt.shrink(sigterm_received)
 
 
 class Merge(Attempt):
@@ -52,7 +55,7 @@ class Merge(Attempt):
 
     app: Application
 
-    def grow(self, told: Sequence[int]) -> None:
+    def grow(self, sigterm_received: Sequence[int]) -> None:
         """Join the worlds that wait, or that are spawned."""
         run, clock = self.run, self.run.runtime.clock
         asked = clock()
@@ -61,7 +64,7 @@ class Merge(Attempt):
         in_host = self._together(self._introduce)
         self.state = State.MOVING
         groups = [(world.launch, world.ranks) for world in self.target.worlds]
-        comm = run.world.talk
+        comm = run.world.internal_comm
         if self._inter is not None:
             comm = join(comm, self._inter, high=False, keep=True)
             groups = [(run.runtime.launch, comm.size - run.world.size)]
@@ -69,9 +72,9 @@ class Merge(Attempt):
             for at, world in enumerate(self.target.worlds):
                 comm = join(comm, self._connect(comm, world.port), high=False, keep=at == 0)
         groups = [*run.progress.groups, *groups]
-        self._go_over(comm, groups, self._cost(asked, met, bool(told)), in_host)
+        self._go_over(comm, groups, self._cost(asked, met, bool(sigterm_received)), in_host)
 
-    def shrink(self, told: Sequence[int]) -> None:
+    def shrink(self, sigterm_received: Sequence[int]) -> None:
         """Let the last launches go."""
         run, asked = self.run, self.run.runtime.clock()
         groups: list[tuple[int, int]] = []
@@ -86,8 +89,8 @@ class Merge(Attempt):
             )
         self.state = State.MOVING
         stays = run.world.rank < self.target.ranks
-        part = MPI.Intracomm(run.world.talk.Split(0 if stays else 1, run.world.rank))
-        cost = self._cost(asked, asked, bool(told))
+        part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
+        cost = self._cost(asked, asked, bool(sigterm_received))
         in_host = all(transfer.in_host(block) for block in run.fields.values())
         try:
             self._go_over(part, groups, cost, in_host, stays=stays)
@@ -106,7 +109,7 @@ class Merge(Attempt):
     ) -> None:
         """Rebalance, build, commit: ``comm`` is then the world of the ranks that stay."""
         run, old = self.run, self.run.world
-        carrier = comm if comm.size > old.size else old.talk
+        carrier = comm if comm.size > old.size else old.internal_comm
         fields: dict[str, Field] = {}
         sent: list[int] = []
         begun = run.runtime.clock()
@@ -115,8 +118,8 @@ class Merge(Attempt):
                 fields[name] = self._rebalance(carrier, block, sent, in_host, stays=stays)
         except (RolledBackError, OwnerError, MemoryError) as error:
             self._problem = str(error)
-        if not self.crew.first:
-            self.crew.report((self._problem, sum(sent)))
+        if not self.messages.is_root:
+            self.messages.report((self._problem, sum(sent)))
         moved_s = run.runtime.clock() - begun
         bytes_, moved_s = self._together(lambda: self._arrived(sum(sent), moved_s))
         before = Before(run)
@@ -151,8 +154,8 @@ class Merge(Attempt):
         run, limit_s = self.run, self.plan.deadlines.answer_s
         failed: Exception | None = None
         begun = run.runtime.clock()
-        with Ear(self.lines, self._expect, limit_s) as ear:
-            self._stack.callback(ear.close)
+        with AckListener(self.channels, self._expect, limit_s) as acks:
+            self._stack.callback(acks.close)
             try:
                 if stays:
                     self.app.build(run)
@@ -170,14 +173,14 @@ class Merge(Attempt):
                 raise failed  # type: ignore[misc]
 
         def verdict() -> OpenResize:
-            found = [(problem, built_s), *self.crew.reports(check)]
+            found = [(problem, built_s), *self.messages.collect(check)]
             wrong = next((said for said, _ in found if said is not None), None)
             if wrong is not None:
-                raise LineError(wrong)
-            return give(max(s for _, s in found), ear.answers())
+                raise ChannelError(wrong)
+            return give(max(s for _, s in found), acks.answers())
 
-        if not self.crew.first:
-            self.crew.report((problem, built_s))
+        if not self.messages.is_root:
+            self.messages.report((problem, built_s))
         try:
             return self._together(verdict, check)
         finally:
@@ -221,7 +224,7 @@ def join(comm: MPI.Intracomm, inter: MPI.Intercomm, *, high: bool, keep: bool) -
     return merged
 
 
-class Ear:
+class AckListener:
     """Rank 0: hears the new ranks' answers while it builds with them.
 
     If they fail in the middle of it, this rank may wait for them in a collective for good.
@@ -229,21 +232,21 @@ class Ear:
 
     def __init__(
         self,
-        lines: Sequence[Line],
+        channels: Sequence[ControlChannel],
         expect: Callable[[type[Acknowledged]], list[Acknowledged]],
         limit_s: float,
     ) -> None:
         self._expect, self._limit_s = expect, limit_s
         self._found: list[Acknowledged] = []
-        self._error: LineError | None = None
+        self._error: ChannelError | None = None
         self._built = threading.Event()
-        self._thread = threading.Thread(target=self._hear, daemon=True) if lines else None
+        self._thread = threading.Thread(target=self._listen, daemon=True) if channels else None
 
     def answers(self) -> list[Acknowledged]:
         """Return them, once they are there.
 
         Raises:
-            LineError: one is none.
+            ChannelError: one is none.
         """
         if self._thread is not None:
             self._thread.join()
@@ -252,19 +255,19 @@ class Ear:
         return self._found
 
     def close(self) -> None:
-        """Stop listening, before the lines are closed."""
+        """Stop listening, before the channels are closed."""
         if self._thread is not None:
-            self._thread.join(KNOCK_S)
+            self._thread.join(SEND_S)
 
-    def _hear(self) -> None:
+    def _listen(self) -> None:
         try:
             self._found = self._expect(Acknowledged)
-        except LineError as error:
+        except ChannelError as error:
             self._error = error
             if not self._built.wait(self._limit_s):
                 spawn.give_up(f"build did not return within {self._limit_s:g} s after: {error}")
 
-    def __enter__(self) -> Ear:
+    def __enter__(self) -> AckListener:
         if self._thread is not None:
             self._thread.start()
         return self
@@ -313,7 +316,7 @@ def settle(run: Run, old: World, cost: OpenResize) -> None:
     progress.open_resize = cost
     progress.wish = max(progress.wish, cost.wish)
     cost.arrived_at = run.runtime.clock()
-    run.attempts = run.looks = 0  # as in the ranks that have joined
+    run.attempts = run.polls = 0  # as in the ranks that have joined
     free(old)
 
 
@@ -328,4 +331,4 @@ def leave(old: World, comm: MPI.Intracomm, run: Run) -> None:
 def free(world: World) -> None:
     """Free a world's communicators, with all who are in it."""
     disconnect(world.comm)
-    disconnect(world.talk)
+    disconnect(world.internal_comm)

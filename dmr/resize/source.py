@@ -1,7 +1,7 @@
 """The old world's side of a resize: a transaction that commits or leaves everything as it was.
 
-The two worlds speak in this order. Rank 0 of each speaks for its world, over a line that hears of
-a death (dmr.wire.channel); only fields go by MPI::
+The two worlds speak in this order. Rank 0 of each speaks for its world, over a control channel
+that notices a death (dmr.wire.channel); only fields go by MPI::
 
     planned, requested   a scripted step, or a wish of the RMS
     booting              the new world starts, prepares, and waits to be called
@@ -28,25 +28,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from mpi4py import MPI
 
 from dmr.boot import spawn
-from dmr.boot.environment import grid_for
 from dmr.data import transfer
 from dmr.data.field import FieldSpec
 from dmr.data.particles import OwnerError
 from dmr.progress import OpenResize
-from dmr.wire.channel import (
+from dmr.wire.channel import ChannelError, ControlChannel, connect
+from dmr.wire.protocol import (
     Accepted,
     Acknowledged,
     Committed,
     Header,
-    Line,
-    LineError,
     Message,
     Refused,
-    Settled,
     Stored,
-    call,
+    TakenOver,
 )
-from dmr.wire.ranks import Check, Crew
+from dmr.wire.ranks import Check, RankMessages
+from dmr.world import grid_for
 from rms.wire.messages import BootedWorld
 
 if TYPE_CHECKING:
@@ -111,12 +109,14 @@ class Left(SystemExit):
     """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
-def replace(app: Application, run: Run, plan: Plan, target: Target, told: Sequence[int]) -> None:
+def replace(
+    app: Application, run: Run, plan: Plan, target: Target, sigterm_received: Sequence[int]
+) -> None:
     """Replace the world of ``run`` by one at ``target`` (collective).
 
     Returns in ranks that go on in the new world (strategy merge).
 
-    ``told`` holds the signals that have come in so far; the new world hears of them.
+    ``sigterm_received`` holds the signals that have come in so far; the new world hears of them.
 
     Raises:
         Left: it is done; leave.
@@ -125,10 +125,10 @@ def replace(app: Application, run: Run, plan: Plan, target: Target, told: Sequen
     if target.strategy == "merge":
         from dmr.resize.merge import merge
 
-        merge(app, run, plan, target, told)
+        merge(app, run, plan, target, sigterm_received)
         return
     with contextlib.ExitStack() as stack:
-        cost = Attempt(run, plan, target, stack).go(told)
+        cost = Attempt(run, plan, target, stack).go(sigterm_received)
     run.fields.clear()
     spawn.outlive(run, cost)
     raise Left(0)
@@ -141,14 +141,14 @@ class Attempt:
         run.attempts += 1
         self.run, self.plan, self.target, self._stack = run, plan, target, stack
         self.state = State.BOOTING
-        self.crew = Crew(run.world.talk, run.attempts)
+        self.messages = RankMessages(run.world.internal_comm, run.attempts)
         self.specs = {name: block.spec for name, block in run.fields.items()}
         self.grid = grid_for(target.ranks, list(self.specs.values()))
-        self.lines: list[Line] = []
+        self.channels: list[ControlChannel] = []
         self._problem: str | None = None
         self._inter: MPI.Intercomm | None = None
 
-    def go(self, told: Sequence[int]) -> OpenResize:
+    def go(self, sigterm_received: Sequence[int]) -> OpenResize:
         """Do it all; return what it cost once the new world has the job."""
         run = self.run
         clock = run.runtime.clock
@@ -159,10 +159,10 @@ class Attempt:
         self.state = State.MOVING
         introduced = clock()
         if self._inter is None and self.target.strategy != "restart":
-            self._inter = self._connect(run.world.talk, self.target.worlds[0].port)
+            self._inter = self._connect(run.world.internal_comm, self.target.worlds[0].port)
         connected = clock()
         sent = self._move(in_host)
-        cost = self._cost(asked, met, bool(told))
+        cost = self._cost(asked, met, bool(sigterm_received))
         cost.phases_s = {
             "meet": met - asked,
             "introduce": introduced - met,
@@ -174,7 +174,7 @@ class Attempt:
             self._inter.Disconnect()
         return found
 
-    def _cost(self, asked: float, met: float, told: bool) -> OpenResize:
+    def _cost(self, asked: float, met: float, sigterm_received: bool) -> OpenResize:
         """Return the record to be completed at the commit."""
         worlds = self.target.worlds
         return OpenResize(
@@ -186,44 +186,46 @@ class Attempt:
             move_s=0.0,
             old_stall_s=asked,
             bytes=0,
-            told=told,
+            sigterm_received=sigterm_received,
             wish=self.target.wish,
         )
 
     # --- meeting -----------------------------------------------------------------------------
 
     def _meet(self) -> None:
-        """Have a line to the new world on rank 0, and an inter-communicator if MPI carries it."""
+        """Open a channel to the new world on rank 0, and an inter-communicator if MPI spawns it."""
         limits, worlds = self.plan.deadlines, self.target.worlds
         if worlds and self.target.strategy != "restart" and not self.run.connects:
             # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
             # of a process in which one has timed out.
             raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
         if worlds:
-            self._hold([partial(call, world.address, limits.connect_s) for world in worlds])
+            self._open_channels(
+                [partial(connect, world.address, limits.connect_s) for world in worlds]
+            )
         elif self.target.strategy in ("spawn", "merge"):
             more = self.target.ranks - (
                 self.run.world.size if self.target.strategy == "merge" else 0
             )
             self._inter, wait = spawn.spawn(self.run, self.target, more, self._stack, limits.boot_s)
-            self._hold([wait])
+            self._open_channels([wait])
         else:
-            self._hold([spawn.nested(self.run, self.target, self._stack, limits.boot_s)])
+            self._open_channels([spawn.nested(self.run, self.target, self._stack, limits.boot_s)])
         self.state = State.READY
 
-    def _hold(self, opened: Sequence[Callable[[], Line]]) -> None:
-        def hold() -> None:
+    def _open_channels(self, opened: Sequence[Callable[[], ControlChannel]]) -> None:
+        def open_all() -> None:
             for one in opened:
-                self.lines.append(self._stack.enter_context(one()))
+                self.channels.append(self._stack.enter_context(one()))
 
-        self._together(hold)
+        self._together(open_all)
 
     def _introduce(self) -> bool:
         """Rank 0: say what is to move; return whether blocks may go without packing."""
         run = self.run
         in_host = all(transfer.in_host(block) for block in run.fields.values())
         joined = tuple((world.launch, world.ranks) for world in self.target.worlds)
-        for place, line in enumerate(self.lines):
+        for place, channel in enumerate(self.channels):
             header = Header(
                 ranks=self.target.ranks,
                 grid=run.world.grid,
@@ -236,7 +238,7 @@ class Attempt:
                 joined=joined,
                 place=place,
             )
-            line.send(header)
+            channel.send(header)
         answers = self._expect(Accepted)
         return all(said.in_host for said in answers)
 
@@ -260,8 +262,8 @@ class Attempt:
                 transfer.plain(self._inter, block, layout, sending=True, check=self._alive)
         except (RolledBackError, OwnerError) as error:
             self._problem = str(error)
-        if not self.crew.first:
-            self.crew.report((self._problem, sent))
+        if not self.messages.is_root:
+            self.messages.report((self._problem, sent))
         return sent
 
     def _connect(self, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
@@ -269,7 +271,7 @@ class Attempt:
         info = MPI.Info.Create()
         try:
             info.Set("timeout", str(max(1, round(self.plan.deadlines.connect_s))))
-            return comm.Connect(port if self.crew.first else "", info)
+            return comm.Connect(port if self.messages.is_root else "", info)
         except MPI.Exception as error:
             self.run.connects = False
             why = " ".join(error.Get_error_string().split())[:120]
@@ -278,8 +280,8 @@ class Attempt:
             info.Free()
 
     def _still_there(self) -> None:
-        if any(line.lost for line in self.lines):
-            raise LineError("the new world is gone")
+        if any(channel.peer_gone for channel in self.channels):
+            raise ChannelError("the new world is gone")
 
     def _store(self) -> int:
         """Write a checkpoint for the new world to read."""
@@ -287,15 +289,15 @@ class Attempt:
         if path is None:
             raise RolledBackError(self._words("the checkpoint could not be written"))
         self._together(lambda: self._say(Stored(folder, self.run.step)))
-        if not self.crew.first:
-            self.crew.report((None, 0))
+        if not self.messages.is_root:
+            self.messages.report((None, 0))
         return 0
 
     def _alive(self, waited_s: float) -> None:
-        """Give up a wait: rank 0 hears the line, others are told; each has a deadline."""
-        if self.crew.first and any(line.lost for line in self.lines):
+        """Give up a wait: rank 0 hears the channel, others are told; each has a deadline."""
+        if self.messages.is_root and any(channel.peer_gone for channel in self.channels):
             raise RolledBackError("the new world is gone")
-        if not self.crew.first and self.crew.told():
+        if not self.messages.is_root and self.messages.pending():
             raise RolledBackError("told to stop")
         if waited_s > self.plan.deadlines.move_s:
             raise RolledBackError(f"nothing moved for {self.plan.deadlines.move_s:g} s")
@@ -312,15 +314,15 @@ class Attempt:
     def _sent(self, sent: int) -> int:
         """Rank 0: return the bytes that all ranks have sent."""
         if self._problem is not None:
-            raise LineError(self._problem)
+            raise ChannelError(self._problem)
 
         def check(waited_s: float) -> None:
             if waited_s > self.plan.deadlines.answer_s:
-                raise LineError("ranks of the old world have not sent their part")
+                raise ChannelError("ranks of the old world have not sent their part")
 
-        for problem, count in self.crew.reports(check):
+        for problem, count in self.messages.collect(check):
             if problem is not None:
-                raise LineError(problem)
+                raise ChannelError(problem)
             sent += count
         return sent
 
@@ -341,50 +343,50 @@ class Attempt:
         aside_s = max((ack.aside_s for ack in acks), default=0.0)
         cost.old_stall_s = self.run.runtime.clock() - cost.old_stall_s - aside_s
         self.state = State.COMMITTED
-        hold = None if self.target.strategy == "merge" else self.run.hold
-        if hold is not None:
-            hold.release()  # the new world takes it
+        lock = None if self.target.strategy == "merge" else self.run.checkpoint_lock
+        if lock is not None:
+            lock.release()  # the new world takes it
         try:
             self._say(Committed(cost))
-            self._expect(Settled)
-        except LineError:
-            if hold is not None:
-                hold.take()
+            self._expect(TakenOver)
+        except ChannelError:
+            if lock is not None:
+                lock.acquire()
             raise
         return cost
 
     # --- talking -----------------------------------------------------------------------------
 
     def _say(self, message: Message) -> None:
-        for line in self.lines:
-            line.send(message)
+        for channel in self.channels:
+            channel.send(message)
 
     def _expect(self, kind: type[M]) -> list[M]:
         """Return the answers of the kind that must come now, one of each new world."""
         found: list[M] = []
-        for line in self.lines:
-            said = line.receive(self.plan.deadlines.answer_s)
+        for channel in self.channels:
+            said = channel.receive(self.plan.deadlines.answer_s)
             if isinstance(said, Refused):
-                raise LineError(said.why)
+                raise ChannelError(said.why)
             if not isinstance(said, kind):
-                raise LineError(f"expected {kind.__name__}, got {type(said).__name__}")
+                raise ChannelError(f"expected {kind.__name__}, got {type(said).__name__}")
             found.append(said)
         return found
 
     def _together(self, work: Callable[[], T], check: Check | None = None) -> T:
         """Return what ``work`` gives on rank 0; what it finds wrong, all ranks raise."""
-        if self.crew.first:
+        if self.messages.is_root:
             try:
                 words: tuple[str | None, Any] = (None, work())
-            except LineError as error:
+            except ChannelError as error:
                 words = (self._words(str(error)), None)
             if words[0] is not None:
-                for line in self.lines:
-                    with contextlib.suppress(LineError):
-                        line.send(Refused(words[0]))
-            self.crew.tell(words)
+                for channel in self.channels:
+                    with contextlib.suppress(ChannelError):
+                        channel.send(Refused(words[0]))
+            self.messages.send_all(words)
         else:
-            words = self.crew.hear(check)
+            words = self.messages.receive(check)
         problem, found = words
         if problem is not None:
             raise RolledBackError(problem)

@@ -36,7 +36,7 @@ def choose(wanted: str, runtime: Runtime, *, asked: bool) -> str:
     lacking = _lacking(wanted, runtime)
     if lacking is None:
         return wanted
-    if runtime.comm.rank == 0 and runtime.invited is None and runtime.parent is None:
+    if runtime.comm.rank == 0 and runtime.rendezvous is None and runtime.parent is None:
         words = f"strategy {wanted} cannot be had here ({lacking}); using {best}"
         print(words, file=runtime.log, flush=True)
     return best

@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from mpi4py import MPI
 
 from dmr import checkpoint
-from dmr.boot.environment import World, bind, grid_for
+from dmr.boot.environment import bind
 from dmr.data import transfer
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import CollectiveError
 from dmr.resize import merge
 from dmr.resize.source import Left, signature
 from dmr.termination import give_way
-from dmr.wire.channel import (
+from dmr.wire.channel import ChannelError, ControlChannel
+from dmr.wire.protocol import (
     Accepted,
     Acknowledged,
     Arrived,
     Build,
     Committed,
     Header,
-    Line,
-    LineError,
     Message,
     Refused,
-    Settled,
     Stored,
+    TakenOver,
 )
-from dmr.wire.ranks import Crew
+from dmr.wire.ranks import RankMessages
+from dmr.world import World, grid_for
 
 if TYPE_CHECKING:
     from dmr.application import Application, Plan, Run
@@ -58,12 +58,12 @@ class Newcomer:
     app: Application
     run: Run
     plan: Plan
-    line: Line | None = None
+    channel: ControlChannel | None = None
     inter: MPI.Intercomm | None = None
     stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __post_init__(self) -> None:
-        self.crew = Crew(self.run.world.talk, 0)
+        self.messages = RankMessages(self.run.world.internal_comm, 0)
         self.inter = self.run.runtime.parent
 
     def take_over(self) -> None:
@@ -78,7 +78,7 @@ class Newcomer:
             except RefusalError as error:
                 self._leave(str(error))
             except Exception as error:
-                give_way(self.run.runtime, self.crew, error, self.line)
+                give_way(self.run.runtime, self.messages, error, self.channel)
 
     def _take_over(self) -> None:
         run = self.run
@@ -92,7 +92,9 @@ class Newcomer:
             self._join(header, port, in_host)
             return
         run.progress.generation += 1
-        run.world = World(run.world.comm, run.world.talk, run.progress.generation, run.world.grid)
+        run.world = World(
+            run.world.comm, run.world.internal_comm, run.progress.generation, run.world.grid
+        )
         run.progress.groups = [(run.runtime.launch, run.world.size)]
         if header.strategy != "restart":
             self.inter = self._accept(port)
@@ -110,9 +112,9 @@ class Newcomer:
     # --- before the call ---------------------------------------------------------------------
 
     def _prepare(self) -> str:
-        """Do what needs no data: touch the memory, load kernels; return the MPI port."""
+        """Do what needs no data: prefault the memory, load kernels; return the MPI port."""
         for block in self.run.fields.values():
-            block.touch()  # pages are there before the data is
+            block.prefault()  # pages are there before the data is
         self.app.prepare(self.run)
         port = ""
         if self.inter is None and self.run.world.rank == 0:
@@ -123,17 +125,19 @@ class Newcomer:
 
     def _meet(self, port: str) -> Header:
         runtime = self.run.runtime
-        if self.crew.first:
-            if runtime.invited is None:
-                raise RuntimeError("expected to be invited")
+        if self.messages.is_root:
+            if runtime.rendezvous is None:
+                raise RuntimeError("expected to meet a running world")
             try:
-                self.line = self.stack.enter_context(runtime.invited.meet(runtime.manager, port))
+                self.channel = self.stack.enter_context(
+                    runtime.rendezvous.meet(runtime.manager, port)
+                )
                 words: Any = self._expect(Header)
-            except LineError as error:
+            except ChannelError as error:
                 words = str(error)
-            self.crew.tell(words)
+            self.messages.send_all(words)
         else:
-            words = self.crew.hear(sleep_s=IDLE_S)
+            words = self.messages.receive(sleep_s=IDLE_S)
         if isinstance(words, str):
             raise RefusalError(words)
         header: Header = words
@@ -153,7 +157,7 @@ class Newcomer:
         found = self._all(wrong)
         if found is not None:
             raise RefusalError(found)
-        if self.crew.first:
+        if self.messages.is_root:
             self._say(Accepted(mine))
         return mine and header.in_host
 
@@ -164,7 +168,7 @@ class Newcomer:
 
     def _accept(self, port: str) -> MPI.Intercomm:
         """Return the inter-communicator to the old world: MPI's own, or met at the port."""
-        return self.inter or self.run.world.talk.Accept(port)
+        return self.inter or self.run.world.internal_comm.Accept(port)
 
     def _build(self) -> None:
         """Build for this world; what all ranks find wrong is a reason to refuse."""
@@ -177,7 +181,7 @@ class Newcomer:
     def _join(self, header: Header, port: str, in_host: bool) -> None:
         """Become part of the running world (merge)."""
         run, own = self.run, self.run.world
-        comm = merge.join(own.talk, self._accept(port), high=True, keep=True)
+        comm = merge.join(own.internal_comm, self._accept(port), high=True, keep=True)
         for _ in header.joined[header.place + 1 :]:
             comm = merge.join(comm, comm.Connect(""), high=False, keep=False)
         begun = time.perf_counter()
@@ -205,17 +209,17 @@ class Newcomer:
 
     def _may_build(self, moved_s: float) -> None:
         """Say that all is here; wait until it is everywhere (merge)."""
-        if not self.crew.first:
-            self.crew.report(moved_s)
-            words = self.crew.hear()
+        if not self.messages.is_root:
+            self.messages.report(moved_s)
+            words = self.messages.receive()
         else:
             try:
                 self._say(Arrived(max([moved_s, *self._reports()])))
                 self._expect(Build)
                 words = None
-            except LineError as error:
+            except ChannelError as error:
                 words = str(error)
-            self.crew.tell(words)
+            self.messages.send_all(words)
         if words is not None:
             raise RefusalError(words)
 
@@ -248,12 +252,12 @@ class Newcomer:
         """Read the checkpoint that the old world has written; return the seconds it took."""
         begun = time.perf_counter()
         words: Any = None
-        if self.crew.first:
+        if self.messages.is_root:
             try:
                 words = self._expect(Stored)
-            except LineError as error:
+            except ChannelError as error:
                 words = str(error)
-        words = self.crew.share(words)
+        words = self.messages.broadcast(words)
         if isinstance(words, str):
             raise RefusalError(words)
         path = checkpoint.path_of(Path(words.folder), words.step)
@@ -276,21 +280,21 @@ class Newcomer:
     ) -> None:
         """Say that all is here; the job is this world's once the old one has said so."""
         run = self.run
-        if self.crew.first:
+        if self.messages.is_root:
             try:
                 times = [taken_s, *self._reports()]
                 self._say(Acknowledged(*(max(each) for each in zip(*times, strict=True))))
                 words: Any = self._expect(Committed).cost
                 if self.plan.checkpoint is not None and not joins:
-                    run.hold = checkpoint.Hold(self.plan.checkpoint.directory)
-                    run.hold.take()
-                self._say(Settled())
-            except LineError as error:
+                    run.checkpoint_lock = checkpoint.Lock(self.plan.checkpoint.directory)
+                    run.checkpoint_lock.acquire()
+                self._say(TakenOver())
+            except ChannelError as error:
                 words = str(error)
-            self.crew.tell(words)
+            self.messages.send_all(words)
         else:
-            self.crew.report(taken_s)
-            words = self.crew.hear()
+            self.messages.report(taken_s)
+            words = self.messages.receive()
         if isinstance(words, str):
             raise RefusalError(words)
         progress = run.progress
@@ -303,57 +307,59 @@ class Newcomer:
 
     def _alive(self, waited_s: float) -> None:
         limits = self.plan.deadlines
-        if self.crew.first and self.line is not None and self.line.spoke:
+        if self.messages.is_root and self.channel is not None and self.channel.readable:
             raise RefusalError("the old world has given up")
-        if not self.crew.first and self.crew.told():
-            raise RefusalError(str(self.crew.hear()))
+        if not self.messages.is_root and self.messages.pending():
+            raise RefusalError(str(self.messages.receive()))
         if waited_s > limits.move_s:
             raise RefusalError(f"nothing arrived for {limits.move_s:g} s")
 
     def _all(self, wrong: str | None) -> str | None:
         """Return what any rank finds wrong (collective)."""
-        if not self.crew.first:
-            self.crew.report(wrong)
-            found: str | None = self.crew.hear()
+        if not self.messages.is_root:
+            self.messages.report(wrong)
+            found: str | None = self.messages.receive()
             return found
-        found = next((w for w in [wrong, *self.crew.reports(self._alive)] if w is not None), None)
-        self.crew.tell(found)
+        found = next(
+            (w for w in [wrong, *self.messages.collect(self._alive)] if w is not None), None
+        )
+        self.messages.send_all(found)
         return found
 
     def _reports(self) -> list[Any]:
         """Return what the others have measured; one that has failed has words instead."""
-        found = self.crew.reports()
+        found = self.messages.collect()
         for said in found:
             if isinstance(said, str):
                 raise RefusalError(said)
         return found
 
     def _say(self, message: Message) -> None:
-        if self.line is not None:
+        if self.channel is not None:
             try:
-                self.line.send(message)
-            except LineError as error:
+                self.channel.send(message)
+            except ChannelError as error:
                 raise RefusalError(str(error)) from None
 
     def _expect(self, kind: type[M]) -> M:
-        if self.line is None:
-            raise RuntimeError("expected a line to the old world")
-        said = self.line.receive(self.plan.deadlines.answer_s)
+        if self.channel is None:
+            raise RuntimeError("expected a channel to the old world")
+        said = self.channel.receive(self.plan.deadlines.answer_s)
         if isinstance(said, Refused):
-            raise LineError(said.why)
+            raise ChannelError(said.why)
         if not isinstance(said, kind):
-            raise LineError(f"expected {kind.__name__}, got {type(said).__name__}")
+            raise ChannelError(f"expected {kind.__name__}, got {type(said).__name__}")
         return said
 
     def _leave(self, why: str) -> NoReturn:
         """Leave quietly: the old world goes on (MPI_Abort here might end it too)."""
-        if not self.crew.first:
-            self.crew.report(why)
+        if not self.messages.is_root:
+            self.messages.report(why)
             raise Left(0)
-        self.crew.tell(why)
-        if self.line is not None:
-            with contextlib.suppress(LineError):
-                self.line.send(Refused(why))
+        self.messages.send_all(why)
+        if self.channel is not None:
+            with contextlib.suppress(ChannelError):
+                self.channel.send(Refused(why))
         raise Left(0)
 
 

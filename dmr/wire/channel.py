@@ -1,7 +1,8 @@
-"""A line between the first ranks of two worlds: TCP, so that a death is heard at once.
+"""The control channel between rank 0 of two worlds: TCP, so that a death is noticed at once.
 
-MPI cannot say that the other world has died; a socket can. What decides over a resize (header,
-acceptance, acknowledgement, commit) goes over this line with deadlines; MPI carries the fields.
+MPI cannot say that the other world has died; a socket can. What decides over a resize
+(:mod:`dmr.wire.protocol`: header, acceptance, acknowledgement, commit) goes over this channel with
+deadlines; MPI carries the fields.
 """
 
 from __future__ import annotations
@@ -14,100 +15,28 @@ import socket
 import struct
 import time
 from types import TracebackType
-from typing import Any
 
-import msgspec
-
-from dmr.progress import OpenResize, Progress
+from dmr.wire.protocol import Message, decode, encode
 
 LENGTH = struct.Struct("!Q")
 LOOPBACK = "127.0.0.1"
-KNOCK_S = 5.0
-"""Time for somebody who has connected to say the word."""
+
+AUTHENTICATE_S = 5.0
+"""Time for a process that has connected to send the token."""
+
+SEND_S = 5.0
+"""Time for a message to be taken by the other side's socket."""
 
 
-class LineError(Exception):
-    """The other side is gone, or says nothing; one sentence."""
+class ChannelError(Exception):
+    """The other side is gone, or does not answer in time; one sentence."""
 
 
-class LostError(LineError):
-    """The other side is gone for certain: its end of the line is closed."""
+class PeerGoneError(ChannelError):
+    """The other side is gone for certain: it has closed its end of the channel, or died."""
 
 
-class Header(msgspec.Struct, tag=True):
-    """Old to new: what is to move, before anything does."""
-
-    ranks: int
-    grid: tuple[int, ...]
-    strategy: str
-    progress: Progress
-    signature: dict[str, Any]
-    options: dict[str, Any]
-    in_host: bool
-    """Whether all fields lie in host memory, so that blocks of one shape need no packing."""
-    measure: bool
-    """Whether plain sends of as many bytes are to be timed as well."""
-    joined: tuple[tuple[int, int], ...] = ()
-    """Launches that are to join (merge) and ranks of each, in order; none if spawned."""
-    place: int = 0
-    """Which of them is spoken to."""
-
-
-class Accepted(msgspec.Struct, tag=True):
-    """New to old: the fields and options are those it would have."""
-
-    in_host: bool
-
-
-class Refused(msgspec.Struct, tag=True):
-    """Either way: no, and why."""
-
-    why: str
-
-
-class Stored(msgspec.Struct, tag=True):
-    """Old to new: the fields are in this checkpoint."""
-
-    folder: str
-    step: int
-
-
-class Arrived(msgspec.Struct, tag=True):
-    """New to old (merge): every cell is here with its right hash."""
-
-    move_s: float
-
-
-class Build(msgspec.Struct, tag=True):
-    """Old to new (merge): every cell is where it belongs, on all ranks; build with us."""
-
-
-class Acknowledged(msgspec.Struct, tag=True):
-    """New to old: every cell is here with its right hash, and ``build`` has run."""
-
-    move_s: float
-    raw_s: float
-    aside_s: float
-    build_s: float
-
-
-class Committed(msgspec.Struct, tag=True):
-    """Old to new: the job is yours."""
-
-    cost: OpenResize
-
-
-class Settled(msgspec.Struct, tag=True):
-    """New to old: it is taken; leave."""
-
-
-Message = (
-    Header | Accepted | Refused | Stored | Arrived | Build | Acknowledged | Committed | Settled
-)
-_decoder = msgspec.json.Decoder(Message)
-
-
-class Line:
+class ControlChannel:
     """One connection; closed by whoever opened it, in a ``with``."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -116,34 +45,33 @@ class Line:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> None:
-        """Say something.
+        """Send a message.
 
         Raises:
-            LostError: nobody hears it any more.
+            PeerGoneError: the other side is gone.
         """
-        body = msgspec.json.encode(message)
+        body = encode(message)
         try:
-            self._sock.settimeout(KNOCK_S)
+            self._sock.settimeout(SEND_S)
             self._sock.sendall(LENGTH.pack(len(body)) + body)
         except OSError as error:
-            raise LostError(f"the other world is gone ({error})") from None
+            raise PeerGoneError(f"the other world is gone ({error})") from None
 
     def receive(self, deadline_s: float) -> Message:
-        """Return what the other side says next.
+        """Return the next message of the other side.
 
         Raises:
-            LostError: it is gone.
-            LineError: it says nothing within ``deadline_s``.
+            PeerGoneError: it is gone.
+            ChannelError: it sends nothing within ``deadline_s``.
         """
         until = time.monotonic() + deadline_s
         (length,) = LENGTH.unpack(self._read(LENGTH.size, until, deadline_s))
-        message: Message = _decoder.decode(self._read(length, until, deadline_s))
-        return message
+        return decode(self._read(length, until, deadline_s))
 
     @property
-    def lost(self) -> bool:
+    def peer_gone(self) -> bool:
         """Whether the other side has closed its end, or died."""
-        if not select.select([self._sock], [], [], 0)[0]:
+        if not self.readable:
             return False
         try:
             return not self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -151,15 +79,15 @@ class Line:
             return True
 
     @property
-    def spoke(self) -> bool:
-        """Whether there is something to receive, or the end of the line."""
+    def readable(self) -> bool:
+        """Whether there is something to receive, or the end of the connection."""
         return bool(select.select([self._sock], [], [], 0)[0])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close this end."""
         self._sock.close()
 
-    def __enter__(self) -> Line:
+    def __enter__(self) -> ControlChannel:
         return self
 
     def __exit__(
@@ -175,37 +103,37 @@ class Line:
         while len(found) < count:
             left = until - time.monotonic()
             if left <= 0:
-                raise LineError(f"the other world did not answer within {deadline_s:g} s")
+                raise ChannelError(f"the other world did not answer within {deadline_s:g} s")
             try:
                 self._sock.settimeout(left)
                 part = self._sock.recv(count - len(found))
             except TimeoutError:
                 continue
             except OSError as error:
-                raise LostError(f"the other world is gone ({error})") from None
+                raise PeerGoneError(f"the other world is gone ({error})") from None
             if not part:
-                raise LostError("the other world is gone")
+                raise PeerGoneError("the other world is gone")
             found += part
         return bytes(found)
 
 
-class Door:
-    """A listening socket with a word that a caller must know.
+class Listener:
+    """A listening socket, and the token by which whoever connects authenticates itself.
 
     Attributes:
-        address: ``host:port:word``, for :func:`call`.
+        address: ``host:port:token``, for :func:`connect`.
     """
 
     def __init__(self, host: str) -> None:
         self._sock = socket.create_server((host if host == LOOPBACK else "", 0))
-        self._word = secrets.token_hex(16)
-        self.address = f"{host}:{self._sock.getsockname()[1]}:{self._word}"
+        self._token = secrets.token_hex(16)
+        self.address = f"{host}:{self._sock.getsockname()[1]}:{self._token}"
 
-    def wait(self, deadline_s: float) -> Line:
-        """Return the line of the first caller who knows the word; sleeps meanwhile.
+    def accept(self, deadline_s: float) -> ControlChannel:
+        """Return the channel to the first process that has the token; sleeps meanwhile.
 
         Raises:
-            LineError: nobody came within ``deadline_s``.
+            ChannelError: none connected within ``deadline_s``.
         """
         until = time.monotonic() + deadline_s
         while (left := until - time.monotonic()) > 0:
@@ -214,29 +142,34 @@ class Door:
                 sock, _ = self._sock.accept()
             except TimeoutError:
                 break
-            with contextlib.suppress(OSError):
-                sock.settimeout(KNOCK_S)
-                said = sock.recv(len(self._word), socket.MSG_WAITALL)
-                if hmac.compare_digest(said, self._word.encode()):
-                    return Line(sock)
+            if self._authenticate(sock):
+                return ControlChannel(sock)
             sock.close()
-        raise LineError(f"nobody called within {deadline_s:g} s")
+        raise ChannelError(f"nobody connected within {deadline_s:g} s")
+
+    def _authenticate(self, sock: socket.socket) -> bool:
+        """Return whether the other side of a new connection sends the token."""
+        with contextlib.suppress(OSError):
+            sock.settimeout(AUTHENTICATE_S)
+            sent = sock.recv(len(self._token), socket.MSG_WAITALL)
+            return hmac.compare_digest(sent, self._token.encode())
+        return False
 
     def close(self) -> None:
         """Stop listening."""
         self._sock.close()
 
 
-def call(address: str, deadline_s: float) -> Line:
-    """Return a line to a :class:`Door`.
+def connect(address: str, deadline_s: float) -> ControlChannel:
+    """Return a channel to a :class:`Listener`.
 
     Raises:
-        LostError: nobody listens there.
+        PeerGoneError: nobody listens there.
     """
-    host, port, word = address.rsplit(":", 2)
+    host, port, token = address.rsplit(":", 2)
     try:
         sock = socket.create_connection((host, int(port)), deadline_s)
-        sock.sendall(word.encode())
+        sock.sendall(token.encode())
     except OSError as error:
-        raise LostError(f"the new world is gone ({error})") from None
-    return Line(sock)
+        raise PeerGoneError(f"the new world is gone ({error})") from None
+    return ControlChannel(sock)

@@ -1,7 +1,7 @@
-"""The ranks of one world, talking through rank 0 without spinning.
+"""Messages between rank 0 and the other ranks of one world, waited for without spinning.
 
 While a resize is under way two worlds may share the cores: a rank that spins in a collective
-takes them from the very ranks it waits for. So waiting here looks, yields, then sleeps.
+takes them from the very ranks it waits for. So waiting here polls, yields, then sleeps.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 
 from mpi4py import MPI
 
-SPINS = 200
-SLEEP_S = 1e-4
-TELL, REPORT = 71, 72
+YIELDS = 200
+"""Polls that yield the core; from then on a wait sleeps between them."""
 
+SLEEP_S = 1e-4
+FROM_ROOT, TO_ROOT = 71, 72
 
 Check = Callable[[float], None]
 """Called now and then with the seconds waited so far; it may raise."""
 
 
-def patiently(
+def wait_until(
     done: Callable[[], bool], check: Check | None = None, sleep_s: float = SLEEP_S
 ) -> None:
     """Wait until ``done``; yield the core first, then sleep."""
-    looks = 0
+    polls = 0
     begun = 0.0
     while not done():
-        looks += 1
-        if looks < SPINS:
+        polls += 1
+        if polls < YIELDS:
             os.sched_yield()
             continue
         begun = begun or time.monotonic()
@@ -39,50 +40,53 @@ def patiently(
         time.sleep(sleep_s)
 
 
-class Crew:
-    """Rank 0 and the others of a world, on a communicator of the library's own.
+class RankMessages:
+    """Messages between rank 0 and the others of a world.
 
     Args:
-        comm: its ranks.
-        serial: number of this conversation, the same on all ranks: words of an earlier one, that
-            came too late to be heard, are thrown away.
+        comm: the library's own communicator over its ranks.
+        conversation: number of this conversation, the same on all ranks: messages of an earlier
+            one, which came too late to be received, are thrown away.
+
+    Attributes:
+        is_root: whether this is rank 0.
     """
 
-    def __init__(self, comm: MPI.Intracomm, serial: int) -> None:
-        self._comm, self._serial = comm, serial
-        self.first = comm.rank == 0
+    def __init__(self, comm: MPI.Intracomm, conversation: int) -> None:
+        self._comm, self._conversation = comm, conversation
+        self.is_root = comm.rank == 0
 
-    def tell(self, words: Any) -> None:
-        """Rank 0: say something to all others."""
+    def send_all(self, message: Any) -> None:
+        """Rank 0: send a message to all others."""
         for rank in range(1, self._comm.size):
-            self._comm.send((self._serial, words), rank, TELL)
+            self._comm.send((self._conversation, message), rank, FROM_ROOT)
 
-    def hear(self, check: Check | None = None, sleep_s: float = SLEEP_S) -> Any:
-        """Others: return what rank 0 says next."""
-        return self._next(0, TELL, check, sleep_s)
+    def receive(self, check: Check | None = None, sleep_s: float = SLEEP_S) -> Any:
+        """Others: return the next message of rank 0."""
+        return self._next(0, FROM_ROOT, check, sleep_s)
 
-    def told(self) -> bool:
-        """Return whether rank 0 has said something."""
-        return bool(self._comm.Iprobe(0, TELL))
+    def pending(self) -> bool:
+        """Return whether rank 0 has sent a message."""
+        return bool(self._comm.Iprobe(0, FROM_ROOT))
 
-    def share(self, words: Any = None) -> Any:
-        """Return rank 0's words on all ranks (collective)."""
-        if self.first:
-            self.tell(words)
-            return words
-        return self.hear()
+    def broadcast(self, message: Any = None) -> Any:
+        """Return rank 0's message on all ranks (collective)."""
+        if self.is_root:
+            self.send_all(message)
+            return message
+        return self.receive()
 
-    def report(self, words: Any) -> None:
-        """Others: say something to rank 0."""
-        self._comm.send((self._serial, words), 0, REPORT)
+    def report(self, message: Any) -> None:
+        """Others: send a message to rank 0."""
+        self._comm.send((self._conversation, message), 0, TO_ROOT)
 
-    def reports(self, check: Check | None = None) -> list[Any]:
-        """Rank 0: return what each other rank says; ``check`` may raise meanwhile."""
-        return [self._next(rank, REPORT, check) for rank in range(1, self._comm.size)]
+    def collect(self, check: Check | None = None) -> list[Any]:
+        """Rank 0: return the next report of every other rank; ``check`` may raise meanwhile."""
+        return [self._next(rank, TO_ROOT, check) for rank in range(1, self._comm.size)]
 
     def _next(self, rank: int, tag: int, check: Check | None, sleep_s: float = SLEEP_S) -> Any:
         while True:
-            patiently(lambda: bool(self._comm.Iprobe(rank, tag)), check, sleep_s)
-            serial, words = self._comm.recv(source=rank, tag=tag)
-            if serial == self._serial:
-                return words
+            wait_until(lambda: bool(self._comm.Iprobe(rank, tag)), check, sleep_s)
+            conversation, message = self._comm.recv(source=rank, tag=tag)
+            if conversation == self._conversation:
+                return message

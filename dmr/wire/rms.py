@@ -1,7 +1,7 @@
 """The job's side of the RMS: threads of rank 0 that never hold up a step.
 
-One thread keeps asking the daemon and keeps its newest wish; the loop looks at that once at each
-resize point. Reports are queued and sent by another, in order. A daemon that is away is
+One thread keeps polling the daemon and keeps its newest resize request; the loop reads that once at
+each resize point. Reports are queued and sent by another thread, in order. A daemon that is away is
 asked again until it is back: the job goes on meanwhile.
 """
 
@@ -53,7 +53,7 @@ class Manager:
         return "127.0.0.1" if self.server.startswith("unix:") else socket.gethostname()
 
     def post(self, what: str, body: bytes) -> bytes:
-        """Say something to the RMS; return its answer.
+        """Send something to the RMS; return its answer.
 
         Raises:
             UnreachableError: it is not there, or refuses.
@@ -71,13 +71,14 @@ class Manager:
         return answer
 
 
-class Link:
-    """Rank 0's line to the RMS, for the life of one world.
+class RmsClient:
+    """Rank 0's client of the RMS, for the life of one world.
 
     Attributes:
-        wish: the newest wish not yet fulfilled, or None. Reading it costs nothing.
+        request: the newest resize request not yet answered, or None. Reading it costs nothing.
         step, steps: how far the job is, for the daemon to know; set by the loop.
-        strategy, groups: how the job wants to be resized, and the launches it consists of.
+        strategy, launches: how the job wants to be resized; number and ranks of each launch that
+            it consists of.
     """
 
     def __init__(
@@ -85,26 +86,26 @@ class Link:
         manager: Manager,
         known: int,
         strategy: str,
-        groups: tuple[tuple[int, int], ...],
+        launches: tuple[tuple[int, int], ...],
         cooldown_s: float = 0.0,
         restarts: bool = False,
     ) -> None:
-        self.wish: ResizeRequest | None = None
+        self.request: ResizeRequest | None = None
         self.step = self.steps = 0
-        self.strategy, self.groups = strategy, groups
+        self.strategy, self.launches = strategy, launches
         self._cooldown_s, self._restarts = cooldown_s, restarts
         self._manager, self._known = manager, known
         self._reports: deque[Report] = deque()
         self._wake, self._closing = threading.Event(), threading.Event()
-        self._teller = threading.Thread(target=self._tell, name="rms-tell", daemon=True)
-        self._teller.start()
-        threading.Thread(target=self._listen, name="rms-listen", daemon=True).start()
+        self._sender = threading.Thread(target=self._send, name="rms-send", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._poll_daemon, name="rms-poll", daemon=True).start()
 
     def report(self, report: Report) -> None:
-        """Have a report sent; a wish that it answers is gone."""
+        """Have a report sent; the request that it answers is gone."""
         answers = 0 if isinstance(report, ApplicationResizeRequest) else report.number
-        if self.wish is not None and self.wish.number == answers:
-            self.wish = None
+        if self.request is not None and self.request.number == answers:
+            self.request = None
         self._reports.append(report)
         self._wake.set()
 
@@ -112,7 +113,7 @@ class Link:
         """Send what is queued, within ``FLUSH_S`` at most, and stop."""
         self._closing.set()
         self._wake.set()
-        self._teller.join(FLUSH_S)
+        self._sender.join(FLUSH_S)
 
     def _poll(self) -> Poll:
         return Poll(
@@ -120,12 +121,12 @@ class Link:
             self.steps,
             self._known,
             self.strategy,
-            self.groups,
+            self.launches,
             self._cooldown_s,
             self._restarts,
         )
 
-    def _tell(self) -> None:
+    def _send(self) -> None:
         """Send reports, in order."""
         while True:
             pause = None
@@ -140,14 +141,14 @@ class Link:
             self._wake.wait(pause)
             self._wake.clear()
 
-    def _listen(self) -> None:
-        """Ask for wishes; the daemon holds a question until it has one, or for a while."""
+    def _poll_daemon(self) -> None:
+        """Poll for resize requests; the daemon holds a poll until it has one, or for a while."""
         while not self._closing.is_set():
             try:
                 said = self._manager.post("poll", msgspec.json.encode(self._poll()))
                 answer = msgspec.json.decode(said, type=PollAnswer)
                 if answer.request is not None and answer.request.number > self._known:
-                    self.wish, self._known = answer.request, answer.request.number
+                    self.request, self._known = answer.request, answer.request.number
                 pause = answer.pause_s
             except (UnreachableError, msgspec.DecodeError):
                 pause = RETRY_S

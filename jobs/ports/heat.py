@@ -30,7 +30,7 @@ def main(comm, steps):
             comm.Sendrecv(t[-2], down, recvbuf=t[0], source=up)
             new[1:-1, 1:-1] = (t[:-2, 1:-1] + t[2:, 1:-1] + t[1:-1, :-2] + t[1:-1, 2:]) / 4
             t, new = new, t
-            run.fields["t"].hold(t)
+            run.fields["t"].rebind(t)
 
     parts = comm.gather(t[1:-1, 1:-1].copy())
     if rank == 0:

@@ -74,7 +74,7 @@ def main(comm, steps):
             advance(air, new, particles, begin)
             particles = run.fields["particles"].items = migrate(comm, particles)
             air, new = new, air
-            run.fields["air"].hold(air)
+            run.fields["air"].rebind(air)
 
     planes, swarms = comm.gather(air[1:-1].copy()), comm.gather(particles)
     if comm.rank == 0:

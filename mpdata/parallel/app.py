@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 import dmr
-from dmr.boot.environment import grid_for
 from dmr.data.decomposition import ALIGNMENT_BYTES
+from dmr.world import grid_for
 from mpdata.backends import (
     BACKENDS,
     array_module,

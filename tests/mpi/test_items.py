@@ -17,12 +17,12 @@ from test_move import TwoWorlds
 
 import dmr
 from dmr import checkpoint
-from dmr.boot.environment import World
 from dmr.data import particles, transfer
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.data.particles import Items, ListSpec
 from dmr.progress import Progress
+from dmr.world import World
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -209,6 +209,6 @@ def test_arrays_with_gaps_or_of_another_shape_are_refused() -> None:
     spec = dmr.adapt(np.zeros((8, 4)), (8, 4))
     field = spec.block(spec.decompose((1,)), 0)
     with pytest.raises(ValueError, match="expected an array"):
-        field.hold(np.zeros((8, 5)))
+        field.rebind(np.zeros((8, 5)))
     with pytest.raises(ValueError, match="without gaps"):
-        field.hold(np.zeros((4, 8)).T)
+        field.rebind(np.zeros((4, 8)).T)

@@ -19,7 +19,7 @@ import dmr
 from dmr import checkpoint
 from dmr.data import transfer
 from dmr.resize import target
-from dmr.wire.channel import Committed, Settled
+from dmr.wire.protocol import Committed, TakenOver
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
 
@@ -139,7 +139,7 @@ def install() -> None:
     elif FAULT == "new rank killed after acknowledging":
         before(new, "_expect", on(Committed))
     elif FAULT == "new rank killed when it has the job":
-        before(new, "_say", on(Settled))
+        before(new, "_say", on(TakenOver))
     elif FAULT == "new world says no word":
         before(new, "_prepare", lambda *_: time.sleep(1000))
     elif FAULT == "new world cannot build":

@@ -119,7 +119,7 @@ def main(comm):
                 u[1:-2, filled] = edge
             v[1:-2, 2:-1] = (u[1:-2, 1:-2] + u[1:-2, 3:] + u[:-3, 2:-1] + u[2:-1, 2:-1]) / 4
             here.u, here.v = v, u
-            run.fields["u"].hold(v)
+            run.fields["u"].rebind(v)
             run.fields["numbers"].items[:, 1] += 1
         parts = here.world.gather((run.fields["u"].interior.copy(), run.fields["numbers"].items))
         if here.world.rank == 0:
