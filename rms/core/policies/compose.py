@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import msgspec
 from rms.core.policies import (
     admission,
     conservative,
-    fixed,
     order,
     paper,
+    passes,
     placement,
     power,
     share,
@@ -42,11 +42,12 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "count": placement.Count,
         "power-slot": power.PowerSlot,
     },
-    "frequency": {"nominal": fixed.Nominal},
-    "node_power": {"always-on": fixed.AlwaysOn},
-    "passes": {"events": fixed.Events, "ticks": fixed.Ticks},
+    "passes": {"events": passes.Events, "ticks": passes.Ticks},
 }
 """Every part that can be named, by its kind. What is left out is the first of its kind."""
+
+ONLY = {"frequency": {"part": "nominal"}, "node_power": {"part": "always-on"}}
+"""Kinds with one value in this version: a file may state it, and nothing follows from it."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class _Shipped(Mapping[str, Policy]):
         if name not in self._names:
             raise KeyError(name)
         if name not in self._read:
-            self._read[name] = read_policy(FOLDER / f"{name}.toml", name=name)
+            read = read_policy(FOLDER / f"{name}.toml", name=name)
+            self._read[name] = replace(read, shipped=True)
         return self._read[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -155,9 +157,15 @@ def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
 
 
 def _compose(raw: dict[str, Any], name: str) -> Policy:
-    unknown = [key for key in raw if key not in PARTS]
+    unknown = [key for key in raw if key not in PARTS and key not in ONLY]
     if unknown:
-        raise PolicyError(f"expected parts of {', '.join(PARTS)}, got {unknown[0]!r}")
+        raise PolicyError(f"expected parts of {', '.join((*PARTS, *ONLY))}, got {unknown[0]!r}")
+    for kind, only in ONLY.items():
+        if raw.get(kind, only) != only:
+            raise PolicyError(
+                f'expected {kind} = {{part = "{only["part"]}"}}, the only one in this version, '
+                f"got {raw[kind]!r}"
+            )
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))

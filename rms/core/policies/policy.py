@@ -27,7 +27,7 @@ class Admission(Protocol):
 
 
 class Passes(Protocol):
-    """Part ``passes``: when the policy looks."""
+    """Part ``passes``: after which events the policy decides."""
 
     every_s: float | None
 
@@ -53,9 +53,9 @@ class Policy:
         sizing: the size each waiting job should start at and each resizable one should have.
         admission: who starts now, given order and sizes.
         placement: on which nodes.
-        frequency, node_power: named, with one choice each so far.
-        passes: when it looks.
+        passes: after which events it decides.
         text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
+        shipped: it comes with the program, so that its name alone says what it is.
         exact: expected ends follow what is known of run times, not limits.
         ahead: a start may come before the end, of the same instant, that makes it possible.
         counted: nodes are counted, not placed.
@@ -67,10 +67,9 @@ class Policy:
     sizing: Sizing
     admission: Admission
     placement: Placement
-    frequency: object
-    node_power: object
     passes: Passes
     text: str
+    shipped: bool = field(default=False, compare=False)
     exact: bool = field(init=False)
     ahead: bool = field(init=False)
     counted: bool = field(init=False)
@@ -88,9 +87,7 @@ class Policy:
     @property
     def key(self) -> str:
         """What a journal holds of it: the name of a shipped policy, else the composition."""
-        from rms.core.policies.compose import POLICIES
-
-        return self.name if POLICIES.get(self.name) is self else self.text
+        return self.name if self.shipped else self.text
 
     def decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         """Return what to do after what has just happened, in the order in which it is taken.

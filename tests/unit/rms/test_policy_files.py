@@ -67,6 +67,8 @@ def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ('placement = { part = "power-slot" }', "cap_w"),
         ('sizing = { part = "equal-share", energy = 2.0 }', "energy of 0 to 1"),
         ('color = { part = "red" }', "color"),
+        ('frequency = { part = "slow" }', 'frequency = {part = "nominal"}'),
+        ('node_power = { part = "always-on", after_s = 60 }', "the only one in this version"),
         ('order = { part = "no_such_module:f" }', "no_such_module"),
         ('order = { part = "math:pi" }', "cannot be called"),
         ("order = ", "x.toml"),
@@ -78,6 +80,24 @@ def test_what_is_not_a_policy_is_refused_in_words(tmp_path: Path, text: str, exp
     with pytest.raises(PolicyError) as error:
         read_policy(path)
     assert expected in str(error.value) and "\n" not in str(error.value)
+
+
+def test_kinds_with_one_value_may_state_it(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text('frequency = { part = "nominal" }\nnode_power = { part = "always-on" }\n')
+    stated = read_policy(path)
+    assert started(Engine(8, stated), job(1)) == ["1"]
+    assert named(stated.key) == stated
+
+
+def test_a_composition_that_a_journal_of_0_1_0_holds_is_read() -> None:
+    text = (
+        '{"name":"mine","order":{"part":"fcfs"},"sizing":{"part":"equal-share","energy":1.0},'
+        '"frequency":{"part":"nominal"},"node_power":{"part":"always-on"},'
+        '"passes":{"part":"events"}}'
+    )
+    policy = named(text)
+    assert (policy.name, policy.key) == ("mine", text)
 
 
 def test_every_shipped_policy_is_made_again_from_its_text() -> None:

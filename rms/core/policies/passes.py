@@ -1,4 +1,4 @@
-"""Parts ``frequency``, ``node_power`` and ``passes``: what has one choice so far, or few."""
+"""Part ``passes``: after which events the policy decides."""
 
 from __future__ import annotations
 
@@ -22,16 +22,8 @@ TRIGGERS: frozenset[type] = frozenset(
 """Events after which there may be something to decide."""
 
 
-class Nominal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Every rank at the nominal frequency."""
-
-
-class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """No node is switched off."""
-
-
 class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the policy looks: after every event that can change its mind.
+    """The policy decides after every event that can change what it decides.
 
     Attributes:
         every_s: also at multiples of this time, while there are jobs; None for never.
@@ -51,10 +43,10 @@ class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """When the policy looks: at regular times and at each end; running jobs when they ask.
+    """The policy decides at regular times and at each end; for running jobs at resize points.
 
     Attributes:
-        every_s: time between regular looks.
+        every_s: time between regular passes.
     """
 
     every_s: float = 10.0
