@@ -102,4 +102,7 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> Decision:
     if refusal is not None:
         return Later(event.job, refusal, Reason.REFUSED)
     nodes = event.nodes or policy.placement(state).resize(job, size)
+    if nodes and not event.nodes and len(nodes) != size:
+        reason = f"later: nodes are free, but the power of a job on {size} fits on too few"
+        return Later(event.job, reason, Reason.REFUSED)
     return Resize(event.job, nodes, "asked for by a user", count=size if state.counted else 0)

@@ -112,6 +112,7 @@ def _spec(
             limit_s=limit,
             array=None if array is None else str(number),
             array_limit=None if array is None else array.limit,
+            power_w=options.power_w,
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None

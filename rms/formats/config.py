@@ -126,6 +126,8 @@ def read_workload(
     for entry in _read(path, _Workload).jobs:
         if entry.count < 1:
             raise FileError(f"{path}: expected count of at least 1, got {entry.count}")
+        if entry.power_w is not None and entry.power_w < 0:
+            raise FileError(f"{path}: expected power_w of at least 0, got {entry.power_w:g}")
         speedup = _speedup(entry.speedup, path, say)
         low, high = entry.nodes
         for _ in range(entry.count):
@@ -141,6 +143,7 @@ def read_workload(
                     resize_every_s=None if entry.resize is None else entry.resize.every_s,
                     resize_price_s=0.0 if entry.resize is None else entry.resize.price_s,
                     array=entry.array,
+                    power_w=entry.power_w,
                 )
             except ValueError as error:
                 raise FileError(f"{path}: {error}") from None

@@ -74,6 +74,10 @@ def simulated(
         if collects:
             gc.enable()
     wall_s = time.perf_counter() - begun
+    for job_id in simulation.engine.state.pending:
+        waits = simulation.engine.explain(job_id)
+        reason = "" if waits is None else waits.reason
+        raise FileError(f"expected every job to start, got job {job_id} waiting for ever: {reason}")
     ledger = simulation.ledger
     gap = abs(ledger.owned_j - ledger.cluster_j)
     if gap > BALANCE * max(1.0, ledger.cluster_j):
@@ -288,7 +292,8 @@ def chosen(
     """Return a policy as the options of ``rms simulate`` want it.
 
     Args:
-        counted: processors are all alike, so nodes are counted and not placed. With one pass per
+        counted: processors are all alike, so nodes are counted and not placed (unless a cap is
+            to hold for each). With one pass per
             event a start may then come before the end, of the same instant, that makes it
             possible.
         ahead: whether it may: not where jobs are resized, whose ends are not their limits'.
@@ -301,7 +306,7 @@ def chosen(
         changes["admission"] = {"tail": "shortest" if order == "sjbf" else "queue"}
     if estimates is not None:
         changes.setdefault("admission", {})["estimates"] = estimates
-    if counted:
+    if counted and not hasattr(policy.placement, "cap_w"):
         ahead = ahead and passes == "per-event" and hasattr(policy.admission, "estimates")
         changes["placement"] = {"part": "count", "ahead": ahead}
     try:

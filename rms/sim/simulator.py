@@ -169,6 +169,11 @@ class Simulation:
     def _over(self) -> bool:
         return not (self.engine.state.running or self.engine.state.pending)
 
+    @property
+    def _goes_on(self) -> bool:
+        """Whether anything is still to happen: else who waits now waits for ever."""
+        return bool(self.engine.state.running or self._heap) or self._next_submission is not None
+
     def _more(self, now: float) -> bool:
         """Return whether more happens at this time."""
         heap = self._heap
@@ -204,7 +209,7 @@ class Simulation:
         elif kind is NodeDown:
             self._fail(event)  # type: ignore[arg-type]
         elif kind is Ticked:
-            if self._every_s is not None:
+            if self._every_s is not None and self._goes_on:
                 self._push(Ticked(event.at_s + self._every_s))
         elif kind is Ended:
             if self._plans:

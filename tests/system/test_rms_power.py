@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -73,3 +74,28 @@ def wait_for(server: str) -> None:
         except ServerError:
             assert time.monotonic() < until
             time.sleep(0.05)
+
+
+def test_a_scripts_power_counts_under_a_cap(tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text(CLUSTER.replace('"g1"\ngpus = 1', '"n[1-2]"'))
+    (tmp_path / "capped.toml").write_text(
+        'placement = { part = "power-slot", cap_w = 320.0, per = "rack" }\n'
+    )
+    (tmp_path / "job.sh").write_text("#!/bin/sh\n#RMS --power=200\nsleep 60\n")
+    (tmp_path / "over.sh").write_text("#!/bin/sh\n#RMS --power=400\nsleep 60\n")
+    with tempfile.TemporaryDirectory(prefix="rms-") as state:
+        server = f"unix:{state}/socket"
+        env = {**os.environ, "RMS_SERVER": server}
+        command = [sys.executable, "-m", "rms"]
+        serve = [*command, "serve", "--state", state, "--cluster", "c.toml", "--grace", "1"]
+        with started([*serve, "--policy", "capped.toml"], env=env, cwd=tmp_path):
+            wait_for(server)
+            for script in ("job.sh", "job.sh", "over.sh"):
+                submit = [*command, "submit", script]
+                subprocess.run(submit, env=env, cwd=tmp_path, check=True, timeout=DEADLINE_S)
+            rows = call(server, "GET", "/jobs")
+            call(server, "POST", "/shutdown", {})
+    first, second, over = rows
+    assert first["state"] in ("CONFIGURING", "RUNNING") and second["state"] == "PENDING"
+    assert second["reason"].startswith("PowerCap")
+    assert over["state"] == "CANCELLED" and "the cap is 320 W" in over["reason"]

@@ -33,7 +33,10 @@ class Room(Protocol):
         """Take nodes for a job that fits; none where they are only counted."""
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size, taking what it brings."""
+        """Return the nodes of a running job at another size, taking what it brings.
+
+        Other than ``size`` nodes where they cannot be had; none where they are only counted.
+        """
 
 
 class Counts:

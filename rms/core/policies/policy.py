@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
-from rms.core.model import Job
+from rms.core.model import Job, JobSpec, Site
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import Plan
 from rms.core.state import State
@@ -59,6 +59,7 @@ class Policy:
         exact: expected ends follow what is known of run times, not limits.
         ahead: a start may come before the end, of the same instant, that makes it possible.
         counted: nodes are counted, not placed.
+        refusal: why the placement can never take a job, or None where it can; None if it takes any.
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
 
@@ -72,6 +73,7 @@ class Policy:
     shipped: bool = field(default=False, compare=False)
     exact: bool = field(init=False)
     ahead: bool = field(init=False)
+    refusal: Callable[[Site, JobSpec], str | None] | None = field(init=False, compare=False)
     counted: bool = field(init=False)
     triggers: frozenset[type] = field(init=False)
     start_triggers: frozenset[type] = field(init=False)
@@ -80,6 +82,7 @@ class Policy:
         exact = getattr(self.admission, "estimates", "exact") == "exact"
         object.__setattr__(self, "exact", exact)
         object.__setattr__(self, "ahead", bool(getattr(self.placement, "ahead", False)))
+        object.__setattr__(self, "refusal", getattr(self.placement, "refusal", None))
         object.__setattr__(self, "triggers", self.passes.triggers)
         object.__setattr__(self, "start_triggers", self.passes.start_triggers)
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
@@ -98,6 +101,8 @@ class Policy:
         for event in events:
             if type(event) is Submitted:
                 decisions += _too_wide(state, event)
+                if self.refusal is not None:
+                    decisions += _unplaceable(state, event, self.refusal)
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable:
             return decisions
@@ -147,6 +152,18 @@ def _too_wide(state: State, event: Submitted) -> list[Decision]:
         Never(spec.id, f"needs {state.pending[spec.id].least} nodes, the cluster has {nodes}")
         for spec in event.specs
         if state.pending[spec.id].least > nodes
+    ]
+
+
+def _unplaceable(
+    state: State, event: Submitted, refusal: Callable[[Site, JobSpec], str | None]
+) -> list[Decision]:
+    """Refuse new jobs that the placement can never take, so that nobody waits behind them."""
+    return [
+        Never(spec.id, reason, Reason.POWER)
+        for spec in event.specs
+        if state.pending[spec.id].least <= state.site.nodes
+        and (reason := refusal(state.site, spec)) is not None
     ]
 
 

@@ -43,6 +43,8 @@ class SharePlan:
             if size - job.size > room.free:
                 continue
             nodes = room.resize(job, size)
+            if nodes and len(nodes) != size:
+                continue  # a power cap leaves too few
             found.append(Resize(job.spec.id, nodes, reason, code, 0 if nodes else size))
         return found
 

@@ -142,3 +142,83 @@ def test_malleable_jobs_wait_less() -> None:
     assert rigid_["resizes"] == 0 and all_["resizes"] > 10
     assert all_["mean_wait_s"] < rigid_["mean_wait_s"]
     assert all_["energy_j"]["cluster"] > 0
+
+
+# --- power caps -----------------------------------------------------------------------------
+
+CAPPED = """[[jobs]]
+count = 2
+nodes = [1, 1]
+speedup = {{ nodes = [1], time_s = [100.0] }}
+power_w = {power_w}
+"""
+TWO_NODES = """name = "two"
+[[nodes]]
+name = "n[1-2]"
+power = { idle_w = 100.0, static_w = 50.0 }
+"""
+RACK = """admission = {{ part = "{admission}" }}
+placement = {{ part = "power-slot", cap_w = 500.0, per = "rack" }}
+"""
+
+
+def capped(folder: Path, power_w: float, policy: str) -> list[str]:
+    """Return the options of two jobs on two idle nodes of 100 W each."""
+    (folder / "w.toml").write_text(CAPPED.format(power_w=power_w))
+    (folder / "c.toml").write_text(TWO_NODES)
+    named = ["--workload", str(folder / "w.toml"), "--cluster", str(folder / "c.toml")]
+    return ["simulate", *named, "--policy", policy, "--json", "-"]
+
+
+@pytest.mark.parametrize("admission", ["in-order", "first-fit"])
+@pytest.mark.parametrize(("power_w", "makespan_s"), [(150.0, 100.0), (200.0, 200.0)])
+def test_a_workloads_power_counts_under_a_cap(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    admission: str,
+    power_w: float,
+    makespan_s: float,
+) -> None:
+    """200 W idle: two jobs of 150 W fit under 500 W, of 200 W one after the other."""
+    policy = tmp_path / "mine.toml"
+    policy.write_text(RACK.format(admission=admission))
+    assert main(capped(tmp_path, power_w, str(policy))) == 0
+    assert json.loads(capsys.readouterr().out)["makespan_s"] == makespan_s
+
+
+@pytest.mark.parametrize("policy", ["p-fifo", "p-bff"])
+@pytest.mark.parametrize(("power_w", "refused"), [(750.0, 0), (751.0, 2)])
+def test_a_job_over_the_cap_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str, power_w: float, refused: int
+) -> None:
+    """The cap of 850 W is that of each node, which draws 100 W where nothing runs."""
+    assert main(capped(tmp_path, power_w, policy)) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] == refused
+
+
+def test_processors_have_the_cap_of_a_node_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "w.toml").write_text(CAPPED.format(power_w=900.0))
+    command = ["simulate", "--workload", str(tmp_path / "w.toml"), "--processors", "2"]
+    for policy, refused in (("fifo", 0), ("p-fifo", 2)):
+        assert main([*command, "--policy", policy, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["refused"] == refused
+
+
+def test_jobs_that_wait_for_ever_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text(
+        RACK.format(admission="in-order") + 'passes = { part = "ticks", every_s = 10.0 }\n'
+    )
+    command = capped(tmp_path, 200.0, str(tmp_path / "mine.toml"))
+    wide = CAPPED.format(power_w=400.0).replace("[1, 1]", "[2, 2]").replace("[1]", "[2]")
+    (tmp_path / "w.toml").write_text(wide)  # 200 W a node: one fits, and not the other
+    assert main(command) == 2
+    assert "waiting for ever: PowerCap" in capsys.readouterr().err
+
+
+def test_negative_power_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(capped(tmp_path, -1.0, "fifo")) == 2
+    assert "power_w of at least 0, got -1" in capsys.readouterr().err
