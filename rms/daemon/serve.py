@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -112,8 +111,3 @@ def _token(path: Path) -> str:
         path.touch(mode=0o600)
         path.write_text(secrets.token_hex(16))
     return path.read_text()
-
-
-def to_stderr(text: str) -> None:
-    """Tell the operator."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rms.client.commands import OVER, ServerError, call, read_script, send
+from rms.client.commands import read_script, submit
+from rms.client.connection import ServerError, call
 from rms.core.model import Mode
 from rms.formats.jobscript import Options, parse_script
+from rms.wire.users import OVER
 
 READY_S = 20.0
 BALANCE = 1e-9
@@ -97,7 +99,7 @@ def _one_mode(
                     if number:
                         time.sleep(delay_s)
                     options = _fitting(script, mode, nodes)
-                    send(server, read_script(script), script.stem, options, env, folder)
+                    submit(server, read_script(script), script.stem, options, env, folder)
                 jobs = _wait_until_over(server)
                 _trace_resizes(server, jobs)
                 return _row(mode, jobs, call(server, "GET", "/books"))

@@ -260,6 +260,37 @@ class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_field
 Report = Begun | Done | RolledBack | Ready | Failed | ApplicationResizeRequest
 
 
+# --- what a launcher line of a job script and the daemon say to each other ----------------------
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Launcher line to daemon: boot a world from this command.
+
+    ``output`` and ``errors`` are the files that the line's own go to, None for the job's.
+    ``key`` marks the line: asked again with it, a daemon that was away answers the same step.
+    """
+
+    command: list[str]
+    cwd: str
+    env: dict[str, str]
+    output: str | None = None
+    errors: str | None = None
+    key: str = ""
+
+
+class StepNumber(msgspec.Struct, frozen=True):
+    """Daemon to launcher line: the number of its step."""
+
+    step: int
+
+
+class StepState(msgspec.Struct, frozen=True):
+    """Daemon to launcher line: how its step ended; ``exit_code`` is None while it runs."""
+
+    exit_code: int | None
+    message: str
+
+
 # --- what a node's power meter says to the daemon -----------------------------------------------
 
 METER_PATH = "/meter"

@@ -6,10 +6,12 @@ Standard library only, so that ``dmr`` and ``mpdata`` can use it on compute node
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,14 +20,20 @@ from rms._version import __version__
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
+class CommandError(Exception):
+    """A command cannot do what was asked: one sentence, expected and got, and an exit status."""
+
+    def __init__(self, sentence: str, exit_code: int = 2) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
 class Parser(argparse.ArgumentParser):
     """Prints one sentence for bad usage, once however many ranks parse it, and exits 2."""
 
     def error(self, message: str) -> NoReturn:
         """Print what was expected and got."""
-        if is_first_rank(os.environ):
-            print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(2)
+        raise SystemExit(fail(self.prog, message))
 
 
 def parser(prog: str, description: str) -> Parser:
@@ -44,6 +52,59 @@ def add_common(command: argparse.ArgumentParser) -> None:
 def is_first_rank(env: Mapping[str, str]) -> bool:
     """Return whether this process should speak, judged by what its launcher set."""
     return all(env.get(name, "0") == "0" for name in RANK_VARIABLES)
+
+
+def fail(prog: str, sentence: object, exit_code: int = 2) -> int:
+    """Print one sentence on standard error, once however many ranks do; return the status."""
+    if is_first_rank(os.environ):
+        print(f"{prog}: error: {sentence}", file=sys.stderr)
+    return exit_code
+
+
+@contextlib.contextmanager
+def refuse_on(*errors: type[Exception], exit_code: int = 2) -> Iterator[None]:
+    """Turn errors that state what was expected and got into a :class:`CommandError`."""
+    try:
+        yield
+    except errors as error:
+        raise CommandError(str(error), exit_code) from None
+
+
+def run_command(
+    prog: str, arguments: argparse.Namespace, call: Callable[[argparse.Namespace], int]
+) -> int:
+    """Call a command; return its exit status, after one sentence where it was refused."""
+    try:
+        problem = check_writable(arguments.json, "--json")
+        return fail(prog, problem) if problem is not None else call(arguments)
+    except CommandError as error:
+        return fail(prog, error, error.exit_code)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def publish(target: str | None, result: Any, lines: Sequence[str]) -> None:
+    """Write a result as JSON if that is asked for; print its lines unless JSON is printed."""
+    if target is not None:
+        emit_json(target, result)
+    if target != "-" and lines:
+        print("\n".join(lines))
+
+
+def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    return [
+        "  ".join(f"{cell:{w}s}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in (heads, *rows)
+    ]
+
+
+def say(text: str) -> None:
+    """Tell the operator something, with the time of day, on standard error."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def emit_json(target: str, result: Any) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 from conftest import Slurm
 
-from rms.client.commands import OVER, ServerError, call
+from rms.client.connection import ServerError, call
+from rms.wire.users import OVER
 
 RMS = [sys.executable, "-m", "rms"]
 DEADLINE_S = 60.0

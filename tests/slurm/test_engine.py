@@ -121,7 +121,7 @@ def test_other_users_are_worked_around(rms: Rms, answer: str) -> None:
 
 def node(rms: Rms, name: str) -> str:
     """Return the state of a node as ``rms nodes`` has it."""
-    from rms.client.commands import call
+    from rms.client.connection import call
 
     found: str = next(
         n["state"] for n in call(rms.daemon.server, "GET", "/nodes") if n["name"] == name

@@ -17,7 +17,8 @@ from typing import Any
 
 from conftest import MARK, started
 
-from rms.client.commands import OVER, ServerError, call
+from rms.client.connection import ServerError, call
+from rms.wire.users import OVER
 
 RMS = [sys.executable, "-m", "rms"]
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import DEADLINE_S, started
 
-from rms.client.commands import ServerError, call
+from rms.client.connection import ServerError, call
 
 STAND_IN = """#!/bin/sh
 while true; do

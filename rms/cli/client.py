@@ -1,0 +1,363 @@
+"""The commands that talk to a running daemon: their options, and the tables they print."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+import msgspec
+
+from rms.client.commands import jobs, read_script, wait_for
+from rms.client.commands import submit as send
+from rms.client.connection import ServerError, ask, server_address
+from rms.formats.jobscript import (
+    Options,
+    ScriptError,
+    fold_ids,
+    parse_nodes,
+    parse_time,
+    read_option,
+)
+from rms.wire.terminal import columns, publish, refuse_on
+from rms.wire.users import (
+    OVER,
+    HistoryEntry,
+    IdPattern,
+    JobIds,
+    JobRow,
+    NodeNames,
+    NodePattern,
+    NodeRow,
+    Nothing,
+    PolicyName,
+    ResizeAnswer,
+    ResizeCommand,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+    from rms.wire.users import Snapshot
+
+LIVE_VIEW_S = 1.0
+"""How often the live view is drawn anew."""
+
+
+def _server(arguments: argparse.Namespace) -> str:
+    return server_address(arguments.server, os.environ)
+
+
+def _show(
+    arguments: argparse.Namespace, result: object, heads: list[str], rows: list[list[str]]
+) -> int:
+    publish(arguments.json, msgspec.to_builtins(result), columns(heads, rows))
+    return 0
+
+
+# --- handing in, and waiting -------------------------------------------------------------------
+
+
+def add_submit(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms submit``."""
+    command.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
+    for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
+        command.add_argument(option)
+    command.add_argument("--preferred", type=int)
+    command.add_argument("--cooldown", metavar="S", help="from one resize to the next, at least")
+    command.add_argument("--wait", action="store_true")
+
+
+def submit(arguments: argparse.Namespace) -> int:
+    """``rms submit``: print the id of the job or array."""
+    server = _server(arguments)
+    with refuse_on(ScriptError):
+        text, name = _script(arguments)
+        ids = send(server, text, name, _options(arguments))
+    number = ids[0].partition("_")[0]
+    publish(arguments.json, {"id": number, "ids": ids}, [number])
+    return wait_for(server, number) if arguments.wait else 0
+
+
+def _script(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the text to hand in and its name: a script, or one that runs the command."""
+    script: Path | None = arguments.script
+    if (script is None) == (not arguments.command_line):
+        got = "neither" if script is None else "both"
+        raise ScriptError(f"expected a SCRIPT or -- COMMAND, got {got}")
+    if script is not None:
+        return read_script(script), script.name
+    line = shlex.join([sys.executable, "-m", "rms", "launch", "--", *arguments.command_line])
+    return f"#!/bin/sh\nexec {line}\n", Path(arguments.command_line[0]).name
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    """Return what the command line sets."""
+    mode, cooldown = arguments.mode, arguments.cooldown
+    return Options(
+        array=arguments.array,
+        nodes=None if arguments.nodes is None else parse_nodes(arguments.nodes),
+        preferred=arguments.preferred,
+        mode=None if mode is None else read_option("mode", mode).mode,
+        time_s=None if arguments.time is None else parse_time(arguments.time),
+        job_name=arguments.job_name,
+        output=arguments.output,
+        cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
+    )
+
+
+def add_wait(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms wait``."""
+    command.add_argument("id")
+
+
+def wait(arguments: argparse.Namespace) -> int:
+    """``rms wait ID``: 0 if all its jobs are COMPLETED."""
+    return wait_for(_server(arguments), arguments.id)
+
+
+# --- tables of jobs ----------------------------------------------------------------------------
+
+
+def add_queue(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms queue``."""
+    command.add_argument("id", nargs="?")
+
+
+def queue(arguments: argparse.Namespace) -> int:
+    """``rms queue``: jobs that wait or run, array tasks that wait folded into one row."""
+    rows = [job for job in jobs(_server(arguments), arguments.id) if job.state not in OVER]
+    waiting: dict[tuple[str, str], list[JobRow]] = {}
+    shown: list[list[str]] = []
+    for job in rows:
+        if job.state == "PENDING" and "_" in job.id:
+            waiting.setdefault((job.id.partition("_")[0], job.reason), []).append(job)
+        else:
+            shown.append(_queue_row(job.id, job))
+    for group in waiting.values():
+        shown += [_queue_row(name, group[0]) for name in fold_ids(job.id for job in group)]
+    heads = ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"]
+    return _show(arguments, rows, heads, shown)
+
+
+def _queue_row(name: str, job: JobRow) -> list[str]:
+    return [
+        name,
+        job.name,
+        job.state,
+        job.mode,
+        str(job.size or job.nodes_max),
+        f"{job.step}/{job.steps}" if job.steps else "",
+        ",".join(job.nodes) if job.state == "RUNNING" else f"({job.reason})",
+    ]
+
+
+add_acct = add_queue
+
+
+def acct(arguments: argparse.Namespace) -> int:
+    """``rms acct``: every job, its times and energy."""
+    rows = jobs(_server(arguments), arguments.id)
+    table = [
+        [
+            job.id,
+            job.name,
+            job.state,
+            job.mode,
+            f"{(job.start_s or job.submit_s) - job.submit_s:.1f}",
+            f"{job.end_s - job.start_s:.1f}" if job.end_s and job.start_s else "",
+            str(len(job.resizes)),
+            f"{job.energy_j:.1f}",
+            job.energy_source,
+        ]
+        for job in rows
+    ]
+    heads = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
+    return _show(arguments, rows, heads, table)
+
+
+add_show = add_wait
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """``rms show ID``: all that is known of a job."""
+    rows = jobs(_server(arguments), arguments.id)
+    table = [[key, str(value)] for job in rows for key, value in msgspec.to_builtins(job).items()]
+    return _show(arguments, rows, ["KEY", "VALUE"], table)
+
+
+add_explain = add_wait
+
+
+def explain(arguments: argparse.Namespace) -> int:
+    """``rms explain ID``: the decisions about a job and their reasons."""
+    path = f"/history/{quote(arguments.id)}"
+    found = ask(list[HistoryEntry], _server(arguments), "GET", path)
+    table = [
+        [
+            time.strftime("%H:%M:%S", time.localtime(entry.at_s)),
+            entry.kind,
+            ",".join(entry.nodes),
+            entry.reason,
+        ]
+        for entry in found
+    ]
+    return _show(arguments, found, ["TIME", "DECISION", "NODES", "REASON"], table)
+
+
+# --- changing jobs -----------------------------------------------------------------------------
+
+
+add_cancel = add_wait
+
+
+def cancel(arguments: argparse.Namespace) -> int:
+    """``rms cancel ID``."""
+    found = ask(JobIds, _server(arguments), "POST", "/cancel", IdPattern(arguments.id))
+    return _show(arguments, found, ["CANCELLED"], [[job] for job in found.ids])
+
+
+def add_resize(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms resize``."""
+    command.add_argument("id")
+    command.add_argument("nodes", type=int)
+    command.add_argument("--strategy", metavar="NAME", help="instead of the job's own")
+    command.add_argument("--on", metavar="NODE,...", help="go over to these nodes, by their names")
+
+
+def resize(arguments: argparse.Namespace) -> int:
+    """``rms resize ID NODES``: 0 only if the resize was taken on."""
+    body = ResizeCommand(arguments.id, arguments.nodes, arguments.strategy, arguments.on)
+    found = ask(ResizeAnswer, _server(arguments), "POST", "/resize", body)
+    if found.decision != "Resize":
+        never = found.reason.startswith("never")
+        raise ServerError(f"not resized: {found.reason}", 2 if never else 1)
+    return _show(arguments, found, ["DECISION"], [["requested"]])
+
+
+# --- the cluster -------------------------------------------------------------------------------
+
+
+def nodes(arguments: argparse.Namespace) -> int:
+    """``rms nodes``: like sinfo."""
+    rows = ask(list[NodeRow], _server(arguments), "GET", "/nodes")
+    table = [[node.name, node.state, ",".join(node.slots), node.job or ""] for node in rows]
+    return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "JOB"], table)
+
+
+def add_drain(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms drain`` and ``rms resume``."""
+    command.add_argument("node", metavar="NODE")
+
+
+add_resume = add_drain
+
+
+def drain(arguments: argparse.Namespace) -> int:
+    """``rms drain NODE``: who runs there is left alone."""
+    return _drain(arguments, "/drain", "DRAINED")
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """``rms resume NODE``."""
+    return _drain(arguments, "/resume", "RESUMED")
+
+
+def _drain(arguments: argparse.Namespace, path: str, head: str) -> int:
+    found = ask(NodeNames, _server(arguments), "POST", path, NodePattern(arguments.node))
+    return _show(arguments, found, [head], [[name] for name in found.nodes])
+
+
+def add_policy(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms policy``."""
+    command.add_argument("name", nargs="?")
+
+
+def policy(arguments: argparse.Namespace) -> int:
+    """``rms policy [NAME|FILE.toml]``: a file is read here, the daemon gets what it says."""
+    server, name = _server(arguments), arguments.name
+    if name is None:
+        found = ask(PolicyName, server, "GET", "/policy")
+    else:
+        if name.endswith(".toml"):
+            from rms.core.policies import PolicyError, read_policy
+
+            with refuse_on(PolicyError):
+                name = read_policy(Path(name)).text
+        found = ask(PolicyName, server, "POST", "/policy", PolicyName(name))
+    return _show(arguments, found, ["POLICY"], [[found.name]])
+
+
+def shutdown(arguments: argparse.Namespace) -> int:
+    """``rms shutdown``."""
+    ask(Nothing, _server(arguments), "POST", "/shutdown", Nothing())
+    return 0
+
+
+# --- top and report ----------------------------------------------------------------------------
+
+
+def top(arguments: argparse.Namespace) -> int:
+    """``rms top``: a live view on a terminal, else one look."""
+    from rms.client.monitor import snapshot
+
+    server = _server(arguments)
+    if arguments.json is not None:
+        publish(arguments.json, msgspec.to_builtins(snapshot(server)), [])
+    if arguments.json == "-":
+        return 0
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if not console.is_terminal or arguments.json is not None:
+        Console(width=200).print(_view(snapshot(server), None))
+        return 0
+    with Live(console=console, screen=True, auto_refresh=False) as screen:
+        for now in _snapshots(server):
+            screen.update(_view(now, console.height - 6), refresh=True)
+    return 0
+
+
+def _snapshots(server: str) -> Iterator[Snapshot]:
+    from rms.client.monitor import snapshot
+
+    while True:
+        yield snapshot(server)
+        time.sleep(LIVE_VIEW_S)
+
+
+def _view(now: Snapshot, most: int | None) -> Group:
+    """Return the summary and a table of at most so many jobs."""
+    from rich.console import Group
+    from rich.table import Table
+
+    from rms.client.monitor import JOB_HEADS, present_jobs, summary
+
+    table = Table(*JOB_HEADS, box=None, pad_edge=False)
+    rows = present_jobs(now)
+    for row in rows[:most]:
+        table.add_row(*row)
+    left = len(rows) - len(rows[:most])
+    return Group(summary(now), table, *([f"... and {left} more"] if left else []))
+
+
+def add_report(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms report``."""
+    command.add_argument("folder", type=Path, metavar="DIR")
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """``rms report DIR``: a page with figures and a table of all jobs, in one file."""
+    from rms.client.monitor import snapshot, write_report
+
+    now = snapshot(_server(arguments))
+    page = write_report(now, arguments.folder)
+    publish(arguments.json, msgspec.to_builtins(now), [str(page)])
+    return 0

@@ -1,0 +1,134 @@
+"""``rms serve`` and ``rms replay``: a daemon, and its journal afterwards."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import time
+from functools import partial
+from pathlib import Path
+
+from rms.cli.engines import ENGINES, check_engine, local_nodes
+from rms.client.connection import state_folder
+from rms.core.policies import PolicyError, placing
+from rms.daemon import serve as daemon
+from rms.daemon.journal import Journal, JournalError
+from rms.daemon.journal import replay as replay_entries
+from rms.daemon.server import ServeError
+from rms.formats.config import FileError
+from rms.launch import machine
+from rms.launch.base import Engine
+from rms.launch.slurm import engines
+from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.site import as_json, in_words, look, serves, try_it
+from rms.wire.terminal import CommandError, publish, refuse_on, say
+
+
+def add_serve(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms serve``."""
+    add = command.add_argument
+    add("--cluster", type=Path, metavar="FILE.toml")
+    add("--nodes", type=int, metavar="N", help="only the first N nodes there are")
+    add("--engine", default="local", metavar="|".join(ENGINES))
+    add("--check", action="store_true", help="say what this site's Slurm allows")
+    add("--reach", default="slurm", metavar="NAME", help="how mpiexec reaches nodes (-launcher)")
+    add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
+    add("--ntasks-per-node", type=int, metavar="N", help="slots of a node (default: its CPUs)")
+    add("--policy", default="array-share", metavar="NAME|FILE.toml")
+    add(
+        "--grace",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="from SIGTERM to SIGKILL of a job (default 10)",
+    )
+    add(
+        "--margin",
+        type=float,
+        metavar="S",
+        help="of a pilot: from the end of its jobs to that of its allocation (default grace + 30)",
+    )
+    add(
+        "--boot-deadline",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="for a world that boots beside a running one (default 60)",
+    )
+    add("--with-parent", action="store_true", help="end when the parent ends")
+    add("--state", type=Path, metavar="DIR")
+    add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """``rms serve``: run the daemon until it is told to stop."""
+    check_engine(arguments.engine)
+    if arguments.check:
+        return _check(arguments)
+    state = (arguments.state or state_folder(os.environ)).absolute()
+    with refuse_on(FileError, PolicyError, JournalError, ServeError, SlurmError, OSError):
+        placing(arguments.policy)
+        daemon.run_daemon(
+            state,
+            _engine(arguments),
+            arguments.policy,
+            arguments.listen or f"unix:{state / 'socket'}",
+            say,
+            grace_s=arguments.grace,
+            parent=os.getppid() if arguments.with_parent else None,
+            boot_s=arguments.boot_deadline,
+        )
+    return 0
+
+
+def _engine(arguments: argparse.Namespace) -> Engine:
+    """Return the nodes of an engine and who starts processes there."""
+    if arguments.engine == "local":
+        if arguments.cluster is not None:
+            return machine.local_engine(machine.from_file(arguments.cluster))
+        return machine.local_engine(machine.this_machine(local_nodes(arguments.nodes)))
+    kind = (
+        partial(engines.site, partition=arguments.partition)
+        if arguments.engine == "slurm"
+        else partial(engines.pilot, margin_s=arguments.margin)
+    )
+    return kind(
+        os.environ,
+        getpass.getuser(),
+        arguments.reach,
+        grace_s=arguments.grace,
+        tasks=arguments.ntasks_per_node,
+        file=arguments.cluster,
+    ).first(arguments.nodes)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Say what this site's Slurm allows; exit 1 where the engine asked for cannot work."""
+    if arguments.engine == "local":
+        raise CommandError(
+            "expected --check with --engine slurm or slurm-pilot, got the engine local"
+        )
+    slurm = Slurm(os.environ, getpass.getuser())
+    with refuse_on(SlurmError, exit_code=1):
+        site = look(slurm)
+        tried = try_it(slurm, f"rms-check-{os.getpid()}", time.monotonic)
+    publish(arguments.json, as_json(site, tried), in_words(site, tried))
+    return 0 if serves(arguments.engine, site) else 1
+
+
+def add_replay(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms replay``."""
+    command.add_argument("journal", type=Path)
+
+
+def replay(arguments: argparse.Namespace) -> int:
+    """``rms replay JOURNAL``: exit 1 if any decision differs."""
+    if not arguments.journal.is_file():
+        raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
+    with refuse_on(JournalError), Journal.open(arguments.journal) as journal:
+        found = replay_entries(journal.read())
+    summary = f"{found.events} events, {len(found.differing)} decided otherwise"
+    result = {"events": found.events, "differing": found.differing}
+    publish(arguments.json, result, [summary, *found.differing])
+    return 1 if found.differing else 0

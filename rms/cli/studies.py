@@ -1,0 +1,113 @@
+"""``rms simulate``, ``rms reproduce`` and ``rms compare``."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+from pathlib import Path
+
+from rms.cli.engines import ENGINES, check_engine, local_nodes
+from rms.core.model import Mode
+from rms.core.policies import PolicyError, named
+from rms.formats.config import FileError
+from rms.formats.jobscript import ScriptError
+from rms.wire.terminal import CommandError, publish, refuse_on, say
+
+
+def add_simulate(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms simulate``."""
+    add = command.add_argument
+    add("--workload", type=Path, metavar="FILE.toml")
+    add("--trace", type=Path, metavar="FILE.swf[.gz]")
+    add("--cluster", type=Path, metavar="FILE.toml")
+    add("--processors", type=int, metavar="P", help="default: the trace's")
+    add("--policy", default="array-share", metavar="NAME|FILE.toml")
+    add("--mode", metavar="MODE")
+    add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
+    add("--estimates", choices=("requested", "exact"))
+    add("--passes", choices=("per-event", "per-timestamp"), default="per-event")
+    add("--per-job", type=Path, metavar="OUT.csv")
+    add("--malleable", metavar="PCT[,PCT...]", help="make these shares of a trace's jobs malleable")
+    add("--serial", type=float, default=0.05, metavar="F", help="their share that is not parallel")
+    add("--mtbf", type=float, metavar="H", help="each node fails that often")
+    add("--repair", type=float, default=1.0, metavar="H", help="and is back after")
+    add("--seed", type=int, default=1, metavar="X", help="of the failures")
+    add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
+    add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    """``rms simulate``: a workload on a virtual clock."""
+    from rms.sim.run import command
+
+    with refuse_on(FileError, PolicyError):
+        return command(arguments)
+
+
+def add_reproduce(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms reproduce``."""
+    command.add_argument("name", metavar="iserte-rojek|chiesi")
+    command.add_argument("--figures", type=Path, metavar="DIR", help="draw its figures there")
+
+
+def reproduce(arguments: argparse.Namespace) -> int:
+    """``rms reproduce NAME``: a published experiment, paper against ours."""
+    from rms.studies.iserte_rojek import command
+
+    with refuse_on(FileError):
+        return command(arguments)
+
+
+def add_compare(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms compare``."""
+    add = command.add_argument
+    add("scripts", type=Path, nargs="+", metavar="SCRIPT")
+    add("--modes", default="fixed,moldable,malleable,flexible")
+    add("--engine", default="local", metavar="|".join(ENGINES))
+    add("--nodes", type=int, metavar="N", help="default: all there are")
+    add("--delay", type=float, default=2.0, metavar="S")
+    add("--policy", default="array-share", metavar="NAME")
+    add("--folder", type=Path, default=Path("compare"), metavar="D")
+    add("--figure", type=Path, metavar="FILE.png")
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """``rms compare SCRIPT...``: run the scripts once per mode; exit 1 if a job failed."""
+    from rms.launch.slurm.commands import Slurm, SlurmError
+    from rms.studies import compare as study
+
+    with refuse_on(PolicyError):
+        named(arguments.policy)
+    check_engine(arguments.engine)
+    local = arguments.engine == "local"
+    nodes = local_nodes(arguments.nodes) if local else arguments.nodes
+    modes = [_mode(name) for name in arguments.modes.split(",")]
+    with (
+        refuse_on(FileError, PolicyError, ScriptError),
+        refuse_on(study.CompareError, SlurmError, exit_code=1),
+    ):
+        result = study.compare(
+            [path.absolute() for path in arguments.scripts],
+            modes,
+            engine=arguments.engine,
+            nodes=nodes,
+            policy=arguments.policy,
+            delay_s=arguments.delay,
+            folder=arguments.folder.absolute(),
+            env=os.environ,
+            say=say if arguments.verbose else lambda _: None,
+        )
+        if not local:
+            result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()
+    if arguments.figure is not None:
+        study.draw(result, arguments.figure)
+    wrong = study.problems(result)
+    publish(arguments.json, result, [*study.table(result), *wrong])
+    return 1 if wrong else 0
+
+
+def _mode(name: str) -> Mode:
+    if name not in list(Mode):
+        raise CommandError(f"expected modes of {', '.join(Mode)}, got {name!r}")
+    return Mode(name)

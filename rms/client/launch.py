@@ -1,0 +1,103 @@
+"""``rms launch``: what srun, mpirun and mpiexec of a job script are.
+
+Runs on compute nodes for each launcher line, so it imports :mod:`rms.wire` and
+:mod:`rms.client.connection` only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rms.client.connection import ServerError, ask, sendable, server_address
+from rms.wire.messages import (
+    JOB_VARIABLE,
+    TOKEN_VARIABLE,
+    LaunchRequest,
+    StepNumber,
+    StepState,
+)
+
+T = TypeVar("T")
+
+RETRY_S = 0.5
+
+WITH_ONE_VALUE = """
+-n -np -ppn -N -c -p -t -J -o -e -w -A -D -x -H -f -host -hosts --host -hostfile --hostfile
+-machinefile --machinefile -map-by --map-by -bind-to --bind-to -rmk -wdir --wdir -launcher -iface
+--ntasks --nodes --cpus-per-task --mpi --time --partition --job-name --output --error --nodelist
+--account --chdir
+"""
+WITH_TWO_VALUES = "-genv -env -mca --mca -gmca --gmca"
+VALUES_TAKEN = dict.fromkeys(WITH_ONE_VALUE.split(), 1) | dict.fromkeys(WITH_TWO_VALUES.split(), 2)
+"""Options of srun, mpirun and mpiexec that take the next words with them, and how many."""
+
+
+def add_launch(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms launch``."""
+    command.add_argument("--as", dest="launcher", metavar="NAME")
+
+
+def launch(arguments: argparse.Namespace) -> int:
+    """Hand a launcher line to the daemon; return as its last world did."""
+    env = dict(os.environ)
+    job, token = env.get(JOB_VARIABLE), env.get(TOKEN_VARIABLE, "")
+    if job is None:
+        raise ServerError("rms launch works inside a job script; expected RMS_JOB_ID to be set")
+    server = server_address(None, env)
+    command = list(arguments.command_line)
+    if arguments.launcher is not None:
+        command, dropped = strip_options(command)
+        if dropped:
+            print(
+                f"rms: note: {arguments.launcher} {' '.join(dropped)} ignored, the RMS decides",
+                file=sys.stderr,
+            )
+    if not command:
+        raise ServerError("expected a command after --, got none")
+    body = LaunchRequest(
+        command, str(Path.cwd()), sendable(env), own_output(1), own_output(2), os.urandom(8).hex()
+    )
+    steps = f"/jobs/{job}/steps"
+    number = _until_answered(StepNumber, server, "POST", steps, body, token).step
+    while True:
+        state = _until_answered(StepState, server, "GET", f"{steps}/{number}", None, token)
+        if state.exit_code is not None:
+            if state.message:
+                print(f"rms: {state.message}", file=sys.stderr)
+            return state.exit_code
+
+
+def _until_answered(
+    answer: type[T], server: str, method: str, path: str, body: object, token: str
+) -> T:
+    """Ask until a daemon that is being restarted is back."""
+    while True:
+        try:
+            return ask(answer, server, method, path, body, token=token)
+        except ServerError as error:
+            if error.exit_code != 1:
+                raise
+            time.sleep(RETRY_S)
+
+
+def own_output(number: int) -> str | None:
+    """Return the file that standard output or error goes to, so that a world's goes there too."""
+    try:
+        target = Path(f"/proc/self/fd/{number}").readlink()
+    except OSError:
+        return None
+    return str(target) if target.is_file() or target == Path(os.devnull) else None
+
+
+def strip_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split a launcher's own options from the command after them."""
+    at = 0
+    while at < len(words) and words[at].startswith("-"):
+        at += 1 + VALUES_TAKEN.get(words[at], 0)
+    return list(words[at:]), list(words[:at])
