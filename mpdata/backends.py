@@ -47,7 +47,7 @@ def array_module(name: str) -> Any:
     """
     if name != "cupy":
         return np
-    from mpdata.numerics.cupy_backend import load_cupy
+    from mpdata.numerics.cuda.device import load_cupy
 
     return load_cupy()
 
@@ -67,7 +67,7 @@ def make_stepper(
     """
     # Imported where chosen: who uses NumPy should not pay half a second for Numba.
     if name == "cupy":
-        from mpdata.numerics.cupy_backend import CupyStepper
+        from mpdata.numerics.cuda.device import CupyStepper
 
         return CupyStepper(geometry, scheme, flow.h, allocate, tuned=tuned)
     if name == "numpy" or not geometry.active:

@@ -141,6 +141,14 @@ def fill_edge(array: Any, geometry: Geometry, axis: int) -> None:
         layers[last:] = boundary.value if boundary.kind == "fixed" else layers[last - 1 : last]
 
 
+def fill_halo(array: Any, geometry: Geometry) -> None:
+    """Fill the halo of a block that is the whole grid (in place)."""
+    for axis in reversed(geometry.active):
+        if geometry.boundaries[axis].kind == "periodic":
+            wrap_axis(array, geometry, axis)
+        fill_edge(array, geometry, axis)
+
+
 def wrap_axis(array: Any, geometry: Geometry, axis: int) -> None:
     """Set the halo of a periodic axis that this block spans whole (any halo, any extent)."""
     halo, cells = geometry.halo, geometry.interior[axis]

@@ -24,8 +24,8 @@ from mpdata.flow.courant import (
     unstable,
 )
 from mpdata.flow.velocities import make_velocities, survey
-from mpdata.grid import Geometry, fill_edge, wrap_axis
-from mpdata.numerics.cuda.check import allocator
+from mpdata.grid import Geometry, fill_halo
+from mpdata.numerics.cuda.memory import allocator
 from mpdata.options import Scheme
 
 Array = npt.NDArray[Any]
@@ -130,10 +130,7 @@ class Solver:
         """
         for _ in range(steps):
             self._velocities.move_to(self._step)
-            for axis in reversed(self.geometry.active):
-                if self.geometry.boundaries[axis].kind == "periodic":
-                    wrap_axis(self._psi, self.geometry, axis)
-                fill_edge(self._psi, self.geometry, axis)
+            fill_halo(self._psi, self.geometry)
             self.advance_filled()
             self._psi, self._next = self._next, self._psi
             self._step += 1

@@ -21,7 +21,6 @@ from mpdata.backends import (
     scratch_arrays,
 )
 from mpdata.cases.setup import open_mesh
-from mpdata.cli.report import Ticker
 from mpdata.errors import InputError
 from mpdata.flow.courant import (
     Peak,
@@ -38,6 +37,7 @@ from mpdata.grid import Geometry
 from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.halo import HaloExchange
+from mpdata.parallel.progress import Ticker
 from rms.wire.terminal import emit_json
 
 __all__ = ["Advection", "RunConfig"]

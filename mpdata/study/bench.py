@@ -254,8 +254,8 @@ def host_limits(clock: Clock, say: Callable[[str], None]) -> dict[str, dict[str,
 
 def device_limits(say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Measure what bounds a step on the GPU in use, and say it."""
-    from mpdata.numerics.cuda.bench import copy_gb_s
     from mpdata.numerics.cuda.device import device_name, load_cupy
+    from mpdata.study.gpu import copy_gb_s
 
     copy, limits = copy_gb_s(load_cupy()), {}
     for dtype in ("f8", "f4"):

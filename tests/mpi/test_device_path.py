@@ -18,6 +18,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cuda_on_host import compiler
 from mpi4py import MPI
 from runs import COUNTS, run_on, runtime_on
 from velocity_files import levels_of, swinging, write_levels
@@ -26,10 +27,9 @@ import dmr
 from dmr.checkpoint import Schedule
 from mpdata.cases import Request, make_setup, with_velocities
 from mpdata.grid import Geometry
-from mpdata.numerics.cuda import check
 from mpdata.numerics.cuda.halo import DeviceBoxes
-from mpdata.numerics.cuda.host import compiler
 from mpdata.numerics.cuda.job import Tile
+from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import CudaStepper
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.parallel.app import Advection, RunConfig
@@ -163,7 +163,7 @@ def test_a_message_is_not_overwritten_before_it_has_left_the_host(
     good = True
     if world.rank == 0:
         boxes = DeviceBoxes("f8", apart=True)
-        arrays = [check.allocator(gpu, geo, "f8")() for _ in range(2)]
+        arrays = [allocator(gpu, geo, "f8")() for _ in range(2)]
         exchange = HaloExchange(world, geo, {0: (1, 1)}, arrays[0], boxes)
         for array in arrays:
             exchange.fill(array)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import MPDATA, MPIEXEC, Run
-
-from mpdata.numerics.cuda.host import compiler
+from cuda_on_host import compiler
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = ROOT / "tests" / "stand_in"

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 from conftest import MPDATA, MPIEXEC, Run
+from cuda_on_host import compiler
 from rms_fixture import served
 from test_device_run import CUPY, RANDOM, environment
 from test_faults import SMALL
 from test_own_loop import PROGRAM, lines, report
-
-from mpdata.numerics.cuda.host import compiler
 
 LITTLE_ROOM = str(Path(__file__).with_name("little_room.py"))
 NO_CACHE = {"XDG_CACHE_HOME": "/nonexistent"}  # what dmr probe may have found does not matter

@@ -135,7 +135,7 @@ class CupyStepper(CudaStepper):
         h: density, laid out as ``allocate`` does.
         allocate: returns a zeroed CuPy array of the block's shape in its memory order.
         variant: see :class:`~mpdata.numerics.cuda.stepper.CudaStepper`.
-        tile: shape of the streaming kernels' blocks; by default what ``tuned`` has of this device.
+        tile: shape of the streaming kernel's blocks; by default what ``tuned`` has of this device.
         graphs: replay a step of several kernels as a CUDA graph.
         tuned: the file of tuned tiles.
 
@@ -156,7 +156,7 @@ class CupyStepper(CudaStepper):
         tuned: Path | None = None,
     ) -> None:
         if tile is None and tuned is not None:
-            tile = recall(tuned, key_of(device_name(), scheme, h.dtype, variant))
+            tile = recall(tuned, key_of(device_name(), scheme, h.dtype))
 
         def build(options: Macros, _: npt.DTypeLike) -> CupyLauncher:
             return CupyLauncher(options, graphs=graphs)

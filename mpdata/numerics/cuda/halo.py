@@ -16,7 +16,8 @@ import numpy.typing as npt
 from mpdata.grid import Geometry
 from mpdata.numerics.cuda.device import CupyLauncher, load_cupy
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, job_type
-from mpdata.numerics.cuda.stepper import Launch, Launcher, Plan, Triple, address, cell_grid
+from mpdata.numerics.cuda.memory import address
+from mpdata.numerics.cuda.stepper import Launch, Launcher, Plan, Triple, cell_grid
 
 Array = Any
 Where = tuple[slice, ...]

@@ -26,7 +26,7 @@ Macros = dict[str, str]
 
 @dataclass(frozen=True)
 class Tile:
-    """Shape of the streaming kernels' blocks; it decides the speed and no bit of the answer.
+    """Shape of the streaming kernel's blocks; it decides the speed and no bit of the answer.
 
     Attributes:
         x, y: columns of a block, those included that only serve their neighbours.
@@ -65,7 +65,7 @@ def macros(
         order: the grid's active axes as they lie in memory, the contiguous one first.
         unit: whether h is 1 in every cell: it is then neither read nor divided by. The bits are
             the same.
-        tile: shape of the streaming kernels' blocks.
+        tile: shape of the streaming kernel's blocks.
     """
     real = np.dtype(dtype)
     fill = [order.index(axis) for axis in sorted(order)] + [0, 0, 0]

@@ -14,13 +14,14 @@ import numpy.typing as npt
 
 from mpdata.grid import Geometry
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, Tile, edges, job_type, macros, memory_axes
+from mpdata.numerics.cuda.memory import address
 from mpdata.options import Scheme
 
 Array = Any
 Layers = tuple[int, int]
 Triple = tuple[int, int, int]
 
-VARIANTS = ("auto", "four", "two", "fused")
+VARIANTS = ("auto", "four", "fused")
 MOST_BLOCKS = 65535
 """Along y and z of a launch; the kernels that go cell by cell come round for the rest."""
 
@@ -92,11 +93,9 @@ class Scratch:
 
 def scratch_of(scheme: Scheme, active: int, variant: str = "auto") -> Scratch:
     """Return the scratch of a variant on a grid with so many axes of more than one cell."""
-    corrective = scheme.passes - 1
-    if variant != "four" and streams(scheme, active):
-        return Scratch(corrective if variant == "two" else 0, 0, (0, active))
-    if active == 0:
+    if active == 0 or (variant != "four" and streams(scheme, active)):
         return Scratch(0, 0, (0, 0))
+    corrective = scheme.passes - 1
     return Scratch(corrective, 2 if scheme.limiter and corrective else 0, (corrective, active))
 
 
@@ -109,10 +108,9 @@ class CudaStepper:
         h: density, laid out as ``allocate`` does.
         allocate: returns a zeroed array of the block's shape in its memory order.
         build: compiles the kernels for some options.
-        variant: ``four``: the paper's four kernels; ``two``: donor cell, then all the rest;
-            ``fused``: one kernel; ``auto``: fused where the options and the grid allow it. Where
-            they do not, ``two`` and ``fused`` are ``four``.
-        tile: shape of the streaming kernels' blocks.
+        variant: ``four``: the paper's four kernels; ``fused``: one kernel, where the options and
+            the grid allow it, else four; ``auto``: fused.
+        tile: shape of the streaming kernel's blocks.
 
     Raises:
         ValueError: an unknown variant, a tile too small, no contiguous axis.
@@ -210,12 +208,9 @@ class CudaStepper:
         """Return a step's launches; see ReferenceStepper for how far each pass reaches."""
         now, faces, ring = [*self._iterates, out], [C[axis] for axis in self.order], 0
         if self.variant == "fused":
-            return [self._streaming("fused_step", layers, before=psi, psi=psi, out=out, c=faces)]
+            return [self._streaming("fused_step", layers, before=psi, out=out, c=faces)]
         ring = self.geo.halo - 1
         launches = [self._cells("donor_cell_pass", layers, ring, before=psi, out=now[0], c=faces)]
-        if self.variant == "two":
-            last = {"before": psi, "psi": now[0], "out": out, "c": faces}
-            return [*launches, self._streaming("corrective_step", layers, **last)]
         for number in range(self.scheme.passes - 1):
             third = self.scheme.third_order and number == 0
             ring -= 2 if third else 1
@@ -303,11 +298,3 @@ def cell_grid(x: int, y: int, z: int) -> Triple:
     """Return the blocks of a kernel that goes cell by cell."""
     bx, by, bz = CELL_BLOCK
     return -(-x // bx), min(-(-y // by), MOST_BLOCKS), min(-(-z // bz), MOST_BLOCKS)
-
-
-def address(array: Array) -> int:
-    """Return where an array begins, in host or device memory."""
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        interface = array.__array_interface__
-    return int(interface["data"][0])

@@ -3,9 +3,8 @@
 // A block owns TILE_X x TILE_Y columns, one a thread; the outer REACH columns on each side serve
 // their neighbours only (where tiles overlap, extrema, velocities and betas are recomputed).
 // Plane after plane arrives; what a plane needs of the one below it is carried in registers, what
-// a column needs of those beside it passes through shared memory. Traffic per cell and step, in
-// items: `fused_step` 6 (psi, three face values, h, out); `corrective_step` 7, after a donor-cell
-// pass with 6.
+// a column needs of those beside it passes through shared memory. Traffic per cell and step: 6
+// items (psi, three face values, h, out).
 #pragma once
 
 #if AXES == 3
@@ -18,10 +17,6 @@ constexpr int PLANES_A_ROUND = TILE_UNROLL;  // a name, since macros in pragmas 
 // A row more below and above, so that the outer columns may look at neighbours that are not there;
 // what they make of them is used by nobody.
 constexpr int TILE_CELLS = TILE_X * (TILE_Y + 2);
-
-// Whether psi before the step is looked at: by the donor cell or by the limiter.
-template <bool FUSED>
-constexpr bool NEEDS_BEFORE = FUSED || LIMITED;
 
 // The cells of one plane in reach of a column, of an array or of shared memory.
 struct Column {
@@ -38,10 +33,9 @@ struct Input {
 };
 
 // psi* at a cell outside the domain: rare, and kept out of the way of the registers.
-COLD real psi_beyond(const Job &job, const real *psi, bool compute, int x, int y, int z) {
-    return filled(job, x, y, z, [&](long long at) {
-        return compute ? donor_cell(job, job.before, at) : load(psi + at);
-    });
+COLD real psi_beyond(const Job &job, int x, int y, int z) {
+    return filled(job, x, y, z,
+                  [&](long long at) { return donor_cell(job, job.before, at); });
 }
 
 // What arrives from memory for a column with each plane q: psi one plane ahead, as the donor cell's
@@ -49,10 +43,9 @@ COLD real psi_beyond(const Job &job, const real *psi, bool compute, int x, int y
 struct Arrival {
     real psi_above, cx, cy, cz_above, h;
 
-    template <bool FUSED>
     DEVICE void fetch(const Job &job, long long at) {
         const long long above = at + job.stride[2];
-        psi_above = NEEDS_BEFORE<FUSED> ? load(job.before + above) : 0;
+        psi_above = load(job.before + above);
         cx = load(job.c[0] + at);
         cy = load(job.c[1] + at);
         cz_above = load(job.c[2] + above);
@@ -83,9 +76,8 @@ DEVICE real star_of(const Plane &q, const Arrival &in, real below, const Input &
     return q.psi - ((east - west) + (north - south) + (upper - lower)) / q.h;
 }
 
-template <bool FUSED>
-DEVICE void stream(const Job &job, real (*star)[TILE_CELLS], real (*side)[TILE_CELLS],
-                   real (*beta)[TILE_CELLS]) {
+KERNEL(fused_step, TILE_THREADS) {
+    __shared__ real star[2][TILE_CELLS], side[2][TILE_CELLS], beta[2][TILE_CELLS];
     const int tx = threadIdx.x, ty = threadIdx.y, here = (ty + 1) * TILE_X + tx;
     const int x = job.first[0] + blockIdx.x * (TILE_X - 2 * REACH) + tx - REACH;
     const int y = job.first[1] + blockIdx.y * (TILE_Y - 2 * REACH) + ty - REACH;
@@ -103,10 +95,10 @@ DEVICE void stream(const Job &job, real (*star)[TILE_CELLS], real (*side)[TILE_C
     long long at = offset(job, column_x, column_y, z0 - REACH);
     Plane k = {}, j = {};  // the planes one and two below the newest
     Arrival in;
-    in.template fetch<FUSED>(job, at);
-    real psi_here = NEEDS_BEFORE<FUSED> ? load(job.before + at) : 0;
+    in.fetch(job, at);
+    real psi_here = load(job.before + at);
     real cz_here = load(job.c[2] + at);
-    k.psi = NEEDS_BEFORE<FUSED> ? load(job.before + at - dz) : 0;
+    k.psi = load(job.before + at - dz);
     k.cz = load(job.c[2] + at - dz);
 
     // Unrolled, planes change their names and not their registers.
@@ -119,9 +111,9 @@ DEVICE void stream(const Job &job, real (*star)[TILE_CELLS], real (*side)[TILE_C
         q.cy_north = load(job.c[1] + at + dy);
         const Input psi = {job.before + at, dy};
         if (beyond(job, column_x, column_y, z))
-            q.star = psi_beyond(job, job.psi, FUSED, column_x, column_y, z);
+            q.star = psi_beyond(job, column_x, column_y, z);
         else
-            q.star = FUSED ? star_of(q, in, k.psi, psi) : load(job.psi + at);
+            q.star = star_of(q, in, k.psi, psi);
         if (LIMITED) {
             Balance around = {q.psi, q.psi, 0, 0};
             around.bound(psi(-1, 0)), around.bound(psi(1, 0));
@@ -130,7 +122,7 @@ DEVICE void stream(const Job &job, real (*star)[TILE_CELLS], real (*side)[TILE_C
             q.high = around.high, q.low = around.low;
         }
         psi_here = in.psi_above, cz_here = in.cz_above;
-        if (z + 1 < z1 + REACH) in.template fetch<FUSED>(job, at + dz);
+        if (z + 1 < z1 + REACH) in.fetch(job, at + dz);
         real *newest = star[z & 1], *older = star[(z + 1) & 1];
         newest[here] = q.star;
         BARRIER();
@@ -201,14 +193,5 @@ DEVICE void stream(const Job &job, real (*star)[TILE_CELLS], real (*side)[TILE_C
         j = k, k = q;
     }
 }
-
-#define STREAMING_KERNEL(name, fused)                                                  \
-    KERNEL(name, TILE_THREADS) {                                                     \
-        __shared__ real star[2][TILE_CELLS], side[2][TILE_CELLS], beta[2][TILE_CELLS]; \
-        stream<fused>(job, star, side, beta);                                          \
-    }
-
-STREAMING_KERNEL(corrective_step, false)
-STREAMING_KERNEL(fused_step, true)
 
 #endif

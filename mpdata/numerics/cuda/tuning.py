@@ -1,4 +1,4 @@
-"""Block sizes of the streaming kernels, tried out once and kept for each device.
+"""Block sizes of the streaming kernel, tried out once and kept for each device.
 
 They decide the speed alone: every tile gives the same bits.
 """
@@ -42,11 +42,10 @@ def store_path(env: Mapping[str, str]) -> Path:
     return Path(base) / "malleable-mpi" / "cuda-tiles.json"
 
 
-def key_of(device: str, scheme: Scheme, dtype: npt.DTypeLike, variant: str) -> str:
+def key_of(device: str, scheme: Scheme, dtype: npt.DTypeLike) -> str:
     """Return under which name a tile is kept: what decides the kernel and where it runs."""
-    variant = "fused" if variant == "auto" else variant
     options = f"limiter={scheme.limiter} gauge={scheme.infinite_gauge}"
-    return f"{device} | {variant} | f{np.dtype(dtype).itemsize} | {options}"
+    return f"{device} | fused | f{np.dtype(dtype).itemsize} | {options}"
 
 
 def recall(path: Path, key: str) -> Tile | None:

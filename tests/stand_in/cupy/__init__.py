@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import sys
 import time
 import weakref
 from collections import deque
@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy import float32, float64, uint8  # noqa: F401 - names that CuPy has
 
-from mpdata.numerics.cuda import host
+sys.path.append(str(Path(__file__).parents[2] / "support"))
+import cuda_on_host as host
 
 __version__ = "stand-in"
 
@@ -493,8 +494,8 @@ class RawModule:
 
     def compile(self) -> None:
         given = (option[2:].split("=", 1) for option in self._options if option[:2] == "-D")
-        usual = Path(tempfile.gettempdir()) / f"stand-in-kernels-{os.getuid()}"
-        folder = Path(os.environ.get("CUPY_CACHE_DIR") or usual)
+        given_folder = os.environ.get("CUPY_CACHE_DIR")
+        folder = Path(given_folder) if given_folder else host.kept(os.environ)
         folder.mkdir(parents=True, exist_ok=True)
         self._kernels = host.HostLauncher(host.compiled(dict(given), folder))
 

@@ -1,62 +1,21 @@
-"""Random blocks on which the kernels are held against the reference, on host or device.
-
-For tests and ``scripts/gpu``. Blocks lie in memory as the application's do: the paper's order N, L,
-M, axes of one cell first, rows of 128 bytes with the first interior cell aligned.
-"""
+"""Random blocks on which the kernels are held against the reference, on host or device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.grid import Geometry, fill_edge, wrap_axis
-from mpdata.numerics.cuda.stepper import Triple, address
+from mpdata.grid import Geometry, fill_halo
+from mpdata.numerics.cuda.memory import allocator
+from mpdata.numerics.cuda.stepper import Triple
 from mpdata.numerics.step import ReferenceStepper, Stepper
 from mpdata.options import Boundaries, Scheme
+from mpdata.study.gpu import Block
 
 Array = Any
-ALIGNMENT_BYTES = 128
-
-
-@dataclass(frozen=True)
-class Block:
-    """One block with all it needs for a step; psi's halo is filled."""
-
-    geo: Geometry
-    scheme: Scheme
-    psi: Array
-    h: Array
-    C: list[Array]
-    allocate: Callable[[], Array]
-
-    @property
-    def inside(self) -> Array:
-        """The interior of psi."""
-        return self.psi[self.geo.cells(0)]
-
-
-def allocator(xp: Any, geo: Geometry, dtype: npt.DTypeLike) -> Callable[[], Array]:
-    """Return what allocates zeroed arrays of a block in the array module ``xp``."""
-    order = sorted((0, 2, 1), key=lambda axis: geo.grid[axis] > 1)
-    size = np.dtype(dtype).itemsize
-    step = ALIGNMENT_BYTES // size
-    row = geo.shape[order[-1]]
-    storage = (*(geo.shape[axis] for axis in order[:-1]), -(-row // step) * step)
-    lead = geo.halo * size if order[-1] in geo.active else 0
-
-    def allocate() -> Array:
-        raw = xp.zeros(prod(storage) * size + ALIGNMENT_BYTES, np.uint8)
-        shift = -(address(raw) + lead) % ALIGNMENT_BYTES
-        items = raw[shift : shift + prod(storage) * size].view(np.dtype(dtype))
-        rows = items.reshape(storage)[:, :, :row]
-        return rows.transpose([order.index(axis) for axis in range(3)])
-
-    return allocate
 
 
 def random_block(
@@ -89,16 +48,8 @@ def random_block(
     if unit:
         h[...] = 1
     block = Block(geo, scheme, psi, h, C, allocate)
-    fill(block.psi, geo)
+    fill_halo(block.psi, geo)
     return block
-
-
-def fill(psi: Array, geo: Geometry) -> None:
-    """Fill the halo of a block that is the whole grid."""
-    for axis in reversed(geo.active):
-        if geo.boundaries[axis].kind == "periodic":
-            wrap_axis(psi, geo, axis)
-        fill_edge(psi, geo, axis)
 
 
 def cut(block: Block, start: Triple, stop: Triple) -> Block:
@@ -129,7 +80,7 @@ def after(block: Block, stepper: Stepper, steps: int = 2) -> Array:
     psi, out = block.allocate(), block.allocate()
     psi[...] = block.psi
     for _ in range(steps):
-        fill(psi, block.geo)
+        fill_halo(psi, block.geo)
         stepper.advance(psi, out, block.C)
         psi, out = out, psi
     return psi[block.geo.cells(0)]

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpdata.grid import Geometry
-from mpdata.numerics.cuda.check import Block, allocator, fill
+from mpdata.grid import Geometry, fill_halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper
 from mpdata.numerics.cuda.job import Tile, macros
+from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import Triple
 from mpdata.numerics.cuda.tuning import TILES, best, keep, key_of
 from mpdata.options import Scheme, parse_boundaries
@@ -24,16 +24,32 @@ Array = Any
 
 PAPER: Triple = (2048, 1024, 64)
 SCHEME = Scheme(2)
-ITEMS = {"four": 30, "two": 13, "fused": 6}
+ITEMS = {"four": 30, "fused": 6}
 """Items a step moves for each cell if every kernel reads and writes each array once."""
 
 KERNELS = {
     "four": ("donor_cell_pass", "pseudo_velocities", "limiter_betas", "limited_update"),
-    "two": ("donor_cell_pass", "corrective_step"),
     "fused": ("fused_step",),
 }
 NOMINAL_GB_S = 3000.0
 COPY_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Block:
+    """One block with all it needs for a step; psi's halo is filled."""
+
+    geo: Geometry
+    scheme: Scheme
+    psi: Array
+    h: Array
+    C: list[Array]
+    allocate: Callable[[], Array]
+
+    @property
+    def inside(self) -> Array:
+        """The interior of psi."""
+        return self.psi[self.geo.cells(0)]
 
 
 def seconds_of(cupy: Any, work: Callable[[], object], repeats: int, rounds: int = 3) -> float:
@@ -69,7 +85,7 @@ def rough_block(cupy: Any, grid: Triple, dtype: str) -> Block:
     h[...] = 1.1
     for array, speed in zip(C, (0.3, -0.25, 0.2), strict=True):
         array[...] = speed
-    fill(psi, geo)
+    fill_halo(psi, geo)
     return Block(geo, SCHEME, psi, h, C, allocate)
 
 
@@ -146,12 +162,9 @@ def tune(
     for dtype in ("f8", "f4"):
         block = rough_block(cupy, grid, dtype)
         trial = Trial(cupy, block, tuned)
-        for variant in ("fused", "two"):
-            trial.variant, trial.tried = variant, {}
-            tile, taken = best(tiles, trial)
-            keep(tuned, key_of(name, block.scheme, dtype, variant), tile)
-            found = {"best": asdict(tile), "seconds": taken, "tried": trial.tried}
-            yield f"{variant} {dtype}", found
+        tile, taken = best(tiles, trial)
+        keep(tuned, key_of(name, block.scheme, dtype), tile)
+        yield f"fused {dtype}", {"best": asdict(tile), "seconds": taken, "tried": trial.tried}
         del block, trial
         cupy.get_default_memory_pool().free_all_blocks()
 
@@ -162,13 +175,12 @@ class Trial:
     def __init__(self, cupy: Any, block: Block, tuned: Path) -> None:
         self.cupy, self.block, self.tuned = cupy, block, tuned
         self.out = block.allocate()
-        self.variant = "fused"
         self.tried: dict[str, float | str] = {}
 
     def __call__(self, tile: Tile) -> float | None:
         """Return the time of one step."""
         try:
-            stepper = stepper_on(self.block, self.variant, self.tuned, tile)
+            stepper = stepper_on(self.block, "fused", self.tuned, tile)
             taken = step_seconds(self.cupy, self.block, self.out, stepper, 3, 2)
         except Exception as error:
             self.tried[str(tile)] = f"{type(error).__name__}: {error}"
