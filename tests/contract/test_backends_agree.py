@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from combinations import Combination, rough
-from test_combinations import TOLERANCE
+from combinations import TOLERANCE, Combination, rough
 
 from mpdata.backends import make_stepper
 from mpdata.cases import Request, Setup, make_setup

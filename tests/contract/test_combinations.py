@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from combinations import Combination, rough
+from combinations import TOLERANCE, Combination, rough
 
 from mpdata.cases import Setup
 from mpdata.options import Scheme
@@ -22,9 +22,6 @@ Answer = Callable[[Setup, Scheme, str, int], Array]
 
 EXTENTS = (7, 6, 5)
 STEPS = 3
-TOLERANCE = {"f8": 1e-13, "f4": 1e-6}
-"""Of the largest value. In float32 every one of the 4,000 combinations of these steps lies within
-3.2e-7 of the same in float64 (found with the reference), so two right answers within 6.4e-7."""
 
 
 def by_solver(backend: str) -> Answer:

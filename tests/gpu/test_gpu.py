@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import random_blocks as check
 from cuda_on_host import build_in, compiler
+from processes import program
 
 from mpdata.errors import InputError
 from mpdata.grid import fill_edge, wrap_axis
@@ -165,10 +165,9 @@ def test_halos_are_filled_as_on_the_host(boundaries: str, apart: bool) -> None:
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="no compute-sanitizer here")
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck", "synccheck"])
 def test_compute_sanitizer_finds_nothing(tool: str) -> None:
-    program = str(Path(__file__).with_name("small_steps.py"))
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9"]
     done = subprocess.run(
-        [*command, sys.executable, program], capture_output=True, text=True, check=False
+        [*command, *program("small_steps")], capture_output=True, text=True, check=False
     )
     assert "steps done" in done.stdout, done.stdout[-2000:] + done.stderr[-2000:]
     assert done.returncode == 0, done.stdout[-4000:]

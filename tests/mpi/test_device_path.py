@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from cuda_on_host import compiler
 from mpi4py import MPI
-from runs import COUNTS, run_on, runtime_on
+from mpi_runs import COUNTS, run_on, runtime_on
 from velocity_files import levels_of, swinging, write_levels
 
 import dmr

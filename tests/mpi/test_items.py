@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 from mpi4py import MPI
-from test_move import TwoWorlds
+from two_worlds import TwoWorlds
 
 import dmr
 from dmr import checkpoint

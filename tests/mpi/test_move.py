@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import xxhash
 from mpi4py import MPI
+from two_worlds import TwoWorlds
 
 from dmr.data import transfer
 from dmr.data.decomposition import Box, choose_grid
@@ -29,20 +30,6 @@ def spec_of(shape: tuple[int, ...], dtype: str, split: tuple[int, ...]) -> Field
     return FieldSpec(
         shape, dtype, lambda box: whole[box.slices((0,) * len(shape))], halo=2, split=split
     )
-
-
-class TwoWorlds:
-    """The first ``old`` ranks are the old world, the others the new one."""
-
-    def __init__(self, world: MPI.Intracomm, old: int) -> None:
-        self.is_old = world.rank < old
-        self.local = world.Split(0 if self.is_old else 1, world.rank)
-        self.inter = self.local.Create_intercomm(0, world, old if self.is_old else 0, tag=5)
-        self.sizes = (old, world.size - old)
-
-    def free(self) -> None:
-        self.inter.Free()
-        self.local.Free()
 
 
 def layouts(spec: FieldSpec, sizes: tuple[int, int]) -> list[Any]:

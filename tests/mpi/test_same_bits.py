@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from mpi4py import MPI
-from runs import COUNTS, run_on, runtime_on
+from mpi_runs import COUNTS, run_on, runtime_on
 
 import dmr
 from dmr.checkpoint import Schedule

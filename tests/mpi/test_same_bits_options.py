@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from combinations import Combination, covering, rough
 from mpi4py import MPI
-from runs import COUNTS, run_on
+from mpi_runs import COUNTS, run_on
 
 from mpdata.parallel.app import RunConfig
 

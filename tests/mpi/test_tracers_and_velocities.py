@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
-from runs import run_on, runtime_on
+from mpi_runs import run_on, runtime_on
 
 import dmr
 from dmr.checkpoint import Schedule

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from conftest import NODES, brought_up
-from conftest import Slurm as Bed
+from slurm_bed import NODES, brought_up
+from slurm_bed import Slurm as Bed
 
 from rms.launch.slurm import output, site
 from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
@@ -38,21 +38,21 @@ def test_trying_it_leaves_nothing(slurm: Bed) -> None:
         ("growing", True),
         ("shrinking", True),
     ]
-    slurm.wait_until("all is idle again", lambda: len(slurm.idle()) == NODES)
+    slurm.wait_until(lambda: len(slurm.idle()) == NODES, "all is idle again")
     assert donors(commands(slurm)) == []
 
 
 def test_json_and_text_agree(slurm: Bed) -> None:
     read = commands(slurm)
     job = read.submit("--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--wrap", "sleep 60")
-    slurm.wait_until("two run", lambda: len(slurm.idle()) == 0)
+    slurm.wait_until(lambda: len(slurm.idle()) == 0, "two run")
     plain = commands(slurm, squeue=False, sinfo=False, sacct=False)
 
     def queue(of: Slurm) -> list[output.QueuedJob]:
         rows = [row for row in of.queue() if row.array_id == job]
         return sorted(rows, key=lambda row: row.task or 0)
 
-    slurm.wait_until("both say the same", lambda: queue(read) == queue(plain))
+    slurm.wait_until(lambda: queue(read) == queue(plain), "both say the same")
     assert [row.task for row in queue(read)] == [0, 1, 2, 3, 4, 5]
     assert read.nodes() == plain.nodes()
     raw = [row.job_id for row in queue(read) if row.state == "RUNNING"]
@@ -60,7 +60,7 @@ def test_json_and_text_agree(slurm: Bed) -> None:
     def known() -> bool:  # accounting hears of a job when it is submitted and when it begins
         return [record.state for record in read.records(raw)] == ["RUNNING"] * 2
 
-    slurm.wait_until("accounting has both", known)
+    slurm.wait_until(known, "accounting has both")
     assert read.records(raw) == plain.records(raw)
 
 
@@ -75,7 +75,7 @@ def test_growing_and_shrinking(slurm: Bed) -> None:
     slurm.next_second()
     assert before.batch_host is not None
     assert read.shrink(job, [before.batch_host]).hosts == before.hosts
-    slurm.wait_until("accounting has both", lambda: len(read.records([job])) == 3)
+    slurm.wait_until(lambda: len(read.records([job])) == 3, "accounting has both")
     states = [(row.state, row.nodes) for row in read.records([job])]
     assert states == [("RESIZING", 1), ("RESIZING", 3), ("RUNNING", 1)]
     assert donors(read) == []
@@ -99,7 +99,7 @@ def test_a_job_that_has_ended(slurm: Bed) -> None:
     job = int(slurm.submit("--nodes=2"))
     host = read.job(job).hosts[0]
     read.cancel(job)
-    slurm.wait_until("it ended", lambda: read.job(job).state == "CANCELLED")
+    slurm.wait_until(lambda: read.job(job).state == "CANCELLED", "it ended")
     for act in (lambda: read.grow(job, 1, f"rms-donor-{job}"), lambda: read.shrink(job, [host])):
         with pytest.raises(SlurmError) as refused:
             act()

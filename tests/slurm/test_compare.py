@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Slurm
+from slurm_bed import Slurm
 
 MODES = ["fixed", "moldable", "malleable", "flexible"]
 SCRIPT = """#!/bin/sh

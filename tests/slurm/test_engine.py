@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import NODES, ROOT, Slurm
-from served import CASE, STEPS, Rms, bare, serving, write_script
+from processes import ROOT
+from slurm_bed import NODES, Slurm
+from slurm_daemon import CASE, STEPS, SlurmRms, bare, serving, write_script
 
 from rms.launch.slurm.output import Record, records_from_text
 
@@ -17,7 +18,7 @@ GRACE = ("--grace", "5")
 
 
 @pytest.fixture
-def rms(slurm: Slurm) -> Iterator[Rms]:
+def rms(slurm: Slurm) -> Iterator[SlurmRms]:
     with serving(slurm, *GRACE) as found:
         yield found
 
@@ -38,7 +39,7 @@ def books(bed: Slurm, number: int) -> list[Record]:
     return records_from_text(said)
 
 
-def agree(rms: Rms, job: str) -> list[Record]:
+def agree(rms: SlurmRms, job: str) -> list[Record]:
     """Wait until accounting has a job whole; it must say of its nodes and times what rms does."""
     row = rms.row(job)
 
@@ -48,7 +49,7 @@ def agree(rms: Rms, job: str) -> list[Record]:
         theirs = [(record.start_s, set(record.hosts)) for record in found]
         return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
 
-    found: list[Record] = rms.until(f"agreement on job {job}: {row}", same, 20)
+    found: list[Record] = rms.until(same, f"agreement on job {job}: {row}", 20)
     assert {record.state for record in found[:-1]} <= {"RESIZING"}
     assert found[-1].end_s
     # Changes are entered at Slurm's own time, ends when they were seen; and a job is over for the
@@ -62,26 +63,26 @@ def agree(rms: Rms, job: str) -> list[Record]:
 # --- an array ----------------------------------------------------------------------------------
 
 
-def test_the_winds_array(rms: Rms, tmp_path: Path) -> None:
+def test_the_winds_array(rms: SlurmRms, tmp_path: Path) -> None:
     """Flexible jobs under array-share: grown and shrunk while they run, the same bits as ever."""
     winds = os.environ.get("MPDATA_WINDS") or str(ROOT / "demo" / "winds")
     if not Path(winds, "uwnd_mean.nc").exists():
         pytest.skip("needs the wind files: MPDATA_WINDS, or ./scripts/demo once")
     given = {"MPDATA_WINDS": winds, "WINDS_DAYS": "8"}
     winds_sh = ROOT / "jobs" / "winds.sh"
-    first = rms.submit("--array=1", "--nodes=1-4", script=winds_sh, **given)
-    rms.computing(f"{first}_1")
+    first = rms.submit_file("--array=1", "--nodes=1-4", script=winds_sh, **given)
+    rms.running(f"{first}_1")
     fast = rms.work / "fast"
     fast.mkdir()
     (fast / "go").touch()
-    others = rms.submit("--array=2-4", script=winds_sh, folder=fast, **given)
+    others = rms.submit_file("--array=2-4", script=winds_sh, folder=fast, **given)
     jobs = [f"{first}_1", *(f"{others}_{n}" for n in (2, 3, 4))]
 
     def both() -> bool:
         steps = [(r["from"], r["to"]) for r in rms.row(jobs[0])["resizes"]]
         return any(new < old for old, new in steps) and any(new > old for old, new in steps)
 
-    rms.until("a shrink and an expansion of the first", both, 90)
+    rms.until(both, "a shrink and an expansion of the first", 90)
     rms.hurry()
     assert rms.over(*jobs) == ["COMPLETED"] * 4
 
@@ -102,16 +103,16 @@ def test_the_winds_array(rms: Rms, tmp_path: Path) -> None:
     rms.nothing_left()
 
 
-def test_other_users_are_worked_around(rms: Rms, answer: str) -> None:
+def test_other_users_are_worked_around(rms: SlurmRms, answer: str) -> None:
     bed = rms.bed
     by_hand = bed.allocate("--nodes=1", "--nodelist=n2", "--job-name=byhand")
-    rms.until("word of it", lambda: node(rms, "n2") != "idle")
+    rms.until(lambda: node(rms, "n2") != "idle", "word of it")
     write_script(rms, "#SBATCH --nodes=1-4", "#RMS --mode=flexible")
-    job = rms.submit()
-    rms.computing(job)
+    job = rms.submit_file()
+    rms.running(job)
     assert rms.row(job)["nodes"] == ["n1", "n3", "n4"]
     bed("scancel", by_hand)
-    rms.until("its node too", lambda: len(rms.row(job)["nodes"]) == 4)
+    rms.until(lambda: len(rms.row(job)["nodes"]) == 4, "its node too")
     rms.hurry()
     assert rms.over(job) == ["COMPLETED"]
     assert [record.nodes for record in agree(rms, job)] == [3, 4]
@@ -119,23 +120,21 @@ def test_other_users_are_worked_around(rms: Rms, answer: str) -> None:
     rms.nothing_left()
 
 
-def node(rms: Rms, name: str) -> str:
+def node(rms: SlurmRms, name: str) -> str:
     """Return the state of a node as ``rms nodes`` has it."""
     from rms.client.connection import call
 
-    found: str = next(
-        n["state"] for n in call(rms.daemon.server, "GET", "/nodes") if n["name"] == name
-    )
+    found: str = next(n["state"] for n in call(rms.server, "GET", "/nodes") if n["name"] == name)
     return found
 
 
-def test_options_of_slurms_own_are_passed_on(rms: Rms, answer: str) -> None:
+def test_options_of_slurms_own_are_passed_on(rms: SlurmRms, answer: str) -> None:
     write_script(
         *[rms, "#SBATCH --nodes=2", "#SBATCH --mem=77 -p all", "#SBATCH --comment 'for sbatch'"],
         *["#SBATCH --time=10", "#SBATCH --ntasks=99"],
     )
-    job = rms.submit()
-    rms.computing(job)
+    job = rms.submit_file()
+    rms.running(job)
     shown = rms.bed.show(str(rms.number(job)))
     assert shown["MinMemoryNode"] == "77M"
     assert shown["Partition"] == "all"
@@ -146,12 +145,12 @@ def test_options_of_slurms_own_are_passed_on(rms: Rms, answer: str) -> None:
     assert rms.row(job)["answer"] == answer
 
 
-def test_the_end_of_the_daemon_leaves_nothing(rms: Rms) -> None:
+def test_the_end_of_the_daemon_leaves_nothing(rms: SlurmRms) -> None:
     write_script(rms, "#SBATCH --nodes=3")
-    running, waiting = rms.submit(), rms.submit()
-    rms.computing(running)
+    running, waiting = rms.submit_file(), rms.submit_file()
+    rms.running(running)
     assert rms.end() == 0
     rms.process = None
     queue = rms.bed("squeue", "--noheader")
-    rms.bed.wait_until("all nodes idle", lambda: len(rms.bed.idle()) == NODES)
+    rms.bed.wait_until(lambda: len(rms.bed.idle()) == NODES, "all nodes idle")
     assert "RUNNING" not in queue and waiting != running

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from conftest import Slurm
+from slurm_bed import Slurm
 
 RMS = [sys.executable, "-m", "rms"]
 BIN = Path(sys.executable).parent
@@ -43,7 +43,7 @@ def test_a_script_serves_sbatch_and_rms_submit(slurm: Slurm) -> None:
         env = {**os.environ, "PATH": path, "RMS_SERVER": f"unix:{state}/socket"}
         with subprocess.Popen([*RMS, "serve", "--state", str(state)], env=env) as daemon:
             try:
-                slurm.wait_until("the daemon serves", lambda: (state / "socket").exists())
+                slurm.wait_until(lambda: (state / "socket").exists(), "the daemon serves")
                 done = subprocess.run(
                     [*RMS, "submit", "--wait", "both.sh"], cwd=malleable, env=env, timeout=120
                 )

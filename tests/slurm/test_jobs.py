@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import NODES, Slurm
+from slurm_bed import NODES, Slurm
 
 
 def test_all_nodes_are_idle(slurm: Slurm) -> None:
@@ -20,7 +20,7 @@ def test_an_array_completes(slurm: Slurm) -> None:
         return {name: state for name, state, _ in slurm.rows(job) if "." not in name}
 
     wanted = {f"{job}_{task}": "COMPLETED" for task in (1, 2, 3)}
-    slurm.wait_until("the array is COMPLETED in accounting", lambda: states() == wanted)
+    slurm.wait_until(lambda: states() == wanted, "the array is COMPLETED in accounting")
     for task in (1, 2, 3):
         assert (slurm.folder / "tmp" / f"task-{task}.out").read_text() == f"{task}\n"
 
@@ -33,8 +33,8 @@ def test_a_running_job_grows(slurm: Slurm) -> None:
     assert set(first) < set(slurm.hosts(job))
     assert slurm.show(job)["JobState"] == "RUNNING"
     slurm.wait_until(
-        "accounting has the resize",
         lambda: {(job, "RESIZING", "1"), (job, "RUNNING", "3")} <= set(slurm.rows(job)),
+        "accounting has the resize",
     )
 
 
@@ -43,10 +43,10 @@ def test_a_running_job_shrinks_onto_named_nodes(slurm: Slurm) -> None:
     kept = [slurm.show(job)["BatchHost"], slurm.hosts(job)[-1]]
     slurm.shrink(job, *kept)
     assert set(slurm.hosts(job)) == set(kept)
-    slurm.wait_until("the rest is idle", lambda: len(slurm.idle()) == NODES - len(kept))
+    slurm.wait_until(lambda: len(slurm.idle()) == NODES - len(kept), "the rest is idle")
     slurm.wait_until(
-        "accounting has the resize",
         lambda: {(job, "RESIZING", "3"), (job, "RUNNING", "2")} <= set(slurm.rows(job)),
+        "accounting has the resize",
     )
 
 
@@ -63,7 +63,7 @@ def test_a_job_is_resized_again_and_again(slurm: Slurm) -> None:
     def recorded() -> list[str]:
         return [nodes for name, _, nodes in slurm.rows(job) if name == job]
 
-    slurm.wait_until("accounting has four resizes", lambda: recorded() == sizes)
+    slurm.wait_until(lambda: recorded() == sizes, "accounting has four resizes")
 
 
 def test_the_batch_host_cannot_leave(slurm: Slurm) -> None:
@@ -90,7 +90,7 @@ def test_a_cancelled_donor_leaves_both_as_they_were(slurm: Slurm) -> None:
     done = slurm.run("scontrol", "update", f"jobid={donor}", "NumNodes=0")
     assert done.returncode != 0
     assert len(slurm.hosts(job)) == 1
-    slurm.wait_until("the donor's nodes are idle", lambda: len(slurm.idle()) == NODES - 1)
+    slurm.wait_until(lambda: len(slurm.idle()) == NODES - 1, "the donor's nodes are idle")
 
 
 def test_a_donor_outlives_its_job(slurm: Slurm) -> None:
@@ -98,7 +98,7 @@ def test_a_donor_outlives_its_job(slurm: Slurm) -> None:
     job = slurm.submit("--nodes=1")
     donor = slurm.allocate("--nodes=1", f"--dependency=expand:{job}")
     slurm("scancel", job)
-    slurm.wait_until("the job ended", lambda: slurm.show(job)["JobState"] == "CANCELLED")
+    slurm.wait_until(lambda: slurm.show(job)["JobState"] == "CANCELLED", "the job ended")
     assert slurm.show(donor)["JobState"] == "RUNNING"
 
 
@@ -110,7 +110,7 @@ def test_a_step_loses_its_tasks_on_released_nodes(slurm: Slurm) -> None:
     tell = "echo began; sleep 4 && echo ended on $SLURMD_NODENAME"
     step = slurm.start("srun", f"--jobid={job}", "--nodes=2", "--ntasks=2", "sh", "-c", tell)
     try:
-        slurm.wait_until("the step runs", lambda: slurm("squeue", "--steps", "--noheader"))
+        slurm.wait_until(lambda: slurm("squeue", "--steps", "--noheader"), "the step runs")
         assert step.stdout is not None
         assert [step.stdout.readline() for _ in range(2)] == ["began\n"] * 2
         slurm("scontrol", "update", f"jobid={job}", f"NodeList={stays}")

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,14 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, Slurm
-from pilot_fixture import Pilot, piloted
+from processes import ROOT, program
+from slurm_bed import Slurm
+from slurm_daemon import Pilot, bare, piloted
 
-MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 MPDATA = f"{sys.executable} -m mpdata"
-PACED = (
-    f"{sys.executable} {ROOT / 'tests' / 'system' / 'paced.py'} {ROOT / 'mpdata' / '__main__.py'}"
-)
+PACED = f"{' '.join(program('paced'))} {ROOT / 'mpdata' / '__main__.py'}"
 SMALL = "--case random --grid 24 20 8 --backend numpy --every 2"
 STEPS = 600
 WINDS = Path(os.environ.get("MPDATA_WINDS", ROOT / "demo" / "winds"))
@@ -44,15 +41,6 @@ def table() -> Iterator[None]:
     widths = [max(map(len, column)) for column in zip(*TABLE, strict=True)]
     for row in TABLE:
         print("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip())
-
-
-def bare(folder: Path, *words: str) -> str:
-    """Return the bits of a run without a resource manager, on one rank."""
-    out = folder / "out.json"
-    command = [MPIEXEC, "-n", "1", *MPDATA.split(), "run", *words, "--json", str(out)]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
-    bits: str = json.loads(out.read_text())["sha256"]
-    return bits
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +74,7 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
     months = f"{MONTHS[0]}-{MONTHS[-1]}"
     with piloted(slurm, 4) as pilot:
         wide = pilot.submit(mpdata(pace_s=0.1), "--nodes", "1-4", "--mode", "flexible")
-        assert pilot.steps_taken(wide)["size"] == 4
+        assert pilot.running(wide)["size"] == 4
         array = pilot.ask(
             *["submit", "--array", months, script],
             MPDATA_WINDS=str(WINDS),
@@ -119,7 +107,7 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
         assert pilot.said().count("power is the model's on n") == 1
         assert pilot.end(signal.SIGTERM) == 0
         pilot.replays()
-        slurm.wait_until("no step left", lambda: not pilot.steps())
+        slurm.wait_until(lambda: not pilot.steps(), "no step left")
 
 
 def test_merge_and_spawn_reach_the_new_nodes(slurm: Slurm, alone: str) -> None:
@@ -129,7 +117,7 @@ def test_merge_and_spawn_reach_the_new_nodes(slurm: Slurm, alone: str) -> None:
             pilot.submit(mpdata("--strategy", way), *options): way for way in ("merge", "spawn")
         }
         for job in ways:
-            pilot.steps_taken(job)
+            pilot.running(job)
             pilot.resized(job, 2)
         nodes = {job: set(pilot.row(job)["nodes"]) for job in ways}
         wanted = sorted((job, node) for job in ways for node in nodes[job])
@@ -186,7 +174,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         lost = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
         wide = pilot.submit(note, "--nodes", "3")
         last = pilot.submit(f"{note}sleep 0.1", "--nodes", "1-2")
-        pilot.steps_taken(job, 120)
+        pilot.running(job, 120)
         # Slurm would end it in half a minute: read again, and acted on in time.
         end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 28))
         slurm("scontrol", "update", f"jobid={pilot.allocation}", f"EndTime={end}")
@@ -194,12 +182,12 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         assert pilot.process.wait(40) == 0, pilot.said()
         assert "ends in 2" in pilot.said() and f"job {job}: told to end" in pilot.said()
         assert slurm.show(pilot.allocation)["JobState"] == "RUNNING"
-        slurm.wait_until("no step left", lambda: not pilot.steps())
+        slurm.wait_until(lambda: not pilot.steps(), "no step left")
         assert not pilot.processes()
         pilot.replays()
         ended_s = time.time()
         slurm("scancel", pilot.allocation)
-        slurm.wait_until("idle nodes", lambda: len(slurm.idle()) == 4)
+        slurm.wait_until(lambda: len(slurm.idle()) == 4, "idle nodes")
 
         time.sleep(2.0)
         pilot.allocate(2, "--nodelist=n3,n4")
@@ -209,7 +197,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         assert pilot.row(lost)["state"] == "CANCELLED"
         assert "needs 3 nodes, there are 2 now" in pilot.row(wide)["reason"]
         assert pilot.row(wide)["state"] == "PENDING"
-        pilot.steps_taken(job, 120)
+        pilot.running(job, 120)
         output = Path(pilot.row(job)["output"]).read_text()
         (resumed,) = set(re.findall(r"continuing at step (\d+)|at step (\d+)", output)) or {
             ("", "")
@@ -227,7 +215,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         assert pilot.end(signal.SIGTERM) == 0
 
         slurm("scancel", pilot.allocation)
-        slurm.wait_until("idle nodes", lambda: len(slurm.idle()) == 4)
+        slurm.wait_until(lambda: len(slurm.idle()) == 4, "idle nodes")
         pilot.allocate(4)
         pilot.start()
         assert pilot.over(wide) == ["COMPLETED"]
@@ -259,8 +247,8 @@ def test_the_shipped_script_serves_again_and_again(slurm: Slurm, tmp_path: Path)
         options = ["--parsable", "--nodes=2", "--time=10", f"--output={output}"]
         job = slurm("sbatch", *options, script, **env).strip()
         slurm.wait_until(
-            "a serving daemon",
             lambda: output.exists() and output.read_text().count("serving at") == times,
+            "a serving daemon",
         )
         return job
 
@@ -276,17 +264,17 @@ def test_the_shipped_script_serves_again_and_again(slurm: Slurm, tmp_path: Path)
         body.write_text("#!/bin/sh\necho begun >> begun\nuntil [ -e go ]; do sleep 0.1; done\n")
         job = rms("submit", str(body))["id"]
         begun = slurm.folder / "tmp" / "begun"
-        slurm.wait_until("a begun script", begun.exists)
+        slurm.wait_until(begun.exists, "a begun script")
         assert len(rms("nodes")) == 2
         slurm("scancel", "--batch", "--signal=TERM", first)
-        slurm.wait_until("its end", lambda: slurm.show(first)["JobState"] == "COMPLETED")
+        slurm.wait_until(lambda: slurm.show(first)["JobState"] == "COMPLETED", "its end")
         serve(2)
         (slurm.folder / "tmp" / "go").touch()
-        slurm.wait_until("the job's end", lambda: rms("show", job)[0]["state"] == "COMPLETED")
+        slurm.wait_until(lambda: rms("show", job)[0]["state"] == "COMPLETED", "the job's end")
         assert begun.read_text() == "begun\nbegun\n"
     finally:
         slurm.run("scancel", "--name=pilot")
-        slurm.wait_until("no pilot", lambda: not slurm("squeue", "--noheader", "--name=pilot"))
+        slurm.wait_until(lambda: not slurm("squeue", "--noheader", "--name=pilot"), "no pilot")
         shutil.rmtree(state, ignore_errors=True)
 
 
@@ -295,7 +283,7 @@ def test_a_killed_daemon_comes_back_to_the_same_resize(slurm: Slurm, alone: str)
         options = ("--nodes", "1-3", "--preferred", "1", "--mode", "malleable")
         job = pilot.submit(mpdata(), *options)
         for size, until in ((3, {"booting"}), (2, {"ready", "moving", "leaving"})):
-            pilot.steps_taken(job)
+            pilot.running(job)
             pilot.until(
                 lambda size=size: not pilot.rms("resize", job, str(size)).returncode, "resize"
             )
@@ -318,7 +306,7 @@ def test_a_killed_daemon_comes_back_to_the_same_resize(slurm: Slurm, alone: str)
 def test_drained_nodes_are_left_alone(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 2, "--policy", "fifo") as pilot:
         job = pilot.submit(mpdata())
-        on = pilot.steps_taken(job)["nodes"][0]
+        on = pilot.running(job)["nodes"][0]
         other = ({"n1", "n2"} - {on}).pop()
         pilot.ask("drain", on)
         states = {node["name"]: node["state"] for node in pilot.ask("nodes")}
@@ -344,7 +332,7 @@ def test_cancelled_steps(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 2, "--policy", "fifo") as pilot:
         options = ("--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
         job = pilot.submit(mpdata(*SAVING), *options)
-        pilot.steps_taken(job, 60)
+        pilot.running(job, 60)
         old, new = pilot.world(job, 0), pilot.world(job, 1)
         pilot.ask("resize", job, "2")
         step, _ = pilot.until(lambda: pilot.steps().get(new), "step of the new world")
@@ -365,7 +353,7 @@ def test_a_controller_that_is_away(slurm: Slurm, alone: str) -> None:
     with piloted(slurm, 3, "--policy", "fifo", "--boot-deadline", "8") as pilot:
         options = ("--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
         job = pilot.submit(mpdata(pace_s=0.2), *options)
-        pilot.steps_taken(job)
+        pilot.running(job)
         slurm.stop("slurmctld")
         try:
             gone_s = time.monotonic()
@@ -394,7 +382,7 @@ def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
         jobs = [pilot.submit(line) for line in lines]
         opted = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
         for job in jobs:
-            pilot.steps_taken(job)
+            pilot.running(job)
         pilot.until(lambda: pilot.row(opted)["state"] == "RUNNING", "start")
         (down,) = pilot.row(jobs[1])["nodes"]
         slurm.stop(down)
@@ -423,13 +411,13 @@ def test_an_allocation_that_is_cancelled(slurm: Slurm, alone: str) -> None:
         options = ("--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
         job = pilot.submit(mpdata(*SAVING), *options)
         opted = pilot.submit("#SBATCH --no-requeue\nexec sleep 300")
-        pilot.steps_taken(job, 60)
+        pilot.running(job, 60)
         pilot.until(lambda: pilot.row(opted)["state"] == "RUNNING", "start")
         slurm("scancel", pilot.allocation)
         assert pilot.process is not None
         assert pilot.process.wait(60) == 0, pilot.said()
         pilot.replays()
-        slurm.wait_until("idle nodes", lambda: len(slurm.idle()) == 4)
+        slurm.wait_until(lambda: len(slurm.idle()) == 4, "idle nodes")
         pilot.allocate(1)
         pilot.start()
         completed(pilot, job, alone)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPT, Slurm, brought_up, call_script
+from slurm_bed import SCRIPT, Slurm, brought_up, call_script
 
 
 def processes(folder: Path) -> list[str]:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from conftest import Slurm
+from slurm_bed import Slurm
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 TELL = """\

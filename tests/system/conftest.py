@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
-import sys
-import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-BIN = Path(sys.executable).parent
-MPIEXEC = str(BIN / "mpiexec")
-MPDATA = [sys.executable, "-m", "mpdata"]
-DEADLINE_S = 120
-
-
-MARK = "MALLEABLE_TEST_MARK"
-
-
-def marked(mark: str) -> list[int]:
-    """Return the live processes whose environment carries a mark (zombies have none).
-
-    Sessions and groups would not do: mpiexec's proxies and ranks each make their own.
-    """
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={mark}".encode() in entry.read_bytes().split(b"\0"):
-                found.append(int(entry.parent.name))
-    return found
-
-
-@contextlib.contextmanager
-def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Start a command; whatever is left of it, wherever, is killed at the end."""
-    mark = uuid.uuid4().hex
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
-    options["env"] = {**(options.get("env") or os.environ), MARK: mark}
-    process = subprocess.Popen(command, start_new_session=True, **options)
-    process.mark = mark  # type: ignore[attr-defined]
-    try:
-        yield process
-    finally:
-        for pid in [process.pid, *marked(mark)]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
+from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, started
 
 
 @pytest.fixture
@@ -77,9 +29,6 @@ def run(tmp_path: Path) -> Run:
             return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return call
-
-
-Mpirun = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MPDATA, MPIEXEC, Mpirun, Run
+from processes import MPDATA, MPIEXEC, Mpirun, Run
 
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "48", "40", "16", "--steps", "60"]
 

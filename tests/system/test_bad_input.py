@@ -8,7 +8,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from conftest import MPDATA, MPIEXEC, Run
+from processes import MPDATA, MPIEXEC, Run
 
 SMALL = ["--case", "random", "--grid", "12", "10", "4", "--steps", "4"]
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from processes import Run
 
 SCRIPT = """#!/bin/sh
 #RMS --nodes=1-2

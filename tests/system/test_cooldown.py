@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from conftest import MPDATA
-from rms_fixture import Rms, served
-from test_faults import SMALL, faulty
+from daemon import Rms, served
+from faulty_jobs import SMALL, faulty
+from processes import MPDATA
 
 COOLDOWN_S = 3.0
 

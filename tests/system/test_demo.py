@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DEADLINE_S, marked, started
+from processes import DEADLINE_S, marked, started
 
 from mpdata.cases import Request, make_setup
 from mpdata.options import Scheme

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MPDATA, MPIEXEC, Mpirun, Run
-from rms_fixture import Rms
-from test_faults import FAULTY
+from daemon import LocalRms, Rms, closing
+from faulty_jobs import FAULTY
+from processes import MPDATA, MPIEXEC, Mpirun, Run
 
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "8", "--every", "2"]
 STEPS = ["--steps", "600"]
@@ -25,18 +24,18 @@ gpus = 1
 """
 
 
-class Mixed(Rms):
+class Mixed(LocalRms):
     """Two nodes of one core each, and one with a GPU."""
 
-    def serve_command(self) -> list[str]:
+    def prepare(self) -> None:
+        super().prepare()
         self.cluster.write_text(NODES)
-        return super().serve_command()
 
 
 @pytest.fixture
 def rms() -> Iterator[Rms]:
-    with contextlib.ExitStack() as stack:
-        yield Mixed(stack, 3, "--policy", "fifo")
+    with closing(Mixed(3, "--policy", "fifo")) as found:
+        yield found
 
 
 def submit(rms: Rms, *more: str) -> str:

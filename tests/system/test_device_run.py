@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,21 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import MPDATA, MPIEXEC, Run
 from cuda_on_host import compiler
+from device_runs import CUPY, RANDOM, environment
+from processes import MPDATA, MPIEXEC, Run
 
-ROOT = Path(__file__).parents[2]
-STAND_IN = ROOT / "tests" / "stand_in"
-RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "6", "--steps", "12"]
-CUPY = ["--backend", "cupy"]
 Device = Callable[..., Any]
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
-
-
-def environment(gpus: int, **more: str) -> dict[str, str]:
-    paths = [str(STAND_IN), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"PYTHONPATH": os.pathsep.join(paths), "STAND_IN_GPUS": str(gpus), **more}
 
 
 @pytest.fixture

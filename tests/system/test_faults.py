@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MPDATA, MPIEXEC, Mpirun, Run
-from rms_fixture import RMS, Rms, served
+from daemon import LocalRms, Rms, closing, served
+from faulty_jobs import SMALL, STEPS, faulty
+from processes import MPDATA, MPIEXEC, RMS, Mpirun, Run, program
 
-FAULTY_SERVE = [sys.executable, str(Path(__file__).with_name("faulty_serve.py"))]
+FAULTY_SERVE = program("faulty_serve")
 DISK_BYTES = 98304
 """Room for two checkpoints (30720 bytes of field each) and not for three."""
-FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_resize.py"))]
-SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
-STEPS = "400"
 BOOT_S = "12"
 """Several times what a boot takes on a machine that has other things to do."""
 TABLE: list[tuple[str, str, str, str]] = []
@@ -52,18 +48,6 @@ def rms() -> Iterator[Rms]:
         yield found
 
 
-def faulty(
-    rms: Rms, fault: str, *more: str, launcher: str = "mpirun", options: tuple[str, ...] = ()
-) -> str:
-    words = [*FAULTY, f"'{fault}'", "run", *SMALL, "--steps", STEPS, *more]
-    body = " ".join([launcher, *words])
-    return rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1", *options)
-
-
-def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
-    return [(row["from"], row["to"]) for row in rms.row(job)["resizes"]]
-
-
 def completed(rms: Rms, job: str, alone: str) -> None:
     (rms.work / "go").touch()
     assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.row(job)["reason"] + rms.said()
@@ -92,7 +76,7 @@ def test_the_ranks_that_stay_go_on(rms: Rms, alone: str, fault: str) -> None:
     why = rms.rolled_back(job)[0]
     assert MERGING[fault] in why and why
     rms.ask("resize", job, "2")
-    rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
+    rms.until(lambda: rms.resizes(job) == [(1, 2)], "a resize after it")
     (later,) = [row["strategy"] for row in rms.row(job)["resizes"]]
     # A connect that has timed out is the last of its process: then only restart is left.
     assert later == "merge" or (later == "restart" and fault.endswith("connect"))
@@ -123,7 +107,7 @@ def test_the_old_world_goes_on(rms: Rms, alone: str, fault: str) -> None:
     assert ROLLED_BACK[fault] in why and why
     assert [node["state"] for node in rms.ask("nodes")] == ["allocated", "idle"]
     rms.ask("resize", job, "2")
-    rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
+    rms.until(lambda: rms.resizes(job) == [(1, 2)], "a resize after it")
     completed(rms, job, alone)
     TABLE.append((fault, "rolled back, same bits", "resized later", why))
 
@@ -145,7 +129,7 @@ def test_a_launcher_that_never_answers(rms: Rms, alone: str) -> None:
     rms.until(lambda: rms.rolled_back(job), "rollback")
     assert f"was not ready within {BOOT_S} s" in rms.rolled_back(job)[0]
     rms.ask("resize", job, "2")
-    rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
+    rms.until(lambda: rms.resizes(job) == [(1, 2)], "a resize after it")
     completed(rms, job, alone)
     row = "launcher that never answers", "rolled back, same bits", "resized later"
     TABLE.append((*row, f"was not ready within {BOOT_S} s"))
@@ -171,21 +155,23 @@ def test_a_killed_rms_comes_back_to_the_same_resize(rms: Rms, alone: str, state:
     rms.running(job)
     rms.ask("resize", job, "2")
     if state == "leaving":
-        rms.until(lambda: resizes(rms, job), "commit")
+        rms.until(lambda: rms.resizes(job), "commit")
     else:
         rms.until(lambda: rms.row(job)["resizing"] == state, state)
     rms.end(signal.SIGKILL)
     rms.start()
     rms.until(lambda: rms.row(job)["size"] == 2, "resize")
-    assert resizes(rms, job) == [(1, 2)]
+    assert rms.resizes(job) == [(1, 2)]
     completed(rms, job, alone)
     TABLE.append((fault, "resized once, same bits", "", ""))
 
 
-class FaultyRms(Rms):
+class FaultyRms(LocalRms):
     """A daemon that is killed once, in a state."""
 
-    state_of_death = ""
+    def __init__(self, state_of_death: str, *options: str) -> None:
+        self.state_of_death = state_of_death
+        super().__init__(2, *options)
 
     def serve_command(self) -> list[str]:
         words = super().serve_command()[len(RMS) :]
@@ -197,21 +183,20 @@ class FaultyRms(Rms):
 )
 def test_an_rms_killed_with_its_last_word_written(alone: str, state: str) -> None:
     """In each state, right after it is in the journal: what it wanted to do is not done yet."""
-    with contextlib.ExitStack() as stack:
-        kind = type("Dying", (FaultyRms,), {"state_of_death": state})
-        rms = kind(stack, 2, "--policy", "fifo", "--boot-deadline", BOOT_S)
+    options = ("--policy", "fifo", "--boot-deadline", BOOT_S)
+    with closing(FaultyRms(state, *options)) as rms:
         job = faulty(rms, "new rank killed at boot" if state == "closing" else "none")
         rms.running(job)
         rms.rms("resize", job, "2")  # who asks may not hear what became of it
         rms.process.wait(60)
         assert (rms.folder / "died").exists()
         rms.start()
-        rms.until(lambda: resizes(rms, job) or rms.rolled_back(job), "end of the resize")
+        rms.until(lambda: rms.resizes(job) or rms.rolled_back(job), "end of the resize")
         why = "".join(rms.rolled_back(job))
-        done = resizes(rms, job)
+        done = rms.resizes(job)
         if not done:
             rms.until(lambda: rms.rms("resize", job, "2").returncode == 0, "grant")
-        rms.until(lambda: resizes(rms, job) == [(1, 2)], "a resize after it")
+        rms.until(lambda: rms.resizes(job) == [(1, 2)], "a resize after it")
         assert bool(why) == (state in ("booting", "closing")) and bool(done) != bool(why)
         completed(rms, job, alone)
     ending = ("rolled back, same bits", "resized later") if why else ("resized once, same bits", "")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conftest import MPDATA
-from rms_fixture import served
+from daemon import served
+from processes import MPDATA
 
 LONG = " ".join(
     ["mpirun", *MPDATA, "run", "--case", "random", "--grid", "24", "20", "8", "--steps", "3000"]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, marked, started
+from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, marked, program, started
 
 from mpdata.cases import Request, make_setup
 from mpdata.parallel.diagnostics import Diagnostics
 
-FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_run.py"))]
+FAULTY = program("faulty_run")
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "48", "40", "16", "--steps", "30"]
 COMBINATIONS = [
     (boundary, dtype, limiter)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import MPIEXEC, Run
-from rms_fixture import Rms, served
+from daemon import Rms, served
+from faulty_jobs import FAULTY
+from processes import MPIEXEC, Run, program
 
-PROGRAM = [sys.executable, str(Path(__file__).with_name("failing_world.py"))]
+PROGRAM = program("failing_world")
 GONE = "FileNotFoundError: [Errno 2] No such file or directory: 'gone'"
 WHY = {
     "early": GONE,
@@ -94,7 +94,7 @@ def test_an_input_that_is_not_what_it_was(rms: Rms, strategy: str, change: str) 
     data = rms.work / "data.npz"
     arrays(data, (12, 10, 4), 1)
     (rms.work / "go").unlink(missing_ok=True)
-    slow = [sys.executable, str(Path(__file__).with_name("faulty_resize.py")), "none"]
+    slow = [*FAULTY, "none"]
     words = ["--input", str(data), "--steps", "400", "--backend", "numpy", "--every", "2"]
     body = " ".join(["mpirun", *slow, "run", *words, "--strategy", strategy, "--json", "out.json"])
     job = rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")

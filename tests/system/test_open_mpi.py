@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, MPDATA, MPIEXEC, marked, started
-from rms_fixture import Rms, served
+from daemon import Rms, served
+from processes import BIN, MPDATA, MPIEXEC, marked, program, started
 
 from dmr.boot.mpiexec import launcher
 
@@ -28,8 +28,8 @@ if not (BIN / "ompi_info").exists():
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--iterations", "1"]
 SHORT = [*SMALL, "--steps", "30"]
 LONG = [*SMALL, "--steps", "1500", "--every", "2"]
-PACED = [sys.executable, str(Path(__file__).with_name("faulty_resize.py")), "none", "run"]
-FAULTY = [sys.executable, str(Path(__file__).with_name("faulty_run.py"))]
+PACED = [sys.executable, program("faulty_resize")[1], "none", "run"]
+FAULTY = program("faulty_run")
 RESIZES = "10:3,20:2"
 NO_MEETING = "two launches of this MPI cannot meet by accept/connect"
 GONE_S = 10.0

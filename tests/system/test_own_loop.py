@@ -4,30 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE_S, MPIEXEC, Run, started
-from rms_fixture import served
+from daemon import served
+from own_loops import PROGRAM, lines, report
+from processes import DEADLINE_S, MPIEXEC, Run, program, started
 
-PROGRAM = [sys.executable, str(Path(__file__).with_name("own_loop.py"))]
-PACED = [sys.executable, str(Path(__file__).with_name("paced.py"))]
-
-
-def lines(run: Run, ranks: int, what: str, steps: int = 40, **env: str) -> list[str]:
-    done = run(MPIEXEC, "-n", str(ranks), *PROGRAM, what, str(steps), env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
-
-
-def report(found: list[str]) -> tuple[str, str]:
-    """Return what the last world says of resizes and values, and its hash."""
-    (line,) = [one for one in found if " sha256 " in one]
-    said, _, digest = line.partition(" sha256 ")
-    assert len(digest) == 64
-    return said, digest
+PACED = program("paced")
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MPIEXEC, Run
-from rms_fixture import Rms, served
+from daemon import Rms, served
+from processes import MPIEXEC, Run, program
 
 PORTS = Path(__file__).parents[2] / "jobs" / "ports"
-PACED = Path(__file__).with_name("paced.py")
+PACED = program("paced")[1]
 NAMES = ("heat", "life", "particles")
 MOST_CHANGED = 20
 STEPS = 120

@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import MPDATA, Mpirun, started
-from rms_fixture import RMS, Rms, served
+from daemon import Rms, served
+from processes import MPDATA, RMS, ROOT, Mpirun, program, started
 
-HERE = Path(__file__).parent
-PACED = [sys.executable, str(HERE / "paced.py"), str(HERE.parents[1] / "mpdata" / "__main__.py")]
+PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
 
 
@@ -38,29 +37,6 @@ def manual(nodes: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("rms", [(nodes, "--policy", "fifo")], indirect=True)
 
 
-def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
-    return [(row["from"], row["to"]) for row in rms.row(job)["resizes"]]
-
-
-def books_balance(rms: Rms) -> None:
-    energy = rms.books()["energy"]
-    owned = sum(row["energy_j"] for row in rms.rows())
-    assert owned == pytest.approx(energy["busy_j"], rel=1e-12) and owned > 0
-    books = sum(energy[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
-    assert books == pytest.approx(energy["cluster_j"], rel=1e-9)
-
-
-def replay(rms: Rms) -> str:
-    done = subprocess.run(
-        [*RMS, "replay", str(rms.core.state / "journal.sqlite")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 # --- resizes ------------------------------------------------------------------------------------
 
 
@@ -75,10 +51,10 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
     second = rms.submit(job.replace("$1", "second"), *options)
     rms.running(second)
     (rms.work / "first" / "go").touch()
-    rms.until(lambda: resizes(rms, second), "a resize of the second")
+    rms.until(lambda: rms.resizes(second), "a resize of the second")
     (rms.work / "second" / "go").touch()
     assert rms.over(first, second) == ["COMPLETED", "COMPLETED"]
-    assert resizes(rms, first) == [(2, 1)] and resizes(rms, second) == [(1, 2)]
+    assert rms.resizes(first) == [(2, 1)] and rms.resizes(second) == [(1, 2)]
     for job in (first, second):
         row = rms.row(job)
         assert row["answer"] == alone["sha256"]
@@ -86,10 +62,10 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
         assert all(r["stall_s"] >= r["move_s"] > 0 for r in row["resizes"])
         decided = [r for r in rms.ask("explain", job) if r["kind"] == "resize"]
         assert len(decided) == len(row["resizes"])
-    books_balance(rms)
+    rms.books_balance()
     assert rms.end(signal.SIGTERM) == 0
     rms.nothing_left()
-    assert " 0 decided otherwise" in replay(rms)
+    rms.replays()
 
 
 def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
@@ -98,7 +74,7 @@ def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
     assert rms.running(moldable)["size"] == 1
     waiting = rms.submit("true", "--mode", "flexible")
     assert rms.over(fixed, moldable, waiting) == ["COMPLETED"] * 3
-    assert resizes(rms, fixed) == resizes(rms, moldable) == []
+    assert rms.resizes(fixed) == rms.resizes(moldable) == []
     for job in (fixed, moldable):
         assert not [r for r in rms.ask("explain", job) if r["kind"] == "resize"]
 
@@ -185,7 +161,7 @@ def test_a_drained_node_is_left_alone_until_it_is_resumed(rms: Rms) -> None:
     assert rms.over(waits) == ["COMPLETED"]
     assert [node["state"] for node in rms.ask("nodes")] == ["drained", "idle"]
     assert rms.end(signal.SIGTERM) == 0
-    assert " 0 decided otherwise" in replay(rms)
+    rms.replays()
 
 
 # --- ends ---------------------------------------------------------------------------------------
@@ -199,7 +175,7 @@ def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
     rms.until(lambda: "step " in rms.output(job), "output")
     if resized:
         rms.ask("resize", job, "1")
-        rms.until(lambda: resizes(rms, job) == [(2, 1)], "resize")
+        rms.until(lambda: rms.resizes(job) == [(2, 1)], "resize")
         rms.until(lambda: len(rms.ranks()) == 1, "end of the old ranks")
     ranks = rms.ranks()
     assert len(ranks) == 2 - resized
@@ -270,7 +246,7 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     rms.running(long)
     rms.end(signal.SIGKILL)
     (rms.work / "go").touch()
-    status = rms.core.state / "jobs" / brief / "status"
+    status = rms.state / "jobs" / brief / "status"
     end = time.monotonic() + 30
     while not status.exists() and time.monotonic() < end:
         time.sleep(0.05)
@@ -281,11 +257,11 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     rms.running(long)
     rms.ask("resize", long, "2")
     assert rms.over(brief, long, waits) == ["COMPLETED"] * 3
-    assert resizes(rms, long) == [(1, 2)]
+    assert rms.resizes(long) == [(1, 2)]
     assert (rms.work / "starts").read_text().split() == [long, brief, waits]
-    books_balance(rms)
+    rms.books_balance()
     assert rms.end(signal.SIGTERM) == 0
-    assert " 0 decided otherwise" in replay(rms)
+    rms.replays()
 
 
 @manual(2)
@@ -302,7 +278,7 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
         rms.until(lambda size=size: rms.row(long)["size"] == size, f"resize to {size}")
         rms.running(long)
     assert rms.over(long) == ["COMPLETED"]
-    assert resizes(rms, long) == [(2, 1), (1, 2)]
+    assert rms.resizes(long) == [(2, 1), (1, 2)]
     rms.until(lambda: rms.row(cancelled)["state"] == "RUNNING", "start")
     rms.ask("cancel", cancelled)
     rms.end(signal.SIGKILL)
@@ -328,7 +304,7 @@ def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
     assert "its processes died" in rms.row(lost)["reason"]
     assert sorted(starts.read_text().split()) == [again, again, lost]
     assert rms.end(signal.SIGTERM) == 0
-    assert " 0 decided otherwise" in replay(rms)
+    rms.replays()
 
 
 # --- bad input ----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import DEADLINE_S, started
+from processes import DEADLINE_S, started
 
 from rms.client.connection import ServerError, call
 

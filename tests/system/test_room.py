@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import MPDATA, MPIEXEC, Run
 from cuda_on_host import compiler
-from rms_fixture import served
-from test_device_run import CUPY, RANDOM, environment
-from test_faults import SMALL
-from test_own_loop import PROGRAM, lines, report
+from daemon import served
+from device_runs import CUPY, RANDOM, environment
+from faulty_jobs import FAULTY, SMALL
+from own_loops import PROGRAM, lines, report
+from processes import MPDATA, MPIEXEC, Run, program
 
-LITTLE_ROOM = str(Path(__file__).with_name("little_room.py"))
+LITTLE_ROOM = program("little_room")[1]
 NO_CACHE = {"XDG_CACHE_HOME": "/nonexistent"}  # what dmr probe may have found does not matter
 
 
@@ -48,9 +48,8 @@ def test_ranks_that_cannot_stay_are_replaced_all_the_same(run: Run) -> None:
 
 @pytest.mark.parametrize(("mib", "strategy"), [(0, "merge"), (2**20, "warm")])
 def test_under_the_rms(mib: int, strategy: str) -> None:
-    paced = str(Path(__file__).with_name("faulty_resize.py"))
     with served(2, "--policy", "fifo") as rms:
-        words = [sys.executable, LITTLE_ROOM, str(mib), paced, "none", "run", *SMALL]
+        words = [sys.executable, LITTLE_ROOM, str(mib), FAULTY[1], "none", "run", *SMALL]
         body = " ".join(["mpirun", *words, "--steps", "600"])
         job = rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
         rms.until(lambda: rms.row(job)["step"] > 40, "a look at the memory")

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from conftest import MPDATA, MPIEXEC, Mpirun, Run
+from processes import MPDATA, MPIEXEC, Mpirun, Run
 
 GRID = (24, 20, 6)
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "6", "--steps", "12"]

@@ -19,8 +19,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from conftest import MPDATA, MPIEXEC
-from rms_fixture import Rms, served
+from daemon import Rms, served
+from processes import MPDATA, MPIEXEC
 
 NODES = 6
 CASE = ["--case", "random", "--seed", "5", "--grid", "24", "20", "8", "--backend", "numpy"]

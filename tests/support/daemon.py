@@ -1,0 +1,300 @@
+"""A daemon of a test's own in a short folder (socket paths are limited), and what one asks of it.
+
+``Rms`` is what all daemons of tests have in common; ``LocalRms`` serves nodes of this machine.
+Those on a real Slurm are in ``slurm_daemon``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from processes import MARK, RMS, started
+
+from rms.client.connection import ServerError, call
+from rms.wire.users import OVER
+
+POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"
+DEADLINE_S = 60.0
+
+
+class Rms:
+    """One state folder, and whichever daemon serves it at the moment."""
+
+    def __init__(self, *options: str) -> None:
+        self._stack = contextlib.ExitStack()
+        self._options = options
+        self.folder = Path(tempfile.mkdtemp(prefix="rms-", dir="/tmp"))
+        self._stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
+        self.state, self.work = self.folder / "s", self.folder / "w"
+        self.work.mkdir()
+        self.log = self.folder / "log"
+        self.server = f"unix:{self.state / 'socket'}"
+        self.process: subprocess.Popen[str] | None = None
+        self._mark = ""
+        try:
+            self.prepare()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- the daemon itself ----------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make what the daemon needs before it starts."""
+
+    def serve_command(self) -> list[str]:
+        """Return the command that serves."""
+        return [*RMS, "serve", "--state", str(self.state), *self._options]
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of the daemon and of its clients."""
+        return dict(os.environ)
+
+    def start(self, *options: str) -> None:
+        """Start a daemon and wait until it serves."""
+        served = self.said().count("serving at")
+        with self.log.open("a") as log:
+            self.process = self._stack.enter_context(
+                started(
+                    [*self.serve_command(), *options],
+                    cwd=self.work,
+                    env=self.environment(),
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+        self._mark = self.process.mark  # type: ignore[attr-defined]
+        self.until(lambda: self.said().count("serving at") > served, "a serving daemon")
+
+    def said(self) -> str:
+        """Return what the daemons have printed."""
+        return self.log.read_text() if self.log.exists() else ""
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send the daemon a signal; return its exit status."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        """End everything, however the test has gone."""
+        left = self.processes()
+        self._stack.close()
+        for pid in [*left, *self.processes()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    # --- what one asks of it --------------------------------------------------------------------
+
+    def env(self) -> dict[str, str]:
+        """Return the environment of a client: what it starts is killed with the daemon."""
+        return {**self.environment(), "RMS_SERVER": self.server, MARK: self._mark}
+
+    def rms(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a client command."""
+        return subprocess.run(
+            [*RMS, *words],
+            cwd=self.work,
+            env={**self.env(), **variables},
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+
+    def ask(self, *words: str, **variables: str) -> Any:
+        """Run a client command that must succeed, and return its JSON."""
+        done = self.rms(*words, "--json", "-", **variables)
+        assert done.returncode == 0, done.stderr + self.said()
+        return json.loads(done.stdout)
+
+    def get(self, path: str) -> Any:
+        """Ask the daemon directly."""
+        try:
+            return call(self.server, "GET", path)
+        except ServerError as error:
+            raise AssertionError(f"{error}; the daemon:\n{self.said()}") from None
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """Tell the daemon directly."""
+        return call(self.server, "POST", path, body)
+
+    def submit(self, body: str, *options: str, **variables: str) -> str:
+        """Submit a script with these options and commands; return the id."""
+        script = self.work / "script.sh"
+        script.write_text(f"#!/bin/sh\n{body}\n")
+        number: str = self.ask("submit", *options, str(script), **variables)["id"]
+        return number
+
+    def rows(self, wanted: str | None = None) -> list[dict[str, Any]]:
+        """Return what is known of jobs."""
+        found: list[dict[str, Any]] = self.get("/jobs" if wanted is None else f"/jobs?id={wanted}")
+        return found
+
+    def row(self, job: str) -> dict[str, Any]:
+        """Return what is known of a job."""
+        (found,) = self.rows(job)
+        return found
+
+    def output(self, job: str) -> str:
+        """Return what a job has printed."""
+        return Path(self.row(job)["output"]).read_text()
+
+    def resizes(self, job: str) -> list[tuple[int, int]]:
+        """Return the sizes before and after each resize of a job."""
+        return [(row["from"], row["to"]) for row in self.row(job)["resizes"]]
+
+    def rolled_back(self, job: str) -> list[str]:
+        """Return why resizes of a job were rolled back."""
+        found = self.get(f"/history/{job}")
+        return [entry["reason"] for entry in found if entry["kind"] == "rolledback"]
+
+    # --- waits ----------------------------------------------------------------------------------
+
+    def until(
+        self,
+        happens: Callable[[], Any],
+        what: str,
+        deadline_s: float = DEADLINE_S,
+        every_s: float = 0.05,
+    ) -> Any:
+        """Wait for something; return what it gave."""
+        end = time.monotonic() + deadline_s
+        while not (found := happens()):
+            assert self.process is not None
+            if self.process.poll() is not None:
+                why = "the daemon has ended"
+            elif time.monotonic() > end:
+                why = f"not within {deadline_s:g} s; the daemon"
+            else:
+                time.sleep(every_s)
+                continue
+            raise AssertionError(f"no {what}; {why}:\n{self.said()}\n{self.surroundings()}")
+        return found
+
+    def surroundings(self) -> str:
+        """Return what else a failed wait tells of."""
+        return ""
+
+    def running(self, job: str, at_least: int = 1) -> dict[str, Any]:
+        """Wait until a job has made so many steps."""
+        self.until(lambda: self.row(job)["step"] >= at_least, f"step of job {job}")
+        return self.row(job)
+
+    def resized(self, job: str, size: int, *options: str) -> None:
+        """Have a job resized as soon as it may be, and wait until all of it is done."""
+        self.until(lambda: not self.rms("resize", job, str(size), *options).returncode, "resize")
+        self.until(lambda: self.row(job)["size"] == size, f"size {size} of job {job}")
+
+    def hurry(self) -> None:
+        """Let paced jobs run at full speed from now on."""
+        (self.work / "go").touch()
+
+    def over(self, *jobs: str, deadline_s: float = 90.0) -> list[str]:
+        """Wait until jobs are over; return their states."""
+        for job in jobs:
+            self.until(
+                lambda job=job: all(row["state"] in OVER for row in self.rows(job)),
+                f"end of job {job}",
+                deadline_s,
+            )
+        return [row["state"] for job in jobs for row in self.rows(job)]
+
+    # --- what must hold -------------------------------------------------------------------------
+
+    def books(self) -> dict[str, Any]:
+        """Return the energy books."""
+        found: dict[str, Any] = self.get("/books")
+        return found
+
+    def books_balance(self) -> None:
+        """Energy of jobs is the busy energy, and the parts are the cluster's."""
+        energy = self.books()["energy"]
+        owned = sum(row["energy_j"] for row in self.rows())
+        parts = sum(energy[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
+        assert abs(owned - energy["busy_j"]) <= 1e-9 * owned and owned > 0
+        assert abs(parts - energy["cluster_j"]) <= 1e-9 * parts
+
+    def replays(self) -> None:
+        """The journal leads to the same decisions again; the daemon has ended."""
+        done = subprocess.run(
+            [*RMS, "replay", str(self.state / "journal.sqlite")],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode == 0 and " 0 decided otherwise" in done.stdout, said
+
+    def processes(self) -> dict[int, dict[str, str]]:
+        """Return the live processes of jobs with their environments."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):
+                items = entry.read_bytes().decode(errors="replace").split("\0")
+                env = dict(item.split("=", 1) for item in items if "=" in item)
+                if "RMS_MARK" not in env:
+                    continue
+                files = env.get("RMS_STATUS", "") + env.get("DMR_COMPLETION", "")
+                if env.get("RMS_SERVER") == self.server or str(self.state) in files:
+                    found[int(entry.parent.name)] = env
+        return found
+
+    def ranks(self) -> list[int]:
+        """Return the processes that are MPI ranks."""
+        return [
+            pid
+            for pid, env in self.processes().items()
+            if "PMI_RANK" in env or "OMPI_COMM_WORLD_RANK" in env
+        ]
+
+    def nothing_left(self) -> None:
+        """Wait until no process of a job is left."""
+        end = time.monotonic() + 30
+        while found := self.processes():
+            assert time.monotonic() < end, found
+            time.sleep(0.05)
+
+
+class LocalRms(Rms):
+    """A daemon that serves nodes of one core each."""
+
+    def __init__(self, nodes: int, *options: str) -> None:
+        self.nodes = nodes
+        super().__init__(*options)
+
+    def prepare(self) -> None:
+        self.cluster = self.folder / "cluster.toml"
+        self.cluster.write_text(
+            f'name = "test"\n[[nodes]]\nname = "n[1-{self.nodes}]"\ncores = 1\npower = {POWER}\n'
+        )
+
+    def serve_command(self) -> list[str]:
+        where = ["--state", str(self.state), "--cluster", str(self.cluster)]
+        return [*RMS, "serve", *where, *self._options]
+
+
+@contextlib.contextmanager
+def closing(rms: Any) -> Iterator[Any]:
+    """Use a daemon; at the end everything of it is killed."""
+    try:
+        yield rms
+    finally:
+        rms.close()
+
+
+@contextlib.contextmanager
+def served(nodes: int, *options: str) -> Iterator[Rms]:
+    """Serve a cluster of this many nodes; at the end everything is killed."""
+    with closing(LocalRms(nodes, *options)) as rms:
+        yield rms

@@ -1,0 +1,66 @@
+"""Start real processes in tests; whatever is left of them is killed at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+MPIEXEC = str(BIN / "mpiexec")
+MPDATA = [sys.executable, "-m", "mpdata"]
+RMS = [sys.executable, "-m", "rms"]
+DEADLINE_S = 120
+"""For what takes seconds on a machine that has nothing else to do."""
+
+MARK = "MALLEABLE_TEST_MARK"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+"""The fixture ``run``: a command to its end, in a folder of its own."""
+Mpirun = Callable[..., dict[str, Any]]
+"""The fixture ``mpdata_run``: ``mpdata run`` on so many ranks; its JSON."""
+
+
+def program(name: str) -> list[str]:
+    """Return the command of one of the programs in ``tests/support/programs``."""
+    return [sys.executable, str(Path(__file__).parent / "programs" / f"{name}.py")]
+
+
+def marked(mark: str) -> list[int]:
+    """Return the live processes whose environment carries a mark (zombies have none).
+
+    Sessions and groups would not do: mpiexec's proxies and ranks each make their own.
+    """
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={mark}".encode() in entry.read_bytes().split(b"\0"):
+                found.append(int(entry.parent.name))
+    return found
+
+
+@contextlib.contextmanager
+def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Start a command; whatever is left of it, wherever, is killed at the end."""
+    mark = uuid.uuid4().hex
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True} | options
+    options["env"] = {**(options.get("env") or os.environ), MARK: mark}
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    process.mark = mark  # type: ignore[attr-defined]
+    try:
+        yield process
+    finally:
+        for pid in [process.pid, *marked(mark)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()

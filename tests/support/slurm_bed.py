@@ -1,0 +1,184 @@
+"""A real Slurm on this machine for tests: the test bed of ``scripts/slurm-testbed``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT
+
+SCRIPT = [sys.executable, str(ROOT / "scripts" / "slurm-testbed")]
+DEADLINE_S = 30.0
+UP_DEADLINE_S = 600.0  # packages may have to be installed first
+NODES = 4
+
+
+def call_script(*words: str, deadline_s: float = UP_DEADLINE_S) -> subprocess.CompletedProcess[str]:
+    """Run the test bed's script to its end."""
+    return subprocess.run(
+        [*SCRIPT, *words], capture_output=True, text=True, timeout=deadline_s, check=False
+    )
+
+
+@dataclass
+class Slurm:
+    """The commands of one test bed, each with a deadline."""
+
+    folder: Path
+    record: dict[str, Any]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
+        self.environment = {**outside, **self.record["environment"]}
+
+    def run(
+        self, *command: str, deadline_s: float = DEADLINE_S, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command where Slurm's files may fall into the test bed's own folder."""
+        return subprocess.run(
+            command,
+            env={**self.environment, **variables},
+            cwd=self.folder / "tmp",
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+        )
+
+    def __call__(self, *command: str, **options: Any) -> str:
+        """Return what a command prints; it has to succeed."""
+        done = self.run(*command, **options)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def start(self, *command: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a command; whoever calls this waits for it or kills it."""
+        return subprocess.Popen(
+            command,
+            env={**self.environment, **variables},
+            cwd=self.folder / "tmp",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def wait_until(
+        self, ready: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
+    ) -> Any:
+        """Return what ``ready`` returns once that is true."""
+        deadline = time.monotonic() + deadline_s
+        while not (found := ready()):
+            if time.monotonic() > deadline:
+                queue = self.run("squeue").stdout + self.run("sinfo", "--Node").stdout
+                pytest.fail(f"not within {deadline_s:g} s: {what}\n{queue}")
+            time.sleep(0.1)
+        return found
+
+    def idle(self) -> set[str]:
+        """Return the names of the nodes that respond and have nothing to do."""
+        lines = self("sinfo", "--Node", "--noheader", "--format=%N %T").splitlines()
+        return {name for name, state in map(str.split, lines) if state == "idle"}
+
+    def show(self, job: str) -> dict[str, str]:
+        """Return what scontrol shows of a job."""
+        text = self("scontrol", "--oneliner", "show", "job", job)
+        return dict(re.findall(r"(\S+?)=(\S*)", text))
+
+    def hosts(self, job: str) -> list[str]:
+        """Return the nodes a job has now."""
+        listed = self.show(job)["NodeList"]
+        return [] if listed == "(null)" else self("scontrol", "show", "hostnames", listed).split()
+
+    def rows(self, job: str) -> list[tuple[str, str, str]]:
+        """Return (id, state, nodes) of every record that accounting has of a job."""
+        text = self(
+            "sacct", "--duplicates", "--noheader", "--parsable2", "--jobs", job,
+            "--format=JobID,State,NNodes",
+        )  # fmt: skip
+        return [tuple(line.split("|")) for line in text.splitlines()]  # type: ignore[misc]
+
+    def submit(self, *options: str, script: str = "sleep 600") -> str:
+        """Submit a batch job and return its id once it runs."""
+        job = self("sbatch", "--parsable", "--exclusive", *options, "--wrap", script).strip()
+        self.wait_until(lambda: self.show(job)["JobState"] == "RUNNING", f"job {job} runs")
+        return job
+
+    def allocate(self, *options: str) -> str:
+        """Return the id of an allocation without a step, held until it is cancelled."""
+        done = self.run("salloc", "--no-shell", "--exclusive", *options)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"Granted job allocation (\d+)", done.stderr)[0]
+
+    def next_second(self) -> None:
+        """Wait for a new second: accounting keeps one record of a job for each it starts in."""
+        time.sleep(1.05 - time.time() % 1)
+
+    def shrink(self, job: str, *hosts: str) -> None:
+        """Leave a running job these nodes, in a record of their own."""
+        self.next_second()
+        self("scontrol", "update", f"jobid={job}", f"NodeList={','.join(hosts)}")
+
+    def grow(self, job: str, nodes: int) -> None:
+        """Give a running job more nodes, by a donor, in a record of their own."""
+        self.next_second()
+        donor = self.allocate(f"--nodes={nodes}", f"--dependency=expand:{job}")
+        self("scontrol", "update", f"jobid={donor}", "NumNodes=0")
+
+    def stop(self, name: str) -> None:
+        """End one of the daemons (slurmctld, n1, ...).
+
+        Not by SIGKILL: a slurmctld that could not write down its last seconds gives the ids of the
+        jobs of that time anew.
+        """
+        os.kill(self.record["running"].pop(name), signal.SIGTERM)
+        self.wait_until(lambda: name not in self.running(), f"{name} is gone")
+
+    def repair(self) -> None:
+        """Start again what was stopped, and wait for all nodes."""
+        words = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
+        words += ["--no-expand"] if self.record["no_expand"] else []
+        up = call_script("up", "--repair", "--folder", str(self.folder), *words)
+        assert up.returncode == 0, up.stderr
+        self.record["running"] = self.running()
+
+    def running(self) -> dict[str, int]:
+        """Return the pids of the daemons by name."""
+        said = call_script("status", "--folder", str(self.folder), "--json", "-").stdout
+        found: dict[str, int] = json.loads(said)["running"]
+        return found
+
+    def clear(self) -> None:
+        """End all jobs; wait until every node is idle again."""
+        for state in ("PENDING", "RUNNING"):
+            self.run("scancel", f"--state={state}")
+        self.wait_until(lambda: len(self.idle()) == self.record["nodes"], "all nodes idle")
+
+
+@contextlib.contextmanager
+def brought_up(*words: str) -> Iterator[Slurm]:
+    """A test bed in a folder of its own; brought down at the end, whatever happened."""
+    # Sockets lie in it, so pytest's long paths will not do.
+    place = Path(tempfile.mkdtemp(prefix="slurm-"))
+    folder = place / "bed"
+    try:
+        up = call_script("up", "--folder", str(folder), "--json", "-", *words)
+        assert up.returncode == 0, up.stderr
+        yield Slurm(folder, json.loads(up.stdout))
+    finally:
+        down = call_script("down", "--folder", str(folder))
+        shutil.rmtree(place)
+        assert down.returncode == 0, down.stderr
