@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rms.wire.terminal import Parser, add_common, parser, run_command
 
-CLIENT, DAEMON, STUDIES = "rms.cli.client", "rms.cli.daemon", "rms.cli.studies"
+CLIENT, DAEMON = "rms.cli.client", "rms.cli.daemon"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
@@ -32,9 +32,9 @@ COMMANDS = {
     "report": (CLIENT, "a page about all jobs, with figures"),
     "drain": (CLIENT, "give nodes to no more jobs"),
     "resume": (CLIENT, "give drained nodes to jobs again"),
-    "simulate": (STUDIES, "run a workload on a virtual clock"),
-    "reproduce": (STUDIES, "a published experiment, paper against ours"),
-    "compare": (STUDIES, "run scripts for real, once per mode"),
+    "simulate": ("rms.cli.simulate", "run a workload on a virtual clock"),
+    "reproduce": ("rms.cli.reproduce", "a published experiment, paper against ours"),
+    "compare": ("rms.cli.compare", "run scripts for real, once per mode"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
 """Of each command the module that has a function of its name, and one that adds its options

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rms.core.model import Job, JobId, JobSpec, Mode
 from rms.formats.config import FileError
+from rms.wire.files import write_whole
 
 FIELDS = 18
 
@@ -117,6 +118,4 @@ def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
             *[-1] * 7,
         ]
         lines.append(" ".join(map(str, values)))
-    part = path.with_name(path.name + ".part")
-    part.write_text("\n".join(lines) + "\n")
-    part.replace(path)
+    write_whole(path, "\n".join(lines) + "\n")

@@ -1,13 +1,12 @@
-"""``rms reproduce``: published experiments, paper against ours.
+"""``rms reproduce iserte-rojek``: tables 3 and 4 and figures 9 and 10 of Iserte & Rojek.
 
-``iserte-rojek``: tables 3 and 4 and figures 9 and 10. Nine jobs in four modes on two clusters,
+Nine jobs in four modes on two clusters,
 under ``array-share-paper`` (what their system did, as far as the tables tell) and ``array-share``.
 """
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,43 +15,11 @@ import msgspec
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
 from rms.core.timeline import Recording, record
-from rms.formats.config import FileError
 from rms.sim.run import BALANCE
-from rms.wire.terminal import check_writable, emit_json
 
 DATA = Path(__file__).parent / "data"
 COLUMNS = ("time_s", "busy_kj", "idle_kj", "cluster_kj", "allocation_pct")
 CLUSTERS = ("m2090", "k80")
-
-
-def command(arguments: argparse.Namespace) -> int:
-    """Run ``rms reproduce NAME``.
-
-    Raises:
-        FileError: no such experiment, or a target that cannot be written.
-    """
-    from rms.studies import chiesi
-
-    known: Mapping[str, Callable[[Path | None], tuple[dict[str, Any], list[str], bool]]] = {
-        "iserte-rojek": iserte_rojek,
-        "chiesi": chiesi.chiesi,
-    }
-    if arguments.name not in known:
-        raise FileError(f"expected an experiment of {', '.join(known)}, got {arguments.name!r}")
-    problem = check_writable(arguments.json, "--json")
-    if problem is not None:
-        raise FileError(problem)
-    if arguments.figures is not None:
-        try:
-            arguments.figures.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise FileError(f"expected a folder for --figures, got: {error}") from None
-    result, lines, good = known[arguments.name](arguments.figures)
-    if arguments.json is not None:
-        emit_json(arguments.json, result)
-    if arguments.json != "-":
-        print("\n".join(lines))
-    return 0 if good else 1
 
 
 def iserte_rojek(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:

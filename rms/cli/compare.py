@@ -1,4 +1,4 @@
-"""``rms simulate``, ``rms reproduce`` and ``rms compare``."""
+"""``rms compare``: scripts for real, once per mode."""
 
 from __future__ import annotations
 
@@ -13,50 +13,6 @@ from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError
 from rms.wire.terminal import CommandError, publish, refuse_on, say
-
-
-def add_simulate(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms simulate``."""
-    add = command.add_argument
-    add("--workload", type=Path, metavar="FILE.toml")
-    add("--trace", type=Path, metavar="FILE.swf[.gz]")
-    add("--cluster", type=Path, metavar="FILE.toml")
-    add("--processors", type=int, metavar="P", help="default: the trace's")
-    add("--policy", default="array-share", metavar="NAME|FILE.toml")
-    add("--mode", metavar="MODE")
-    add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
-    add("--estimates", choices=("requested", "exact"))
-    add("--passes", choices=("per-event", "per-timestamp"), default="per-event")
-    add("--per-job", type=Path, metavar="OUT.csv")
-    add("--malleable", metavar="PCT[,PCT...]", help="make these shares of a trace's jobs malleable")
-    add("--serial", type=float, default=0.05, metavar="F", help="their share that is not parallel")
-    add("--mtbf", type=float, metavar="H", help="each node fails that often")
-    add("--repair", type=float, default=1.0, metavar="H", help="and is back after")
-    add("--seed", type=int, default=1, metavar="X", help="of the failures")
-    add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
-    add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
-
-
-def simulate(arguments: argparse.Namespace) -> int:
-    """``rms simulate``: a workload on a virtual clock."""
-    from rms.sim.run import command
-
-    with refuse_on(FileError, PolicyError):
-        return command(arguments)
-
-
-def add_reproduce(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms reproduce``."""
-    command.add_argument("name", metavar="iserte-rojek|chiesi")
-    command.add_argument("--figures", type=Path, metavar="DIR", help="draw its figures there")
-
-
-def reproduce(arguments: argparse.Namespace) -> int:
-    """``rms reproduce NAME``: a published experiment, paper against ours."""
-    from rms.studies.iserte_rojek import command
-
-    with refuse_on(FileError):
-        return command(arguments)
 
 
 def add_compare(command: argparse.ArgumentParser) -> None:

@@ -1,0 +1,30 @@
+"""Files that a reader sees whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: str | bytes, *, sync: bool = False) -> None:
+    """Replace a file by new content; who reads it meanwhile gets the old or the new one, whole.
+
+    Args:
+        content: text is written as UTF-8.
+        sync: return only once the content is on the disk.
+
+    Raises:
+        OSError: it cannot be written; what was there before is unchanged.
+    """
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
