@@ -77,16 +77,16 @@ def make_stepper(
     return NumbaStepper(geometry, scheme, flow.h, allocate, threads)
 
 
-def make_boxes(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:
-    """Return how a backend's halos are copied (parallel.halo.Boxes); None for NumPy's own way.
+def make_halo_copier(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:
+    """Return how a backend's halos are copied (parallel.halo.HaloCopier); None for NumPy's own way.
 
     ``messages``: whether some of them go to other ranks.
     """
     if name != "cupy":
         return None
-    from mpdata.numerics.cuda.halo import DeviceBoxes
+    from mpdata.numerics.cuda.halo import DeviceHaloCopier
 
-    return DeviceBoxes(dtype, apart=messages)
+    return DeviceHaloCopier(dtype, apart=messages)
 
 
 def scratch_arrays(name: str, scheme: Scheme, active: int) -> int:

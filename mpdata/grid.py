@@ -8,6 +8,7 @@ along an axis are p and p + 1, and one more row above holds the last face.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,22 +65,22 @@ class Geometry:
 
     def cells(
         self,
-        ring: int,
+        depth: int,
         shift: tuple[int, int] | None = None,
         extra: int | None = None,
         shift2: tuple[int, int] | None = None,
     ) -> tuple[slice, slice, slice]:
-        """Return the slices of the interior widened by ``ring`` cells on every side.
+        """Return the slices of the interior widened by ``depth`` cells on every side.
 
         Args:
-            ring: cells added on each side of each active axis.
+            depth: cells added on each side of each active axis.
             shift: (axis, cells) to move the region along one axis.
             extra: axis along which one more layer is taken above (for faces).
             shift2: a second shift.
         """
         bounds = [[0, 1], [0, 1], [0, 1]]
         for axis in self.active:
-            bounds[axis] = [self.halo - ring, self.halo + self.interior[axis] + ring]
+            bounds[axis] = [self.halo - depth, self.halo + self.interior[axis] + depth]
         for moved in (shift, shift2):
             if moved is not None:
                 bounds[moved[0]][0] += moved[1]
@@ -119,6 +120,68 @@ class Geometry:
         return index.clip(0, last)
 
 
+@dataclass(frozen=True)
+class LayerCopy:
+    """Layers along one axis of a block's arrays that are set.
+
+    Attributes:
+        to: the layers.
+        of: the layers they are copied from (one stands for all), or None.
+        value: what they are set to if there is no ``of``.
+    """
+
+    to: slice
+    of: slice | None
+    value: float = 0.0
+
+
+def edge_copies(geometry: Geometry, axis: int) -> Iterator[LayerCopy]:
+    """Yield what sets psi beyond the edges of the domain along an axis: the one boundary fill.
+
+    From the nearest cell or the fixed value; nothing where the block touches no edge.
+    """
+    low, high = geometry.touches(axis)
+    boundary, halo = geometry.boundaries[axis], geometry.halo
+    last = halo + geometry.interior[axis]
+    sides = ((low, slice(0, halo), halo), (high, slice(last, last + halo + 1), last - 1))
+    for touched, outside, nearest in sides:
+        if touched and boundary.kind == "fixed":
+            yield LayerCopy(outside, None, boundary.value)
+        elif touched:
+            yield LayerCopy(outside, slice(nearest, nearest + 1))
+
+
+def wrap_copies(geometry: Geometry, axis: int) -> Iterator[LayerCopy]:
+    """Yield what fills the halo of a periodic axis that the block spans whole.
+
+    Of any halo and any extent: each layer once, neighbouring layers together.
+    """
+    halo, cells = geometry.halo, geometry.interior[axis]
+    run: list[int] = []  # first layer, the one it comes from, number of layers
+
+    for layer in (*range(halo), *range(halo + cells, 2 * halo + cells)):
+        of = halo + (layer - halo) % cells
+        if run and (layer, of) == (run[0] + run[2], run[1] + run[2]):
+            run[2] += 1
+            continue
+        if run:
+            yield _copy(*run)
+        run = [layer, of, 1]
+    if run:
+        yield _copy(*run)
+
+
+def _copy(to: int, of: int, layers: int) -> LayerCopy:
+    return LayerCopy(slice(to, to + layers), slice(of, of + layers))
+
+
+def copy_layers(array: Any, axis: int, copies: Iterable[LayerCopy]) -> None:
+    """Carry out copies along an axis, in place, in an array of any array module."""
+    layers = array.swapaxes(0, axis)
+    for copy in copies:
+        layers[copy.to] = copy.value if copy.of is None else layers[copy.of]
+
+
 def fill_edges(array: Any, geometry: Geometry) -> None:
     """Set psi outside the domain from the nearest cell or the fixed value (in place).
 
@@ -126,32 +189,12 @@ def fill_edges(array: Any, geometry: Geometry) -> None:
     the first, so that corners do not depend on how the grid is cut.
     """
     for axis in (2, 1, 0):
-        fill_edge(array, geometry, axis)
-
-
-def fill_edge(array: Any, geometry: Geometry, axis: int) -> None:
-    """Set psi beyond the edges of one axis (nothing where the block touches none)."""
-    low, high = geometry.touches(axis)
-    boundary, halo = geometry.boundaries[axis], geometry.halo
-    layers = array.swapaxes(0, axis)
-    last = halo + geometry.interior[axis]
-    if low:
-        layers[:halo] = boundary.value if boundary.kind == "fixed" else layers[halo : halo + 1]
-    if high:
-        layers[last:] = boundary.value if boundary.kind == "fixed" else layers[last - 1 : last]
+        copy_layers(array, axis, edge_copies(geometry, axis))
 
 
 def fill_halo(array: Any, geometry: Geometry) -> None:
     """Fill the halo of a block that is the whole grid (in place)."""
     for axis in reversed(geometry.active):
         if geometry.boundaries[axis].kind == "periodic":
-            wrap_axis(array, geometry, axis)
-        fill_edge(array, geometry, axis)
-
-
-def wrap_axis(array: Any, geometry: Geometry, axis: int) -> None:
-    """Set the halo of a periodic axis that this block spans whole (any halo, any extent)."""
-    halo, cells = geometry.halo, geometry.interior[axis]
-    layers = array.swapaxes(0, axis)
-    for layer in (*range(halo), *range(halo + cells, 2 * halo + cells)):
-        layers[layer] = layers[halo + (layer - halo) % cells]
+            copy_layers(array, axis, wrap_copies(geometry, axis))
+        copy_layers(array, axis, edge_copies(geometry, axis))

@@ -17,13 +17,13 @@ from mpdata.errors import InputError
 from mpdata.flow.courant import (
     held_bytes,
     make_flow,
+    max_courant,
     on_host,
-    sample,
     scale_for,
     steps_for,
     unstable,
 )
-from mpdata.flow.velocities import make_velocities, survey
+from mpdata.flow.velocities import make_velocities, max_courant_over_time
 from mpdata.grid import Geometry, fill_halo
 from mpdata.numerics.cuda.memory import allocator
 from mpdata.options import Scheme
@@ -36,7 +36,7 @@ def count_steps(setup: Setup) -> int:
     if setup.steps is not None:
         return setup.steps
     geometry = Geometry(setup.grid, (0, 0, 0), setup.grid, 1, setup.boundaries)
-    return steps_for(setup, scale_for(setup, sample(setup, geometry).peak))
+    return steps_for(setup, scale_for(setup, max_courant(setup, geometry)))
 
 
 ALIGNMENT_BYTES = 64
@@ -62,7 +62,7 @@ def padded_zeros(geometry: Geometry, dtype: np.dtype[Any]) -> Array:
 class Solver:
     """Advects the field of a case (of several tracers the first).
 
-    A flow that changes in time (``Setup.levels``, ``Setup.face_at``) is taken in the middle of
+    A flow that changes in time (``Setup.time_levels``, ``Setup.face_at``) is taken in the middle of
     each step.
 
     Args:
@@ -95,9 +95,9 @@ class Solver:
         if xp is not np:
             allocate = allocator(xp, self.geometry, dtype)
 
-        peak = survey(setup, self.geometry)
-        scale = scale_for(setup, peak)
-        problem = unstable(peak, scale)
+        highest = max_courant_over_time(setup, self.geometry)
+        scale = scale_for(setup, highest)
+        problem = unstable(highest, scale)
         if problem is not None:
             raise InputError(problem)
         self.flow = make_flow(setup, self.geometry, dtype, allocate, xp)

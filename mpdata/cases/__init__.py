@@ -9,7 +9,7 @@ from pathlib import Path
 from mpdata.cases import analytic
 from mpdata.cases.arrays import array_case
 from mpdata.cases.random_flow import random_case, random_field
-from mpdata.cases.setup import CellFunction, Levels, Setup, fingerprint
+from mpdata.cases.setup import CellFunction, Setup, TimeLevels, fingerprint
 from mpdata.cases.velocityfile import with_velocities
 from mpdata.errors import InputError
 from mpdata.options import Boundaries, parse_boundaries
@@ -179,14 +179,15 @@ def make_setup(name: str, request: Request) -> Setup:
     grid = request.grid or case.grid
     check_grid(grid)
     setup = case.build(request, grid, request.boundaries or parse_boundaries(case.boundaries))
-    setup = replace(setup, identity=_identity(request, setup), others=_others(request, setup))
+    more = _further_tracers(request, setup)
+    setup = replace(setup, identity=_identity(request, setup), further_tracers=more)
     if request.steps is None or request.steps == setup.steps:
         return setup
     # The answer is known at the case's own last step only; a rate keeps its stable dt.
     return replace(setup, steps=request.steps, duration=None, exact=None, norms=None)
 
 
-def _others(request: Request, setup: Setup) -> tuple[CellFunction, ...]:
+def _further_tracers(request: Request, setup: Setup) -> tuple[CellFunction, ...]:
     """Return tracers 2, 3, ...: of further seeds in case random, else multiples of the first."""
     numbers = range(2, request.tracers + 1)
     if setup.case == "random":
@@ -218,9 +219,9 @@ def check_grid(grid: tuple[int, int, int]) -> None:
 __all__ = [
     "CASES",
     "Case",
-    "Levels",
     "Request",
     "Setup",
+    "TimeLevels",
     "array_case",
     "make_setup",
     "with_velocities",

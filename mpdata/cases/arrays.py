@@ -97,7 +97,7 @@ def array_case(
         extends=False,
         steps=steps,
         identity=(("input", fingerprint(path)),),
-        others=tuple(field(name) for name in names[1:]),
+        further_tracers=tuple(field(name) for name in names[1:]),
     )
 
 

@@ -37,7 +37,7 @@ class Coordinate:
 
 
 @dataclass(frozen=True)
-class Levels:
+class TimeLevels:
     """A flow known at some times, linear between them.
 
     Attributes:
@@ -70,11 +70,12 @@ class Setup:
         coordinates: for output files.
         identity: what else decides the answer (seed, wind file, ...): a checkpoint of another is
             not continued.
-        levels: if not None, face values at some times instead of ``face``.
+        time_levels: if not None, face values at some times instead of ``face``.
         face_at: if not None, face values of (axis, time in steps) instead of ``face``: evaluated
             at n + 1/2 for the step from n to n + 1. Either needs ``courant`` and ``duration``
             None.
-        others: psi at cells of the second and any further tracer, as ``initial`` for the first.
+        further_tracers: psi at cells of the second and any further tracer, as ``initial`` for
+            the first.
     """
 
     case: str
@@ -91,16 +92,15 @@ class Setup:
     norms: Callable[[Sums], dict[str, float]] | None = None
     coordinates: tuple[Coordinate, Coordinate, Coordinate] | None = None
     identity: tuple[tuple[str, str], ...] = ()
-    levels: Levels | None = None
+    time_levels: TimeLevels | None = None
     face_at: TimeFunction | None = None
-    others: tuple[CellFunction, ...] = ()
+    further_tracers: tuple[CellFunction, ...] = ()
 
     @property
     def tracers(self) -> dict[str, CellFunction]:
         """The initial field of every tracer by its name: psi, psi2, psi3, ..."""
-        return dict(
-            zip(tracer_names(1 + len(self.others)), (self.initial, *self.others), strict=True)
-        )
+        fields = (self.initial, *self.further_tracers)
+        return dict(zip(tracer_names(len(fields)), fields, strict=True))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpdata.cases.arrays import checked, pick
-from mpdata.cases.setup import Array, Index, Levels, Setup, fingerprint
+from mpdata.cases.setup import Array, Index, Setup, TimeLevels, fingerprint
 from mpdata.errors import InputError
 
 READING = (OSError, ValueError, KeyError, TypeError, RuntimeError)
@@ -52,7 +52,7 @@ def with_velocities(setup: Setup, path: Path) -> Setup:
     return replace(
         setup,
         face=lambda axis, i, j, k: face(axis, 0, i, j, k),
-        levels=Levels(times, face) if len(times) > 1 else None,
+        time_levels=TimeLevels(times, face) if len(times) > 1 else None,
         face_at=None,
         extends=False,
         courant=None,

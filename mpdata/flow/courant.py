@@ -30,7 +30,7 @@ SLAB_CELLS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Peak:
+class MaxCourant:
     """The largest sum of outgoing |c| over h of a block, and the global cell where it is.
 
     Attributes:
@@ -56,28 +56,21 @@ class Flow:
         return sum(held_bytes(array) for array in (self.h, *self.C))
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a case says of itself on one block before it is scaled."""
-
-    peak: Peak
-
-
 def held_bytes(array: Array) -> int:
     """Return the bytes of memory that an array, maybe a view of padded rows, keeps alive."""
     owner = array if array.base is None else array.base
     return int(owner.nbytes)
 
 
-def sample(setup: Setup, geo: Geometry) -> Sample:
-    """Evaluate a case on a block's interior and look for its peak; nothing is kept.
+def max_courant(setup: Setup, geo: Geometry) -> MaxCourant:
+    """Return the largest outgoing sum of an unscaled case on a block's interior; nothing is kept.
 
     Raises:
         InputError: on this rank alone, for what the case finds wrong, unequal first and last
             faces of a periodic axis, or face values over h that are not finite.
     """
     check_periodic_faces(setup, geo)
-    best: Peak | None = None
+    best: MaxCourant | None = None
     for region in slabs(geo.cells(0)):
         pairs = []
         for axis in geo.active:
@@ -86,36 +79,36 @@ def sample(setup: Setup, geo: Geometry) -> Sample:
             pairs.append((layers[:-1].swapaxes(0, axis), layers[1:].swapaxes(0, axis)))
         index = _index_of(geo.global_cells(), region)
         density = np.asarray(setup.density(*open_mesh(*index)), np.float64)
-        best = _larger(best, _peak(pairs, density, region, geo))
+        best = _larger(best, _slab_max(pairs, density, region, geo))
     if best is None:
         raise RuntimeError("expected a block of at least one cell")
     if not isfinite(best.value):
         raise InputError(
             f"expected finite face values over h, got a sum of {best.value} in cell {best.cell}"
         )
-    return Sample(best)
+    return best
 
 
-def held_peak(flow: Flow, geo: Geometry) -> Peak:
-    """Return the peak of the values that a block holds (local, in their own type's rounding)."""
-    best: Peak | None = None
+def held_max_courant(flow: Flow, geo: Geometry) -> MaxCourant:
+    """Return the same of the values that a block holds (local, in their own type's rounding)."""
+    best: MaxCourant | None = None
     for region in slabs(geo.cells(0)):
         pairs = []
         for axis in geo.active:
             c, above = flow.C[axis], _shifted(region, axis)
             below = on_host(flow.xp, c[region]).astype(np.float64)
             pairs.append((below, on_host(flow.xp, c[above])))
-        best = _larger(best, _peak(pairs, on_host(flow.xp, flow.h[region]), region, geo))
+        best = _larger(best, _slab_max(pairs, on_host(flow.xp, flow.h[region]), region, geo))
     if best is None:
         raise RuntimeError("expected a block of at least one cell")
     return best
 
 
-def scale_for(setup: Setup, peak: Peak) -> float:
-    """Return the factor on face values that the case wants, from the whole grid's peak."""
-    if setup.courant is None or peak.value == 0:
+def scale_for(setup: Setup, highest: MaxCourant) -> float:
+    """Return the factor on face values that the case wants, from the whole grid's maximum."""
+    if setup.courant is None or highest.value == 0:
         return 1.0
-    scale = setup.courant / peak.value
+    scale = setup.courant / highest.value
     if setup.duration is None:
         return scale
     # A rate: the scale is dt, shortened so that whole steps make up the duration.
@@ -164,24 +157,24 @@ def _put(xp: Any, target: Array, region: Region, values: npt.NDArray[Any]) -> No
     target[region] = xp.asarray(np.asarray(values, target.dtype))
 
 
-def unstable(peak: Peak, scale: float, allowance: float = ROUND_OFF) -> str | None:
+def unstable(highest: MaxCourant, scale: float, allowance: float = ROUND_OFF) -> str | None:
     """Return a sentence if the scaled flow breaks the stability limit."""
-    largest = peak.value * scale
+    largest = highest.value * scale
     if largest <= 1 + allowance:
         return None
-    when = "" if peak.time is None else f" at time {peak.time:g}"
+    when = "" if highest.time is None else f" at time {highest.time:g}"
     return (
         f"unstable: expected outgoing |c| over h of at most 1 in every cell, got "
-        f"{largest:.6g} in cell {peak.cell}{when}, too much by {largest - 1:.3g}"
+        f"{largest:.6g} in cell {highest.cell}{when}, too much by {largest - 1:.3g}"
     )
 
 
-def largest(peaks: list[Peak]) -> Peak:
-    """Return the largest of some peaks, the first of equals; one that is not a number wins."""
-    found = peaks[0]
-    for peak in peaks[1:]:
-        found = _larger(found, peak)
-    return found
+def largest(found: list[MaxCourant]) -> MaxCourant:
+    """Return the largest of some, the first of equals; one that is not a number wins."""
+    best = found[0]
+    for other in found[1:]:
+        best = _larger(best, other)
+    return best
 
 
 def check_periodic_faces(setup: Setup, geo: Geometry) -> None:
@@ -254,7 +247,9 @@ def _face_values(setup: Setup, geo: Geometry, axis: int, region: Region) -> Arra
     return values
 
 
-def _peak(pairs: list[tuple[Array, Array]], density: Array, region: Region, geo: Geometry) -> Peak:
+def _slab_max(
+    pairs: list[tuple[Array, Array]], density: Array, region: Region, geo: Geometry
+) -> MaxCourant:
     """Return a slab's largest sum of outgoing |c| over h (the donor-cell stability limit).
 
     ``pairs`` are the face values below and above the slab's cells along each active axis.
@@ -270,10 +265,10 @@ def _peak(pairs: list[tuple[Array, Array]], density: Array, region: Region, geo:
         int(a) + part.start - whole.start + first
         for a, part, whole, first in zip(at, region, inner, geo.start, strict=True)
     )
-    return Peak(float(total[at]), (i, j, k))
+    return MaxCourant(float(total[at]), (i, j, k))
 
 
-def _larger(one: Peak | None, other: Peak) -> Peak:
+def _larger(one: MaxCourant | None, other: MaxCourant) -> MaxCourant:
     if one is None or (one.value == one.value and not other.value <= one.value):
         return other
     return one

@@ -20,13 +20,13 @@ from mpdata.errors import InputError
 from mpdata.flow.courant import (
     ROUND_OFF,
     Flow,
-    Peak,
+    MaxCourant,
     check_periodic_faces,
     fill_faces,
     held_bytes,
-    held_peak,
+    held_max_courant,
     largest,
-    sample,
+    max_courant,
     slabs,
     unstable,
 )
@@ -65,8 +65,8 @@ class Velocities(Protocol):
         ...
 
 
-def survey(setup: Setup, geo: Geometry) -> Peak:
-    """Return the peak of the flow on a block over all time levels, before the first step (local).
+def max_courant_over_time(setup: Setup, geo: Geometry) -> MaxCourant:
+    """Return the largest outgoing sum on a block over all time levels, before any step (local).
 
     Between two levels the flow is a convex combination of them, and so are its parts max(c, 0)
     and max(-c, 0) at most: the outgoing sum is convex in c, hence nowhere above the larger of
@@ -74,21 +74,22 @@ def survey(setup: Setup, geo: Geometry) -> Peak:
     first step takes it, and again at every step.
 
     Raises:
-        InputError: as :func:`mpdata.flow.courant.sample`, or a Courant number asked of such a flow.
+        InputError: as :func:`mpdata.flow.courant.max_courant`, or a Courant number is asked of
+            such a flow.
     """
-    if setup.levels is None and setup.face_at is None:
-        return sample(setup, geo).peak
+    if setup.time_levels is None and setup.face_at is None:
+        return max_courant(setup, geo)
     if setup.courant is not None or setup.duration is not None:
         raise InputError(
             "expected face values used as they are where they change in time, got "
             f"courant {setup.courant} and duration {setup.duration}"
         )
-    if setup.levels is None:
-        return replace(sample(_at_time(setup, 0.5), geo).peak, time=0.5)
+    if setup.time_levels is None:
+        return replace(max_courant(_at_time(setup, 0.5), geo), time=0.5)
     return largest(
         [
-            replace(sample(_at_level(setup, number), geo).peak, time=time)
-            for number, time in enumerate(setup.levels.times)
+            replace(max_courant(_at_level(setup, number), geo), time=time)
+            for number, time in enumerate(setup.time_levels.times)
         ]
     )
 
@@ -114,7 +115,7 @@ def make_velocities(
     ``allocate`` returns arrays laid out as the flow's. ``held`` is the scale of the face values
     that a steady flow holds already, None where it holds none.
     """
-    if setup.levels is not None:
+    if setup.time_levels is not None:
         return Interpolated(setup, geo, flow, allocate)
     if setup.face_at is not None:
         return Evaluated(setup, geo, flow)
@@ -149,10 +150,10 @@ class Interpolated:
     def __init__(
         self, setup: Setup, geo: Geometry, flow: Flow, allocate: Callable[[], Array]
     ) -> None:
-        if setup.levels is None:
+        if setup.time_levels is None:
             raise RuntimeError("expected a case with time levels")
         self._setup, self._geo, self._flow = setup, geo, flow
-        self._times = setup.levels.times
+        self._times = setup.time_levels.times
         empty = np.empty(0)
         self._held = [
             [allocate() if axis in geo.active else empty for axis in range(3)] for _ in range(2)
@@ -220,15 +221,15 @@ class Evaluated:
         now = _at_time(self._setup, step + 0.5)
         check_periodic_faces(now, self._geo)
         fill_faces(self._flow.C, now, self._geo, xp=self._flow.xp)
-        peak = replace(held_peak(self._flow, self._geo), time=step + 0.5)
+        highest = replace(held_max_courant(self._flow, self._geo), time=step + 0.5)
         double = self._flow.h.dtype.itemsize == 8
-        problem = unstable(peak, 1.0, ROUND_OFF if double else SINGLE_ROUND_OFF)
+        problem = unstable(highest, 1.0, ROUND_OFF if double else SINGLE_ROUND_OFF)
         if problem is not None:
             raise InputError(problem)
 
 
 def _at_level(setup: Setup, number: int) -> Setup:
-    levels = setup.levels
+    levels = setup.time_levels
     if levels is None:
         raise RuntimeError("expected a case with time levels")
     return replace(setup, face=lambda axis, i, j, k: levels.face(axis, number, i, j, k))

@@ -10,7 +10,7 @@ Numer. Meth. Fluids 50, 1123), SG90 Smolarkiewicz & Grabowski 1990 (J. Comput. P
 SM98 Smolarkiewicz & Margolin 1998 (J. Comput. Phys. 140, 459), MS98 Margolin & Smolarkiewicz 1998
 (SIAM J. Sci. Comput. 20, 907), J15 Jaruga et al. 2015 (Geosci. Model Dev. 8, 1005), W18
 Waruszewski et al. 2018 (J. Comput. Phys. 356, 253). Arrays have the shape of
-:class:`~mpdata.grid.Geometry`; ``ring`` says how far around the interior a result is wanted.
+:class:`~mpdata.grid.Geometry`; ``depth`` says how far around the interior a result is wanted.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def donor_cell_flux(left: Array, right: Array, C: Array) -> Array:
     return flux
 
 
-def donor_cell(out: Array, psi: Array, C: Faces, h: Array, geo: Geometry, ring: int) -> None:
+def donor_cell(out: Array, psi: Array, C: Faces, h: Array, geo: Geometry, depth: int) -> None:
     """Set ``out`` to psi advected by one donor-cell pass (S84 equation 2; J15 equation 8)."""
-    correct(out, psi, C, h, geo, ring, infinite_gauge=False)
+    correct(out, psi, C, h, geo, depth, infinite_gauge=False)
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Terms:
 
 
 class Face:
-    """The faces normal to ``a`` up to ``ring`` around a block, and how to look around from them."""
+    """The faces normal to ``a`` to a depth around a block, and how to look around from them."""
 
-    def __init__(self, geo: Geometry, a: int, ring: int, gauge: bool, eps: Any) -> None:
-        self.geo, self.a, self.ring, self.gauge, self.eps = geo, a, ring, gauge, eps
+    def __init__(self, geo: Geometry, a: int, depth: int, gauge: bool, eps: Any) -> None:
+        self.geo, self.a, self.depth, self.gauge, self.eps = geo, a, depth, gauge, eps
 
     def __call__(self, array: Array, *shifts: tuple[int, int]) -> Array:
         """Return the cells right of the faces (those before them: (a, -1)), moved by shifts."""
-        where = [slice(part.start, part.stop) for part in self.geo.cells(self.ring, extra=self.a)]
+        where = [slice(part.start, part.stop) for part in self.geo.cells(self.depth, extra=self.a)]
         for axis, by in shifts:
             where[axis] = slice(where[axis].start + by, where[axis].stop + by)
         return array[tuple(where)]
@@ -96,7 +96,7 @@ class Face:
 
 
 def antidiffusive_velocity(
-    out: Array, a: int, psi: Array, C: Faces, h: Array, geo: Geometry, ring: int, terms: Terms
+    out: Array, a: int, psi: Array, C: Faces, h: Array, geo: Geometry, depth: int, terms: Terms
 ) -> None:
     """Set ``out`` to the pseudo-velocity normal to axis ``a`` (S84 equations 12, 13).
 
@@ -104,7 +104,7 @@ def antidiffusive_velocity(
     one cross term for each other axis (J15 equations 10 to 12; A and B: SM98 equations 17a and
     17b), and what ``terms`` add.
     """
-    at = Face(geo, a, ring, terms.infinite_gauge, epsilon(psi.dtype))
+    at = Face(geo, a, depth, terms.infinite_gauge, epsilon(psi.dtype))
     others = [e for e in geo.active if e != a]
     c, density = at(C[a]), at.pair(h) / 2
     V = (np.abs(c) - c * c / density) * at.per_psi(at(psi), at(psi, (a, -1)), 2)
@@ -116,7 +116,7 @@ def antidiffusive_velocity(
         V += third_order(at, psi, C, density, others)
     if terms.divergent_flow:
         V += divergent_flow(at, psi, C, density, others)
-    out[geo.cells(ring, extra=a)] = V
+    out[geo.cells(depth, extra=a)] = V
 
 
 def third_order(at: Face, psi: Array, C: Faces, density: Array, others: list[int]) -> Array:
@@ -166,13 +166,13 @@ def advective_flux(left: Array, right: Array, V: Array, infinite_gauge: bool) ->
 
 
 def correct(
-    out: Array, psi: Array, V: Faces, h: Array, geo: Geometry, ring: int, infinite_gauge: bool
+    out: Array, psi: Array, V: Faces, h: Array, geo: Geometry, depth: int, infinite_gauge: bool
 ) -> None:
     """Set ``out`` to psi after the corrective fluxes of the pseudo-velocities."""
-    here = geo.cells(ring)
+    here = geo.cells(depth)
     outflow = np.zeros_like(psi[here])
     for a in geo.active:
-        above, below = geo.cells(ring, (a, 1)), geo.cells(ring, (a, -1))
+        above, below = geo.cells(depth, (a, 1)), geo.cells(depth, (a, -1))
         outflow += advective_flux(psi[here], psi[above], V[a][above], infinite_gauge)
         outflow -= advective_flux(psi[below], psi[here], V[a][here], infinite_gauge)
     out[here] = psi[here] - outflow / h[here]
@@ -186,7 +186,7 @@ def betas(
     V: Faces,
     h: Array,
     geo: Geometry,
-    ring: int,
+    depth: int,
     infinite_gauge: bool,
 ) -> None:
     """Set how much of its inflow and outflow each cell can take (SG90 equations 16, 17).
@@ -194,12 +194,12 @@ def betas(
     The bounds are the extrema over the cell and its six neighbours of both the field ``before``
     the step and the present iterate (SG90 equation 15; J15 section 2.5).
     """
-    here = geo.cells(ring)
+    here = geo.cells(depth)
     highest = np.maximum(before[here], psi[here])
     lowest = np.minimum(before[here], psi[here])
     inflow, outflow = np.zeros_like(highest), np.zeros_like(highest)
     for a in geo.active:
-        above, below = geo.cells(ring, (a, 1)), geo.cells(ring, (a, -1))
+        above, below = geo.cells(depth, (a, 1)), geo.cells(depth, (a, -1))
         for cells in (above, below):
             highest = np.maximum(highest, np.maximum(before[cells], psi[cells]))
             lowest = np.minimum(lowest, np.minimum(before[cells], psi[cells]))
@@ -219,7 +219,7 @@ def limit(
     up: Array,
     down: Array,
     geo: Geometry,
-    ring: int,
+    depth: int,
     infinite_gauge: bool,
 ) -> None:
     """Limit the pseudo-velocity so that no new extremum arises (SG90 equation 18), in place.
@@ -227,8 +227,8 @@ def limit(
     What flows to the right is bounded by what the left cell can lose and the right one take.
     The flux decides the direction, so psi may have either sign.
     """
-    right = geo.cells(ring, extra=a)
-    left = geo.cells(ring, (a, -1), extra=a)
+    right = geo.cells(depth, extra=a)
+    left = geo.cells(depth, (a, -1), extra=a)
     flux = advective_flux(psi[left], psi[right], V[right], infinite_gauge)
     forward = np.minimum(1, np.minimum(down[left], up[right]))
     backward = np.minimum(1, np.minimum(up[left], down[right]))

@@ -74,23 +74,23 @@ class ReferenceStepper:
 
     def advance(self, psi: Array, out: Array, C: list[Array], layers: Layers | None = None) -> None:
         """Set the interior of ``out`` to psi, its halo filled, advanced by one step."""
-        ring = self.geo.halo - 1
+        depth = self.geo.halo - 1
         now = [*self._iterate, out]
-        reference.donor_cell(now[0], psi, C, self.h, self.geo, ring)
+        reference.donor_cell(now[0], psi, C, self.h, self.geo, depth)
         for number in range(self.scheme.passes - 1):
             fill_edges(now[number], self.geo)
             V = self._velocity[number]
-            ring = self._correct(V, number, psi, now[number], C, ring)
+            depth = self._correct(V, number, psi, now[number], C, depth)
             gauge = self.scheme.infinite_gauge
-            reference.correct(now[number + 1], now[number], V, self.h, self.geo, ring, gauge)
+            reference.correct(now[number + 1], now[number], V, self.h, self.geo, depth, gauge)
             C = V
 
     def _correct(
-        self, V: list[Array], number: int, before: Array, psi: Array, C: list[Array], ring: int
+        self, V: list[Array], number: int, before: Array, psi: Array, C: list[Array], depth: int
     ) -> int:
         """Compute the corrective velocities; return how far around the block the next pass can go.
 
-        ``psi`` is valid on ``ring`` cells around the interior: velocities then on the faces of
+        ``psi`` is valid on ``depth`` cells around the interior: velocities then on the faces of
         one cell less (two with third-order terms), and limited ones on one less again.
         """
         scheme, h, geo = self.scheme, self.h, self.geo
@@ -99,14 +99,14 @@ class ReferenceStepper:
             third_order=scheme.third_order and number == 0,
             divergent_flow=scheme.divergent_flow and number == 0,
         )
-        ring -= 2 if terms.third_order else 1
+        depth -= 2 if terms.third_order else 1
         for a in geo.active:
-            reference.antidiffusive_velocity(V[a], a, psi, C, h, geo, ring, terms)
+            reference.antidiffusive_velocity(V[a], a, psi, C, h, geo, depth, terms)
         if scheme.limiter:
             up, down = self._betas
             gauge = scheme.infinite_gauge
-            reference.betas(up, down, before, psi, V, h, geo, ring, gauge)
-            ring -= 1
+            reference.betas(up, down, before, psi, V, h, geo, depth, gauge)
+            depth -= 1
             for a in geo.active:
-                reference.limit(V[a], a, psi, up, down, geo, ring, gauge)
-        return ring
+                reference.limit(V[a], a, psi, up, down, geo, depth, gauge)
+        return depth

@@ -15,7 +15,7 @@ from dmr.world import grid_for
 from mpdata.backends import (
     BACKENDS,
     array_module,
-    make_boxes,
+    make_halo_copier,
     make_stepper,
     make_stopwatch,
     scratch_arrays,
@@ -23,7 +23,7 @@ from mpdata.backends import (
 from mpdata.cases.setup import open_mesh
 from mpdata.errors import InputError
 from mpdata.flow.courant import (
-    Peak,
+    MaxCourant,
     fill_faces,
     held_bytes,
     largest,
@@ -32,7 +32,7 @@ from mpdata.flow.courant import (
     steps_for,
     unstable,
 )
-from mpdata.flow.velocities import make_velocities, scales_later, survey
+from mpdata.flow.velocities import make_velocities, max_courant_over_time, scales_later
 from mpdata.grid import Geometry
 from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
@@ -88,7 +88,7 @@ class Advection(dmr.Application):
         spec, setup = specs["psi"], self.config.setup
         interior = spec.decompose(grid_for(ranks, list(specs.values()))).box(rank).shape
         active = sum(n > 1 for n in setup.grid)
-        faces = active if setup.levels is None else 3 * active
+        faces = active if setup.time_levels is None else 3 * active
         scratch = scratch_arrays(self.config.backend, self.config.scheme, active)
         arrays = 2 * len(specs) + 1 + faces + scratch
         # One field more, on its way from the host into the first.
@@ -103,8 +103,8 @@ class Advection(dmr.Application):
         """
         self._set_up(run)
         setup, dtype, flow = self.config.setup, self.config.dtype, self.flow
-        if setup.levels is None and setup.face_at is None:
-            scale = 1.0 if scales_later(setup, dtype) else scale_for(setup, self._peak(run))
+        if setup.time_levels is None and setup.face_at is None:
+            scale = 1.0 if scales_later(setup, dtype) else scale_for(setup, self._max_courant(run))
             _together(run, lambda: fill_faces(flow.C, setup, self.geometry, scale, flow.xp))
             self._held = scale
 
@@ -150,8 +150,8 @@ class Advection(dmr.Application):
             run, lambda: make_velocities(setup, geometry, self.flow, scale, psi.scratch, self._held)
         )
         neighbours = self._neighbours(run)
-        boxes = make_boxes(config.backend, config.dtype, messages=bool(neighbours))
-        self.halo = HaloExchange(comm, geometry, neighbours, psi.padded, boxes)
+        copier = make_halo_copier(config.backend, config.dtype, messages=bool(neighbours))
+        self.halo = HaloExchange(comm, geometry, neighbours, psi.padded, copier)
         self.watch = make_stopwatch(config.backend, run.runtime.clock)
         low, high = self.halo.ready
         cut = 0 in self.halo.neighbours
@@ -219,9 +219,9 @@ class Advection(dmr.Application):
 
     def _check(self, run: dmr.Run) -> None:
         """Look at the whole flow and every tracer before the first step; settle the scale."""
-        config, comm, peak = self.config, run.world.comm, self._peak(run)
-        run.values["scale"] = scale_for(config.setup, peak)
-        problem = unstable(peak, run.values["scale"])
+        config, comm, highest = self.config, run.world.comm, self._max_courant(run)
+        run.values["scale"] = scale_for(config.setup, highest)
+        problem = unstable(highest, run.values["scale"])
         for name, block in run.fields.items():
             inside = block.interior
             ends = np.array(comm.allgather((float(inside.min()), float(inside.max()))))
@@ -230,9 +230,9 @@ class Advection(dmr.Application):
         if problem is not None:
             raise dmr.UsageError(problem)
 
-    def _peak(self, run: dmr.Run) -> Peak:
-        """Return the peak of the flow over all blocks (collective)."""
-        mine = _together(run, lambda: survey(self.config.setup, self.geometry))
+    def _max_courant(self, run: dmr.Run) -> MaxCourant:
+        """Return the largest outgoing sum over all blocks (collective)."""
+        mine = _together(run, lambda: max_courant_over_time(self.config.setup, self.geometry))
         return largest(run.world.comm.allgather(mine))
 
     def _neighbours(self, run: dmr.Run) -> dict[int, tuple[int | None, int | None]]:

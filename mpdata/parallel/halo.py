@@ -5,19 +5,20 @@ bottom (axis N) with the halos just filled, which brings the corners without dia
 (Iserte & Rojek, section 4). The messages of axis 0 go last, so they can be under way while the
 layers that need none of them are advanced: :meth:`HaloExchange.start`, then ``finish``.
 
-What is copied where is decided here; how, by :class:`Boxes`, for arrays on a device by those of
+What is copied where is decided here; how, by a :class:`HaloCopier`: for arrays on a device, that of
 mpdata/numerics/cuda/halo.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from mpi4py import MPI
 
-from mpdata.grid import Geometry, fill_edge, wrap_axis
+from mpdata.grid import Geometry, LayerCopy, copy_layers, edge_copies, wrap_copies
 
 Array = Any
 Neighbours = dict[int, tuple[int | None, int | None]]
@@ -37,7 +38,7 @@ class Message(Protocol):
         ...
 
 
-class Boxes(Protocol):
+class HaloCopier(Protocol):
     """Copies boxes of cells of a block's arrays.
 
     On a device the copies are under way beside what is computed: they begin with what has been
@@ -71,12 +72,8 @@ class Boxes(Protocol):
         """Copy a message that has arrived into a box of ``array``."""
         ...
 
-    def wrap(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Set the halo of a periodic axis that the block spans whole."""
-        ...
-
-    def edge(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Set psi beyond the edges of an axis."""
+    def layers(self, array: Array, axis: int, copies: Iterable[LayerCopy]) -> None:
+        """Set layers of ``array`` along an axis from others of its own, or to a value."""
         ...
 
 
@@ -93,8 +90,8 @@ class HostMessage:
         return int(self.host.nbytes)
 
 
-class HostBoxes:
-    """Boxes of NumPy arrays laid out as ``like``: every copy is done when it returns.
+class HostHaloCopier:
+    """Copies boxes of NumPy arrays laid out as ``like``: every copy is done when it returns.
 
     Messages have the arrays' own order in memory, the same on all ranks, so rows go as rows.
     """
@@ -122,13 +119,9 @@ class HostBoxes:
         """Copy a message that has arrived into a box of ``array``."""
         array[where] = message.cells
 
-    def wrap(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Set the halo of a periodic axis that the block spans whole."""
-        wrap_axis(array, geometry, axis)
-
-    def edge(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Set psi beyond the edges of an axis."""
-        fill_edge(array, geometry, axis)
+    def layers(self, array: Array, axis: int, copies: Iterable[LayerCopy]) -> None:
+        """Set layers of ``array`` along an axis from others of its own, or to a value."""
+        copy_layers(array, axis, copies)
 
 
 @dataclass
@@ -154,7 +147,7 @@ class HaloExchange:
         geometry: the block.
         neighbours: ranks next to it on the axes that are cut.
         like: an array of the block, for type and shape.
-        boxes: how to copy; by default as NumPy arrays are.
+        copier: how to copy; by default as NumPy arrays are.
     """
 
     def __init__(
@@ -163,10 +156,10 @@ class HaloExchange:
         geometry: Geometry,
         neighbours: Neighbours,
         like: Array,
-        boxes: Boxes | None = None,
+        copier: HaloCopier | None = None,
     ) -> None:
         self.comm, self.geo, self.neighbours = comm, geometry, neighbours
-        self._boxes = HostBoxes(like) if boxes is None else boxes
+        self._copier = HostHaloCopier(like) if copier is None else copier
         self._under_way: Exchange | None = None
         self._sides = {axis: self._side_buffers(axis, like) for axis in neighbours}
 
@@ -197,18 +190,18 @@ class HaloExchange:
         which no message touches. Until :meth:`finish` the interior of ``array`` may be read, not
         changed.
         """
-        self._boxes.begin()
+        self._copier.begin()
         for axis in (2, 1, 0):
             if axis not in self.geo.active:
                 continue
             if axis not in self.neighbours and self.geo.boundaries[axis].kind == "periodic":
-                self._boxes.wrap(array, self.geo, axis)
-            self._boxes.edge(array, self.geo, axis)
+                self._copier.layers(array, axis, wrap_copies(self.geo, axis))
+            self._copier.layers(array, axis, edge_copies(self.geo, axis))
             if axis in self.neighbours and axis > 0:
                 self._under_way = self._post(array, axis)
                 self._complete()
         # What the ready layers reach is there: packing axis 0 goes on beside them.
-        self._boxes.release()
+        self._copier.release()
         if 0 in self.neighbours:
             self._under_way = self._post(array, 0)
 
@@ -216,7 +209,7 @@ class HaloExchange:
         """Wait for what :meth:`start` has posted and put it in its place."""
         if self._under_way is not None:
             self._complete()
-            self._boxes.release()
+            self._copier.release()
 
     def _complete(self) -> None:
         if self._under_way is None:
@@ -225,11 +218,11 @@ class HaloExchange:
         self._send(exchange)
         MPI.Request.Waitall(exchange.requests)
         for message, where in exchange.arriving:
-            self._boxes.unpack(message, exchange.array, where)
+            self._copier.unpack(message, exchange.array, where)
 
     def _send(self, exchange: Exchange) -> None:
         if exchange.sends:
-            self._boxes.wait()
+            self._copier.wait()
         for message, peer, tag in exchange.sends:
             exchange.requests.append(self.comm.Isend(message.host, dest=peer, tag=tag))
         exchange.sends.clear()
@@ -240,7 +233,7 @@ class HaloExchange:
         extents[axis] = self.geo.halo
         n, m, el = extents
         return [
-            (self._boxes.message((n, m, el)), self._boxes.message((n, m, el))) for _ in range(2)
+            (self._copier.message((n, m, el)), self._copier.message((n, m, el))) for _ in range(2)
         ]
 
     def _region(self, axis: int, start: int, stop: int) -> Region:
@@ -270,8 +263,8 @@ class HaloExchange:
                 exchange.arriving.append((message, where))
         for (peer, tag, where), (message, _) in zip((down, up), self._sides[axis], strict=True):
             if peer is not None:
-                self._boxes.pack(message, array, where)
+                self._copier.pack(message, array, where)
                 exchange.sends.append((message, peer, tag))
-        if not self._boxes.deferred:
+        if not self._copier.deferred:
             self._send(exchange)
         return exchange

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 from mpdata.backends import choose_backend
 from mpdata.errors import InputError
+from mpdata.grid import Geometry, copy_layers, wrap_copies
 from mpdata.numerics.cuda import device, halo, tuning
 from mpdata.numerics.cuda.job import Macros, Tile, job_type, macros, source
 from mpdata.numerics.cuda.stepper import Build, CudaStepper, scratch_of, streams
@@ -264,13 +265,13 @@ def test_tuned_tiles_are_kept_by_device_and_options(tmp_path: Path) -> None:
 
 @given(st.integers(1, 6), st.integers(1, 20))
 def test_the_copies_of_a_periodic_halo_fill_each_layer_once(reach: int, cells: int) -> None:
+    geo = Geometry((cells, 1, 1), (0, 0, 0), (cells, 1, 1), reach, parse_boundaries("periodic"))
     layers = np.arange(2 * reach + cells)
     found = layers.copy()
-    runs = list(halo.wrapped(reach, cells))
-    for to, of, count in runs:
-        found[to : to + count] = layers[of : of + count]
+    runs = list(wrap_copies(geo, 0))
+    copy_layers(found, 0, runs)
     assert np.array_equal(found, reach + (layers - reach) % cells)
-    assert sum(count for _, _, count in runs) == 2 * reach
+    assert sum(run.to.stop - run.to.start for run in runs) == 2 * reach
     assert cells < reach or len(runs) == 2
 
 

@@ -15,7 +15,7 @@ from cuda_on_host import build_in, compiler
 from processes import program
 
 from mpdata.errors import InputError
-from mpdata.grid import fill_edge, wrap_axis
+from mpdata.grid import edge_copies, fill_halo, wrap_copies
 from mpdata.numerics.cuda import halo
 from mpdata.numerics.cuda.device import CupyLauncher, CupyStepper, load_cupy
 from mpdata.numerics.cuda.job import Tile
@@ -149,15 +149,14 @@ def test_halos_are_filled_as_on_the_host(boundaries: str, apart: bool) -> None:
     found, expected = (block.allocate() for _ in range(2))
     for array in (found, expected):
         array[block.geo.cells(0)] = block.inside
-    boxes = halo.DeviceBoxes("f8", apart=apart)
-    boxes.begin()
+    copier = halo.DeviceHaloCopier("f8", apart=apart)
+    copier.begin()
     for axis in (2, 1, 0):
         if block.geo.boundaries[axis].kind == "periodic":
-            boxes.wrap(found, block.geo, axis)
-            wrap_axis(expected, block.geo, axis)
-        boxes.edge(found, block.geo, axis)
-        fill_edge(expected, block.geo, axis)
-    boxes.release()
+            copier.layers(found, axis, wrap_copies(block.geo, axis))
+        copier.layers(found, axis, edge_copies(block.geo, axis))
+    fill_halo(expected, block.geo)
+    copier.release()
     whole = block.geo.cells(block.geo.halo)
     assert cupy.asnumpy(found[whole]).tobytes() == cupy.asnumpy(expected[whole]).tobytes()
 

@@ -27,7 +27,7 @@ import dmr
 from dmr.checkpoint import Schedule
 from mpdata.cases import Request, make_setup, with_velocities
 from mpdata.grid import Geometry
-from mpdata.numerics.cuda.halo import DeviceBoxes
+from mpdata.numerics.cuda.halo import DeviceHaloCopier
 from mpdata.numerics.cuda.job import Tile
 from mpdata.numerics.cuda.memory import allocator
 from mpdata.numerics.cuda.stepper import CudaStepper
@@ -162,9 +162,9 @@ def test_a_message_is_not_overwritten_before_it_has_left_the_host(
     world.Barrier()
     good = True
     if world.rank == 0:
-        boxes = DeviceBoxes("f8", apart=True)
+        copier = DeviceHaloCopier("f8", apart=True)
         arrays = [allocator(gpu, geo, "f8")() for _ in range(2)]
-        exchange = HaloExchange(world, geo, {0: (1, 1)}, arrays[0], boxes)
+        exchange = HaloExchange(world, geo, {0: (1, 1)}, arrays[0], copier)
         for array in arrays:
             exchange.fill(array)
         gpu.Device().synchronize()

@@ -113,7 +113,7 @@ def test_a_tracer_has_the_bits_it_has_alone(
     wanted = config(shared_folder, world, "periodic", tracers=3)
     found = run_on(world, world.size, wanted)
     for (name, initial), one in zip(wanted.setup.tracers.items(), found["tracers"], strict=True):
-        setup = replace(wanted.setup, initial=initial, others=())
+        setup = replace(wanted.setup, initial=initial, further_tracers=())
         alone = run_on(world, world.size, replace(wanted, setup=setup))
         same = one == {
             "name": name,
@@ -136,11 +136,11 @@ def test_restart_between_two_times_on_another_number_of_ranks(
     again = run_on(
         world,
         min(3, world.size),
-        replace(wanted, setup=replace(fresh, others=(fresh.initial,))),
+        replace(wanted, setup=replace(fresh, further_tracers=(fresh.initial,))),
         replace(saving, restart=True),
     )
     together(hashes(again) == hashes(whole), "bits after restart")
-    alone = replace(wanted, setup=replace(wanted.setup, others=()))
+    alone = replace(wanted, setup=replace(wanted.setup, further_tracers=()))
     with pytest.raises(dmr.UsageError, match="expected tracers 1, got a checkpoint of tracers 2"):
         restarting = replace(saving, restart=True, options=alone.options)
         dmr.run(Advection(alone), runtime_on(world), restarting)
@@ -203,7 +203,7 @@ def test_a_flow_found_unstable_on_one_rank_ends_all(
         wild = (t > 5) & (i == GRID[0] // 2) & (axis == 0)
         return np.where(wild, 3.0, 0.1) + 0.0 * (j + k)
 
-    setup = replace(wanted.setup, levels=None, face_at=face_at)
+    setup = replace(wanted.setup, time_levels=None, face_at=face_at)
     app = Advection(replace(wanted, setup=setup))
     with pytest.raises(dmr.UsageError, match=r"unstable: .* at time 5\.5"):
         dmr.run(app, runtime_on(world))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.grid import Geometry
+from mpdata.grid import LayerCopy
 from mpdata.numerics.cuda.device import CupyLauncher, load_cupy
 from mpdata.numerics.cuda.job import CELL_BLOCK, Macros, job_type
 from mpdata.numerics.cuda.memory import address
@@ -151,8 +151,8 @@ def pinned(cupy: Any, shape: Triple, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return array
 
 
-class DeviceBoxes:
-    """What the halo exchange copies, for arrays on a device (:class:`mpdata.parallel.halo.Boxes`).
+class DeviceHaloCopier:
+    """What the halo exchange copies, on a device (:class:`mpdata.parallel.halo.HaloCopier`).
 
     Args:
         dtype: of the arrays.
@@ -209,33 +209,21 @@ class DeviceBoxes:
         with self._streaming():
             message.unpack(array, where)
 
-    def wrap(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Enqueue :func:`mpdata.grid.wrap_axis`."""
+    def layers(self, array: Array, axis: int, copies: Iterable[LayerCopy]) -> None:
+        """Enqueue :func:`mpdata.grid.copy_layers`."""
+        wanted = tuple(copies)
 
         def pairs() -> Iterator[Pair]:
             layers = array.swapaxes(0, axis)
-            for to, of, count in wrapped(geometry.halo, geometry.interior[axis]):
-                yield layers[of : of + count], layers[to : to + count]
+            for copy in wanted:
+                to = layers[copy.to]
+                of = self._value(copy.value) if copy.of is None else layers[copy.of]
+                yield self._cupy.broadcast_to(of, to.shape), to
 
         with self._streaming():
-            self._copies.run(array, ("wrap", axis), pairs)
-
-    def edge(self, array: Array, geometry: Geometry, axis: int) -> None:
-        """Enqueue :func:`mpdata.grid.fill_edge`."""
-
-        def pairs() -> Iterator[Pair]:
-            low, high = geometry.touches(axis)
-            boundary, halo = geometry.boundaries[axis], geometry.halo
-            layers, last = array.swapaxes(0, axis), halo + geometry.interior[axis]
-            sides = ((low, layers[:halo], halo), (high, layers[last:], last - 1))
-            for touched, outside, nearest in sides:
-                if touched:
-                    fixed = boundary.kind == "fixed"
-                    inside = self._value(boundary.value) if fixed else layers[nearest : nearest + 1]
-                    yield self._cupy.broadcast_to(inside, outside.shape), outside
-
-        with self._streaming():
-            self._copies.run(array, ("edge", axis), pairs)
+            parts = [(c.to.start, c.to.stop, c.of and (c.of.start, c.of.stop)) for c in wanted]
+            values = [c.value for c in wanted]
+            self._copies.run(array, ("layers", axis, *parts, *values), pairs)
 
     def _streaming(self) -> Any:
         return nullcontext() if self._stream is None else self._stream
@@ -245,18 +233,3 @@ class DeviceBoxes:
         if value not in self._values:
             self._values[value] = self._cupy.asarray(np.full((1, 1, 1), value, self._dtype))
         return self._values[value]
-
-
-def wrapped(halo: int, cells: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the copies that fill the halo of a periodic axis: to, from, number of layers."""
-    run: tuple[int, int, int] | None = None
-    for layer in (*range(halo), *range(halo + cells, 2 * halo + cells)):
-        of = halo + (layer - halo) % cells
-        if run is not None and (layer, of) == (run[0] + run[2], run[1] + run[2]):
-            run = *run[:2], run[2] + 1
-            continue
-        if run is not None:
-            yield run
-        run = layer, of, 1
-    if run is not None:
-        yield run

@@ -206,14 +206,14 @@ class CudaStepper:
         self, psi: Array, out: Array, C: list[Array], layers: Layers | None
     ) -> list[Launch]:
         """Return a step's launches; see ReferenceStepper for how far each pass reaches."""
-        now, faces, ring = [*self._iterates, out], [C[axis] for axis in self.order], 0
+        now, faces, depth = [*self._iterates, out], [C[axis] for axis in self.order], 0
         if self.variant == "fused":
             return [self._streaming("fused_step", layers, before=psi, out=out, c=faces)]
-        ring = self.geo.halo - 1
-        launches = [self._cells("donor_cell_pass", layers, ring, before=psi, out=now[0], c=faces)]
+        depth = self.geo.halo - 1
+        launches = [self._cells("donor_cell_pass", layers, depth, before=psi, out=now[0], c=faces)]
         for number in range(self.scheme.passes - 1):
             third = self.scheme.third_order and number == 0
-            ring -= 2 if third else 1
+            depth -= 2 if third else 1
             # The set that does not hold this pass' flow; what is kept of it goes into the other.
             V = self._velocities[0 if faces is not self._velocities[0] else 1]
             kept = self._velocities[-1]
@@ -223,7 +223,7 @@ class CudaStepper:
                 self._cells(
                     "pseudo_velocities",
                     layers,
-                    ring,
+                    depth,
                     extra=int(number == 0),
                     faces=1,
                     c=faces,
@@ -232,30 +232,30 @@ class CudaStepper:
             )
             if self._limited:
                 common |= {"up": self._betas[0], "down": self._betas[1]}
-                launches.append(self._cells("limiter_betas", layers, ring, **common))
-                ring -= 1
+                launches.append(self._cells("limiter_betas", layers, depth, **common))
+                depth -= 1
                 if keeps:
                     common["kept"] = kept
-            update = self._cells("limited_update", layers, ring, out=now[number + 1], **common)
+            update = self._cells("limited_update", layers, depth, out=now[number + 1], **common)
             launches.append(update)
             faces = kept if keeps else V
         return launches
 
-    def _region(self, layers: Layers | None, ring: int, faces: int) -> tuple[list[int], list[int]]:
+    def _region(self, layers: Layers | None, depth: int, faces: int) -> tuple[list[int], list[int]]:
         """Return first cell and number of cells along each axis of memory."""
         first, count = [0, 0, 0], [1, 1, 1]
         for at, axis in enumerate(self.order):
             start, stop = 0, self.geo.interior[axis]
             if axis == 0 and layers is not None:
                 start, stop = layers
-            first[at], count[at] = start - ring, stop - start + 2 * ring + faces
+            first[at], count[at] = start - depth, stop - start + 2 * depth + faces
         return first, count
 
     def _job_on(
-        self, layers: Layers | None, ring: int, faces: int, arrays: dict[str, Any]
+        self, layers: Layers | None, depth: int, faces: int, arrays: dict[str, Any]
     ) -> npt.NDArray[Any]:
         job = self._job.copy()
-        job["first"][0], job["count"][0] = self._region(layers, ring, faces)
+        job["first"][0], job["count"][0] = self._region(layers, depth, faces)
         for name, value in arrays.items():
             if isinstance(value, list):
                 job[name][0, : len(value)] = [self._at(array) for array in value]
@@ -267,14 +267,14 @@ class CudaStepper:
         self,
         kernel: str,
         layers: Layers | None,
-        ring: int,
+        depth: int,
         *,
         extra: int = 0,
         faces: int = 0,
         **arrays: Any,
     ) -> Launch:
         """Return a launch of a kernel that goes cell by cell."""
-        job = self._job_on(layers, ring, faces, arrays)
+        job = self._job_on(layers, depth, faces, arrays)
         job["extra"] = extra
         x, y, z = (int(n) for n in job["count"][0])
         return Launch(kernel, cell_grid(x, y, z), CELL_BLOCK, job)

@@ -16,7 +16,7 @@ from whole_grids import evaluate, filled
 from mpdata.cases import CASES, Request, Setup, make_setup
 from mpdata.cases.setup import open_mesh
 from mpdata.errors import InputError
-from mpdata.flow.courant import Peak, sample, scale_for, unstable
+from mpdata.flow.courant import MaxCourant, max_courant, scale_for, unstable
 from mpdata.grid import Geometry
 from mpdata.options import Boundary, parse_boundaries
 from mpdata.solver import Solver
@@ -192,21 +192,21 @@ def test_a_courant_number_asked_for_is_the_largest_outgoing_sum() -> None:
     assert max(outgoing(solver)) == pytest.approx(0.35, rel=1e-14)
 
 
-def test_the_peak_names_the_cell_with_the_largest_outgoing_sum() -> None:
+def test_the_max_courant_names_the_cell_with_the_largest_outgoing_sum() -> None:
     setup = random_setup((6, 5, 4), "open")
     geo = Geometry(setup.grid, (2, 1, 0), (6, 4, 4), 2, setup.boundaries)
     cells = np.array(outgoing(Solver(setup, backend="numpy")))
     part = cells.reshape(6, 5, 4)[2:6, 1:4]
     where = np.unravel_index(int(part.argmax()), part.shape)
-    peak = sample(setup, geo).peak
-    assert peak.cell == (where[0] + 2, where[1] + 1, where[2])
+    highest = max_courant(setup, geo)
+    assert highest.cell == (where[0] + 2, where[1] + 1, where[2])
 
 
 @pytest.mark.parametrize(
     ("sum_of_outgoing", "stable"), [(1.0, True), (1 + 1e-15, True), (1 + 1e-9, False), (1.5, False)]
 )
 def test_an_outgoing_sum_of_one_is_still_stable(sum_of_outgoing: float, stable: bool) -> None:
-    assert (unstable(Peak(sum_of_outgoing, (1, 2, 3)), 1.0) is None) == stable
+    assert (unstable(MaxCourant(sum_of_outgoing, (1, 2, 3)), 1.0) is None) == stable
 
 
 def test_an_unstable_flow_is_refused_with_its_cell() -> None:
@@ -226,7 +226,7 @@ def test_an_unstable_flow_is_refused_with_its_cell() -> None:
 
 
 def test_face_values_are_used_as_they_are_without_a_courant_number() -> None:
-    assert scale_for(make_setup("sphere", Request()), Peak(0.2, (0, 0, 0))) == 1.0
+    assert scale_for(make_setup("sphere", Request()), MaxCourant(0.2, (0, 0, 0))) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_requests_that_cannot_be_met_are_refused_in_one_sentence(
 
 
 def sample_of(setup: Setup) -> None:
-    sample(setup, Geometry(setup.grid, (0, 0, 0), setup.grid, 1, setup.boundaries))
+    max_courant(setup, Geometry(setup.grid, (0, 0, 0), setup.grid, 1, setup.boundaries))
 
 
 def test_the_answer_is_known_at_the_last_step_of_the_case_only() -> None:

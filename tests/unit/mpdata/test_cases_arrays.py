@@ -19,7 +19,7 @@ from whole_grids import evaluate, filled
 from mpdata.cases import Setup, array_case
 from mpdata.cases.setup import open_mesh
 from mpdata.errors import InputError
-from mpdata.flow.courant import sample
+from mpdata.flow.courant import max_courant
 from mpdata.grid import Geometry
 from mpdata.options import parse_boundaries
 from mpdata.solver import Solver
@@ -221,7 +221,7 @@ def test_a_bad_value_is_named_by_its_global_cell(tmp_path: Path) -> None:
     setup = case_of(save(tmp_path / "mine.h5", held))
     geo = Geometry(GRID, (1, 1, 1), (3, 4, 3), 1, setup.boundaries)
     with one_sentence(InputError, "got -2 at (1, 2, 1)"):
-        sample(setup, geo)
+        max_courant(setup, geo)
 
 
 @pytest.mark.parametrize("name", ["mine.npy", "mine.nc", "mine", "mine.NPZ.txt"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from sentences import one_sentence
 
 from mpdata.errors import InputError
-from mpdata.grid import Geometry, fill_edge, fill_edges, wrap_axis
+from mpdata.grid import Geometry, copy_layers, edge_copies, fill_edges, wrap_copies
 from mpdata.options import Boundaries, Boundary, Scheme, parse_boundaries
 
 Triple = tuple[int, int, int]
@@ -100,11 +100,11 @@ def test_arrays_have_room_for_halo_and_last_face_but_not_on_single_cells() -> No
 
 
 @given(geometries(), st.integers(0, 1))
-def test_regions_are_the_interior_widened_by_rings(geo: Geometry, ring: int) -> None:
-    region = np.zeros(geo.shape)[geo.cells(ring)]
-    wanted = [n + 2 * ring if a in geo.active else 1 for a, n in enumerate(geo.interior)]
+def test_regions_are_the_interior_widened_by_a_depth(geo: Geometry, depth: int) -> None:
+    region = np.zeros(geo.shape)[geo.cells(depth)]
+    wanted = [n + 2 * depth if a in geo.active else 1 for a, n in enumerate(geo.interior)]
     assert list(region.shape) == wanted
-    assert all(geo.cells(ring)[a].start == geo.halo - ring for a in geo.active)
+    assert all(geo.cells(depth)[a].start == geo.halo - depth for a in geo.active)
 
 
 def test_regions_shift_and_grow_along_an_axis() -> None:
@@ -188,7 +188,7 @@ def test_edges_are_filled_from_the_last_axis_to_the_first(
 @given(geometries(), st.integers(0, 2))
 def test_only_sides_on_the_edge_of_the_domain_are_filled(geo: Geometry, axis: int) -> None:
     found, before = numbered(geo), numbered(geo)
-    fill_edge(found, geo, axis)
+    copy_layers(found, axis, edge_copies(geo, axis))
     low, high = geo.touches(axis)
     changed = np.moveaxis(found != before, axis, 0)
     inside = slice(geo.halo, geo.halo + geo.interior[axis])
@@ -204,7 +204,7 @@ def test_a_periodic_halo_may_be_wider_than_the_axis(axis: int, cells: int, halo:
     grid = tuple(cells if a == axis else 2 for a in range(3))
     geo = whole(grid, halo, (PERIODIC, PERIODIC, PERIODIC))  # type: ignore[arg-type]
     found, before = numbered(geo), numbered(geo)
-    wrap_axis(found, geo, axis)
+    copy_layers(found, axis, wrap_copies(geo, axis))
     layers, source = np.moveaxis(found, axis, 0), np.moveaxis(before, axis, 0)
     for layer in range(2 * halo + cells):
         assert layers[layer].tolist() == source[halo + (layer - halo) % cells].tolist()

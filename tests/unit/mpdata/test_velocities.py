@@ -15,7 +15,7 @@ from sentences import one_sentence
 from velocity_files import levels_of, swinging, write_levels
 
 from mpdata.cases import Request, Setup, array_case, make_setup, with_velocities
-from mpdata.cases.setup import Levels
+from mpdata.cases.setup import TimeLevels
 from mpdata.errors import InputError
 from mpdata.flow import courant as faces
 from mpdata.flow import velocities
@@ -54,7 +54,7 @@ def test_a_steady_flow_set_early_has_the_same_bits(dtype: str, courant: float | 
     def room() -> np.ndarray:
         return np.zeros(geo.shape, dtype)
 
-    scale = faces.scale_for(setup, velocities.survey(setup, geo))
+    scale = faces.scale_for(setup, velocities.max_courant_over_time(setup, geo))
     assert (scale == 1.0) == (courant is None)
     late, early = (faces.make_flow(setup, geo, dtype, room) for _ in range(2))
     velocities.make_velocities(setup, geo, late, scale, room)
@@ -122,16 +122,16 @@ def test_only_two_levels_are_held_and_each_is_read_once(tmp_path: Path) -> None:
     setup = case("open")
     arrays = levels_of(GRID, TIMES, swinging(setup))
     setup = with_velocities(setup, write_levels(tmp_path / "v.h5", arrays))
-    assert setup.levels is not None
+    assert setup.time_levels is not None
     read: list[int] = []
-    inner = setup.levels.face
+    inner = setup.time_levels.face
 
     def face(axis: int, level: int, i: Any, j: Any, k: Any) -> Any:
         read.append(level)
         return inner(axis, level, i, j, k)
 
     geo = Geometry(GRID, (0, 0, 0), GRID, 3, setup.boundaries)
-    watched = replace(setup, levels=Levels(setup.levels.times, face))
+    watched = replace(setup, time_levels=TimeLevels(setup.time_levels.times, face))
     room = lambda: np.zeros(geo.shape)  # noqa: E731
     held = faces.make_flow(watched, geo, "f8", room)
     moving = velocities.make_velocities(watched, geo, held, 1.0, room)
