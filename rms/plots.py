@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rms.core.timeline import Recording
+from rms.core.timeline import Timeline
 
 
 def _axes(width: float = 8.0, height: float = 4.5, columns: int = 1) -> tuple[Any, Any]:
@@ -25,7 +25,7 @@ def _save(figure: Any, path: Path) -> None:
     pyplot.close(figure)
 
 
-def power_over_time(runs: Mapping[str, Recording], path: Path, title: str) -> None:
+def power_over_time(runs: Mapping[str, Timeline], path: Path, title: str) -> None:
     """Draw the cluster's power over time, one line per mode."""
     figure, axes = _axes()
     for name, run in runs.items():
@@ -39,23 +39,30 @@ def power_over_time(runs: Mapping[str, Recording], path: Path, title: str) -> No
     _save(figure, path)
 
 
-def gantt(run: Recording, path: Path, title: str) -> None:
-    """Draw who held which node when."""
-    figure, axes = _axes(height=0.13 * run.nodes + 1.5)
-    names = sorted({job for _, job, _, _ in run.spans}, key=lambda job: (len(job), job))
+def gantt(run: Timeline, time_s: float, path: Path, title: str) -> None:
+    """Draw who held which node when, from 0 to ``time_s``."""
+    # Nodes of an earlier cluster of the same daemon come after those it has now.
+    nodes = dict.fromkeys([*run.names, *(span.node for span in run.spans)])
+    row = {name: at for at, name in enumerate(nodes, 1)}
+    figure, axes = _axes(height=0.13 * len(row) + 1.5)
+    bars = [
+        (row[s.node], s.job, s.start_s, time_s if s.end_s is None else s.end_s) for s in run.spans
+    ]
+    bars = [bar for bar in bars if bar[3] > bar[2]]
+    names = sorted({job for _, job, _, _ in bars}, key=lambda job: (len(job), job))
     for at, name in enumerate(names):
-        bars = [(node, since, until) for node, job, since, until in run.spans if job == name]
+        own = [(node, since, until) for node, job, since, until in bars if job == name]
         axes.barh(
-            [node + 1 for node, _, _ in bars],
-            [until - since for _, since, until in bars],
-            left=[since for _, since, _ in bars],
+            [node for node, _, _ in own],
+            [until - since for _, since, until in own],
+            left=[since for _, since, _ in own],
             height=0.9,
             color=f"C{at % 10}",
             label=name,
         )
     axes.set_xlabel("time (s)")
     axes.set_ylabel("node")
-    axes.set_xlim(0, run.time_s)
+    axes.set_xlim(0, time_s)
     axes.set_title(title)
     axes.legend(title="job", loc="center left", bbox_to_anchor=(1.0, 0.5))
     _save(figure, path)

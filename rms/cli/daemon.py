@@ -14,7 +14,7 @@ from rms.client.connection import state_folder
 from rms.core.policies import PolicyError, placing
 from rms.daemon import serve as daemon
 from rms.daemon.journal import Journal, JournalError
-from rms.daemon.journal import replay as replay_entries
+from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.server import ServeError
 from rms.formats.config import FileError
 from rms.launch import machine

@@ -8,8 +8,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from rms.client.connection import ServerError, ask
-from rms.core.timeline import Recording
+from rms.core.timeline import Timeline
 from rms.wire.users import OVER, BooksAnswer, JobRow, NodeRow, Snapshot
 
 JOB_HEADS = ("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "NODELIST(REASON)")
@@ -87,23 +89,18 @@ def _figures(now: Snapshot, folder: Path) -> list[Path]:
     if not spans:
         return []
     first, last = min(span.start_s for span in spans), books.now_s
-    number = {name: n for n, name in enumerate(books.nodes)}
-    seen = Recording(
-        len(number),
-        time_s=last - first,
-        power_w=[(at - first, watts) for at, watts in books.power_w if at >= first],
-        spans=[
-            (
-                number[span.node],
-                span.job,
-                span.start_s - first,
-                (last if span.end_s is None else span.end_s) - first,
-            )
-            for span in spans
-        ],
-    )
+    seen = Timeline(books.nodes)
+    seen.power_w = [(at - first, watts) for at, watts in books.power_w if at >= first]
+    seen.spans = [
+        msgspec.structs.replace(
+            span,
+            start_s=span.start_s - first,
+            end_s=(last if span.end_s is None else span.end_s) - first,
+        )
+        for span in spans
+    ]
     charts = [folder / "nodes.png", folder / "power.png"]
-    gantt(seen, charts[0], "who held which node")
+    gantt(seen, last - first, charts[0], "who held which node")
     source = books.energy.power_source
     power_over_time({books.policy: seen}, charts[1], f"power of the cluster ({source})")
     return charts

@@ -10,7 +10,7 @@ from rms.core.model import Node, NodePower, Site
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes with the slots they hold (``cpu:3``, ``gpu:0``) and their power models."""
+    """Nodes with the slots they hold (``cpu:3``, ``gpu:0``), and power models if any."""
 
     names: tuple[str, ...]
     slots: tuple[tuple[str, ...], ...]
@@ -33,7 +33,7 @@ class Cluster:
         """Return nodes as a journal knows them: how many slots they had, not which."""
         each = widths or (1,) * len(names)
         slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
-        return cls(names, slots, power or (NodePower(),) * len(names))
+        return cls(names, slots, power)
 
     def slots_of(self, nodes: Iterable[Node]) -> tuple[str, ...]:
         """Return the slots of nodes, in order."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from rms.core.model import Job, JobId, Node, NodePower
 from rms.core.state import State
+from rms.wire.users import Books
 
 __all__ = ["Draw", "Ledger", "NodePower", "drawing"]
 
@@ -112,33 +113,77 @@ class Ledger:
     @property
     def busy_j(self) -> dict[JobId, float]:
         """The energy of each job, from its start to its end, resizes included."""
-        at = self.at_s or 0.0
-        for job_id, draw in self._draws.items():
-            self._book(job_id, draw, at)
-            draw.since_s = at
-        return self._busy_j
+        return self._busy_at(self.at_s or 0.0)
 
     @property
     def cluster_j(self) -> float:
         """The cluster's energy, summed over nodes."""
-        at = self.at_s or 0.0
-        if self._counted:
-            return self._counted_j
-        return self._past_j + sum(
-            joules + watts * (at - since)
-            for joules, watts, since in zip(self._node_j, self._node_w, self._node_s, strict=True)
-        )
+        return self._cluster_at(self.at_s or 0.0)
 
     @property
     def owned_j(self) -> float:
         """The same, summed over owners."""
         return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
 
-    def power_w(self, state: State) -> float:
-        """Return what the cluster draws now."""
+    @property
+    def power_w(self) -> float:
+        """What the cluster draws, as of the last :meth:`follow` or :meth:`advance`."""
+        return self._watts
+
+    def follow(self, state: State) -> None:
+        """Enter what has changed in the instant of the books, so that they can be looked at."""
         if self.at_s is not None:
             self._enter(state, self.at_s)
-        return self._watts
+
+    def job_j(self, job_id: JobId, now_s: float) -> float:
+        """Return a job's energy up to ``now_s``, should nothing change until then; books nothing.
+
+        Args:
+            now_s: a time no earlier than that of the books; else that of the books.
+        """
+        draw = self._draws.get(job_id)
+        booked = self._busy_j.get(job_id, 0.0)
+        if draw is None or self.at_s is None:
+            return booked
+        return booked + draw.watts * (max(now_s, self.at_s) - draw.since_s)
+
+    def books(self, now_s: float, power_source: str = "model") -> Books:
+        """Return all sums up to ``now_s``, should nothing change until then; books nothing.
+
+        Of the state as of the last :meth:`follow`. Where nothing was ever booked, all are 0.
+
+        Args:
+            now_s: a time no earlier than that of the books; else that of the books.
+            power_source: what to say of where the power comes from.
+        """
+        if self.at_s is None:
+            return Books(now_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, power_source)
+        at = max(now_s, self.at_s)
+        span = at - self.at_s
+        return Books(
+            at,
+            sum(self._busy_at(at).values()),
+            self.idle_j + span * self._idle_w,
+            self.off_j,
+            self.boot_j,
+            self._cluster_at(at),
+            self.busy_node_s + span * self._busy,
+            power_source,
+        )
+
+    def _busy_at(self, at: float) -> dict[JobId, float]:
+        found = dict(self._busy_j)
+        for job_id, draw in self._draws.items():
+            found[job_id] = found.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
+        return found
+
+    def _cluster_at(self, at: float) -> float:
+        if self._counted:
+            return self._counted_j + self._watts * (at - (self.at_s or 0.0))
+        return self._past_j + sum(
+            joules + watts * (at - since)
+            for joules, watts, since in zip(self._node_j, self._node_w, self._node_s, strict=True)
+        )
 
     def measured(self, state: State, node: Node, watts: float) -> None:
         """Take a reading: the node draws that from the time of the books on, whatever runs."""

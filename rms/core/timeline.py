@@ -1,72 +1,82 @@
-"""A simulation with everything a chart needs: power over time, who held which node when."""
+"""Who held which node when, and the cluster's power over time: of a daemon and of a simulation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 
-from rms.core.model import JobSpec, Site
-from rms.core.policies import Policy
+from rms.core.model import JobId, Node
 from rms.core.state import State
-from rms.sim.simulator import Simulation
+from rms.wire.users import NodeSpan
+
+RESOLUTION_S = 1.0
+"""Of readings that follow one another faster than this, the first and the newest are kept."""
 
 
-@dataclass
-class Recording:
-    """A simulation that is over.
+class Timeline:
+    """What has happened on the nodes of a cluster.
+
+    Args:
+        names: the nodes.
 
     Attributes:
-        power_w: ``(time, power of the cluster from then on)``.
-        spans: ``(node, job, from, to)``.
-        sizes: of each job ``(time, nodes from then on)``.
+        spans: in the order in which they began.
+        power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
     """
 
-    nodes: int
-    time_s: float = 0.0
-    busy_j: float = 0.0
-    idle_j: float = 0.0
-    cluster_j: float = 0.0
-    owned_j: float = 0.0
-    busy_node_s: float = 0.0
-    resizes: int = 0
-    power_w: list[tuple[float, float]] = field(default_factory=list)
-    spans: list[tuple[int, str, float, float]] = field(default_factory=list)
-    _open: dict[int, tuple[str, float]] = field(default_factory=dict)
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.spans: list[NodeSpan] = []
+        self.power_w: list[tuple[float, float]] = []
+        self._open: dict[Node, NodeSpan] = {}
+        self._held: dict[JobId, frozenset[Node]] = {}
+        self._ends_with_reading = False
 
-    def look(self, simulation: Simulation) -> None:
-        """Take down how things are after an event."""
-        state = simulation.engine.state
-        now, watts = state.now_s, simulation.ledger.power_w(state)
-        if self.power_w and self.power_w[-1][0] == now:
-            self.power_w[-1] = now, watts
+    def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
+        """Enter who holds which node now, after something has happened to ``jobs``.
+
+        A job holds its nodes; while it is being resized, those of both worlds.
+        """
+        now: dict[JobId, frozenset[Node]] = {}
+        for job_id in dict.fromkeys(jobs):
+            job = state.running.get(job_id)
+            nodes = () if job is None else job.held if job.resize_begun else job.nodes
+            now[job_id] = frozenset(nodes)
+            for node in self._held.get(job_id, frozenset()) - now[job_id]:
+                self._open.pop(node).end_s = now_s
+        for job_id, held in now.items():
+            for node in sorted(held - self._held.get(job_id, frozenset())):
+                span = NodeSpan(self.names[node], str(job_id), now_s, None)
+                self._open[node] = span
+                self.spans.append(span)
+            if held:
+                self._held[job_id] = held
+            else:
+                self._held.pop(job_id, None)
+
+    def holders(self) -> list[JobId]:
+        """Return the jobs that held nodes when they were last looked at."""
+        return list(self._held)
+
+    def power(self, now_s: float, watts: float) -> None:
+        """Enter what the cluster draws from now on, after an event."""
+        self._ends_with_reading = False
+        if self.power_w and self.power_w[-1][0] == now_s:
+            self.power_w[-1] = now_s, watts
         else:
-            self.power_w.append((now, watts))
-        self._hold(state, now)
+            self.power_w.append((now_s, watts))
 
-    def _hold(self, state: State, now: float) -> None:
-        holders: dict[int, str] = {
-            node: job.spec.id
-            for job in state.running.values()
-            for node in (job.held if job.resize_begun else job.nodes)
-        }
-        for node, (job_id, since) in list(self._open.items()):
-            if holders.get(node) != job_id:
-                if now > since:
-                    self.spans.append((node, job_id, since, now))
-                del self._open[node]
-        for node, holder in holders.items():
-            self._open.setdefault(node, (holder, now))
+    def reading(self, now_s: float, watts: float) -> None:
+        """Enter what the cluster draws from now on, after a meter was read."""
+        curve = self.power_w
+        if self._ends_with_reading and len(curve) > 1 and now_s < curve[-2][0] + RESOLUTION_S:
+            curve.pop()
+        self.power(now_s, watts)
+        self._ends_with_reading = True
 
-
-def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
-    """Run jobs to their ends and take down what happens."""
-    found = Recording(site.nodes)
-    simulation = Simulation(specs, site, policy, record=False, observer=found.look)
-    simulation.run()
-    ledger = simulation.ledger
-    first = min(spec.submit_s for spec in specs)
-    found.time_s = max(job.end_s or 0.0 for job in simulation.engine.state.ended.values()) - first
-    found.busy_j, found.idle_j = sum(ledger.busy_j.values()), ledger.idle_j
-    found.cluster_j, found.owned_j = ledger.cluster_j, ledger.owned_j
-    found.busy_node_s, found.resizes = ledger.busy_node_s, simulation.resized
-    return found
+    def reopen(self, names: Sequence[str], at_s: float | None) -> None:
+        """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""
+        for span in self._open.values():
+            span.end_s = at_s
+        self._open.clear()
+        self._held.clear()
+        self.names = names

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,12 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.ledger import Ledger
 from rms.core.model import JobId, JobSpec, JobState, Node
 from rms.core.policies import placing
-from rms.daemon import recovery, relaunch, views
+from rms.daemon import recovery, relaunch
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
+from rms.daemon.meters import Meters
 from rms.daemon.recovery import REQUEUED
 from rms.daemon.resize import BOOT_S, Worlds
 from rms.launch.base import (
@@ -51,7 +51,7 @@ from rms.launch.base import (
     ManagedProcess,
     ScriptLaunch,
 )
-from rms.wire.messages import ApplicationResizeRequest, Metered, Poll, Report, ResizeRequest
+from rms.wire.messages import ApplicationResizeRequest, Poll, Report, ResizeRequest
 
 GRACE_S = 10.0
 _OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened)
@@ -61,9 +61,6 @@ START_S = 0.1
 
 LOOK_S = 0.1
 """How long jobs are looked at before others have their turn."""
-
-STALE_S = 60.0
-"""A node whose power was not read for so long is booked by its model again."""
 
 
 class Daemon:
@@ -95,43 +92,39 @@ class Daemon:
         boot_s: float = BOOT_S,
         where: str = "",
     ) -> None:
-        began = journal.began if where else None
-        self.where, self._home_where = where if began is None else began.where, where
-        self.home, self.journal, self.launcher = cluster, journal, launcher
-        if began is not None:
-            cluster = Cluster.recorded(began.nodes, began.power, began.widths)
-        self.cluster = cluster
+        self.home, self.home_where = cluster, where
+        self.journal, self.launcher = journal, launcher
         self.now, self.say, self.grace_s = now, say, grace_s
         self.worlds = Worlds(self, boot_s)
-        self.engine = Engine(cluster.site, placing(policy))
-        self.ledger = Ledger(cluster.power)
-        self.live: dict[JobId, JobRuntime] = {}
-        self.spans: list[dict[str, Any]] = []
-        self.power_w: list[tuple[float, float]] = []
-        self.closed: dict[str, Any] | None = None
         self.stopping = False
         self.drained = set(journal.notes("drained").get("drained", {"names": []})["names"])
         self.away: frozenset[str] | None = None
-        self.sources: dict[Node, str] = {}
-        self._read_s: dict[Node, float] = {}
-        self._unmetered: set[str] = set()
         self._ticked = self._starts_from_s = 0.0
         self._starts: deque[Start] = deque()
         self._unseen = 0
         self._queue: deque[Event] = deque()
         self._handling = False
-        self._open_spans: dict[Node, dict[str, Any]] = {}
-        self._spanned: dict[JobId, frozenset[Node]] = {}
-        home = self.home
         journal.header(
-            home.names, policy, home.power, where, home.widths, launcher.max_concurrent_resizes
+            *(cluster.names, policy, cluster.power, where, cluster.widths),
+            launcher.max_concurrent_resizes,
         )
-        pending = recovery.restore(self)
-        if (self.where, self.cluster.names) == (where, home.names):
-            self.cluster = home
-            recovery.adopt(self, pending)
+        self.scheduler, self.live = recovery.restore(journal, cluster, where, say)
+        self.meters = Meters(self.scheduler, now, say)
+        if (self.scheduler.where, self.cluster.names) == (where, cluster.names):
+            self.scheduler.cluster = cluster
+            recovery.adopt(self)
         else:
-            recovery.reopen(self, pending, home, where)
+            recovery.reopen(self)
+
+    @property
+    def engine(self) -> Engine:
+        """What decides."""
+        return self.scheduler.engine
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes."""
+        return self.scheduler.cluster
 
     # --- events ------------------------------------------------------------------------------
 
@@ -154,7 +147,7 @@ class Daemon:
     def _handle(self, event: Event) -> list[Decision]:
         event = msgspec.structs.replace(event, at_s=max(event.at_s, self.engine.state.now_s))
         number = self.journal.append(event)
-        decisions = self.feed(event)
+        decisions = self._feed(event)
         self.journal.decided(number, decisions)
         if decisions:
             self.journal.flush()
@@ -166,117 +159,13 @@ class Daemon:
         """Return the time for the next event: the wall clock, never going back."""
         return max(self.now(), self.engine.state.now_s)
 
-    def feed(self, event: Event) -> list[Decision]:
-        """Hand an event to the engine and the books; return what was decided."""
+    def _feed(self, event: Event) -> list[Decision]:
+        decisions = self.scheduler.feed(event)
         if isinstance(event, Reopened):
-            self._reopened(event)
-        self.ledger.advance(self.engine.state, event.at_s)
-        decisions = self.engine.handle(event)
-        for decision in decisions:
-            live = self.live.get(decision.job)
-            if live is None:
-                continue
-            live.reason = "" if isinstance(decision, Start | Resize) else decision.reason
-            self.remember(live, event.at_s, decision)
-            if isinstance(decision, Resize):
-                live.wishes += 1
-        jobs = [] if isinstance(event, _OF_NO_JOB) else [event.job]
-        self._book_spans(event.at_s, [*jobs, *(decision.job for decision in decisions)])
-        self.power_w.append((event.at_s, self.ledger.power_w(self.engine.state)))
-        if not self.engine.state.running and not self.engine.state.pending:
-            self.closed = views.books(self)
+            here = self.cluster.names == self.home.names and event.where == self.home_where
+            if here:
+                self.scheduler.cluster = self.home
         return decisions
-
-    def _reopened(self, event: Reopened) -> None:
-        """Go on elsewhere; the time between belongs to nobody."""
-        for span in self._open_spans.values():
-            span["end_s"] = self.ledger.at_s
-        self._open_spans.clear()
-        self._spanned.clear()
-        self.ledger.reopen(self.engine.state, event.power, event.at_s)
-        self.where = event.where
-        recorded = Cluster.recorded(event.nodes, event.power, event.widths)
-        now = self.home.names == event.nodes and event.where == self._home_where
-        self.cluster = self.home if now else recorded
-
-    def remember(self, live: JobRuntime, at_s: float, decision: Decision) -> None:
-        """Keep a decision about a job for ``rms explain``; repeats of one reason once."""
-        entry: dict[str, Any] = {
-            "at_s": at_s,
-            "kind": type(decision).__name__.lower(),
-            "code": str(decision.code),
-            "reason": decision.reason,
-            "size": 0,
-            "nodes": [],
-        }
-        if isinstance(decision, Start | Resize):
-            entry["size"] = len(self.slots(decision.nodes))
-            entry["nodes"] = [self.cluster.names[n] for n in decision.nodes]
-        before = live.history[-1] if live.history else {}
-        if any(before.get(key) != entry[key] for key in ("kind", "reason", "size")):
-            live.history.append(entry)
-
-    def measured(self, at_s: float, gpu: int, watts: float) -> None:
-        """Take a reading of a device: its node draws that from now on, whatever runs there."""
-        for node, slots in enumerate(self.cluster.slots):
-            if slots == (f"gpu:{gpu}",):
-                self._book(Node(node), at_s, watts, "nvidia-smi")
-
-    def read(self, said: Metered) -> None:
-        """Take what a node's meter says.
-
-        Raises:
-            ValueError: of a node that there is not.
-        """
-        if said.node not in self.cluster.names:
-            raise ValueError(f"expected a node of this cluster, got {said.node}")
-        if said.reason and said.reason not in self._unmetered:
-            self._unmetered.add(said.reason)
-            self.say(f"power is the model's on {said.node}, and others alike: {said.reason}")
-        if said.watts is not None:
-            node = Node(self.cluster.names.index(said.node))
-            self._book(node, self.now(), said.watts, said.source)
-
-    def _book(self, node: Node, at_s: float, watts: float, source: str) -> None:
-        self.ledger.advance(self.engine.state, max(at_s, self.ledger.at_s or at_s))
-        self.ledger.measured(self.engine.state, node, watts)
-        self.sources[node], self._read_s[node] = source, self.now()
-
-    def _forget_readings(self) -> None:
-        """Let the model speak again for nodes whose meters have fallen silent."""
-        before = self.now() - STALE_S
-        for node in [node for node, at_s in self._read_s.items() if at_s < before]:
-            self.say(f"no reading of {self.cluster.names[node]} for {STALE_S:g} s: by the model")
-            self.ledger.advance(self.engine.state, self.time())
-            self.ledger.unmeasured(self.engine.state, node)
-            del self.sources[node], self._read_s[node]
-
-    @property
-    def power_source(self) -> str:
-        """Where the books' power comes from."""
-        found = set(self.sources.values())
-        if len(self.sources) < len(self.cluster.names):
-            found.add("model")
-        return " and ".join(sorted(found, key=lambda word: (word == "model", word)))
-
-    def _book_spans(self, now: float, jobs: Iterable[JobId]) -> None:
-        """Keep who held which node when, for charts, after something has happened to jobs."""
-        opened: dict[JobId, frozenset[Node]] = {}
-        for job_id in dict.fromkeys(jobs):
-            job = self.engine.state.running.get(job_id)
-            nodes = () if job is None else job.held if job.resize_begun else job.nodes
-            opened[job_id] = frozenset(nodes)
-            for node in self._spanned.get(job_id, frozenset()) - opened[job_id]:
-                self._open_spans.pop(node)["end_s"] = now
-        for job_id, held in opened.items():
-            for node in sorted(held - self._spanned.get(job_id, frozenset())):
-                name = self.cluster.names[node]
-                span = {"node": name, "job": str(job_id), "start_s": now, "end_s": None}
-                self._open_spans[node] = span
-                self.spans.append(span)
-            self._spanned[job_id] = held
-            if not held:
-                del self._spanned[job_id]
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
@@ -311,7 +200,7 @@ class Daemon:
             script = self.run_script(job_id, live, decision.nodes)
         except LaunchError as error:
             self.say(f"job {job_id}: {error}")
-            live.reason = str(error)
+            self.scheduler.reasons[job_id] = str(error)
             self.handle(Started(self.time(), job_id))
             self.handle(Ended(self.time(), job_id, "FAILED"))
             return
@@ -347,7 +236,7 @@ class Daemon:
 
     def slots(self, nodes: tuple[Node, ...]) -> tuple[str, ...]:
         """Return the slots of nodes, in order."""
-        return tuple(slot for node in nodes for slot in self.cluster.slots[node])
+        return self.cluster.slots_of(nodes)
 
     # --- what users ask ----------------------------------------------------------------------
 
@@ -475,7 +364,7 @@ class Daemon:
         self._start_some()
         self.launcher.poll()
         self._look_at_nodes()
-        self._forget_readings()
+        self.meters.forget_stale(self.time())
         jobs = list(self.engine.state.running.items())
         begun, first, self._unseen = self.now(), self._unseen, 0
         jobs = [*jobs[first:], *jobs[:first]]
@@ -544,7 +433,7 @@ class Daemon:
         self.say(f"job {job_id}: {why}; requeued")
         self.forget(job_id, live)
         self.handle(Requeued(self.time(), job_id))
-        live.reason = why
+        self.scheduler.reasons[job_id] = why
 
     def forget(self, job_id: JobId, live: JobRuntime) -> None:
         """Drop what was known of a job's processes, of which there are none any more."""
@@ -594,13 +483,14 @@ class Daemon:
         said = "" if live.script is None else live.script.end_reason
         why = failed.message if failed is not None else said or f"script ended with {status}"
         why = lost or why
-        live.reason = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
+        why = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
+        self.scheduler.reasons[job_id] = why
         self.journal.note(
             f"end/{job_id}",
-            {"exit_code": status, "answer": live.answer, "reason": live.reason},
+            {"exit_code": status, "answer": live.answer, "reason": why},
         )
         self.handle(Ended(self.time(), job_id, state))  # type: ignore[arg-type]
-        self.say(f"job {job_id} {state}{': ' if live.reason else ''}{live.reason}")
+        self.say(f"job {job_id} {state}{': ' if why else ''}{why}")
 
     def _inquire(self, job_id: JobId, live: JobRuntime) -> str | None:
         """Return how a job that failed has lost its nodes, "" if it has not, None until known."""

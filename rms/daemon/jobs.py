@@ -92,18 +92,15 @@ class JobRuntime:
     keys: list[str] = field(default_factory=list)
     launches: int = 0
     resizes: list[dict[str, Any]] = field(default_factory=list)
-    history: list[dict[str, Any]] = field(default_factory=list)
     news: asyncio.Event = field(default_factory=asyncio.Event)
     boot: PendingResize | None = None
     errand: PendingCall | None = None
     inquiry: PendingCall | None = None
-    wishes: int = 0
     rests_until_s: float = 0.0
     asked: int = 0  # by its application, once it may be
     forced: str | None = None
     step: int = 0
     total: int = 0
-    reason: str = ""
     ending: str | None = None
     kill_at: float | None = None
     answer: str = ""

@@ -18,18 +18,15 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rms.core import rules, transition
-from rms.core.engine import Engine
 from rms.core.events import Decision, Event
-from rms.core.model import NodePower, Site
+from rms.core.model import NodePower
 from rms.core.policies import named
 
 FORMAT = 3
@@ -223,56 +220,6 @@ class Journal:
             return Seen(seq, entry, None if decided is None else _decisions.decode(decided))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise JournalError(f"{self.path}: expected a whole entry {seq}, got: {error}") from None
-
-
-class Replay(msgspec.Struct):
-    """What came of feeding a journal to a fresh engine.
-
-    Attributes:
-        engine: as it was in the daemon that wrote the journal, if nothing differs.
-        events: how many it was fed.
-        differing: a sentence for each event on which it decided otherwise than is recorded.
-        unrecorded: by sequence number, what it decided on events without recorded decisions:
-            nobody has acted on it, so record it and do it.
-        refused: a sentence for each of those that it refused, as it did at the time.
-    """
-
-    engine: Engine
-    events: int = 0
-    differing: list[str] = []
-    unrecorded: dict[int, list[Decision]] = {}
-    refused: list[str] = []
-
-
-def replay(entries: Iterable[Entry]) -> Replay:
-    """Feed the events of a journal to a fresh engine, under the policies as recorded."""
-    rest = iter(entries)
-    first = next(rest, None)
-    if not isinstance(first, Opened):
-        raise JournalError(f"expected a header as first entry, got {first}")
-    found = Replay(Engine(Site(len(first.nodes), first.power), named(first.policy)))
-    found.engine.state.max_concurrent_resizes = first.at_once
-    for entry in rest:
-        if not isinstance(entry, Seen):
-            found.engine.policy = named(entry.policy)
-            if isinstance(entry, Opened):
-                found.engine.state.max_concurrent_resizes = entry.at_once
-            continue
-        found.events += 1
-        where = f"event {entry.seq} ({type(entry.event).__name__})"
-        recorded = entry.decisions
-        try:
-            got = found.engine.handle(entry.event)
-        except (transition.TransitionError, rules.RuleError) as error:
-            sentences = found.refused if recorded is None else found.differing
-            sentences.append(f"{where}: expected one that the engine takes, got: {error}")
-            continue
-        if recorded is None:
-            found.unrecorded[entry.seq] = got
-        elif tuple(got) != recorded:
-            old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
-            found.differing.append(f"{where}: expected {old} as recorded, got {new}")
-    return found
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:

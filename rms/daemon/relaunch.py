@@ -39,7 +39,12 @@ def begin(
         return
     now = daemon.now()
     live.boot = PendingResize(
-        live.wishes, slots, "relaunch", state="stopping", begun_s=now, until_s=now + daemon.grace_s
+        daemon.scheduler.resizes[job_id],
+        slots,
+        "relaunch",
+        state="stopping",
+        begun_s=now,
+        until_s=now + daemon.grace_s,
     )
     daemon.worlds.keep(job_id, live)
     daemon.handle(ResizeBegun(daemon.time(), job_id))

@@ -169,9 +169,13 @@ class Worlds:
             return
         errand = daemon.launcher.grant(job_id, hosts_of(have), hosts_of(slots))
         if errand is None:
-            self._boot(job_id, live, PendingResize(live.wishes, slots, strategy))
+            self._boot(
+                job_id, live, PendingResize(daemon.scheduler.resizes[job_id], slots, strategy)
+            )
             return
-        live.boot = PendingResize(live.wishes, slots, strategy, state="granting")
+        live.boot = PendingResize(
+            daemon.scheduler.resizes[job_id], slots, strategy, state="granting"
+        )
         live.errand = errand
         self.keep(job_id, live)
 
@@ -220,7 +224,11 @@ class Worlds:
             return  # for the daemon, which decides
         if isinstance(report, RolledBack) and live.running is not None:
             live.running.strategy = report.strategy  # before there can be another wish
-        if report.number != live.wishes or job is None or job.requested_nodes is None:
+        if (
+            report.number != daemon.scheduler.resizes.get(job_id)
+            or job is None
+            or job.requested_nodes is None
+        ):
             return
         if isinstance(report, Ready):
             if boot is not None and boot.state == "booting" and report.launch in boot.launches:
@@ -350,18 +358,8 @@ class Worlds:
             self.roll_back(job_id, live, boot.why)
 
     def roll_back(self, job_id: JobId, live: JobRuntime, why: str) -> None:
-        """Tell the engine, and whoever asks for an explanation."""
+        """Tell the scheduler."""
         daemon = self._daemon
-        live.history.append(
-            {
-                "at_s": daemon.time(),
-                "kind": "rolledback",
-                "code": "RolledBack",
-                "reason": why,
-                "size": 0,
-                "nodes": [],
-            }
-        )
         later = why.startswith("later: ")
         rests = self.rest(live, LATER_S if later else 0.0)
         daemon.handle(ResizeRolledBack(daemon.time(), job_id, why, rests, later))

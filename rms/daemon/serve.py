@@ -27,7 +27,7 @@ def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
     loop = asyncio.get_running_loop()
 
     def book(reading: Reading) -> None:
-        loop.call_soon_threadsafe(daemon.measured, reading.at_s, reading.gpu, reading.power_w)
+        loop.call_soon_threadsafe(daemon.meters.device, reading.at_s, reading.gpu, reading.power_w)
 
     with NvidiaSmi() as sampler:
         sampler.start(book)

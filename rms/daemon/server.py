@@ -191,19 +191,19 @@ class Routes:
         given = request.headers.get("authorization", "")
         if not token or not compare_digest(given, f"Bearer {token}"):
             raise _RefusedError(403, "expected the token of this daemon's meters")
-        self.daemon.read(msgspec.json.decode(await request.body(), type=Metered))
+        self.daemon.meters.node(msgspec.json.decode(await request.body(), type=Metered))
         return {}
 
     async def books(self, request: Request) -> Any:
         """Return the energy books and who held which node when."""
         return {
-            "energy": views.energy(self.daemon),
-            "spans": self.daemon.spans,
+            "energy": self.daemon.scheduler.books(self.daemon.time()),
+            "spans": self.daemon.scheduler.timeline.spans,
             "nodes": self.daemon.cluster.names,
             "now_s": self.daemon.time(),
             "policy": self.daemon.engine.policy.name,
-            "power_w": self.daemon.power_w,
-            "closed": self.daemon.closed,
+            "power_w": self.daemon.scheduler.timeline.power_w,
+            "closed": self.daemon.scheduler.closed,
         }
 
     async def policy(self, request: Request) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rms.core.model import Job, JobId, Node
+from rms.core.scheduler import repeats
 from rms.daemon.jobs import JobRuntime
+from rms.wire.users import HistoryEntry
 
 if TYPE_CHECKING:
     from rms.daemon.daemon import Daemon
@@ -19,14 +21,13 @@ def job(daemon: Daemon, job_id: JobId) -> Job | None:
 
 def rows(daemon: Daemon) -> list[dict[str, Any]]:
     """Return one row per job, for queue, show, acct and reports."""
-    daemon.ledger.advance(daemon.engine.state, daemon.time())
-    state = daemon.engine.state
+    state, now_s = daemon.engine.state, daemon.time()
     waiting = [*state.pending.values(), *state.too_wide.values()]
     jobs = [*state.ended.values(), *state.running.values(), *waiting]
-    return [_row(daemon, job) for job in sorted(jobs, key=lambda j: _sort_key(j.spec.id))]
+    return [_row(daemon, job, now_s) for job in sorted(jobs, key=lambda j: _sort_key(j.spec.id))]
 
 
-def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
+def _row(daemon: Daemon, job: Job, now_s: float) -> dict[str, Any]:
     live = daemon.live.get(job.spec.id, JobRuntime({}))
     about = daemon.launcher.job_details(job.spec.id)
     return {
@@ -41,11 +42,11 @@ def _row(daemon: Daemon, job: Job) -> dict[str, Any]:
         "size": len(job.nodes),
         "nodes_min": job.spec.nodes_min,
         "nodes_max": job.spec.nodes_max,
-        "reason": _why(daemon, job, live) or about.get("waits", ""),
+        "reason": _why(daemon, job) or about.get("waits", ""),
         "step": live.step,
         "steps": live.total,
-        "energy_j": daemon.ledger.busy_j.get(job.spec.id, 0.0),
-        "energy_source": daemon.power_source,
+        "energy_j": daemon.scheduler.ledger.job_j(job.spec.id, now_s),
+        "energy_source": daemon.scheduler.power_source,
         "answer": live.answer,
         "resizes": live.resizes,
         "resizing": "" if live.boot is None else live.boot.state,
@@ -72,45 +73,26 @@ def nodes(daemon: Daemon) -> list[dict[str, Any]]:
                 "slots": daemon.cluster.slots[n],
                 "state": word,
                 "job": held.get(node),
-                "power_source": daemon.sources.get(node, "model"),
+                "power_source": daemon.scheduler.power_sources.get(node, "model"),
             }
         )
     return rows
 
 
-def _why(daemon: Daemon, job: Job, live: JobRuntime) -> str:
+def _why(daemon: Daemon, job: Job) -> str:
     """Return why a job waits, or what was said of it last."""
     waits = daemon.engine.explain(job.spec.id)
-    return live.reason if waits is None else waits.reason
+    return daemon.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason
 
 
-def history(daemon: Daemon, job_id: JobId) -> list[dict[str, Any]]:
+def history(daemon: Daemon, job_id: JobId) -> list[HistoryEntry]:
     """Return what was decided about a job, and, of one that waits, why it does now."""
-    live, waits = daemon.live[job_id], daemon.engine.explain(job_id)
-    if waits is not None:
-        daemon.remember(live, daemon.time(), waits)
-    return live.history
-
-
-def energy(daemon: Daemon) -> dict[str, Any]:
-    """Return the books of the cluster, up to now."""
-    daemon.ledger.advance(daemon.engine.state, daemon.time())
-    return books(daemon)
-
-
-def books(daemon: Daemon) -> dict[str, Any]:
-    """Return the books as they stand."""
-    ledger = daemon.ledger
-    return {
-        "at_s": ledger.at_s,
-        "busy_j": sum(ledger.busy_j.values()),
-        "idle_j": ledger.idle_j,
-        "off_j": ledger.off_j,
-        "boot_j": ledger.boot_j,
-        "cluster_j": ledger.cluster_j,
-        "busy_node_s": ledger.busy_node_s,
-        "power_source": daemon.power_source,
-    }
+    scheduler = daemon.scheduler
+    known, waits = scheduler.history.get(job_id, []), scheduler.engine.explain(job_id)
+    if waits is None:
+        return known
+    now = scheduler.entry(daemon.time(), waits)
+    return known if known and repeats(now, known[-1]) else [*known, now]
 
 
 def _sort_key(job_id: str) -> tuple[int, int]:

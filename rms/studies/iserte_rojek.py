@@ -14,7 +14,7 @@ import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
-from rms.core.timeline import Recording, record
+from rms.sim.recording import Recording, record
 from rms.sim.run import BALANCE
 
 DATA = Path(__file__).parent / "data"
@@ -58,11 +58,16 @@ def iserte_rojek(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]
             for policy in ("array-share-paper", "array-share"):
                 runs = {str(m): kept[cluster, m, policy] for m in Mode}
                 power_over_time(
-                    runs, figures / f"figure-{number}-{policy}.png", f"{cluster}, {policy}"
+                    {name: run.timeline for name, run in runs.items()},
+                    figures / f"figure-{number}-{policy}.png",
+                    f"{cluster}, {policy}",
                 )
                 for name, run in runs.items():
                     gantt(
-                        run, figures / f"gantt-{cluster}-{policy}-{name}.png", f"{cluster}, {name}"
+                        run.timeline,
+                        run.time_s,
+                        figures / f"gantt-{cluster}-{policy}-{name}.png",
+                        f"{cluster}, {name}",
                     )
         lines += ["", f"figures in {figures}"]
     return result, lines, good
@@ -142,7 +147,7 @@ def _columns(run: Recording, data: Mapping[str, Any]) -> dict[str, float]:
         "busy_kj": run.busy_j / 1e3,
         "idle_kj": run.idle_j / 1e3,
         "cluster_kj": run.cluster_j / 1e3,
-        "allocation_pct": 100.0 * run.busy_node_s / (run.nodes * run.time_s),
+        "allocation_pct": 100.0 * run.busy_node_s / (len(run.timeline.names) * run.time_s),
     }
 
 

@@ -13,7 +13,8 @@ from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import POLICIES, named
 from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal, Seen, replay
+from rms.daemon.journal import Journal, Seen
+from rms.daemon.recovery import replay
 from rms.launch.base import ManagedProcess
 from rms.launch.local import LocalLauncher
 from rms.sim.simulator import Simulation
@@ -90,4 +91,4 @@ def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> 
         lived = [(e.event.at_s, d) for e in seen for d in e.decisions or ()]
         assert lived == simulation.decisions
         assert replay(journal.read()).differing == []
-    assert daemon.ledger.busy_j == simulation.ledger.busy_j
+    assert daemon.scheduler.ledger.busy_j == simulation.ledger.busy_j

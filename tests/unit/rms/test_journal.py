@@ -24,7 +24,8 @@ from rms.core.events import Decision, Ended, Event, Later, Start, Started, Submi
 from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Node, Speedup
 from rms.core.policies import POLICIES, PolicyError, named
-from rms.daemon.journal import FORMAT, Journal, JournalError, Opened, PolicySet, Seen, replay
+from rms.daemon.journal import FORMAT, Journal, JournalError, Opened, PolicySet, Seen
+from rms.daemon.recovery import replay
 from rms.sim.simulator import Simulation
 
 NODES = ("a", "b", "c", "d")

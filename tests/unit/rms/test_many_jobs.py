@@ -20,7 +20,8 @@ from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.daemon.daemon import LOOK_S, Daemon
 from rms.daemon.jobs import JobRuntime
-from rms.daemon.journal import Journal, replay
+from rms.daemon.journal import Journal
+from rms.daemon.recovery import replay
 from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher

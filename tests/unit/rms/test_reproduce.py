@@ -7,7 +7,7 @@ import pytest
 
 from rms.core.model import Mode
 from rms.core.policies import adjusted, named
-from rms.core.timeline import Recording, record
+from rms.sim.recording import Recording, record
 from rms.studies.chiesi import DATA, run, site, workload
 from rms.studies.iserte_rojek import iserte_rojek, jobs
 

@@ -1,0 +1,169 @@
+"""The scheduler: events in, decisions out, and the books and the timeline that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+
+from rms.core.cluster import Cluster
+from rms.core.events import (
+    Ended,
+    Event,
+    Reopened,
+    Resize,
+    ResizeAsked,
+    ResizeBegun,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Start,
+    Started,
+    Submitted,
+)
+from rms.core.model import JobId, JobSpec, Mode, Node, NodePower
+from rms.core.policies import named
+from rms.core.scheduler import Scheduler
+
+ONE = JobId("1")
+POWER = NodePower(idle_w=10.0, static_w=100.0)
+
+
+def scheduler(nodes: int = 3) -> Scheduler:
+    names = tuple(f"n{n}" for n in range(nodes))
+    slots = tuple((f"cpu:{2 * n}", f"cpu:{2 * n + 1}") for n in range(nodes))
+    return Scheduler(Cluster(names, slots, (POWER,) * nodes), named("easy"))
+
+
+def spec(name: str = "1", low: int = 1, high: int = 3, preferred: int = 1) -> JobSpec:
+    return JobSpec(JobId(name), 0.0, low, high, preferred, Mode.FLEXIBLE)
+
+
+def fed(to: Scheduler, *events: Event) -> Scheduler:
+    for event in events:
+        to.feed(event)
+    return to
+
+
+def grown(to: Scheduler) -> Scheduler:
+    """Have a job go from one node to two, from 0 s to 30 s."""
+    return fed(
+        to,
+        Submitted(0.0, (spec(),)),
+        Started(0.0, ONE),
+        ResizePoint(10.0, ONE),
+        ResizeAsked(10.0, ONE, 2),
+        ResizeBegun(20.0, ONE),
+        Resized(30.0, ONE),
+    )
+
+
+def test_a_decision_is_taken_and_remembered_with_slots_and_names() -> None:
+    found = scheduler()
+    (start,) = found.feed(Submitted(0.0, (spec(),)))
+    assert isinstance(start, Start)
+    (entry,) = found.history[ONE]
+    assert (entry.kind, entry.size, entry.nodes) == ("start", 2, ["n0"])
+    assert found.reasons[ONE] == ""
+
+
+def test_resizes_are_numbered_and_a_refusal_says_why() -> None:
+    found = grown(scheduler())
+    assert found.resizes[ONE] == 1
+    fed(found, ResizePoint(31.0, ONE))
+    (refused,) = found.feed(ResizeAsked(31.0, ONE, 7))
+    assert not isinstance(refused, Resize)
+    assert found.resizes[ONE] == 1
+    assert found.reasons[ONE] == refused.reason == found.history[ONE][-1].reason
+
+
+def test_a_rollback_is_part_of_the_history_and_repeats_of_it_are_too() -> None:
+    found = fed(scheduler(), Submitted(0.0, (spec(),)), Started(0.0, ONE), ResizePoint(1.0, ONE))
+    for at_s in (2.0, 4.0):
+        fed(found, ResizeAsked(at_s, ONE, 2), ResizeRolledBack(at_s + 1, ONE, "lost", False, True))
+    kinds = [entry.kind for entry in found.history[ONE]]
+    assert kinds == ["start", "resize", "rolledback", "resize", "rolledback"]
+
+
+def test_who_held_which_node_when() -> None:
+    found = fed(grown(scheduler()), Ended(40.0, ONE, "COMPLETED"))
+    spans = [(s.node, s.job, s.start_s, s.end_s) for s in found.timeline.spans]
+    assert spans == [("n0", "1", 0.0, 40.0), ("n1", "1", 20.0, 40.0)]
+
+
+def test_nobody_holds_the_nodes_of_a_cluster_that_is_gone() -> None:
+    found = grown(scheduler())
+    fed(found, Reopened(99.0, "x", ("m0",), (POWER,), (1,), failed=(ONE,)))
+    ended = {(s.node, s.end_s) for s in found.timeline.spans if s.end_s is not None}
+    assert ended == {("n0", 30.0), ("n1", 30.0)}
+    assert [s.node for s in found.timeline.spans if s.end_s is None] == []
+    assert found.cluster.names == found.timeline.names == ("m0",)
+
+
+def integral(curve: Iterable[tuple[float, float]], until_s: float) -> float:
+    points = [*curve, (until_s, 0.0)]
+    return sum(w * (b - a) for (a, w), (b, _) in pairwise(points))
+
+
+def test_the_power_curve_has_the_readings_between_events() -> None:
+    found = fed(scheduler(), Submitted(0.0, (spec(),)), Started(0.0, ONE))
+    found.reading(10.0, Node(0), 50.0, "rapl")
+    found.reading(20.0, Node(2), 20.0, "rapl")
+    found.forget_reading(30.0, Node(0))
+    fed(found, Ended(40.0, ONE, "COMPLETED"))
+    assert found.timeline.power_w == [
+        (0.0, 120.0),
+        (10.0, 70.0),
+        (20.0, 80.0),
+        (30.0, 130.0),
+        (40.0, 40.0),
+    ]
+    assert integral(found.timeline.power_w, 40.0) == pytest.approx(found.books(40.0).cluster_j)
+
+
+def test_fast_readings_do_not_fill_the_memory_and_the_newest_counts() -> None:
+    found = fed(scheduler(), Submitted(0.0, (spec(),)), Started(0.0, ONE))
+    for n in range(1000):
+        found.reading(1.0 + n / 100, Node(0), 50.0 + n, "rapl")
+    curve = found.timeline.power_w
+    assert len(curve) <= 25
+    assert curve[-1] == (1.0 + 9.99, 50.0 + 999 + 20.0)
+    found.reading(1.0 + 9.995, Node(0), 0.0, "rapl")
+    fed(found, Ended(11.0, ONE, "COMPLETED"))
+    assert curve[-2:] == [(1.0 + 9.995, 20.0), (11.0, 20.0)]
+
+
+def test_looking_at_the_books_books_nothing() -> None:
+    seen, unseen = grown(scheduler()), grown(scheduler())
+    for at_s in (31.0, 77.0, 500.0):
+        books = seen.books(at_s)
+        assert books.at_s == at_s
+        assert books.busy_j == pytest.approx(seen.ledger.job_j(ONE, at_s))
+        assert books.busy_j + books.idle_j == pytest.approx(books.cluster_j)
+        _ = seen.ledger.busy_j, seen.ledger.cluster_j, seen.ledger.power_w
+    assert seen.ledger == unseen.ledger
+    for each in (seen, unseen):
+        fed(each, Ended(600.0, ONE, "COMPLETED"))
+    assert seen.books(600.0) == unseen.books(600.0)
+    assert seen.books(600.0).busy_j == pytest.approx(10 * 100.0 + 10 * 100.0 + 580 * 200.0)
+
+
+def test_the_books_of_nothing() -> None:
+    assert scheduler().books(7.0).cluster_j == 0.0
+    assert scheduler().books(7.0).at_s == 7.0
+
+
+def test_the_books_are_kept_as_they_were_when_the_last_job_was_over() -> None:
+    found = fed(grown(scheduler()), Ended(40.0, ONE, "COMPLETED"))
+    assert found.closed is not None
+    assert found.closed == found.books(40.0) != found.books(50.0)
+
+
+def test_where_the_power_comes_from() -> None:
+    found = scheduler()
+    assert found.power_source == "model"
+    found.reading(0.0, Node(1), 5.0, "rapl")
+    assert found.power_source == "rapl and model"
+    found.forget_reading(1.0, Node(1))
+    assert found.power_source == "model"
