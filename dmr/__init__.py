@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from dmr.boot.environment import Runtime
     from dmr.checkpoint import Schedule
     from dmr.data.decomposition import Box, split_range
-    from dmr.data.field import Field, FieldSpec, adapt
+    from dmr.data.field import Field, FieldSpec
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
+    from dmr.data.wrapped import adapt
     from dmr.errors import CollectiveError, UsageError, agree
     from dmr.resize.source import Deadlines
     from dmr.resize.strategy import STRATEGIES
@@ -39,7 +40,7 @@ _HOMES = {
     "Schedule": "checkpoint",
     "UsageError": "errors",
     "World": "world",
-    "adapt": "data.field",
+    "adapt": "data.wrapped",
     "adapt_list": "data.particles",
     "agree": "errors",
     "malleable": "api",

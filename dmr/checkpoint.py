@@ -7,24 +7,24 @@ flushed to disk, and renamed; the one before stays until the new one is whole.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
-from dmr.data import particles
 from dmr.data.field import Field
-from dmr.data.gather import SLAB_BYTES, slabs
-from dmr.data.particles import Items
+from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
 from dmr.progress import Progress, decode, encode
 from dmr.sink import Sink
@@ -96,37 +96,100 @@ def write(
 
     A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
     """
-    import h5py  # not before it is needed: every world that boots would pay for it
-
     path = path_of(schedule.directory, progress.step)
-    part = path.with_suffix(".part")
-    problem: str | None = None
-    file: h5py.File | None = None
-    sink: Sink | None = None
-    if world.rank == 0:
-        try:
-            schedule.directory.mkdir(parents=True, exist_ok=True)
-            sink = Sink(part)
-            file = h5py.File(sink, "w", libver="latest")
-            file.attrs["format"] = FORMAT
-            texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
-            file.attrs["progress"], file.attrs["options"] = texts
-            file.attrs["xxh3_128"] = _digest_of(texts)
-        except OSError as error:
-            problem = words_of(error)
+    writer = Writer(path, progress, options) if world.rank == 0 else None
     for name, block in fields.items():
-        if problem is None and sink is not None and sink.problem is not None:
-            problem = words_of(sink.problem)
-        problem = _write_field(world, file, name, block, problem)
-    if world.rank == 0:
-        problem = _settle(schedule, file, sink, (part, path), problem)
+        shape, pieces = block.gathered(world.internal_comm)
+        if writer is None:
+            collections.deque(pieces, maxlen=0)  # which sends them
+        else:
+            writer.add(name, shape, block.dtype, pieces)
+    problem = None
+    if writer is not None:
+        problem = writer.finish()
         if problem is not None:
-            print(
-                f"warning: checkpoint at step {progress.step} not written: {problem}",
-                file=log,
-                flush=True,
-            )
-    return None if world.comm.bcast(problem) is not None else path
+            words = f"warning: checkpoint at step {progress.step} not written: {problem}"
+            print(words, file=log, flush=True)
+    return None if world.internal_comm.bcast(problem) is not None else path
+
+
+class Writer:
+    """Rank 0's new checkpoint, under its name once it is whole.
+
+    The first failure is kept; from then on nothing is written, but fields are still received.
+    """
+
+    def __init__(self, path: Path, progress: Progress, options: Mapping[str, Any]) -> None:
+        import h5py  # not before it is needed: every world that boots would pay for it
+
+        self._path, self._part = path, path.with_suffix(".part")
+        self._problem: str | None = None
+        self._sink: Sink | None = None
+        self._file: h5py.File | None = None
+        with self._noting():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._sink = Sink(self._part)
+            self._file = h5py.File(self._sink, "w", libver="latest")
+            self._file.attrs["format"] = FORMAT
+            texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
+            self._file.attrs["progress"], self._file.attrs["options"] = texts
+            self._file.attrs["xxh3_128"] = _digest_of(texts)
+
+    def add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        pieces: Iterable[npt.NDArray[Any] | None],
+    ) -> None:
+        """Write one field or list from its pieces along the first axis, in order."""
+        digest = xxhash.xxh3_128()
+        dataset: h5py.Dataset | None = None
+        at = 0
+        for values in pieces:
+            if self._file is None or values is None or self.problem is not None:
+                continue
+            with self._noting():
+                if dataset is None:
+                    dataset = self._file.create_dataset(f"fields/{name}", shape, dtype)
+                if len(values):
+                    dataset[at : at + len(values)] = values
+                    digest.update(values.reshape(-1).view(np.uint8).data)
+                at += len(values)
+        if dataset is not None and self.problem is None:
+            dataset.attrs["xxh3_128"] = digest.hexdigest()
+
+    def finish(self) -> str | None:
+        """Make the file durable under its name, or remove it; return what went wrong."""
+        with self._noting():
+            if self._file is not None:
+                self._file.close()
+            if self._sink is not None:
+                self._sink.close()
+            if self.problem is None:
+                _sync(self._part)
+                self._part.replace(self._path)
+                _sync(self._path.parent)
+        if self.problem is None:
+            _prune(self._path)
+        else:
+            with contextlib.suppress(OSError):
+                self._part.unlink(missing_ok=True)
+        return self.problem
+
+    @property
+    def problem(self) -> str | None:
+        """The first failure, in words, or None."""
+        if self._problem is None and self._sink is not None and self._sink.problem is not None:
+            self._problem = words_of(self._sink.problem)
+        return self._problem
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            self._problem = self.problem or words_of(error)
 
 
 def restore(
@@ -141,44 +204,31 @@ def restore(
     Raises:
         UsageError: the checkpoint is of another grid or other options, or none is whole.
     """
+
+    def say(text: str) -> None:
+        if world.rank == 0:
+            print(text, file=log, flush=True)
+
     found = sorted(_existing(schedule.directory)) if world.rank == 0 else []
     broken: list[str] = []
-    for path in reversed(world.comm.bcast(found)):
-        problem: str | None = None
-        refused: str | None = None
-        if world.rank == 0:
-            try:
-                _verify(path, fields, options)
-            except BrokenCheckpointError as error:
-                problem = str(error)
-            except UsageError as error:
-                refused = str(error)
-        problem, refused = world.comm.bcast((problem, refused))
+    for path in reversed(world.internal_comm.bcast(found)):
+        problem, refused = world.internal_comm.bcast(
+            _wrong_with(path, fields, options) if world.rank == 0 else None
+        )
         if refused is not None:
             raise UsageError(refused)
         if problem is None:
             progress = _read(path, fields)
             progress.wish = 0  # another life of the job, another count of wishes
-            if world.rank == 0:
-                print(f"restarted from {path} at step {progress.step}", file=log, flush=True)
+            say(f"restarted from {path} at step {progress.step}")
             return progress
         broken.append(f"{path.name}: {problem}")
-        if world.rank == 0:
-            print(
-                f"warning: {path} is not whole ({problem}); trying the one before it",
-                file=log,
-                flush=True,
-            )
+        say(f"warning: {path} is not whole ({problem}); trying the one before it")
     if broken:
         raise UsageError(
             f"expected a whole checkpoint in {schedule.directory}, got {'; '.join(broken)}"
         )
-    if world.rank == 0:
-        print(
-            f"no checkpoint in {schedule.directory}: starting from the beginning",
-            file=log,
-            flush=True,
-        )
+    say(f"no checkpoint in {schedule.directory}: starting from the beginning")
     return None
 
 
@@ -196,7 +246,7 @@ def lock(schedule: Schedule, world: World) -> Lock:
                 problem = "another run writes checkpoints there"
         except OSError as error:
             problem = words_of(error)
-    problem = world.comm.bcast(problem)
+    problem = world.internal_comm.bcast(problem)
     if problem is not None:
         raise UsageError(f"expected {schedule.directory} for this run alone, got: {problem}")
     return found
@@ -210,7 +260,7 @@ def refuse_others(schedule: Schedule, world: World) -> None:
     Raises:
         UsageError: the folder has checkpoints.
     """
-    found = world.comm.bcast(len(_existing(schedule.directory)) if world.rank == 0 else 0)
+    found = world.internal_comm.bcast(len(_existing(schedule.directory)) if world.rank == 0 else 0)
     if found:
         raise UsageError(
             f"expected no checkpoints in {schedule.directory}, or --restart to continue from "
@@ -247,62 +297,17 @@ def _existing(directory: Path) -> list[Path]:
     return [path for path in directory.iterdir() if NAME.fullmatch(path.name)]
 
 
-def _write_field(
-    world: World, file: h5py.File | None, name: str, block: Field, problem: str | None
-) -> str | None:
-    """Stream one field through rank 0; go on receiving even when writing has failed."""
-    if isinstance(block, Items):
-        return particles.write(world.comm, file, name, block, problem)
-    digest = xxhash.xxh3_128()
-    dataset = None
-    for slab, values in slabs(world.comm, block):
-        if file is None or values is None or problem is not None:
-            continue
-        try:
-            if dataset is None:
-                dataset = file.create_dataset(f"fields/{name}", block.spec.shape, values.dtype)
-            dataset[slab.slices((0,) * len(slab.start))] = values
-            digest.update(values.data)
-        except OSError as error:
-            problem = words_of(error)
-    if dataset is not None and problem is None:
-        dataset.attrs["xxh3_128"] = digest.hexdigest()
-    return problem
+def _prune(newest: Path) -> None:
+    """Remove all but the newest ``KEEP`` checkpoints, and what lies ahead of the newest step.
 
-
-def _settle(
-    schedule: Schedule,
-    file: h5py.File | None,
-    sink: Sink | None,
-    paths: tuple[Path, Path],
-    problem: str | None,
-) -> str | None:
-    """Make the new file durable under its name, or remove it."""
-    part, path = paths
-    try:
-        if file is not None:
-            file.close()
-        if sink is not None:
-            sink.close()
-            if sink.problem is not None:
-                problem = problem or words_of(sink.problem)
-        if problem is None:
-            _sync(part)
-            part.replace(path)
-            _sync(schedule.directory)
-    except (OSError, RuntimeError) as error:
-        problem = problem or words_of(error)
-    if problem is not None:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        return problem
-    kept = [old for old in sorted(_existing(schedule.directory)) if old <= path][-KEEP:]
-    for other in _existing(schedule.directory):
-        # What lies ahead of this step was found damaged when the run was restarted before it.
+    The latter was found damaged when the run was restarted before it.
+    """
+    found = sorted(_existing(newest.parent))
+    kept = [path for path in found if path <= newest][-KEEP:]
+    for other in found:
         if other not in kept:
             with contextlib.suppress(OSError):
                 other.unlink()
-    return None
 
 
 def _sync(path: Path) -> None:
@@ -311,6 +316,19 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _wrong_with(
+    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]
+) -> tuple[str | None, str | None]:
+    """Return why a checkpoint is broken, and why it is not one of this run."""
+    try:
+        _verify(path, fields, options)
+    except BrokenCheckpointError as error:
+        return str(error), None
+    except UsageError as error:
+        return None, str(error)
+    return None, None
 
 
 def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
@@ -339,9 +357,7 @@ def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any])
 
 
 def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
-    shape, dtype = block.spec.shape, np.dtype(block.spec.dtype)
-    if isinstance(block, Items):
-        shape = (dataset.shape[0], *block.spec.item)
+    shape, dtype = block.spec.stored_shape(dataset.shape[0]), block.dtype
     if dataset.shape != shape or dataset.dtype != dtype:
         raise UsageError(
             f"{path}: expected field {name} of shape {shape} and type {dtype}, "
@@ -361,10 +377,5 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
 
     with h5py.File(path, "r", locking=False) as file:
         for name, block in fields.items():
-            dataset = file["fields"][name]
-            if isinstance(block, Items):
-                particles.read(dataset, block)
-                continue
-            values = dataset[block.box.slices((0,) * len(block.spec.shape))]
-            block.unpack(block.box, values)
+            block.restore(file["fields"][name])
         return decode(file.attrs["progress"])

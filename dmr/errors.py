@@ -21,6 +21,10 @@ class UsageError(CollectiveError):
     exit_code = 2
 
 
+class TransferError(Exception):
+    """Data cannot be moved to the ranks that are to have it; one sentence. Raised by one rank."""
+
+
 def agree(comm: MPI.Intracomm, error: str | None) -> None:
     """Raise :class:`UsageError` on all ranks if any rank found an error (collective).
 

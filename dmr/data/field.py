@@ -3,20 +3,22 @@
 Nothing here knows which array module holds the data: NumPy, CuPy, or any module with
 ``zeros``, ``asarray``, ``ascontiguousarray`` and (where its arrays do not live in host memory)
 ``asnumpy``.
-
-:func:`adapt` states a field over an array that the application owns: wrapped, not copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dmr.data import gather, overlap, streams
 from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 Array = Any
 """An array of the field's own module (numpy.ndarray, cupy.ndarray, ...)."""
@@ -120,6 +122,10 @@ class FieldSpec:
         """Bytes of the global interior."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
+    def stored_shape(self, rows: int) -> tuple[int, ...]:
+        """Return the shape that a checkpoint holds, if it has so many rows."""
+        return self.shape
+
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize, or a file and a run, must agree on."""
         return {
@@ -213,6 +219,55 @@ class Field:
         """Set the cells of ``box`` from a contiguous host array of shape ``box.shape``."""
         self.interior[box.slices(self.box.start)] = self.spec.xp.asarray(values)
 
+    # What a resize and a checkpoint use; each kind of distributed data has its own.
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a cell."""
+        return np.dtype(self.spec.dtype)
+
+    @property
+    def in_host(self) -> bool:
+        """Whether the block lies in host memory, where MPI can use it in place."""
+        return isinstance(self.storage, np.ndarray)
+
+    def sending(
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+    ) -> streams.Steps:
+        """Send the interior to its owners in another layout; see :mod:`dmr.data.streams`."""
+        return streams.sending(comm, self, new, sent, in_host=in_host)
+
+    def receiving(
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+    ) -> streams.Steps:
+        """Fill the interior from its owners in another layout."""
+        return streams.receiving(comm, self, old, broken, in_host=in_host)
+
+    def keep(self, old: Field) -> int:
+        """Copy what ``old``, of the same rank, holds of this block; return its bytes (merge)."""
+        box = old.box.intersect(self.box)
+        if box.size:
+            self.interior[box.slices(self.box.start)] = old.interior[box.slices(old.box.start)]
+        return box.size * self.dtype.itemsize
+
+    def bytes_shared_with(self, other: Decomposition) -> list[tuple[int, int]]:
+        """Return the ranks of another layout that this block goes to, and how many bytes."""
+        shared = overlap.transfers(self.layout, self.rank, other)
+        return [(one.peer, one.box.size * self.dtype.itemsize) for one in shared]
+
+    def gathered(
+        self, comm: MPI.Intracomm
+    ) -> tuple[tuple[int, ...], Iterator[npt.NDArray[Any] | None]]:
+        """Return the shape of the whole; its rows on rank 0, in pieces in order (collective).
+
+        Other ranks go through as many pieces, each None.
+        """
+        return self.spec.shape, (values for _, values in gather.slabs(comm, self))
+
+    def restore(self, stored: Any) -> None:
+        """Set the interior from the whole, in a checkpoint (an HDF5 dataset)."""
+        self.unpack(self.box, stored[self.box.slices((0,) * len(self.spec.shape))])
+
 
 def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
@@ -240,109 +295,3 @@ def _address(array: Array) -> int:
     if interface is None:
         interface = array.__array_interface__
     return int(interface["data"][0])
-
-
-def adapt(
-    array: npt.NDArray[Any],
-    shape: tuple[int, ...],
-    *,
-    halo: int | Halo = 0,
-    split: tuple[int, ...] = (0,),
-) -> FieldSpec:
-    """State a field that lives in an array of the application's own.
-
-    The field's ``padded`` is a view of ``array``. In the first world its interior holds the
-    initial values; in one that takes over, what has moved is written into it. A rank that
-    strategy merge keeps gets another array, laid out alike, so read ``padded`` in ``build``.
-
-    Args:
-        array: this rank's padded array, interior and halo, in C or Fortran order (or any other
-            order of the axes without gaps).
-        shape: global extents, without halo.
-        halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
-        split: the one or two axes that are cut over the ranks, into blocks of which the first
-            are one cell longer where they cannot all be equal (:func:`dmr.split_range`).
-
-    Raises:
-        ValueError: the array has other axes, or gaps. That it has another shape than this rank's
-            block is found out when the run is entered.
-    """
-    if array.ndim != len(shape):
-        raise ValueError(f"expected an array of {len(shape)} axes, got {array.ndim}")
-    order = next((o for o in _orders(array) if array.transpose(o).flags.c_contiguous), None)
-    if order is None:
-        raise ValueError(
-            f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
-        )
-    source = WrappedArray(array)
-    return WrappedSpec(shape, array.dtype, source.values, halo, split, order=order, source=source)
-
-
-class WrappedArray:
-    """The application's array, until a block has it."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array: npt.NDArray[Any] | None = array
-        self._inside: npt.NDArray[Any] | None = None
-
-    def take(self, padding: Padding) -> npt.NDArray[Any] | None:
-        """Return it the first time."""
-        found, self._array = self._array, None
-        self._inside = None if found is None else found[padding.interior_slices()]
-        return found
-
-    def values(self, box: Box) -> Any:
-        """Return the initial values: those it holds."""
-        return self._inside
-
-
-@dataclass(frozen=True)
-class UnpaddedRows(Padding):
-    """A block whose rows have no padding beyond their halo."""
-
-    @property
-    def row_items(self) -> int:
-        """Items from one row to the next."""
-        return self.padded[self.order[-1]]
-
-
-@dataclass(frozen=True)
-class WrappedSpec(FieldSpec):
-    """A field over an array of the application's own."""
-
-    source: WrappedArray | None = None
-
-    def padding(self, interior: tuple[int, ...]) -> Padding:
-        """Return how a block with this interior lies in memory: without gaps."""
-        order = self.order or tuple(range(len(self.shape)))
-        return UnpaddedRows(interior, self.halos, np.dtype(self.dtype).itemsize, order)
-
-    def storage(self, box: Box, padding: Padding) -> Array:
-        """Return the memory of the application's array, or of a new one laid out alike.
-
-        Raises:
-            ValueError: the application's array is not the block of this box.
-        """
-        found = None if self.source is None else self.source.take(padding)
-        if found is None:
-            return np.zeros(padding.storage, self.dtype)
-        if found.shape != padding.padded:
-            raise ValueError(
-                f"expected an array of shape {padding.padded} for cells {box.start} to {box.stop} "
-                f"and their halo, got {found.shape}"
-            )
-        return found.transpose(padding.order)
-
-    def prefault(self, storage: Array) -> None:
-        """Leave it: the application may have set its boundary already."""
-
-    def signature(self) -> dict[str, Any]:
-        """Return what both sides must agree on: blocks may go over as they lie in memory."""
-        return {**super().signature(), "memory": list(self.order or ())}
-
-
-def _orders(array: npt.NDArray[Any]) -> list[tuple[int, ...]]:
-    """Return orders of the axes in which an array may be without gaps, slowest first."""
-    falling = np.argsort([-abs(step) for step in array.strides], kind="stable")
-    axes = tuple(range(array.ndim))
-    return [axes, axes[::-1], tuple(int(axis) for axis in falling)]

@@ -1,55 +1,76 @@
-"""Streaming a distributed field through rank 0 in file order, a slab at a time."""
+"""Streaming distributed data through rank 0 in the order of a file, a piece at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 
 from dmr.data.decomposition import Box
-from dmr.data.field import Field
+from dmr.data.streams import CellBlock
+from dmr.wire import tags
 
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = npt.NDArray[Any]
 SLAB_BYTES = 32 << 20
-TAG = 78
 
 
-def slabs(comm: MPI.Intracomm, field: Field) -> Iterator[tuple[Box, npt.NDArray[Any] | None]]:
+def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | None]]:
     """Yield the global interior as slabs along the first axis, in C order (collective).
 
     Rank 0 gets each slab's values, the others None. No rank ever holds more than a slab, and a
     slab is one plane at least and about ``SLAB_BYTES`` otherwise.
+
+    Args:
+        comm: over the ranks of the block's world, the library's own (``World.internal_comm``).
     """
-    shape = field.spec.shape
-    dtype = np.dtype(field.spec.dtype)
-    plane_bytes = int(np.prod(shape[1:])) * dtype.itemsize
+    shape = block.layout.shape
+    plane_bytes = int(np.prod(shape[1:])) * block.dtype.itemsize
     step = max(1, SLAB_BYTES // plane_bytes)
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
         slab = Box((start, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
-        yield slab, _gather_slab(comm, field, slab, dtype)
+        yield slab, _gather_slab(comm, block, slab)
 
 
-def _gather_slab(
-    comm: MPI.Intracomm, field: Field, slab: Box, dtype: np.dtype[Any]
-) -> npt.NDArray[Any] | None:
+def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:
+    """Yield the list of every rank, in the order of the ranks, on rank 0; elsewhere None, once.
+
+    Args:
+        mine: this rank's items, contiguous.
+        counts: how many items each rank has, on rank 0.
+    """
+    if counts is None:
+        comm.Send(mine.reshape(-1).view(np.uint8), dest=0, tag=tags.GATHER)
+        yield None
+        return
+    yield mine
+    for rank, count in enumerate(counts[1:], 1):
+        items = np.empty((count, *mine.shape[1:]), mine.dtype)
+        comm.Recv(items.reshape(-1).view(np.uint8), source=rank, tag=tags.GATHER)
+        yield items
+
+
+def _gather_slab(comm: MPI.Intracomm, block: CellBlock, slab: Box) -> Array | None:
     if comm.rank:
-        mine = field.box.intersect(slab)
+        mine = block.box.intersect(slab)
         if mine.size:
-            comm.Send(field.pack(mine).reshape(-1).view(np.uint8), dest=0, tag=TAG)
+            comm.Send(block.pack(mine).reshape(-1).view(np.uint8), dest=0, tag=tags.GATHER)
         return None
-    values = np.empty(slab.shape, dtype)
+    values = np.empty(slab.shape, block.dtype)
     for rank in range(comm.size):
-        part = field.layout.box(rank).intersect(slab)
+        part = block.layout.box(rank).intersect(slab)
         if not part.size:
             continue
         if rank:
-            message = np.empty(part.size * dtype.itemsize, np.uint8)
-            comm.Recv(message, source=rank, tag=TAG)
-            piece = message.view(dtype).reshape(part.shape)
+            message = np.empty(part.size * block.dtype.itemsize, np.uint8)
+            comm.Recv(message, source=rank, tag=tags.GATHER)
+            piece = message.view(block.dtype).reshape(part.shape)
         else:
-            piece = field.pack(part)
+            piece = block.pack(part)
         values[part.slices(slab.start)] = piece
     return values

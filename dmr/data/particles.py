@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import xxhash
-from mpi4py import MPI
 
+from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition
 from dmr.data.field import Field, FieldSpec
-from dmr.errors import words_of
+from dmr.data.streams import DIGEST_BYTES, Pending, Steps, is_self
+from dmr.errors import TransferError
+from dmr.wire import tags
 
 if TYPE_CHECKING:
-    import h5py
+    from mpi4py import MPI
 
 Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
 """Returns the rank in a layout of every item: whole numbers, as many as there are items."""
 
-TAG, COUNT_TAG, DIGEST_TAG = 79, 80, 81
-DIGEST_BYTES = 8
 CHUNK_BYTES = 1 << 20
 
 
-class OwnerError(Exception):
+class OwnerError(TransferError):
     """The application does not say where its items belong; one sentence."""
 
 
@@ -65,6 +65,10 @@ class ListSpec(FieldSpec):
     def nbytes(self) -> int:
         """Bytes that are known beforehand: none."""
         return 0
+
+    def stored_shape(self, rows: int) -> tuple[int, ...]:
+        """Return the shape that a checkpoint holds, if it has so many items."""
+        return (rows, *self.item)
 
     def owners(self, items: Array, layout: Decomposition) -> npt.NDArray[np.int64]:
         """Return the rank of every item.
@@ -136,22 +140,94 @@ class Items(Field):
         """Set the application's initial items."""
         self.items = self.spec.initial(self.box)
 
-    def keep(self, old: Items) -> int:
-        """Take what stays on this rank; return its bytes (strategy merge)."""
-        mine = old.parts(self.layout)[self.rank]
+    def keep(self, old: Field) -> int:
+        """Take what stays on this rank; return its bytes (merge)."""
+        owners = self.spec.owners(old.storage, self.layout)
+        mine = old.storage[owners == self.rank]
         self._kept[self.rank] = mine
-        return mine.nbytes
+        return int(mine.nbytes)
 
     def parts(self, layout: Decomposition) -> list[Array]:
         """Return the items by their ranks in a layout, in their order here."""
         owners = self.spec.owners(self.items, layout)
         return [np.ascontiguousarray(self.items[owners == rank]) for rank in range(layout.size)]
 
-    def settle(self, parts: dict[int, Array]) -> None:
+    def sending(
+        self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
+    ) -> Steps:
+        """Send the items to their owners in another layout: their number, chunks, a hash."""
+        with Pending() as pending:
+            for peer, part in enumerate(self.parts(new)):
+                if is_self(comm, peer, self.rank):
+                    continue
+                count = np.array([len(part)], np.int64)
+                pending.add(comm.Isend(count, peer, tags.COUNT), count)
+                yield from pending.oldest()
+                data = _bytes(part)
+                digest = xxhash.xxh3_64(count.data)
+                for at in range(0, data.size, CHUNK_BYTES):
+                    chunk = data[at : at + CHUNK_BYTES]
+                    digest.update(chunk.data)
+                    pending.add(comm.Isend(chunk, peer, tags.CHUNK), chunk)
+                    yield from pending.oldest()
+                    sent.append(chunk.size)
+                word = np.frombuffer(digest.digest(), np.uint8)
+                pending.add(comm.Isend(word, peer, tags.DIGEST), word)
+                yield from pending.oldest()
+
+    def receiving(
+        self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
+    ) -> Steps:
+        """Take the items from every rank of another layout; what :meth:`keep` has taken stays."""
+        parts: dict[int, Array] = {}
+        with Pending() as pending:
+            for peer in range(old.size):
+                if is_self(comm, peer, self.rank):
+                    continue
+                count = np.zeros(1, np.int64)
+                pending.add(comm.Irecv(count, peer, tags.COUNT), count)
+                yield from pending.oldest()
+                part = self.none(int(count[0]))
+                data = part.reshape(-1).view(np.uint8)
+                digest = xxhash.xxh3_64(count.data)
+                for at in range(0, data.size, CHUNK_BYTES):
+                    chunk = data[at : at + CHUNK_BYTES]
+                    pending.add(comm.Irecv(chunk, peer, tags.CHUNK), chunk)
+                    yield from pending.oldest()
+                    digest.update(chunk.data)
+                word = np.empty(DIGEST_BYTES, np.uint8)
+                pending.add(comm.Irecv(word, peer, tags.DIGEST), word)
+                yield from pending.oldest()
+                if word.tobytes() != digest.digest():
+                    broken.append(self.box)
+                parts[peer] = part
+        self._assemble(parts)
+
+    def _assemble(self, parts: dict[int, Array]) -> None:
         """Set the items: those of each rank they come from, in that order."""
         parts = {**parts, **self._kept}
         self._kept = {}
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
+
+    def bytes_shared_with(self, other: Decomposition) -> list[tuple[int, int]]:
+        """Return nothing: how many items go where is not known to both sides beforehand."""
+        return []
+
+    def gathered(self, comm: MPI.Intracomm) -> tuple[tuple[int, ...], Iterator[Array | None]]:
+        """Return the shape of the whole list; on rank 0 that of each rank (collective)."""
+        counts = comm.gather(len(self.items))
+        whole = (sum(counts or ()), *self.spec.item)
+        return whole, gather.lists(comm, np.ascontiguousarray(self.items), counts)
+
+    def restore(self, stored: Any) -> None:
+        """Take from a checkpoint the items that belong here, a piece at a time."""
+        row = max(1, self.none(1).nbytes)
+        step = max(1, CHUNK_BYTES // row)
+        found = [self.none()]
+        for at in range(0, stored.shape[0], step):
+            values = stored[at : at + step].astype(self.spec.dtype)
+            found.append(values[self.spec.owners(values, self.layout) == self.rank])
+        self.items = np.concatenate(found)
 
 
 def adapt_list(
@@ -185,93 +261,6 @@ def rank_of(layout: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[np.int6
         found += stride * place
         stride *= parts
     return found
-
-
-Wait = Callable[[], bool]
-
-
-def sending(comm: MPI.Comm, field: Items, new: Decomposition, sent: list[int]) -> Iterator[Wait]:
-    """Send items to their owners in another layout; yield what has to be waited for."""
-    alone = not comm.Is_inter()
-    for peer, part in enumerate(field.parts(new)):
-        if alone and peer == field.rank:
-            continue
-        count = np.array([len(part)], np.int64)
-        yield comm.Isend(count, peer, COUNT_TAG).Test
-        data = _bytes(part)
-        digest = xxhash.xxh3_64(count.data)
-        for at in range(0, data.size, CHUNK_BYTES):
-            chunk = data[at : at + CHUNK_BYTES]
-            digest.update(chunk.data)
-            yield comm.Isend(chunk, peer, TAG).Test
-            sent.append(chunk.size)
-        yield comm.Isend(np.frombuffer(digest.digest(), np.uint8), peer, DIGEST_TAG).Test
-
-
-def receiving(
-    comm: MPI.Comm, field: Items, old: Decomposition, broken: list[Box]
-) -> Iterator[Wait]:
-    """Take the items from every rank of another layout; yield what has to be waited for."""
-    alone = not comm.Is_inter()
-    parts: dict[int, Array] = {}
-    for peer in range(old.size):
-        if alone and peer == field.rank:
-            continue
-        count = np.zeros(1, np.int64)
-        yield comm.Irecv(count, peer, COUNT_TAG).Test
-        part = field.none(int(count[0]))
-        data = part.reshape(-1).view(np.uint8)
-        digest = xxhash.xxh3_64(count.data)
-        for at in range(0, data.size, CHUNK_BYTES):
-            chunk = data[at : at + CHUNK_BYTES]
-            yield comm.Irecv(chunk, peer, TAG).Test
-            digest.update(chunk.data)
-        word = np.empty(DIGEST_BYTES, np.uint8)
-        yield comm.Irecv(word, peer, DIGEST_TAG).Test
-        if word.tobytes() != digest.digest():
-            broken.append(field.box)
-        parts[peer] = part
-    field.settle(parts)
-
-
-def gathered(comm: MPI.Intracomm, field: Items) -> Array | None:
-    """Return the items of all ranks, in the order of the ranks, on rank 0 (collective)."""
-    counts = comm.gather(len(field.items))
-    if comm.rank:
-        comm.Send(_bytes(field.items), 0, TAG)
-        return None
-    parts = [field.items]
-    for rank in range(1, comm.size):
-        part = field.none((counts or [])[rank])
-        comm.Recv(part.reshape(-1).view(np.uint8), rank, TAG)
-        parts.append(part)
-    return np.concatenate(parts)
-
-
-def write(
-    comm: MPI.Intracomm, file: h5py.File | None, name: str, field: Items, problem: str | None
-) -> str | None:
-    """Write a list into a checkpoint through rank 0 (collective); return what went wrong."""
-    values = gathered(comm, field)
-    if file is None or values is None or problem is not None:
-        return problem
-    try:
-        dataset = file.create_dataset(f"fields/{name}", data=values)
-        dataset.attrs["xxh3_128"] = xxhash.xxh3_128_hexdigest(_bytes(values).data)
-    except OSError as error:
-        return words_of(error)
-    return None
-
-
-def read(dataset: h5py.Dataset, field: Items) -> None:
-    """Take from a checkpoint the items that belong here, a piece at a time."""
-    row = max(1, field.none(1).nbytes)
-    step = max(1, CHUNK_BYTES // row)
-    found = [field.none()]
-    for at in range(0, dataset.shape[0], step):
-        values = dataset[at : at + step].astype(field.spec.dtype)
-        found.append(values[field.spec.owners(values, field.layout) == field.rank])
-    field.items = np.concatenate(found)
 
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:

@@ -18,9 +18,9 @@ from mpi4py import MPI
 
 from dmr.boot import spawn
 from dmr.data import transfer
+from dmr.data.decomposition import Box
 from dmr.data.field import Field
-from dmr.data.particles import OwnerError
-from dmr.errors import CollectiveError
+from dmr.errors import CollectiveError, TransferError
 from dmr.progress import OpenResize
 from dmr.resize.source import Attempt, Left, RolledBackError, State, Target
 from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
@@ -91,7 +91,7 @@ class Merge(Attempt):
         stays = run.world.rank < self.target.ranks
         part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
         cost = self._cost(asked, asked, bool(sigterm_received))
-        in_host = all(transfer.in_host(block) for block in run.fields.values())
+        in_host = all(block.in_host for block in run.fields.values())
         try:
             self._go_over(part, groups, cost, in_host, stays=stays)
         except RolledBackError:
@@ -116,7 +116,7 @@ class Merge(Attempt):
         try:
             for name, block in run.fields.items():
                 fields[name] = self._rebalance(carrier, block, sent, in_host, stays=stays)
-        except (RolledBackError, OwnerError, MemoryError) as error:
+        except (RolledBackError, TransferError, MemoryError) as error:
             self._problem = str(error)
         if not self.messages.is_root:
             self.messages.report((self._problem, sum(sent)))
@@ -196,16 +196,14 @@ class Merge(Attempt):
         stays: bool,
     ) -> Field:
         layout = block.spec.decompose(self.grid)
-        transfers = [transfer.sending(carrier, block, layout, sent, in_host=in_host)]
+        transfers = [block.sending(carrier, layout, sent, in_host=in_host)]
         if not stays:
             transfer.drive(transfers, self._alive)
             return block
         new = block.spec.block(layout, block.rank)
-        broken: list[object] = []
-        transfers.append(
-            transfer.receiving(carrier, new, block.layout, broken, in_host=in_host)  # type: ignore[arg-type]
-        )
-        transfer.copy(block, new)
+        broken: list[Box] = []
+        transfers.append(new.receiving(carrier, block.layout, broken, in_host=in_host))
+        new.keep(block)
         transfer.drive(transfers, self._alive)
         if broken:
             raise RolledBackError("data did not arrive whole")

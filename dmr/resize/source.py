@@ -30,7 +30,7 @@ from mpi4py import MPI
 from dmr.boot import spawn
 from dmr.data import transfer
 from dmr.data.field import FieldSpec
-from dmr.data.particles import OwnerError
+from dmr.errors import TransferError
 from dmr.progress import OpenResize
 from dmr.wire.channel import ChannelError, ControlChannel, connect
 from dmr.wire.protocol import (
@@ -223,7 +223,7 @@ class Attempt:
     def _introduce(self) -> bool:
         """Rank 0: say what is to move; return whether blocks may go without packing."""
         run = self.run
-        in_host = all(transfer.in_host(block) for block in run.fields.values())
+        in_host = all(block.in_host for block in run.fields.values())
         joined = tuple((world.launch, world.ranks) for world in self.target.worlds)
         for place, channel in enumerate(self.channels):
             header = Header(
@@ -260,7 +260,7 @@ class Attempt:
             for block in self.run.fields.values() if self.plan.measure else ():
                 layout = block.spec.decompose(self.grid)
                 transfer.plain(self._inter, block, layout, sending=True, check=self._alive)
-        except (RolledBackError, OwnerError) as error:
+        except (RolledBackError, TransferError) as error:
             self._problem = str(error)
         if not self.messages.is_root:
             self.messages.report((self._problem, sent))

@@ -146,7 +146,7 @@ class Newcomer:
     def _agree_to(self, header: Header) -> bool:
         """Refuse a job of other fields or options; return whether blocks come without packing."""
         run = self.run
-        mine = all(transfer.in_host(block) for block in run.fields.values())
+        mine = all(block.in_host for block in run.fields.values())
         wrong = differing("field", header.signature, signature(specs_of(run))) or differing(
             "option",
             self._fixed(header.options, header.strategy),

@@ -13,11 +13,12 @@ from typing import Any
 
 from mpi4py import MPI
 
+from dmr.wire import tags
+
 YIELDS = 200
 """Polls that yield the core; from then on a wait sleeps between them."""
 
 SLEEP_S = 1e-4
-FROM_ROOT, TO_ROOT = 71, 72
 
 Check = Callable[[float], None]
 """Called now and then with the seconds waited so far; it may raise."""
@@ -59,15 +60,15 @@ class RankMessages:
     def send_all(self, message: Any) -> None:
         """Rank 0: send a message to all others."""
         for rank in range(1, self._comm.size):
-            self._comm.send((self._conversation, message), rank, FROM_ROOT)
+            self._comm.send((self._conversation, message), rank, tags.FROM_ROOT)
 
     def receive(self, check: Check | None = None, sleep_s: float = SLEEP_S) -> Any:
         """Others: return the next message of rank 0."""
-        return self._next(0, FROM_ROOT, check, sleep_s)
+        return self._next(0, tags.FROM_ROOT, check, sleep_s)
 
     def pending(self) -> bool:
         """Return whether rank 0 has sent a message."""
-        return bool(self._comm.Iprobe(0, FROM_ROOT))
+        return bool(self._comm.Iprobe(0, tags.FROM_ROOT))
 
     def broadcast(self, message: Any = None) -> Any:
         """Return rank 0's message on all ranks (collective)."""
@@ -78,11 +79,11 @@ class RankMessages:
 
     def report(self, message: Any) -> None:
         """Others: send a message to rank 0."""
-        self._comm.send((self._conversation, message), 0, TO_ROOT)
+        self._comm.send((self._conversation, message), 0, tags.TO_ROOT)
 
     def collect(self, check: Check | None = None) -> list[Any]:
         """Rank 0: return the next report of every other rank; ``check`` may raise meanwhile."""
-        return [self._next(rank, TO_ROOT, check) for rank in range(1, self._comm.size)]
+        return [self._next(rank, tags.TO_ROOT, check) for rank in range(1, self._comm.size)]
 
     def _next(self, rank: int, tag: int, check: Check | None, sleep_s: float = SLEEP_S) -> Any:
         while True:

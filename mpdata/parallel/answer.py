@@ -58,7 +58,7 @@ def diagnose(config: RunConfig, run: dmr.Run, *, final: bool = False) -> list[Di
     # The answer is known of the first tracer alone.
     found = [Diagnostics(setup, compare=final and name == "psi") for name in names]
     for number, name in enumerate(names):
-        for box, values in slabs(run.world.comm, run.fields[name]):
+        for box, values in slabs(run.world.internal_comm, run.fields[name]):
             if values is not None:
                 found[number].add(box.start[0], values)
                 if writer is not None:
@@ -145,7 +145,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
             problem = f"expected to write {path}, got: {words_of(error)}"
     dmr.agree(run.world.comm, problem)
     for name in config.setup.tracers:
-        for box, values in slabs(run.world.comm, run.fields[name]):
+        for box, values in slabs(run.world.internal_comm, run.fields[name]):
             if frame is not None and values is not None:
                 frame.add(box.start[0], values, name)
     if frame is not None:

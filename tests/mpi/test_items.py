@@ -17,7 +17,7 @@ from two_worlds import TwoWorlds
 
 import dmr
 from dmr import checkpoint
-from dmr.data import particles, transfer
+from dmr.data import gather, particles, transfer
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.data.particles import Items, ListSpec
@@ -78,13 +78,13 @@ def test_items_of_ranks_that_stay_are_kept(world: MPI.Intracomm, together: Toget
     old, new = spec.decompose((2,)), spec.decompose((world.size,))
     sent: list[int] = []
     field = Items(spec, new, world.rank)
-    transfers = [transfer.receiving(world, field, old, [])]
+    transfers = [field.receiving(world, old, [], in_host=False)]
     wanted = 0
     if world.rank < 2:
         before = Items(spec, old, world.rank)
         before.initialise()
-        transfers.append(transfer.sending(world, before, new, sent))
-        wanted = before.items.nbytes - transfer.copy(before, field)
+        transfers.append(before.sending(world, new, sent, in_host=False))
+        wanted = before.items.nbytes - field.keep(before)
     transfer.drive(transfers)
     together(sum(sent) == wanted, "bytes")
     together(complete(field), "items")
@@ -151,6 +151,36 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
         except checkpoint.BrokenCheckpointError as error:
             noticed = "field list" in str(error)
     together(noticed, "expected the changed byte to be noticed")
+
+
+def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
+    world: MPI.Intracomm, together: Together, shared_folder: Path
+) -> None:
+    """A pending receive of any tag on the application's communicator gets its own message."""
+    here = World(world.Dup(), world.Dup(), 0, (world.size,))
+    spec, whole = list_spec(), np.arange(CELLS * 3.0).reshape(CELLS, 3)
+    field_spec = dmr.FieldSpec((CELLS, 3), "f8", lambda box: whole[box.slices((0, 0))], split=(0,))
+    schedule, log = checkpoint.Schedule(shared_folder), io.StringIO()
+    fields = here.allocate({"list": spec, "field": field_spec})
+    for block in fields.values():
+        block.initialise()
+    found = np.zeros(1 << 22, "u1")
+    pending = here.comm.Irecv(found, MPI.ANY_SOURCE, MPI.ANY_TAG)
+    path = checkpoint.write(schedule, here, fields, Progress(step=3), {}, log)
+    parts = list(gather.slabs(here.internal_comm, fields["field"]))
+    again = here.allocate({"list": spec, "field": field_spec})
+    progress = checkpoint.restore(schedule, here, again, {}, log)
+    early = pending.Test()
+    world.Barrier()
+    here.comm.Send(np.full(3, 7, "u1"), (here.rank + 1) % here.size, 5)
+    status = MPI.Status()
+    pending.Wait(status)
+    together(path is not None and progress is not None and bool(parts), "written and read")
+    together(complete(again["list"]), "list")  # type: ignore[arg-type]
+    together(np.array_equal(again["field"].interior, fields["field"].interior), "field")
+    together(not early and status.Get_count() == 3 and found[:3].tolist() == [7] * 3, "its own")
+    here.comm.Free()
+    here.internal_comm.Free()
 
 
 @pytest.mark.parametrize("in_host", [False, True])

@@ -12,10 +12,11 @@ import xxhash
 from mpi4py import MPI
 from two_worlds import TwoWorlds
 
-from dmr.data import transfer
+from dmr.data import streams, transfer
 from dmr.data.decomposition import Box, choose_grid
 from dmr.data.field import Field, FieldSpec
 from dmr.data.gather import slabs
+from dmr.errors import TransferError
 
 Together = Callable[..., None]
 pytestmark = [pytest.mark.mpi(min_size=3)]
@@ -53,7 +54,7 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
     dtype: str,
     in_host: bool,
 ) -> None:
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 64)  # many messages even for few cells
+    monkeypatch.setattr(streams, "CHUNK_BYTES", 64)  # many messages even for few cells
     whole = values(shape, dtype)
     for old_size in range(1, world.size):
         worlds = TwoWorlds(world, old_size)
@@ -82,7 +83,7 @@ def test_blocks_that_lie_alike_are_not_packed(
         worlds = TwoWorlds(world, 1)
         mine, other = layouts(one, worlds.sizes)[:: 1 if worlds.is_old else -1]
         field = Field(one, mine, worlds.local.rank)
-        plan = transfer.streams(field, worlds.local.rank, other, in_host=True)
+        plan = streams.streams(field, other, in_host=True)
         sizes = worlds.sizes if worlds.is_old else worlds.sizes[::-1]
         worlds.free()
         alike = [stream.direct for stream in plan]
@@ -97,7 +98,7 @@ def test_a_changed_byte_is_noticed(
     old, new = layouts(spec, worlds.sizes)
     if worlds.is_old:
         other = SimpleNamespace(xxh3_64=lambda: xxhash.xxh3_64(seed=1))
-        monkeypatch.setattr(transfer, "xxhash", other)
+        monkeypatch.setattr(streams, "xxhash", other)
         field = Field(spec, old, 0)
         field.initialise()
         transfer.send(worlds.inter, field, new)
@@ -107,6 +108,43 @@ def test_a_changed_byte_is_noticed(
         good = not transfer.receive(worlds.inter, field, old)
     worlds.free()
     together(good, "expected the hash to disagree")
+
+
+@pytest.mark.parametrize("fails_on_old", [True, False])
+def test_short_memory_is_said_by_the_rank_that_meets_it(
+    world: MPI.Intracomm,
+    together: Together,
+    monkeypatch: pytest.MonkeyPatch,
+    fails_on_old: bool,
+) -> None:
+    """The others are told by the resize; here they wait for a while only."""
+
+    def short(*_: Any) -> None:
+        raise MemoryError("no room for 8 bytes")
+
+    def check(waited_s: float) -> None:
+        if waited_s > 0.2:
+            raise TimeoutError
+
+    worlds = TwoWorlds(world, 1)
+    spec = spec_of((64, 6), "f8", (1,))
+    old, new = layouts(spec, worlds.sizes)
+    field = Field(spec, old if worlds.is_old else new, worlds.local.rank)
+    fails = worlds.is_old == fails_on_old
+    if fails:
+        monkeypatch.setattr(streams, "_packed", short)
+        monkeypatch.setattr(streams, "_buffer", short)
+    try:
+        if worlds.is_old:
+            transfer.send(worlds.inter, field, new, check=check)
+        else:
+            transfer.receive(worlds.inter, field, old, check=check)
+        good = not fails  # few bytes are sent whether they are received or not
+    except TransferError as error:
+        good = fails and "not enough memory to move the data: no room" in str(error)
+    except TimeoutError:
+        good = not fails
+    together(good, "expected one sentence about memory")
 
 
 def test_slabs_bring_the_field_in_file_order(

@@ -17,7 +17,7 @@ from typing import Any
 
 import dmr
 from dmr import checkpoint
-from dmr.data import transfer
+from dmr.data import streams
 from dmr.resize import target
 from dmr.wire.protocol import Committed, TakenOver
 from mpdata.cli.main import main
@@ -125,7 +125,7 @@ def install() -> None:
     if FAULT == "old rank killed while the new world boots" and JOINS == "1":
         before(new, "_prepare", lambda *_: os.kill(old_rank(), signal.SIGKILL))
     if FAULT == "old rank killed in the middle of the move" and JOINS is None:
-        transfer.sending = half_way(transfer.sending)
+        streams.sending = half_way(streams.sending)
     if not first:
         return
     if FAULT == "new rank killed at boot":
@@ -133,7 +133,7 @@ def install() -> None:
     elif FAULT == "new rank killed at connect":
         before(new, "_accept", late)
     elif FAULT == "new rank killed in the middle of the move":
-        transfer.receiving = half_way(transfer.receiving)
+        streams.receiving = half_way(streams.receiving)
     elif FAULT == "new rank killed before acknowledging":
         before(new, "_acknowledge", last)
     elif FAULT == "new rank killed after acknowledging":

@@ -1,0 +1,239 @@
+"""How the interior of a block goes to the ranks of another layout: streams of checked chunks.
+
+A piece that spans both blocks but for their slowest axis in memory lies there without gaps and in
+the same order on both sides: it goes from storage to storage with nothing packed (its rows bring
+their halo and padding along, which is cheaper than leaving them out). Every other piece is packed
+into a host buffer and unpacked from one, so the extra memory of a rank is a few chunks, not a
+copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
+
+Senders go through receivers in rising order and receivers through senders likewise, so the
+smallest unfinished (sender, receiver) pair is always at the head of both: no deadlock for any
+pair of grids.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dmr.data.decomposition import Box, Decomposition, Padding
+from dmr.data.overlap import chunks, transfers
+from dmr.wire import tags
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of one message: small enough to be in cache still when it is hashed."""
+
+WINDOW = 2
+"""Messages under way per rank, each way."""
+
+DIGEST_BYTES = 8
+
+Buffer = npt.NDArray[Any]
+
+Wait = Callable[[], bool]
+"""Returns whether what a step of a transfer waits for has happened."""
+
+Steps = Generator[Wait, None, None]
+"""A transfer under way: yields what has to be waited for before it can go on."""
+
+
+class CellBlock(Protocol):
+    """What is to be known of one rank's block of cells (:class:`dmr.Field`)."""
+
+    layout: Decomposition
+    rank: int
+    box: Box
+    padding: Padding
+    storage: Any
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of a cell."""
+
+    def pack(self, box: Box) -> npt.NDArray[Any]:
+        """Return a contiguous host copy of the cells of ``box``."""
+
+    def unpack(self, box: Box, values: npt.NDArray[Any]) -> None:
+        """Set the cells of ``box``."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What one rank sends another of one field: boxes in order, then their common hash.
+
+    Attributes:
+        direct: whether the boxes go from storage to storage, without packing.
+    """
+
+    peer: int
+    boxes: tuple[Box, ...]
+    direct: bool
+
+
+def streams(block: CellBlock, other: Decomposition, *, in_host: bool) -> list[Stream]:
+    """Return what this rank exchanges with each rank of ``other``; both sides cut alike."""
+    found = []
+    for transfer in transfers(block.layout, block.rank, other):
+        direct = in_host and _aligned(block, other.box(transfer.peer), transfer.box)
+        boxes = (
+            _slabs(block, transfer.box)
+            if direct
+            else tuple(chunks(transfer.box, block.dtype.itemsize, CHUNK_BYTES))
+        )
+        found.append(Stream(transfer.peer, boxes, direct))
+    return found
+
+
+class Pending:
+    """Messages under way, oldest first, with the memory that each of them uses.
+
+    What is left when a transfer fails is kept until the process ends: MPI may still read or write
+    that memory, and a message to or from a rank that has died can neither complete nor be taken
+    back.
+    """
+
+    _abandoned: ClassVar[list[tuple[MPI.Request, Buffer]]] = []
+
+    def __init__(self) -> None:
+        self._messages: deque[tuple[MPI.Request, Buffer]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, request: MPI.Request, buffer: Buffer) -> None:
+        """Note a message that has been started."""
+        self._messages.append((request, buffer))
+
+    def oldest(self) -> Steps:
+        """Yield what the oldest waits for, then forget it."""
+        yield self._messages[0][0].Test
+        self._messages.popleft()
+
+    def __enter__(self) -> Pending:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._abandoned.extend(self._messages)
+
+
+def sending(
+    comm: MPI.Comm, block: CellBlock, new: Decomposition, sent: list[int], *, in_host: bool
+) -> Steps:
+    """Send a block to its owners in another layout; yield what has to be waited for.
+
+    The bytes of interior sent are added to ``sent``. Where both layouts are of one communicator
+    (merge), what stays on this rank is left out.
+    """
+    with Pending() as pending:
+        for stream in streams(block, new, in_host=in_host):
+            if is_self(comm, stream.peer, block.rank):
+                continue
+            digest = xxhash.xxh3_64()
+            for box in stream.boxes:
+                values = _slab(block, box) if stream.direct else _packed(block, box)
+                pending.add(comm.Isend(values, dest=stream.peer, tag=tags.CHUNK), values)
+                digest.update(values.data)
+                sent.append(box.size * block.dtype.itemsize)
+                if len(pending) >= WINDOW:
+                    yield from pending.oldest()
+            word = np.frombuffer(digest.digest(), np.uint8)
+            pending.add(comm.Isend(word, dest=stream.peer, tag=tags.DIGEST), word)
+        while len(pending):
+            yield from pending.oldest()
+
+
+def receiving(
+    comm: MPI.Comm, block: CellBlock, old: Decomposition, broken: list[Box], *, in_host: bool
+) -> Steps:
+    """Fill a block from its owners in another layout; yield what has to be waited for.
+
+    A stream whose hash does not agree is added to ``broken``.
+    """
+    plan = [
+        stream
+        for stream in streams(block, old, in_host=in_host)
+        if not is_self(comm, stream.peer, block.rank)
+    ]
+    posted: deque[tuple[Box, Buffer]] = deque()
+    pieces = ((stream, box) for stream in plan for box in stream.boxes)
+    with Pending() as pending, Pending() as digests:
+
+        def post() -> None:
+            while len(posted) < WINDOW and (piece := next(pieces, None)) is not None:
+                stream, box = piece
+                into = _slab(block, box) if stream.direct else _buffer(block, box)
+                pending.add(comm.Irecv(into, source=stream.peer, tag=tags.CHUNK), into)
+                posted.append((box, into))
+
+        for stream in plan:
+            digest = xxhash.xxh3_64()
+            for _ in stream.boxes:
+                post()
+                yield from pending.oldest()
+                box, values = posted.popleft()
+                post()
+                digest.update(values.data)
+                if not stream.direct:
+                    block.unpack(box, values.view(block.dtype).reshape(box.shape))
+            word = np.empty(DIGEST_BYTES, np.uint8)
+            digests.add(comm.Irecv(word, source=stream.peer, tag=tags.DIGEST), word)
+            yield from digests.oldest()
+            if word.tobytes() != digest.digest():
+                broken.append(stream.boxes[0])
+
+
+def is_self(comm: MPI.Comm, peer: int, rank: int) -> bool:
+    """Return whether a peer is this very rank, as it may be where a world is not replaced."""
+    return peer == rank and not comm.Is_inter()
+
+
+def _packed(block: CellBlock, box: Box) -> Buffer:
+    return block.pack(box).reshape(-1).view(np.uint8)
+
+
+def _buffer(block: CellBlock, box: Box) -> Buffer:
+    return np.empty(box.size * block.dtype.itemsize, np.uint8)
+
+
+def _aligned(block: CellBlock, other: Box, box: Box) -> bool:
+    """Return whether a piece lies without gaps, and alike, in this block and the other."""
+    slowest = block.padding.order[0]
+    return len(box.shape) > 1 and all(
+        (block.box.start[axis], block.box.stop[axis])
+        == (other.start[axis], other.stop[axis])
+        == (box.start[axis], box.stop[axis])
+        for axis in range(len(box.shape))
+        if axis != slowest
+    )
+
+
+def _slabs(block: CellBlock, box: Box) -> tuple[Box, ...]:
+    """Cut a box along the slowest axis in memory, into about ``CHUNK_BYTES`` of storage each."""
+    axis = block.padding.order[0]
+    layer = block.storage[0].nbytes
+    step = max(1, CHUNK_BYTES // layer)
+    return tuple(
+        Box(
+            (*box.start[:axis], at, *box.start[axis + 1 :]),
+            (*box.stop[:axis], min(at + step, box.stop[axis]), *box.stop[axis + 1 :]),
+        )
+        for at in range(box.start[axis], box.stop[axis], step)
+    )
+
+
+def _slab(block: CellBlock, box: Box) -> Buffer:
+    """Return the storage of some layers along the slowest axis, as bytes, without a copy."""
+    axis = block.padding.order[0]
+    shift = block.padding.halo[axis][0] - block.box.start[axis]
+    layers = block.storage[box.start[axis] + shift : box.stop[axis] + shift]
+    found: Buffer = layers.reshape(-1).view(np.uint8)
+    return found

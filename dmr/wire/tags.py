@@ -1,0 +1,25 @@
+"""Tags of the library's messages, all on communicators of its own: one number for each kind."""
+
+FROM_ROOT = 71
+"""Rank 0 to another rank of its world (:mod:`dmr.wire.ranks`)."""
+
+TO_ROOT = 72
+"""Another rank to rank 0 of its world."""
+
+CHUNK = 73
+"""Part of a block on its way to another layout (:mod:`dmr.data.streams`)."""
+
+DIGEST = 74
+"""Hash of all chunks from one sender to one receiver."""
+
+COUNT = 75
+"""Number of list items that follow in chunks."""
+
+GATHER = 76
+"""Part of a block on its way to rank 0 (:mod:`dmr.data.gather`)."""
+
+RAW_READY = 77
+"""Receiver to sender: its receives of plain bytes are about to be posted."""
+
+RAW = 78
+"""Plain bytes, sent for comparison (``Plan.measure``)."""
