@@ -173,7 +173,7 @@ class Site:
 
     def _run(
         self, command: Sequence[str], env: Mapping[str, str], deadline_s: float
-    ) -> commands.Done:
+    ) -> commands.CommandResult:
         """Answer a command; a process is started for each, as the real ones are."""
         commands.run_command(["true"], {"PATH": os.environ["PATH"]}, deadline_s)
         begun = time.thread_time()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
-from rms.launch.slurm.commands import Done
+from rms.launch.slurm.commands import CommandResult
 
 CONFIG = """\
 AccountingStorageType   = accounting_storage/slurmdbd
@@ -128,7 +128,7 @@ class Controller:
 
     def __call__(
         self, command: Sequence[str], environment: Mapping[str, str], deadline_s: float
-    ) -> Done:
+    ) -> CommandResult:
         """Run a command, as :data:`rms.launch.slurm.commands.Run` has it."""
         name = PurePath(command[0]).name
         kind = self._kind(name, command)
@@ -140,7 +140,7 @@ class Controller:
         try:
             return self._answer(name, list(command[1:]), environment)
         except _RefusedError as refusal:
-            return Done(1, "", f"{name}: error: {refusal}\n")
+            return CommandResult(1, "", f"{name}: error: {refusal}\n")
         finally:
             with self._counting:
                 self._flying -= 1
@@ -155,14 +155,14 @@ class Controller:
             return "scontrol NumNodes=0" if "NumNodes=0" in command else "scontrol NodeList="
         return "scontrol ping" if "ping" in command else "scontrol show"
 
-    def _answer(self, name: str, words: list[str], environment: Mapping[str, str]) -> Done:
+    def _answer(self, name: str, words: list[str], environment: Mapping[str, str]) -> CommandResult:
         if "--json" in words:
             self._pause(self.costs.call_s)
-            return Done(1, "", f"{name}: {NO_JSON}\n")
+            return CommandResult(1, "", f"{name}: {NO_JSON}\n")
         if name == "salloc":
-            return Done(0, "", self._allocate(words))
+            return CommandResult(0, "", self._allocate(words))
         if name == "scontrol":
-            return Done(0, self._control(words), "")
+            return CommandResult(0, self._control(words), "")
         answers: dict[str, Callable[[list[str]], str]] = {
             "squeue": self._squeue,
             "sinfo": self._sinfo,
@@ -171,7 +171,7 @@ class Controller:
         }
         if name not in answers:
             raise _RefusedError("Connection refused")  # sacct, without slurmdbd
-        return Done(0, answers[name](words), "")
+        return CommandResult(0, answers[name](words), "")
 
     # --- the cluster's own life --------------------------------------------------------------
 

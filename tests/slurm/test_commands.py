@@ -143,12 +143,12 @@ def test_a_site_with_gres_is_refused_before_slurm_breaks_a_donor(with_gres: Bed)
 def test_a_controller_that_is_away(asked: None) -> None:
     with brought_up("--nodes", "1") as slurm:
         read = commands(slurm)
-        assert read.answers()
+        assert read.ping()
         slurm.stop("slurmctld")
-        assert not read.answers()
+        assert not read.ping()
         with pytest.raises(SlurmError) as refused:
             read.queue()
         assert refused.value.meaning is Meaning.UNREACHABLE
         slurm.repair()
-        assert read.answers()
+        assert read.ping()
         assert read.job(int(slurm.submit("--nodes=1"))).hosts == ("n1",)

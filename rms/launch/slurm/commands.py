@@ -64,7 +64,7 @@ class SlurmError(Exception):
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """An ended command; ``status`` is None where it had to be ended at its deadline."""
 
     status: int | None
@@ -72,11 +72,13 @@ class Done:
     err: str
 
 
-Run = Callable[[Sequence[str], Mapping[str, str], float], Done]
+Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
 Row = TypeVar("Row")
 
 
-def run_command(command: Sequence[str], environment: Mapping[str, str], deadline_s: float) -> Done:
+def run_command(
+    command: Sequence[str], environment: Mapping[str, str], deadline_s: float
+) -> CommandResult:
     """Run a command to its end, or interrupt it as Ctrl-C does: salloc then takes its wish back.
 
     Raises:
@@ -97,13 +99,13 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], deadline
     with process:
         try:
             out, err = process.communicate(timeout=deadline_s)
-            return Done(process.returncode, out, err)
+            return CommandResult(process.returncode, out, err)
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGINT)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 out, err = process.communicate(timeout=5)
-                return Done(None, out, err)
-            return Done(None, "", "")
+                return CommandResult(None, out, err)
+            return CommandResult(None, "", "")
         finally:
             process.kill()
 
@@ -144,7 +146,7 @@ class Slurm:
         *command: str,
         deadline_s: float | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> Done:
+    ) -> CommandResult:
         """Run a command that has to succeed.
 
         Args:
@@ -175,7 +177,7 @@ class Slurm:
         """Return the controller's configuration."""
         return output.config_from_text(self.call("scontrol", "show", "config").out)
 
-    def answers(self) -> bool:
+    def ping(self) -> bool:
         """Tell at once whether a controller answers; other commands take many seconds to."""
         with contextlib.suppress(SlurmError):
             return " is UP" in self.call("scontrol", "ping").out
@@ -307,24 +309,19 @@ class Slurm:
         """End jobs, or take out of the queue those that wait; one that has ended is no failure."""
         if jobs:
             which = ["--state=PENDING"] if only_pending else []
-            try:
-                self.call("scancel", *which, *map(str, jobs))
-            except SlurmError as error:
-                if error.meaning is not Meaning.GONE:
-                    raise
+            self._call_unless_gone("scancel", *which, *map(str, jobs))
 
-    def tell(self, job: int) -> None:
+    def signal_script(self, job: int) -> None:
         """Ask a running job's script to end (SIGTERM); one that has ended is no failure."""
-        try:
-            self.call("scancel", "--full", "--signal=TERM", str(job))
-        except SlurmError as error:
-            if error.meaning is not Meaning.GONE:
-                raise
+        self._call_unless_gone("scancel", "--full", "--signal=TERM", str(job))
 
     def end_steps(self, steps: Sequence[str]) -> None:
         """Kill steps; one that has ended already is no failure."""
+        self._call_unless_gone("scancel", "--signal=KILL", *steps)
+
+    def _call_unless_gone(self, *command: str) -> None:
         try:
-            self.call("scancel", "--signal=KILL", *steps)
+            self.call(*command)
         except SlurmError as error:
             if error.meaning is not Meaning.GONE:
                 raise

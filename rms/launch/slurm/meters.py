@@ -1,4 +1,4 @@
-"""Meters of power on the nodes that jobs hold: steps of those jobs, ended by Slurm with them."""
+"""Meters of power on nodes of Slurm: steps that run :mod:`rms.power.agent` on each node."""
 
 from __future__ import annotations
 
@@ -11,16 +11,32 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rms.launch.base import LaunchError
+from rms.launch.slurm.steps import step_on_each
+
+StartMeter = Callable[[Sequence[str]], subprocess.Popen[bytes]]
+"""Starts a command on the daemon's machine, with what the agents need in its environment."""
+
+JOB_METERS = "meter"
+"""What meters of jobs carry in their environment instead of a job's id."""
 
 EVERY_S = 2.0
-SOON_S = 5.0
-AGAIN_S = 600.0
-NAME = "meter"
-"""What their processes are marked with, instead of a job."""
+"""Time between readings of a job's nodes."""
+
+READINGS_PER_S = 50.0
+"""Readings of power that the daemon takes from all nodes of an allocation together."""
+
+NOTHING_TO_READ_S = 5.0
+"""A meter that ends well so soon, while its job goes on, found nothing to read."""
+
+FORGET_S = 600.0
+"""How long such nodes are not asked again."""
+
+RESTART_S = 30.0
+"""Time between two starts of an allocation's meters that died."""
 
 
 @dataclass(frozen=True)
-class _Meter:
+class _JobMeter:
     job: int
     hosts: Sequence[str]
     begun_s: float
@@ -28,41 +44,39 @@ class _Meter:
 
 
 @dataclass
-class Meters:
-    """One srun for each time that a job comes to hold nodes.
+class JobMeters:
+    """Meters in the jobs of Slurm's: one step for each time that a job comes to hold nodes.
+
+    Slurm ends them with their jobs.
 
     Attributes:
-        start: starts a command on the daemon's machine.
+        launch: starts a step.
         options: srun's for every step.
-        without: nodes that have nothing to read, and until when they are not asked again.
+        unreadable: nodes that have nothing to read, and until when they are not asked again.
     """
 
-    start: Callable[[Sequence[str]], subprocess.Popen[bytes]]
+    launch: StartMeter
     options: Sequence[str]
-    without: dict[str, float] = field(default_factory=dict)
-    _running: list[_Meter] = field(default_factory=list)
+    unreadable: dict[str, float] = field(default_factory=dict)
+    _running: list[_JobMeter] = field(default_factory=list)
 
-    def on(self, number: int, hosts: Iterable[str]) -> None:
+    def start(self, number: int, hosts: Iterable[str]) -> None:
         """Have the power of these nodes of a running job of Slurm's read."""
-        now, srun = time.monotonic(), shutil.which("srun")
-        chosen = sorted(host for host in hosts if self.without.get(host, 0.0) < now)
-        if not chosen or srun is None:
-            return
-        command = [
-            *[srun, f"--jobid={number}", f"--nodes={len(chosen)}", f"--ntasks={len(chosen)}"],
-            *["--ntasks-per-node=1", f"--nodelist={','.join(chosen)}", "--input=none", "--quiet"],
-            *[*self.options, sys.executable, "-m", "rms.power.agent", "--every", f"{EVERY_S:g}"],
-        ]
-        with contextlib.suppress(LaunchError):
-            self._running.append(_Meter(number, chosen, now, self.start(command)))
+        now = time.monotonic()
+        chosen = sorted(host for host in hosts if self.unreadable.get(host, 0.0) < now)
+        command = _agents(number, chosen, self.options, EVERY_S) if chosen else None
+        if command is not None:
+            with contextlib.suppress(LaunchError):
+                self._running.append(_JobMeter(number, chosen, now, self.launch(command)))
 
     def watch(self, held: set[int]) -> None:
         """Take in which have ended: where a job is still ``held``, because nothing can be read."""
         now = time.monotonic()
         for meter in self._running:
             # One that reads ends with 0 too, when its job does; mostly that is later.
-            if meter.process.poll() == 0 and meter.job in held and now < meter.begun_s + SOON_S:
-                self.without.update(dict.fromkeys(meter.hosts, now + AGAIN_S))
+            early = meter.job in held and now < meter.begun_s + NOTHING_TO_READ_S
+            if meter.process.poll() == 0 and early:
+                self.unreadable.update(dict.fromkeys(meter.hosts, now + FORGET_S))
         self._running = [meter for meter in self._running if meter.process.poll() is None]
 
     def close(self) -> None:
@@ -76,3 +90,57 @@ class Meters:
                 meter.process.kill()
                 meter.process.wait()
         self._running = []
+
+
+@dataclass
+class AllocationMeters:
+    """Meters on all nodes of one allocation: one step, started again where it dies.
+
+    Attributes:
+        launch: starts the step.
+        options: srun's for it.
+        may_start: whether that can work now.
+    """
+
+    launch: StartMeter
+    allocation: int
+    hosts: Sequence[str]
+    options: Sequence[str]
+    may_start: Callable[[], bool]
+    _process: subprocess.Popen[bytes] | None = None
+    _started_s: float = 0.0
+
+    def start(self) -> None:
+        """Start a meter on every node, if there is an srun."""
+        every_s = max(1.0, len(self.hosts) / READINGS_PER_S)
+        command = _agents(self.allocation, self.hosts, self.options, every_s)
+        if command is not None:
+            self._started_s = time.monotonic()
+            with contextlib.suppress(LaunchError):
+                self._process = self.launch(command)
+
+    def poll(self) -> None:
+        """Start them again where they died; they end well where there is nothing to read."""
+        if self._process is None or self._process.poll() in (None, 0):
+            return
+        if time.monotonic() > self._started_s + RESTART_S and self.may_start():
+            self.start()
+
+    def close(self) -> bool:
+        """End their srun; return whether it ran, so that its step has to be ended too."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        self._process.kill()
+        self._process.wait()
+        return True
+
+
+def _agents(
+    allocation: int, hosts: Sequence[str], options: Sequence[str], every_s: float
+) -> list[str] | None:
+    """Return the command of a step that reads the power of nodes; None where there is no srun."""
+    srun = shutil.which("srun")
+    if srun is None:
+        return None
+    agent = [sys.executable, "-m", "rms.power.agent", "--every", f"{every_s:g}"]
+    return [*step_on_each(srun, allocation, hosts, ["--quiet", *options]), *agent]

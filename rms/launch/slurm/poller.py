@@ -19,15 +19,15 @@ RESERVED = ("reserved", "planned", "powered_down", "powering_down", "rebooting")
 URGENT_S = 0.2
 CALM_S = 1.0
 AWAY_S = 2.0
-"""Time between looks: while something is expected, while nothing is, where Slurm is away."""
+"""Time between snapshots: while something is expected, while nothing is, where Slurm is away."""
 
 SHARE = 0.2
-"""Of the time that looks may take: a queue of thousands is not asked for all the time."""
+"""Of the time that snapshots may take: a queue of thousands is not asked for all the time."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """One look.
+class QueueSnapshot:
+    """What Slurm has answered at one time.
 
     Attributes:
         begun_s: the monotonic clock before Slurm was asked: what is known since may be missing;
@@ -44,7 +44,7 @@ class Look:
     hidden: frozenset[str]
 
 
-def look(slurm: Slurm, is_own: Callable[[str], bool]) -> Look:
+def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
     """Ask Slurm.
 
     Args:
@@ -69,28 +69,28 @@ def look(slurm: Slurm, is_own: Callable[[str], bool]) -> Look:
             hidden.add(node.name)
         if not node.responds or node.state in (*UNFIT, *RESERVED):
             others.add(node.name)
-    return Look(begun_s, time.monotonic(), own, frozenset(others), frozenset(hidden))
+    return QueueSnapshot(begun_s, time.monotonic(), own, frozenset(others), frozenset(hidden))
 
 
-class Watcher:
-    """Looks again and again; never waits for an answer."""
+class QueuePoller:
+    """Asks for one snapshot after the other; never waits for an answer."""
 
     def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
         self._desk, self._is_own = executor, is_own
-        self._asked: Future[Look] | None = None
-        self._next_s = self._rests_s = 0.0
+        self._asked: Future[QueueSnapshot] | None = None
+        self._next_s = self._pause_s = 0.0
         self._hidden: frozenset[str] = frozenset()
         self.trouble = ""
 
-    def poll(self, *, urgent: bool) -> Look | None:
-        """Return a look that has just come in; ask for the next when it is time."""
+    def poll(self, *, urgent: bool) -> QueueSnapshot | None:
+        """Return a snapshot that has just come in; ask for the next when it is time."""
         now = time.monotonic()
         found = None
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
                 found, self.trouble = asked.result(), ""
-                self._rests_s = (found.ended_s - found.begun_s) / SHARE
+                self._pause_s = (found.ended_s - found.begun_s) / SHARE
                 self._next_s = found.begun_s
                 lasting, self._hidden = found.hidden & self._hidden, found.hidden
                 found = replace(found, unavailable=found.unavailable | lasting)
@@ -98,9 +98,9 @@ class Watcher:
                 self.trouble = str(error)
                 self._next_s = now + AWAY_S - CALM_S
         due_s = self._next_s + max(
-            CALM_S if self.trouble or not urgent else URGENT_S, self._rests_s
+            CALM_S if self.trouble or not urgent else URGENT_S, self._pause_s
         )
         if self._asked is None and now >= due_s:
             slurm = self._desk.slurm
-            self._asked = self._desk.ask(lambda: look(slurm, self._is_own))
+            self._asked = self._desk.ask(lambda: take_snapshot(slurm, self._is_own))
         return found

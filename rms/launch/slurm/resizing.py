@@ -34,11 +34,11 @@ class Donor:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What became of a resize: the job as it is, None where it is over, or why it could not be."""
+class Outcome:
+    """What became of a change: the job as it is, None where it is over, or why it could not be."""
 
     job: JobDetails | None = None
-    words: str = ""
+    failure: str = ""
 
 
 def grow(
@@ -94,40 +94,47 @@ def _next_second(job: JobDetails) -> None:
     time.sleep(min(1.0, max(0.0, last_s + 1.02 - time.time())))
 
 
-def patiently(
-    executor: Executor, what: Callable[[], JobDetails], *, give_up: bool
-) -> Callable[[], Answer | None]:
-    """Return an errand that asks again what may go through later.
+class Retried:
+    """A change of a running job that is asked for again while it may go through later.
 
     Args:
+        change: asks Slurm for it, on a thread.
         give_up: after a while; else only where the job is over.
     """
-    since_s: dict[Meaning, float] = {}
-    asked: list[Future[JobDetails]] = [executor.ask(what)]
-    again_s = [0.0]
 
-    def answer() -> Answer | None:
+    def __init__(
+        self, executor: Executor, change: Callable[[], JobDetails], *, give_up: bool
+    ) -> None:
+        self._executor, self._change, self._give_up = executor, change, give_up
+        self._first_s: dict[Meaning, float] = {}
+        self._again_s = 0.0
+        self._asked: Future[JobDetails] | None = executor.ask(change)
+
+    def __call__(self) -> Outcome | None:
+        """Return what became of it, None while that is open; asks again when it is time."""
         now = time.monotonic()
-        if not asked:
-            if now >= again_s[0]:
-                asked.append(executor.ask(what))
+        if self._asked is None:
+            if now >= self._again_s:
+                self._asked = self._executor.ask(self._change)
             return None
-        if not asked[0].done():
+        if not self._asked.done():
             return None
+        asked, self._asked = self._asked, None
         try:
-            return Answer(asked.pop().result())
+            return Outcome(asked.result())
         except (SlurmError, OutputError) as error:
-            meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
-            words = str(error)
-        if meaning is Meaning.GONE and not give_up:
-            return Answer()
-        begun_s = since_s.setdefault(meaning, now)
-        # A controller that is just back refuses what it does once its nodes have reported.
-        away = Meaning.UNREACHABLE in since_s
-        later = away or meaning is Meaning.LATER
-        if give_up and now >= begun_s + (AWAY_S if away else LATER_S if later else 0.0):
-            return Answer(None, f"later: {words}" if later else words)
-        again_s[0] = now + (AGAIN_S if give_up else 4 * AGAIN_S)
-        return None
+            return self._refused(error, now)
 
-    return answer
+    def _refused(self, error: SlurmError | OutputError, now: float) -> Outcome | None:
+        meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
+        if meaning is Meaning.GONE and not self._give_up:
+            return Outcome()
+        first_s = self._first_s.setdefault(meaning, now)
+        # A controller that is just back refuses what it does once its nodes have reported.
+        away = Meaning.UNREACHABLE in self._first_s
+        later = away or meaning is Meaning.LATER
+        patience_s = AWAY_S if away else LATER_S if later else 0.0
+        if self._give_up and now >= first_s + patience_s:
+            return Outcome(None, f"later: {error}" if later else str(error))
+        self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
+        return None

@@ -10,7 +10,7 @@ from sentences import one_sentence
 
 from rms.launch.base import Engine
 from rms.launch.slurm import engines
-from rms.launch.slurm.commands import Done, Slurm, SlurmError
+from rms.launch.slurm.commands import CommandResult, Slurm, SlurmError
 from rms.launch.slurm.engines import allocated, counts, gpus_per_node
 
 HOSTS = ("n1", "n2", "n3")
@@ -20,8 +20,10 @@ NODES = "\n".join(f"n{n}|all|alloc|{cpus}|(null)|none" for n, cpus in ((1, 8), (
 def site(said: Mapping[str, str]) -> Slurm:
     """A Slurm whose commands print these texts, by the command's second word or first."""
 
-    def run(command: Sequence[str], environment: Mapping[str, str], deadline_s: float) -> Done:
-        return Done(0, said.get(command[1], said.get(command[0], "")), "")
+    def run(
+        command: Sequence[str], environment: Mapping[str, str], deadline_s: float
+    ) -> CommandResult:
+        return CommandResult(0, said.get(command[1], said.get(command[0], "")), "")
 
     return Slurm({}, "me", run, json_offered={"sinfo": False})
 

@@ -15,10 +15,10 @@ from rms.core.model import JobId
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.resize import Worlds
 from rms.launch.base import ManagedProcess
-from rms.launch.slurm import pilot, steps
+from rms.launch.slurm import steps
 from rms.launch.slurm.executor import Executor
-from rms.launch.slurm.pilot import Script
-from rms.launch.slurm.steps import SlurmLauncher, World
+from rms.launch.slurm.launcher import SlurmLauncher
+from rms.launch.slurm.steps import ScriptStep, World
 
 if TYPE_CHECKING:
     from rms.daemon.daemon import Daemon
@@ -29,19 +29,25 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "HUNG_S", 0.3)
-    monkeypatch.setattr(steps, "AGAIN_S", 0.05)
-    monkeypatch.setattr(pilot, "LATE_S", 0.3)
+    monkeypatch.setattr(steps, "STUCK_S", 0.3)
+    monkeypatch.setattr(steps, "POLL_S", 0.05)
+    monkeypatch.setattr(steps, "STATUS_DELAY_S", 0.3)
 
 
 def started(*command: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
 
-def ended(child: ManagedProcess) -> int:
-    """Return a child's status once it has one."""
+def polled(process: World | ScriptStep) -> int | None:
+    """Return a process's status after another look at it."""
+    process.poll()
+    return process.status()
+
+
+def ended(process: World | ScriptStep) -> int:
+    """Return a process's status once it has one."""
     deadline = time.monotonic() + DEADLINE_S
-    while (code := child.status()) is None:
+    while (code := polled(process)) is None:
         assert time.monotonic() < deadline, "no end of it"
         time.sleep(0.02)
     return code
@@ -83,10 +89,21 @@ def test_it_waits_until_that_can_work() -> None:
     first = found.process
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
-        assert found.status() is None
+        assert polled(found) is None
         time.sleep(0.02)
     assert first.returncode == -9 and found.pid == 0 and found.process is None
     may[0] = True
+    assert ended(found) == 3
+
+
+def test_asking_for_its_status_starts_nothing() -> None:
+    found = world(HANGS, REACHES)
+    found.process.kill()
+    found.process.wait()
+    found.process, found.pid = None, 0  # it waits for being started anew
+    for _ in range(5):
+        assert found.status() is None
+    assert found.process is None
     assert ended(found) == 3
 
 
@@ -94,8 +111,8 @@ def test_one_that_waits_can_be_given_up() -> None:
     found = world(HANGS, may=lambda: False)
     deadline = time.monotonic() + DEADLINE_S
     while found.process is not None and time.monotonic() < deadline:
-        found.status()
-    found.given_up = True
+        found.poll()
+    found.abandoned = True
     assert found.status() == 1
 
 
@@ -119,7 +136,7 @@ class Steps:
 
     def steps(self, allocation: int) -> list[tuple[str, str]]:
         self.questions += 1
-        time.sleep(0.1)  # longer than a look takes
+        time.sleep(0.1)  # longer than a poll takes
         return self.left
 
     def end_steps(self, steps: list[str]) -> None:
@@ -158,11 +175,11 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
 
 def script(
     folder: Path, command: str, answer: str = "", may: Callable[[], bool] = lambda: True
-) -> Script:
+) -> ScriptStep:
     (folder / "job.sh").write_text(command)
     begin = lambda: started("sh", str(folder / "job.sh"))  # noqa: E731
     look = lambda: lambda: answer  # noqa: E731
-    return Script(0, None, folder / "status", begin, look, may, folder / "begun")
+    return ScriptStep(0, None, folder / "status", begin, look, may, folder / "begun")
 
 
 def test_a_script_waits_for_the_controller(tmp_path: Path) -> None:
@@ -170,17 +187,17 @@ def test_a_script_waits_for_the_controller(tmp_path: Path) -> None:
     found = script(
         tmp_path, f"touch {tmp_path}/begun; echo 4 > {tmp_path}/status", may=lambda: may[0]
     )
-    assert found.status() is None and not found.started
+    assert polled(found) is None and not found.started
     may[0] = True
-    assert found.status() is None and found.started
+    assert polled(found) is None and found.started
     assert ended(found) == 4 and found.end_state == ""
 
 
 def test_one_that_never_waits_any_more(tmp_path: Path) -> None:
     found = script(tmp_path, "exit 0", may=lambda: False)
-    assert found.status() is None
-    found.given_up = True
-    assert found.status() == 1 and found.end_state == "GONE"
+    assert polled(found) is None
+    found.abandoned = True
+    assert polled(found) == 1 and found.end_state == "GONE"
 
 
 def test_its_own_status_counts_before_that_of_srun(tmp_path: Path) -> None:

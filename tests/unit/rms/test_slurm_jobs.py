@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from rms.launch.slurm import resizing
-from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
+from rms.launch.slurm.commands import CommandResult, Meaning, Slurm, SlurmError
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.launch.slurm.output import JobDetails
+from rms.launch.slurm.pilot import PilotLauncher
 from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord
+from rms.launch.slurm.tracker import JobTracker
+
+
+def slurm_job(folder: Path, record: SubmissionRecord | None = None) -> SlurmJob:
+    return SlurmJob(
+        0,
+        None,
+        folder / "status",
+        name="rms.x.1",
+        record=record or SubmissionRecord(0.0),
+        record_file=folder / "slurm.json",
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,7 +53,7 @@ def test_how_a_job_ended(
     file = tmp_path / "status"
     if left is not None:
         file.write_text(left)
-    job = SlurmJob(0, None, file, "rms.x.1")
+    job = slurm_job(tmp_path)
     assert job.status() is None
     job.end(state)
     assert (job.end_state, job.status()) == (end_state, status)
@@ -49,7 +61,8 @@ def test_how_a_job_ended(
 
 @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "NODE_FAIL"])
 def test_one_that_was_told_to_end_has_no_other_end(tmp_path: Path, state: str) -> None:
-    job = SlurmJob(0, None, tmp_path / "status", "rms.x.1", told=True)
+    job = slurm_job(tmp_path)
+    job.end_requested = True
     job.end(state)
     assert (job.end_state, job.status()) == ("", 1)
 
@@ -64,13 +77,11 @@ def executor() -> Iterator[Executor]:
 JOB = JobDetails(7, "RUNNING", "None", ("n1",), "n1", False, 1.0, None, None)
 
 
-def answer(errand: object) -> resizing.Answer:
-    assert callable(errand)
+def answer(change: resizing.Retried) -> resizing.Outcome:
     deadline = time.monotonic() + 20
-    while (found := errand()) is None:
+    while (found := change()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert isinstance(found, resizing.Answer)
     return found
 
 
@@ -91,9 +102,7 @@ def test_a_grow_that_is_refused_for_good_is_not_tried_again(
         asked.append(meaning)
         raise SlurmError(words, meaning)
 
-    assert answer(resizing.patiently(executor, refuse, give_up=True)) == resizing.Answer(
-        None, words
-    )
+    assert answer(resizing.Retried(executor, refuse, give_up=True)) == resizing.Outcome(None, words)
     assert len(asked) == 1
 
 
@@ -106,7 +115,7 @@ def test_a_grow_that_may_go_through_later_is_tried_again(executor: Executor) -> 
             raise SlurmError("nodes are busy", Meaning.LATER)
         return JOB
 
-    assert answer(resizing.patiently(executor, act, give_up=True)) == resizing.Answer(JOB)
+    assert answer(resizing.Retried(executor, act, give_up=True)) == resizing.Outcome(JOB)
     assert len(asked) == 3
 
 
@@ -114,8 +123,8 @@ def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(executor: Ex
     def act() -> JobDetails:
         raise SlurmError("nodes are busy", Meaning.LATER)
 
-    found = answer(resizing.patiently(executor, act, give_up=True))
-    assert found == resizing.Answer(None, "later: nodes are busy")
+    found = answer(resizing.Retried(executor, act, give_up=True))
+    assert found == resizing.Outcome(None, "later: nodes are busy")
 
 
 def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Executor) -> None:
@@ -124,7 +133,7 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Execut
     def act() -> JobDetails:
         raise SlurmError("no", meanings.pop(0))
 
-    assert answer(resizing.patiently(executor, act, give_up=False)) == resizing.Answer()
+    assert answer(resizing.Retried(executor, act, give_up=False)) == resizing.Outcome()
     assert meanings == []
 
 
@@ -135,13 +144,31 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Execut
 def test_nodes_that_a_job_loses_by_ending_are_no_change(
     tmp_path: Path, executor: Executor, state: str, resized_s: float, entered: bool
 ) -> None:
-    found: list[object] = []
-    launcher = SimpleNamespace(_growing={}, _holds=lambda *entry: found.append(entry))
-    ticket = SubmissionRecord(0.0, number=7, held=[(1.0, ("n1",)), (5.0, ("n1", "n2"))])
-    child = SlurmJob(0, None, tmp_path / "status", "rms.1", ticket=ticket)
+    before = [(1.0, ("n1",)), (5.0, ("n1", "n2"))]
+    record = SubmissionRecord(0.0, number=7, held=list(before))
+    tracker = JobTracker(executor, jobs={"1": slurm_job(tmp_path, record)})
     now = JobDetails(7, state, "None", ("n1",), "n1", False, 1.0, None, resized_s)
-    following = JobsLauncher._following(
-        cast("JobsLauncher", launcher), "1", child, lambda: resizing.Answer(now)
-    )
-    assert following() == ""
-    assert found == ([("1", child, ("n1",), 6.0)] if entered else [])
+    assert tracker.resize("1", lambda: resizing.Outcome(now))() == ""
+    assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
+    assert SubmissionRecord.read(tmp_path / "slurm.json") == (record if entered else None)
+    assert tracker.resizes == {}
+
+
+def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
+    def refuse(*words: object) -> CommandResult:
+        raise AssertionError(f"a query has run {words[0]}")
+
+    threads = set(threading.enumerate())
+    executor = Executor(Slurm({}, "nobody", refuse))
+    jobs = JobsLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
+    pilot = PilotLauncher(tmp_path / "pilot", "cafe", "unix:none", executor, within=7)
+    for _ in range(2):
+        for launcher in (jobs, pilot):
+            assert launcher.unavailable() is None
+            assert launcher.shutdown_reason() == ""
+            assert launcher.job_details("1") == {}
+            assert launcher.controller_answers()
+    assert jobs.allocation("1") is None
+    assert set(threading.enumerate()) == threads
+    jobs.close()
+    pilot.close()

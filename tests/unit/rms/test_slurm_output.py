@@ -11,7 +11,14 @@ import pytest
 
 from rms.launch.slurm import output
 from rms.launch.slurm import site as probe
-from rms.launch.slurm.commands import Done, Meaning, Slurm, SlurmError, meaning_of, run_command
+from rms.launch.slurm.commands import (
+    CommandResult,
+    Meaning,
+    Slurm,
+    SlurmError,
+    meaning_of,
+    run_command,
+)
 from rms.launch.slurm.output import OutputError, QueuedJob
 
 SAMPLES = Path(__file__).parent / "slurm_samples"
@@ -28,14 +35,14 @@ def by_job(rows: list[QueuedJob]) -> list[QueuedJob]:
 class Recorded:
     """Answers as the first of its rules says whose words all occur in the command."""
 
-    def __init__(self, *rules: tuple[str, Done]) -> None:
+    def __init__(self, *rules: tuple[str, CommandResult]) -> None:
         self.rules = rules
         self.commands: list[str] = []
         self.environments: list[Mapping[str, str]] = []
 
     def __call__(
         self, command: Sequence[str], environment: Mapping[str, str], deadline_s: float
-    ) -> Done:
+    ) -> CommandResult:
         said = " ".join(command)
         self.commands.append(said)
         self.environments.append(environment)
@@ -45,11 +52,11 @@ class Recorded:
         raise AssertionError(f"not recorded: {said}")
 
 
-def printed(name: str) -> Done:
-    return Done(0, sample(name), "")
+def printed(name: str) -> CommandResult:
+    return CommandResult(0, sample(name), "")
 
 
-NO_JSON = Done(1, "", "scontrol: unrecognized option '--json'\n")
+NO_JSON = CommandResult(1, "", "scontrol: unrecognized option '--json'\n")
 
 
 # -- What is printed -------------------------------------------------------------------------
@@ -219,7 +226,7 @@ def test_json_is_read_where_there_is_some() -> None:
 
 
 def test_json_of_a_shape_to_come_is_not_trusted() -> None:
-    other = Done(0, '{"jobs": [{"job_id": {"value": 1}}]}', "")
+    other = CommandResult(0, '{"jobs": [{"job_id": {"value": 1}}]}', "")
     site = Recorded(("squeue --json", other), ("squeue", printed("squeue.txt")))
     slurm = Slurm({}, "me", site)
     assert len(slurm.queue()) == 14
@@ -227,7 +234,7 @@ def test_json_of_a_shape_to_come_is_not_trusted() -> None:
 
 
 def test_a_controller_that_is_away_says_nothing_about_json() -> None:
-    away = Done(
+    away = CommandResult(
         1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     )
     slurm = Slurm({}, "me", Recorded(("squeue", away)))
@@ -240,8 +247,8 @@ def test_a_controller_that_is_away_says_nothing_about_json() -> None:
 def test_an_empty_list_with_errors_is_no_empty_queue() -> None:
     """What squeue --json prints, with status 0, where no controller answers."""
     errors = [{"description": "Failed while looking for jobs", "source": "slurm_load_jobs"}]
-    empty = Done(0, json.dumps({"meta": {}, "errors": errors, "jobs": []}), "")
-    away = Done(
+    empty = CommandResult(0, json.dumps({"meta": {}, "errors": errors, "jobs": []}), "")
+    away = CommandResult(
         1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     )
     for known in ({}, {"squeue": True}):
@@ -290,28 +297,30 @@ def test_what_a_refusal_means(words: str, meaning: Meaning) -> None:
     assert meaning_of(words) is meaning
 
 
-def details(job: int, hosts: str, gres: str = "", state: str = "RUNNING") -> Done:
+def details(job: int, hosts: str, gres: str = "", state: str = "RUNNING") -> CommandResult:
     said = (
         f"JobId={job} JobName=x\n JobState={state} Reason=None\n StartTime=1 EndTime=2\n"
         f" NodeList={hosts}\n BatchHost=n1\n JOB_GRES={gres or '(null)'}\n"
     )
-    return Done(0, said, "")
+    return CommandResult(0, said, "")
 
 
-GRANTED = Done(0, "", "salloc: Pending job allocation 9\nsalloc: Granted job allocation 9\n")
-OK = Done(0, "", "")
+GRANTED = CommandResult(
+    0, "", "salloc: Pending job allocation 9\nsalloc: Granted job allocation 9\n"
+)
+OK = CommandResult(0, "", "")
 
 
 class Changing(Recorded):
     """A job that shows other nodes once something was merged into it."""
 
-    def __init__(self, after: Done, *rules: tuple[str, Done]) -> None:
+    def __init__(self, after: CommandResult, *rules: tuple[str, CommandResult]) -> None:
         super().__init__(*rules)
         self.after = after
 
     def __call__(
         self, command: Sequence[str], environment: Mapping[str, str], deadline_s: float
-    ) -> Done:
+    ) -> CommandResult:
         merged = any("NumNodes=0" in said for said in self.commands)
         done = super().__call__(command, environment, deadline_s)
         return self.after if merged and "show job 7" in self.commands[-1] else done
@@ -333,16 +342,21 @@ def test_growing() -> None:
 @pytest.mark.parametrize(
     ("salloc", "merge", "donor", "meaning"),
     [
-        (Done(1, "", "Requested nodes are busy"), OK, details(9, "n2"), Meaning.LATER),
-        (Done(None, "", "Pending job allocation 9"), OK, details(9, "n2"), Meaning.UNREACHABLE),
-        (Done(0, "", "what?"), OK, details(9, "n2"), Meaning.NEVER),
-        (GRANTED, Done(1, "", "Job has already finished"), details(9, "n2"), Meaning.GONE),
-        (GRANTED, Done(None, "", ""), details(9, "n2"), Meaning.UNREACHABLE),
+        (CommandResult(1, "", "Requested nodes are busy"), OK, details(9, "n2"), Meaning.LATER),
+        (
+            CommandResult(None, "", "Pending job allocation 9"),
+            OK,
+            details(9, "n2"),
+            Meaning.UNREACHABLE,
+        ),
+        (CommandResult(0, "", "what?"), OK, details(9, "n2"), Meaning.NEVER),
+        (GRANTED, CommandResult(1, "", "Job has already finished"), details(9, "n2"), Meaning.GONE),
+        (GRANTED, CommandResult(None, "", ""), details(9, "n2"), Meaning.UNREACHABLE),
         (GRANTED, OK, details(9, "n2", gres="gpu:2"), Meaning.NEVER),
     ],
 )
 def test_no_donor_is_left_where_growing_fails(
-    salloc: Done, merge: Done, donor: Done, meaning: Meaning
+    salloc: CommandResult, merge: CommandResult, donor: CommandResult, meaning: Meaning
 ) -> None:
     site = Recorded(
         ("scontrol show 7", details(7, "n1")),
@@ -386,26 +400,32 @@ def test_shrinking_is_checked() -> None:
 
 
 def test_cancelling_what_has_ended_is_no_failure() -> None:
-    gone = Done(1, "", "scancel: error: Kill job error on job id 5: Invalid job id specified")
+    gone = CommandResult(
+        1, "", "scancel: error: Kill job error on job id 5: Invalid job id specified"
+    )
     Slurm({}, "me", Recorded(("scancel", gone))).cancel(5)
-    denied = Done(210, "", "scancel: error: Kill job error on job id 5: Access/permission denied")
+    denied = CommandResult(
+        210, "", "scancel: error: Kill job error on job id 5: Access/permission denied"
+    )
     with pytest.raises(SlurmError) as refused:
         Slurm({}, "me", Recorded(("scancel", denied))).cancel(5)
     assert refused.value.meaning is Meaning.DENIED
 
 
 def test_submitting() -> None:
-    site = Recorded(("sbatch", Done(0, "12;cluster\n", "")))
+    site = Recorded(("sbatch", CommandResult(0, "12;cluster\n", "")))
     assert Slurm({}, "me", site).submit("job.sh") == 12
     with pytest.raises(SlurmError, match="expected a job id"):
-        Slurm({}, "me", Recorded(("sbatch", Done(0, "ok\n", "")))).submit("job.sh")
+        Slurm({}, "me", Recorded(("sbatch", CommandResult(0, "ok\n", "")))).submit("job.sh")
 
 
 def test_a_command_that_is_missing_or_hangs() -> None:
     with pytest.raises(SlurmError, match="on PATH"):
         run_command(["squeue-that-is-not-here"], {}, 5)
     assert run_command(["sleep", "60"], {"PATH": "/bin:/usr/bin"}, 0.1).status is None
-    assert run_command(["sh", "-c", "echo a; exit 3"], {"PATH": "/bin"}, 5) == Done(3, "a\n", "")
+    assert run_command(["sh", "-c", "echo a; exit 3"], {"PATH": "/bin"}, 5) == CommandResult(
+        3, "a\n", ""
+    )
 
 
 # -- The check -------------------------------------------------------------------------------
@@ -417,8 +437,8 @@ def looked(kind: str = "", **changes: str) -> probe.Site:
         lines = config.splitlines()
         config = "\n".join(f"{key} = {value}" if ln.startswith(f"{key} ") else ln for ln in lines)
     site = Recorded(
-        ("sinfo --version", Done(0, "slurm-wlm 22.05.8\n", "")),
-        ("scontrol config", Done(0, config, "")),
+        ("sinfo --version", CommandResult(0, "slurm-wlm 22.05.8\n", "")),
+        ("scontrol config", CommandResult(0, config, "")),
         ("sinfo --json", printed(f"sinfo{kind}.json")),
         ("squeue --json", printed("squeue.json")),
         ("sacct --json", NO_JSON),
@@ -477,7 +497,7 @@ def test_an_old_site() -> None:
 
 
 def test_trying_it_where_nothing_is_free() -> None:
-    site = Recorded(("salloc", Done(1, "", "Requested nodes are busy")), ("scancel", OK))
+    site = Recorded(("salloc", CommandResult(1, "", "Requested nodes are busy")), ("scancel", OK))
     (verdict,) = probe.try_it(Slurm({}, "me", site), "try", lambda: 0.0)
     assert not verdict.allowed
     assert "busy" in verdict.why
