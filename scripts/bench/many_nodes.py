@@ -358,7 +358,7 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
         "share": {what: sum(values) / wall_s for what, values in site.calls.items()},
         "count": {what: len(values) for what, values in site.calls.items()},
     }
-    site.launcher.desk.close()
+    site.launcher.executor.close()
     daemon.journal.close()
     return found
 
