@@ -76,7 +76,7 @@ class QueuePoller:
     """Asks for one snapshot after the other; never waits for an answer."""
 
     def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
-        self._desk, self._is_own = executor, is_own
+        self._executor, self._is_own = executor, is_own
         self._asked: Future[QueueSnapshot] | None = None
         self._next_s = self._pause_s = 0.0
         self._hidden: frozenset[str] = frozenset()
@@ -101,6 +101,6 @@ class QueuePoller:
             CALM_S if self.trouble or not urgent else URGENT_S, self._pause_s
         )
         if self._asked is None and now >= due_s:
-            slurm = self._desk.slurm
-            self._asked = self._desk.ask(lambda: take_snapshot(slurm, self._is_own))
+            slurm = self._executor.slurm
+            self._asked = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
         return found
