@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from dmr.values import decode_values, encode_values
 from rms.wire.messages import Resize
 
 
@@ -51,6 +52,8 @@ class Progress(msgspec.Struct):
     values: dict[str, Any] = {}
     resizes: list[Resize] = []
     open_resize: OpenResize | None = None
+    value_trees: dict[str, Any] = {}
+    """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.values`)."""
 
     def close_resize(self, now: float) -> Resize:
         """Turn the open resize into a record: the new world is about to step."""
@@ -76,10 +79,26 @@ class Progress(msgspec.Struct):
 
 
 def encode(progress: Progress) -> bytes:
-    """Return the progress as JSON."""
-    return msgspec.json.encode(progress)
+    """Return the progress as JSON.
+
+    Raises:
+        ValuesError: a value cannot be pickled.
+    """
+    plain, trees = encode_values(progress.values)
+    return msgspec.json.encode(msgspec.structs.replace(progress, values=plain, value_trees=trees))
 
 
-def decode(data: bytes | str) -> Progress:
-    """Read what :func:`encode` wrote; raises msgspec.DecodeError for anything else."""
-    return msgspec.json.decode(data, type=Progress)
+def decode(data: bytes | str, *, trusted: bool = False) -> Progress:
+    """Read what :func:`encode` wrote, or 0.1.0 did.
+
+    Args:
+        trusted: whether values that are pickles may be read: they run code.
+
+    Raises:
+        msgspec.DecodeError: it is something else.
+        ValuesError: a value cannot be read, or is a pickle and must not be.
+    """
+    progress = msgspec.json.decode(data, type=Progress)
+    progress.values = decode_values(progress.values, progress.value_trees, trusted=trusted)
+    progress.value_trees = {}
+    return progress
