@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rms._version import __version__
 
 if TYPE_CHECKING:
-    from dmr.api import malleable
-    from dmr.application import Application, Plan, Run, run
+    from dmr.api import malleable, run
+    from dmr.application import Application, Run
     from dmr.boot.environment import Runtime
-    from dmr.checkpoint import Schedule
     from dmr.data.decomposition import Box, split_range
     from dmr.data.field import Field, FieldSpec
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.data.wrapped import adapt
     from dmr.errors import CollectiveError, UsageError, agree
-    from dmr.resize.source import Deadlines
+    from dmr.plan import Deadlines, Plan, Schedule
     from dmr.resize.strategy import STRATEGIES
     from dmr.world import World
 
@@ -32,12 +31,12 @@ _HOMES = {
     "FieldSpec": "data.field",
     "Items": "data.particles",
     "ListSpec": "data.particles",
-    "Plan": "application",
+    "Plan": "plan",
     "Run": "application",
     "Runtime": "boot.environment",
-    "Deadlines": "resize.source",
+    "Deadlines": "plan",
     "STRATEGIES": "resize.strategy",
-    "Schedule": "checkpoint",
+    "Schedule": "plan",
     "UsageError": "errors",
     "World": "world",
     "adapt": "data.wrapped",
@@ -45,7 +44,7 @@ _HOMES = {
     "agree": "errors",
     "malleable": "api",
     "rank_of": "data.particles",
-    "run": "application",
+    "run": "api",
     "split_range": "data.decomposition",
 }
 

@@ -1,4 +1,4 @@
-"""For those who keep their own loop: a block that every world of the job enters."""
+"""The two ways to run a malleable program: the library's loop, or one of the caller's own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,31 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
-from dmr.application import Application, Plan, Run, running
+from dmr.application import Application, Run
 from dmr.boot.environment import Runtime
 from dmr.data.field import FieldSpec
+from dmr.errors import UsageError
+from dmr.plan import Plan
+from dmr.session import running
 from dmr.termination import TerminatedError
 from rms.wire.messages import Resize
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
+
+
+def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
+    """Run an application to its last step through any number of worlds.
+
+    Returns in the last world only; the ranks of earlier worlds leave by a normal exit.
+
+    Raises:
+        UsageError: on all ranks together, for what the user asked and cannot be had.
+    """
+    with running(app, runtime, plan or Plan()) as (state, steps):
+        for _ in steps:
+            app.step(state)
+        app.finish(state)
+    return state
 
 
 @contextlib.contextmanager
@@ -58,13 +76,17 @@ def malleable(
     app = _Block(fields, build, before, after)
     app.backends = backends
     try:
-        with running(app, runtime, plan or Plan()) as (run, turns):
+        with running(app, runtime, plan or Plan()) as (run, left):
 
             def loop(steps: int) -> Iterator[int]:
+                if app.total is not None:
+                    raise UsageError(
+                        "expected one run.loop in a block of dmr.malleable, got a second one"
+                    )
                 app.total = steps
-                return turns
+                return left
 
-            run.turns = loop
+            run.state.loop = loop
             yield run
     except TerminatedError as error:
         if runtime.comm.rank == 0:
@@ -83,8 +105,8 @@ class _Block(Application):
         after: Callable[[Run, Resize | None], None] | None,
     ) -> None:
         self._fields, self._build, self._before, self._after = fields, build, before, after
-        self.total = 0
-        self.stays = build is not None
+        self.total: int | None = None
+        self.supports_merge = build is not None
 
     def fields(self) -> Mapping[str, FieldSpec]:
         return self._fields() if callable(self._fields) else self._fields
@@ -94,7 +116,7 @@ class _Block(Application):
             self._build(run)
 
     def steps(self, run: Run) -> int:
-        return self.total
+        return self.total or 0
 
     def step(self, run: Run) -> None:
         raise RuntimeError("expected the caller's own loop to step")

@@ -13,8 +13,8 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -26,8 +26,10 @@ import xxhash
 from dmr.data.field import Field
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
+from dmr.plan import Schedule
 from dmr.progress import Progress, decode, encode
 from dmr.sink import Sink
+from dmr.values import ValuesError
 from dmr.world import World
 
 if TYPE_CHECKING:
@@ -36,18 +38,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 KEEP = 2
 NAME = re.compile(r"checkpoint-(\d{10})\.h5")
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Where checkpoints go, and after how many steps each (0: at SIGTERM only)."""
-
-    directory: Path
-    every: int = 0
-
-    def due(self, step: int) -> bool:
-        """Return whether a checkpoint is to be written when ``step`` steps are done."""
-        return self.every > 0 and step > 0 and step % self.every == 0
 
 
 class Lock:
@@ -188,7 +178,7 @@ class Writer:
     def _noting(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValuesError) as error:
             self._problem = self.problem or words_of(error)
 
 
@@ -219,7 +209,7 @@ def restore(
             raise UsageError(refused)
         if problem is None:
             progress = _read(path, fields)
-            progress.wish = 0  # another life of the job, another count of wishes
+            progress.answered_request = 0  # another life of the job, another count of requests
             say(f"restarted from {path} at step {progress.step}")
             return progress
         broken.append(f"{path.name}: {problem}")
@@ -343,10 +333,15 @@ def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any])
             texts = str(file.attrs["progress"]), str(file.attrs["options"])
             if _digest_of(texts) != file.attrs["xxh3_128"]:
                 raise BrokenCheckpointError("progress or options changed since")
-            decode(texts[0])
+            decode(texts[0], trusted=_is_own(path))
             stated = json.loads(texts[1])
             for name, block in fields.items():
                 _verify_field(path, file["fields"][name], name, block)
+    except ValuesError as error:
+        raise UsageError(
+            f"{path}: {error}"
+            + ("" if _is_own(path) else "; expected a file of this user's that others cannot write")
+        ) from None
     except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
         raise BrokenCheckpointError(str(error)) from None
     for key, value in json.loads(json.dumps(dict(options))).items():
@@ -354,6 +349,15 @@ def _verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any])
             raise UsageError(
                 f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"
             )
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether nobody but this user can have written a file: only then its pickles are read.
+
+    A pickle runs code, so one of somebody else's would run theirs.
+    """
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH
 
 
 def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
@@ -378,4 +382,4 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
     with h5py.File(path, "r", locking=False) as file:
         for name, block in fields.items():
             block.restore(file["fields"][name])
-        return decode(file.attrs["progress"])
+        return decode(file.attrs["progress"], trusted=_is_own(path))

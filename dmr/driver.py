@@ -5,20 +5,27 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import numpy as np
 from mpi4py import MPI
 
 from dmr import checkpoint
-from dmr.errors import UsageError
-from dmr.plan import check_size, fitting
-from dmr.resize.memory import rooms, thrifty, too_small
-from dmr.resize.source import RolledBackError, Target, replace
+from dmr.application import Application, Run
+from dmr.errors import RolledBackError, UsageError
+from dmr.plan import NextWorld, Plan, Schedule, check_size, fitting
+from dmr.resize import memory
+from dmr.resize.merge import merge
+from dmr.resize.source import replace_world
 from dmr.termination import Ending, TerminatedError
-from rms.wire.messages import ApplicationResizeRequest, Begun, Done, Resize, RolledBack
-
-if TYPE_CHECKING:
-    from dmr.application import Application, Plan, Run
+from rms.wire.messages import (
+    ApplicationResizeRequest,
+    Begun,
+    Done,
+    Resize,
+    ResizeRequest,
+    RolledBack,
+)
 
 FIRST_POLL, POLLS = 4, 256
 """Resize points of a world at which the RMS hears what memory is left: once it is alone."""
@@ -26,204 +33,242 @@ FIRST_POLL, POLLS = 4, 256
 NO_BUILD = "strategy merge keeps ranks in their loop; expected build= in dmr.malleable, got none"
 
 
-def loop(
-    app: Application, state: Run, plan: Plan, sigterm_received: list[int], end: Ending
-) -> Iterator[int]:
-    """Yield every step that is left, once it may be done; act in between."""
-    progress, clock = state.progress, state.runtime.clock
-    entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
-    steps = _begin(app, state, plan, sigterm_received)
-    before = progress.elapsed_s
+class Driver:
+    """Owns the loop of a run in one process: that is what makes resuming structural.
 
-    while True:
-        progress.elapsed_s = before + clock() - entered
-        step = progress.step
-        if state.rms is not None:
-            state.rms.step, state.rms.steps = step, steps
-        scripted = plan.resizes.get(step)
-        if scripted is not None or step % plan.every == 0:
-            if state.auto and state.runtime.manager is not None:
-                state.polls += 1
-                if state.polls == FIRST_POLL or state.polls % POLLS == 0:
-                    _crowded(app, state, plan)
-            stop, target = _resize_point(app, state, plan, bool(sigterm_received), scripted)
-            if stop:
-                _terminate(state, plan)
-            if target is not None and _resize(app, state, plan, target, sigterm_received):
-                end.watch(progress, state.world.comm)
-                steps = _begin(app, state, plan, sigterm_received)
-                continue  # as the ranks that have joined: at this resize point once more
-        if step >= steps:
+    Args:
+        sigterm_received: the signals that have come in so far; filled by a handler.
+        end: is told of the present progress and world.
+    """
+
+    def __init__(
+        self, app: Application, run: Run, plan: Plan, sigterm_received: list[int], end: Ending
+    ) -> None:
+        self.app, self.run, self.plan = app, run, plan
+        self._sigterm_received, self._end = sigterm_received, end
+        self._news = np.zeros(1, np.int64)
+        self._flags = np.zeros(4, np.int64)
+
+    def loop(self) -> Iterator[int]:
+        """Yield every step that is left, once it may be done; act in between."""
+        run, plan, progress = self.run, self.plan, self.run.progress
+        state, clock = run.state, run.runtime.clock
+        entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
+        steps = self._begin()
+        before = progress.elapsed_s
+
+        while True:
+            progress.elapsed_s = before + clock() - entered
+            step = progress.step
             if state.rms is not None:
-                state.rms.close()  # nothing is asked of a job that has done its steps
-            return
-        if plan.checkpoint is not None and plan.checkpoint.due(step) and step > progress.saved_at:
-            progress.saved_at = step
-            checkpoint.write(
-                plan.checkpoint,
-                state.world,
-                state.fields,
-                progress,
-                plan.options,
-                state.runtime.log,
+                state.rms.step, state.rms.steps = step, steps
+            scripted = plan.resizes.get(step)
+            if scripted is not None or step % plan.every == 0:
+                self._poll_memory()
+                stop, wanted = self._resize_point(scripted)
+                if stop:
+                    self._terminate()
+                if wanted is not None and self._resize(wanted):
+                    self._end.watch(progress, run.world.internal_comm)
+                    steps = self._begin()
+                    continue  # as the ranks that have joined: at this resize point once more
+            if step >= steps:
+                if state.rms is not None:
+                    state.rms.close()  # nothing is asked of a job that has done its steps
+                return
+            if (
+                plan.checkpoint is not None
+                and plan.checkpoint.due(step)
+                and step > progress.saved_at
+            ):
+                progress.saved_at = step
+                self._save(plan.checkpoint)
+            yield step
+            progress.step += 1
+
+    def _begin(self) -> int:
+        """Build for the present world, if that is still to do; return the steps of the run."""
+        run, plan, progress = self.run, self.plan, self.run.progress
+        if not run.state.built:
+            self.app.build(run)
+            run.state.built = True
+        steps = self.app.steps(run)
+        if progress.step > steps:
+            raise UsageError(
+                f"expected at least {progress.step} steps, as the checkpoint has done, got {steps}"
             )
-        yield step
-        progress.step += 1
+        late = [step for step in plan.resizes if step >= steps]
+        if late:
+            raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
+        if progress.open_resize is not None:
+            if progress.open_resize.sigterm_received:
+                self._sigterm_received.append(signal.SIGTERM)
+            request = progress.open_resize.request
+            now = run.runtime.clock()
+            record = progress.close_resize(now)
+            run.state.cooldown_until = now + plan.cooldown_s
+            run.say(_describe(record))
+            if run.state.rms is not None:
+                run.state.rms.launches = tuple(progress.launches)
+                if request:
+                    launches = tuple(launch for launch, _ in progress.launches)
+                    run.state.rms.report(Done(request, record, launches))
+            self.app.after_resize(run, record)
+        return steps
 
+    # --- what a resize point decides ---------------------------------------------------------
 
-def _begin(app: Application, state: Run, plan: Plan, sigterm_received: list[int]) -> int:
-    """Build for the present world, if that is still to do; return the steps of the run."""
-    progress = state.progress
-    if not state.built:
-        app.build(state)
-        state.built = True
-    steps = app.steps(state)
-    if progress.step > steps:
-        raise UsageError(
-            f"expected at least {progress.step} steps, as the checkpoint has done, got {steps}"
+    def _resize_point(self, scripted: int | None) -> tuple[bool, NextWorld | None]:
+        """Agree on whether to stop and on what to become (collective).
+
+        Most often there is nothing: one reduction of one number, which takes two thirds of the
+        time that one of four does. Those follow where a rank has something to say.
+
+        A request of the RMS goes before a scripted resize, and that before one of the
+        application. The first is known to rank 0 only; it is broadcast where there is one. What
+        comes in a cooldown waits, scripted resizes aside.
+        """
+        run, state, world = self.run, self.run.state, self.run.world
+        cools = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
+        request = None if state.rms is None or cools else state.rms.request
+        number, requested = 0 if request is None else request.number, state.requested
+        stop = bool(self._sigterm_received)
+        if world.size > 1:
+            news, flags = self._news, self._flags
+            news[0] = stop or number or requested
+            world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
+            if news[0]:
+                flags[0], flags[1], flags[2], flags[3] = stop, number, requested, cools
+                world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
+                stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
+                cools = bool(flags[3])
+        if number:
+            asked: ResizeRequest = world.internal_comm.bcast(request)
+            slots = asked.slots
+            return stop, NextWorld(len(slots), asked.strategy, slots, number, asked.worlds)
+        if requested and scripted is None and not cools:
+            scripted = self._requested(requested)
+        return stop, self._own_resize(scripted)
+
+    def _requested(self, ranks: int) -> int | None:
+        """Answer the application's own request: now, or by passing it on to the RMS."""
+        run = self.run
+        run.state.requested = 0
+        ranks = fitting(ranks, self.plan.limits, self.plan.sizes)
+        if run.runtime.manager is None:
+            return ranks
+        if run.state.rms is not None and ranks != run.world.size:
+            run.state.rms.report(ApplicationResizeRequest(ranks))
+        return None
+
+    def _own_resize(self, ranks: int | None) -> NextWorld | None:
+        """Return what a resize without the RMS leads to, None where nothing would change."""
+        run, plan = self.run, self.plan
+        backend = plan.backends.get(run.step, "")
+        changes = bool(backend) and backend != run.runtime.backend
+        if ranks is None or (ranks == run.world.size and not changes):
+            return None
+        # Ranks that stay would go on with the backend they have.
+        strategy = "spawn" if changes and plan.strategy == "merge" else plan.strategy
+        if run.state.auto and not changes and self._check_memory():
+            strategy = memory.merge_instead(
+                strategy, ranks, run.progress.launches, supports_merge=self.app.supports_merge
+            )
+        return NextWorld(ranks, strategy, backend=backend)
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _poll_memory(self) -> None:
+        """Look at the memory now and then where an RMS wants to know the best strategy."""
+        state = self.run.state
+        if state.auto and self.run.runtime.manager is not None:
+            state.polls += 1
+            if state.polls == FIRST_POLL or state.polls % POLLS == 0:
+                self._check_memory()
+
+    def _check_memory(self) -> bool:
+        """Return whether a second copy of this world would not fit beside it (collective).
+
+        Said where it has changed; the RMS is told what to do about it.
+        """
+        run, state = self.run, self.run.state
+        mine = memory.usage(MPI.Get_processor_name(), run.fields)
+        found = [use for each in run.world.internal_comm.allgather(mine) for use in each]
+        why = memory.shortage(found)
+        was_short, state.memory_short = state.memory_short, why is not None
+        best = self.plan.strategy
+        if why is not None:
+            joins = run.runtime.manager is None or state.can_connect
+            best = memory.merge_instead(
+                best, 0, run.progress.launches, supports_merge=self.app.supports_merge and joins
+            )
+        if state.memory_short != was_short:
+            run.say(
+                f"strategy {best} from here on: "
+                + (why if why is not None else "a second copy of this world fits again")
+                + (
+                    "; a resize may be rolled back for it"
+                    if why and best == self.plan.strategy
+                    else ""
+                )
+            )
+        if state.rms is not None and state.can_connect:
+            state.rms.strategy = best
+        return state.memory_short
+
+    # --- acting ------------------------------------------------------------------------------
+
+    def _resize(self, wanted: NextWorld) -> bool:
+        """Replace the world; return whether this rank is in the new one (strategy merge)."""
+        run, rms, plan = self.run, self.run.state.rms, self.plan
+        if rms is not None and wanted.request:
+            rms.report(Begun(wanted.request))
+        try:
+            check_size(wanted.ranks, plan.limits)
+            if wanted.strategy == "merge" and not self.app.supports_merge:
+                raise UsageError(NO_BUILD)
+            self.app.before_resize(run, wanted.ranks)
+            if wanted.strategy == "merge":
+                merge(self.app, run, plan, wanted, self._sigterm_received)
+            else:
+                replace_world(run, plan, wanted, self._sigterm_received)
+            return True
+        except (UsageError, RolledBackError) as error:
+            why = str(error)
+        self._go_on(wanted, why)
+        return False
+
+    def _go_on(self, wanted: NextWorld, why: str) -> None:
+        """Go on as before after a resize that was rolled back."""
+        run, rms, plan = self.run, self.run.state.rms, self.plan
+        run.say(f"resize to {wanted.ranks} ranks rolled back: {why}")
+        if not run.state.built:  # ranks that were to stay had built for the new world already
+            gc.collect()  # what is left of that: there may be no room for both
+            self.app.build(run)
+            run.state.built = True
+        run.progress.answered_request = max(run.progress.answered_request, wanted.request)
+        if plan.cooldown_s:
+            run.state.cooldown_until = run.runtime.clock() + plan.cooldown_s
+        if rms is not None:
+            if not run.state.can_connect and rms.strategy in ("warm", "merge"):
+                rms.strategy = "restart"  # the one that needs no connection
+            if wanted.request:
+                rms.report(RolledBack(wanted.request, why, rms.strategy))
+        self.app.after_resize(run, None)
+
+    def _save(self, schedule: Schedule) -> Path | None:
+        """Write a checkpoint (collective); return its path, None where it could not be written."""
+        run = self.run
+        return checkpoint.write(
+            schedule, run.world, run.fields, run.progress, self.plan.options, run.runtime.log
         )
-    late = [step for step in plan.resizes if step >= steps]
-    if late:
-        raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
-    if progress.open_resize is not None:
-        if progress.open_resize.sigterm_received:
-            sigterm_received.append(signal.SIGTERM)
-        wish = progress.open_resize.wish
-        now = state.runtime.clock()
-        record = progress.close_resize(now)
-        state.rests_until = now + plan.cooldown_s
-        state.say(_describe(record))
-        if state.rms is not None:
-            state.rms.launches = tuple(progress.groups)
-            if wish:
-                worlds = tuple(launch for launch, _ in progress.groups)
-                state.rms.report(Done(wish, record, worlds))
-        app.after_resize(state, record)
-    return steps
 
-
-def _resize_point(
-    app: Application, state: Run, plan: Plan, sigterm_received: bool, scripted: int | None
-) -> tuple[bool, Target | None]:
-    """Agree on whether to stop and on what to become.
-
-    Most often there is nothing: one reduction of one number, which takes two thirds of the time
-    that one of four does. Those follow where a rank has something to say.
-
-    A wish goes before a scripted resize, and that before a request. The wish of an RMS is known
-    to rank 0 only; it is sent round where there is one. What comes in a cooldown waits, scripted
-    resizes aside.
-    """
-    world, rms = state.world, state.rms
-    rests = state.rests_until > 0.0 and state.runtime.clock() < state.rests_until
-    wish = None if rms is None or rests else rms.request
-    stop, number, asked = sigterm_received, 0 if wish is None else wish.number, state.asked
-    if world.size > 1:
-        news, flags = state.news, state.flags
-        news[0] = stop or number or asked
-        world.comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
-        if news[0]:
-            flags[0], flags[1], flags[2], flags[3] = stop, number, asked, rests
-            world.comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
-            stop, number, asked = bool(flags[0]), int(flags[1]), int(flags[2])
-            rests = bool(flags[3])
-    if number:
-        wish = world.internal_comm.bcast(wish)
-        return stop, Target(len(wish.slots), wish.strategy, wish.slots, number, wish.worlds)
-    if asked and scripted is None and not rests:
-        scripted = _requested(state, plan, asked)
-    backend = plan.backends.get(state.step, "")
-    changes = bool(backend) and backend != state.runtime.backend
-    if scripted is None or (scripted == world.size and not changes):
-        return stop, None
-    # Ranks that stay would go on with the backend they have.
-    strategy = "spawn" if changes and plan.strategy == "merge" else plan.strategy
-    if state.auto and not changes and _crowded(app, state, plan):
-        strategy = thrifty(strategy, scripted, state.progress.groups, stays=app.stays)
-    return stop, Target(scripted, strategy, backend=backend)
-
-
-def _crowded(app: Application, state: Run, plan: Plan) -> bool:
-    """Return whether a second copy of this world would not fit beside it (collective).
-
-    Said where it has changed; the RMS is told what to do about it.
-    """
-    world = state.world
-    mine = rooms(MPI.Get_processor_name(), state.fields)
-    why = too_small([room for each in world.internal_comm.allgather(mine) for room in each])
-    was, state.crowded = state.crowded, why is not None
-    best = plan.strategy
-    if why is not None:
-        joins = state.runtime.manager is None or state.connects
-        best = thrifty(best, 0, state.progress.groups, stays=app.stays and joins)
-    if state.crowded != was:
-        state.say(
-            f"strategy {best} from here on: "
-            + (f"{why}" if why is not None else "a second copy of this world fits again")
-            + ("; a resize may be rolled back for it" if why and best == plan.strategy else "")
-        )
-    if state.rms is not None and state.connects:
-        state.rms.strategy = best
-    return state.crowded
-
-
-def _resize(
-    app: Application, state: Run, plan: Plan, target: Target, sigterm_received: list[int]
-) -> bool:
-    """Replace the world; return whether this rank is in the new one (strategy merge)."""
-    rms = state.rms
-    if rms is not None and target.wish:
-        rms.report(Begun(target.wish))
-    try:
-        check_size(target.ranks, plan.limits)
-        if target.strategy == "merge" and not app.stays:
-            raise UsageError(NO_BUILD)
-        app.before_resize(state, target.ranks)
-        replace(app, state, plan, target, sigterm_received)
-        return True
-    except (UsageError, RolledBackError) as error:
-        why = str(error)
-    state.say(f"resize to {target.ranks} ranks rolled back: {why}")
-    if not state.built:  # ranks that were to stay had built for the new world already
-        gc.collect()  # what is left of that: there may be no room for both
-        app.build(state)
-        state.built = True
-    state.progress.wish = max(state.progress.wish, target.wish)
-    if plan.cooldown_s:
-        state.rests_until = state.runtime.clock() + plan.cooldown_s
-    if rms is not None:
-        if not state.connects and rms.strategy in ("warm", "merge"):
-            rms.strategy = "restart"  # the one that needs no connection
-        if target.wish:
-            rms.report(RolledBack(target.wish, why, rms.strategy))
-    app.after_resize(state, None)
-    return False
-
-
-def _requested(state: Run, plan: Plan, asked: int) -> int | None:
-    """Answer the application's own request: now, or by passing it on to the RMS."""
-    state.asked = 0
-    ranks = fitting(asked, plan.limits, plan.sizes)
-    if state.runtime.manager is None:
-        return ranks
-    if state.rms is not None and ranks != state.world.size:
-        state.rms.report(ApplicationResizeRequest(ranks))
-    return None
-
-
-def _terminate(state: Run, plan: Plan) -> None:
-    where = "no checkpoint folder was given"
-    if plan.checkpoint is not None:
-        path = checkpoint.write(
-            plan.checkpoint,
-            state.world,
-            state.fields,
-            state.progress,
-            plan.options,
-            state.runtime.log,
-        )
-        where = f"checkpoint {path}" if path else "the checkpoint could not be written"
-    raise TerminatedError(f"ended by SIGTERM at step {state.step}; {where}")
+    def _terminate(self) -> None:
+        where = "no checkpoint folder was given"
+        if self.plan.checkpoint is not None:
+            path = self._save(self.plan.checkpoint)
+            where = f"checkpoint {path}" if path else "the checkpoint could not be written"
+        raise TerminatedError(f"ended by SIGTERM at step {self.run.step}; {where}")
 
 
 def _describe(record: Resize) -> str:

@@ -1,4 +1,4 @@
-"""Errors that every rank of a world raises together."""
+"""Errors that every rank of a world raises together, and how its ranks agree on one."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ class UsageError(CollectiveError):
 
 class TransferError(Exception):
     """Data cannot be moved to the ranks that are to have it; one sentence. Raised by one rank."""
+
+
+class RolledBackError(Exception):
+    """A resize was given up, said by all ranks of a world together; the message says why.
+
+    The old world goes on as it was; the new one leaves.
+    """
+
+
+class Left(SystemExit):
+    """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
 def agree(comm: MPI.Intracomm, error: str | None) -> None:

@@ -1,15 +1,106 @@
-"""Which sizes a job may have: pure."""
+"""When a job may be resized or checkpointed, which sizes it may have, and what a resize leads to.
+
+Values and pure functions of them.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from dmr.errors import UsageError
+from rms.wire.messages import BootedWorld
 
 Limits = tuple[int, int | None]
 """Fewest and most ranks; None for as many as there are."""
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """How long each phase of a resize may take before it is rolled back, in seconds.
+
+    Attributes:
+        boot_s: from the start of a new world until it is ready (an RMS has its own).
+        connect_s: until the two worlds have met.
+        move_s: without a byte moving.
+        answer_s: for ``build`` in the new world, and for any other answer.
+    """
+
+    boot_s: float = 60.0
+    connect_s: float = 10.0
+    move_s: float = 10.0
+    answer_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Where checkpoints go, and after how many steps each (0: at SIGTERM only)."""
+
+    directory: Path
+    every: int = 0
+
+    def due(self, step: int) -> bool:
+        """Return whether a checkpoint is to be written when ``step`` steps are done."""
+        return self.every > 0 and step > 0 and step % self.every == 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """When the library may act.
+
+    Attributes:
+        every: steps between resize points, where SIGTERM and resizes are noticed.
+        resizes: scripted resizes, step to ranks, done exactly at those steps.
+        strategy: one of ``dmr.STRATEGIES``.
+        deadlines: how long each phase of a resize may take.
+        measure: time plain sends of as many bytes in every resize, for comparison.
+        checkpoint: where and how often to write checkpoints, or None.
+        restart: continue from the newest whole checkpoint, if there is one.
+        options: what must be equal for a checkpoint to be continued.
+        limits: fewest and most ranks that the job may have.
+        sizes: the sizes it prefers; a request of its own is rounded down to one of them.
+        backends: the backend that a scripted resize goes over to, by its step.
+        cooldown_s: seconds from the end of a resize, done or rolled back, until the RMS or the
+            application itself may have the next; ``DMR_COOLDOWN`` may ask for more.
+    """
+
+    every: int = 10
+    resizes: Mapping[int, int] = field(default_factory=dict)
+    strategy: str = "auto"
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    measure: bool = False
+    checkpoint: Schedule | None = None
+    restart: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    limits: Limits = (1, None)
+    sizes: tuple[int, ...] = ()
+    backends: Mapping[int, str] = field(default_factory=dict)
+    cooldown_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class NextWorld:
+    """What a resize is to lead to.
+
+    Attributes:
+        ranks: how many ranks.
+        strategy: how.
+        slots: where each is to be, if an RMS says so.
+        request: number of the RMS's resize request, or 0.
+        launches: booted for it by the RMS, and waiting.
+        backend: what the new world is to compute with, "" for what this one does.
+    """
+
+    ranks: int
+    strategy: str
+    slots: tuple[str, ...] = ()
+    request: int = 0
+    launches: tuple[BootedWorld, ...] = ()
+    backend: str = ""
 
 
 def parse_resizes(text: str, name: str = "") -> tuple[dict[int, int], dict[int, str]]:

@@ -23,8 +23,8 @@ class OpenResize(msgspec.Struct):
     bytes: int
     sigterm_received: bool
     """Whether SIGTERM came while the old world was busy with the resize."""
-    wish: int
-    """Number of the RMS's wish that this fulfils, 0 for a scripted resize."""
+    request: int
+    """Number of the RMS's request that this answers, 0 for a scripted resize."""
     raw_gb_per_s: float = 0.0
     """Rate of plain sends between the same ranks, where it was measured."""
     phases_s: dict[str, float] = {}
@@ -41,9 +41,9 @@ class Progress(msgspec.Struct):
     elapsed_s: float = 0.0
     saved_at: int = -1
     """Step of the newest checkpoint, so that a resize does not write it twice."""
-    wish: int = 0
-    """Number of the newest wish of the RMS that was answered."""
-    groups: list[tuple[int, int]] = []
+    answered_request: int = 0
+    """Number of the newest resize request of the RMS that was answered."""
+    launches: list[tuple[int, int]] = []
     """Launches that the ranks come from (0 the first, or the RMS's number) and ranks of each."""
     raw_gb_per_s: float = 0.0
     """Rate of plain sends in the newest resize, where it was measured (``Plan.measure``)."""

@@ -15,9 +15,8 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.errors import CollectiveError
+from dmr.errors import CollectiveError, Left
 from dmr.progress import Progress
-from dmr.resize.source import Left
 from dmr.wire.channel import ChannelError, ControlChannel
 from dmr.wire.protocol import Refused
 from dmr.wire.ranks import RankMessages
@@ -76,12 +75,15 @@ class Ending:
         if self._comm.rank == 0:
             state: EndState = "CANCELLED" if isinstance(error, TerminatedError) else "FAILED"
             self.record(state, error.exit_code, str(error))
-        if self._runtime.parent is not None:
-            # A spawned world's exit status reaches nobody, so it must end by MPI_Abort.
-            self._comm.Barrier()
+        if self._comm.allreduce(self._runtime.parent is not None, MPI.LOR):
+            # A spawned rank's exit status reaches nobody, so its world must end by MPI_Abort.
             if self._comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
             self._comm.Abort(error.exit_code)
+
+    def interrupted(self) -> None:
+        """Somebody has typed Ctrl-C."""
+        self._comm.Abort(SIGINT_CODE)
 
     def alone(self, error: BaseException) -> NoReturn:
         """Only this rank may be here: it speaks for itself and ends all ranks."""
@@ -111,7 +113,7 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
     except Left:
         raise
     except KeyboardInterrupt:
-        comm.Abort(SIGINT_CODE)
+        end.interrupted()
     except BaseException as error:
         end.alone(error)
 
@@ -158,9 +160,9 @@ def give_way(
             raise error
 
     if messages.is_root:
-        messages.send_all(why)
+        messages.send_all((why, None))
         messages.collect(check)
     else:
-        messages.report(why)
+        messages.report((why, None))
         messages.receive(check)
     raise Left(0)

@@ -32,12 +32,13 @@ BACKEND_VARIABLE = "DMR_BACKEND"
 """Set for the ranks of a world that is to compute in another way than the one before."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Runtime:
     """What the library needs of the process it runs in, read once in ``__main__``.
 
     Attributes:
-        comm: all ranks of this world.
+        comm: all ranks of this world; after strategy merge those of the merged one, so that its
+            rank 0 is one.
         parent: the world that spawned this one, or None.
         command: how to start this program again, for the next world.
         respawn: the same by way of :mod:`dmr.boot.bootstrap`, for MPI_Comm_spawn.

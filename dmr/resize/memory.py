@@ -18,7 +18,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryUse:
     """Memory of one kind at one place, as one rank sees it.
 
     Attributes:
@@ -32,11 +32,11 @@ class Room:
     free: int
 
 
-def too_small(rooms: Sequence[Room]) -> str | None:
+def shortage(uses: Sequence[MemoryUse]) -> str | None:
     """Return a sentence if what all ranks hold does not fit in once more somewhere."""
-    for place in dict.fromkeys(room.place for room in rooms):
-        here = [room for room in rooms if room.place == place]
-        needed, free = sum(room.held for room in here), min(room.free for room in here)
+    for place in dict.fromkeys(use.place for use in uses):
+        here = [use for use in uses if use.place == place]
+        needed, free = sum(use.held for use in here), min(use.free for use in here)
         if needed > free:
             return (
                 f"a second copy of this world needs {needed / GIB:.3g} GiB on {place}, where "
@@ -45,28 +45,30 @@ def too_small(rooms: Sequence[Room]) -> str | None:
     return None
 
 
-def thrifty(strategy: str, ranks: int, groups: Sequence[tuple[int, int]], *, stays: bool) -> str:
+def merge_instead(
+    strategy: str, ranks: int, launches: Sequence[tuple[int, int]], *, supports_merge: bool
+) -> str:
     """Return what to use in place of ``strategy`` where a second copy does not fit.
 
     Args:
         ranks: how many are wanted, 0 where that is not known yet.
-        groups: launches, and how many of the present ranks each holds, in order.
-        stays: whether the application's ranks can go on in another world.
+        launches: numbers of the launches, and how many of the present ranks each holds, in order.
+        supports_merge: whether the application's ranks can go on in another world.
     """
     ends, have = {0}, 0
-    for _, count in groups:
+    for _, count in launches:
         have += count
         ends.add(have)
     whole = ranks > have or ranks in ends
-    return "merge" if strategy in ("warm", "spawn") and stays and whole else strategy
+    return "merge" if strategy in ("warm", "spawn") and supports_merge and whole else strategy
 
 
-def rooms(node: str, fields: Mapping[str, Field]) -> list[Room]:
+def usage(node: str, fields: Mapping[str, Field]) -> list[MemoryUse]:
     """Return what this rank sees: its node's memory, and that of the device of its fields."""
     found = []
     held, free = held_on_host(), free_on_host()
     if held is not None and free is not None:
-        found.append(Room(f"node {node}", held, free))
+        found.append(MemoryUse(f"node {node}", held, free))
     modules = {id(block.spec.xp): block.spec.xp for block in fields.values()}
     for xp in modules.values():
         if hasattr(xp, "cuda"):
@@ -74,12 +76,14 @@ def rooms(node: str, fields: Mapping[str, Field]) -> list[Room]:
     return found
 
 
-def _device(node: str, xp: ArrayModule) -> Room:
+def _device(node: str, xp: ArrayModule) -> MemoryUse:
     device = xp.cuda.Device()
     name = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     number = name[device.id] if device.id < len(name) and name[device.id] else str(device.id)
     free, _ = device.mem_info
-    return Room(f"GPU {number} of node {node}", xp.get_default_memory_pool().total_bytes(), free)
+    return MemoryUse(
+        f"GPU {number} of node {node}", xp.get_default_memory_pool().total_bytes(), free
+    )
 
 
 def held_on_host() -> int | None:

@@ -1,38 +1,37 @@
-"""Strategy merge: survivors stay and keep what stays theirs; only the difference comes or goes.
+"""Strategy merge, the old world's side: survivors keep what stays theirs; the difference moves.
 
-An expansion joins worlds to the running one and rebalances; a shrink lets go of whole launches,
-because ranks of one mpiexec (or spawn) end together. All ranks of the new world build before the
-commit; until then survivors hold the old blocks and the old communicator as well, and if it does
-not come they build for the old world once more.
+An expansion joins launches to the running world and rebalances; a shrink lets go of whole
+launches, because ranks of one mpiexec (or spawn) end together. All ranks of the new world build
+before the commit; until then survivors hold the old blocks and the old communicator as well, and
+if it does not come they build for the old world once more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from mpi4py import MPI
 
+from dmr.application import Application, Run
 from dmr.boot import spawn
 from dmr.data import transfer
 from dmr.data.decomposition import Box
 from dmr.data.field import Field
-from dmr.errors import CollectiveError, TransferError
+from dmr.errors import CollectiveError, RolledBackError
+from dmr.plan import NextWorld, Plan
 from dmr.progress import OpenResize
-from dmr.resize.source import Attempt, Left, RolledBackError, State, Target
+from dmr.resize.membership import Snapshot, enter, join, leave, stay
+from dmr.resize.side import attempt
+from dmr.resize.source import Phase, Source
 from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
 from dmr.wire.protocol import Acknowledged, Arrived, Build
-from dmr.world import World, disconnect
-
-if TYPE_CHECKING:
-    from dmr.application import Application, Plan, Run
 
 
 def merge(
-    app: Application, run: Run, plan: Plan, target: Target, sigterm_received: Sequence[int]
+    app: Application, run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]
 ) -> None:
     """Grow or shrink the world of ``run`` in place (collective over the old world).
 
@@ -40,126 +39,151 @@ def merge(
         Left: in ranks that a shrink lets go.
         RolledBackError: it could not be; go on as before.
     """
-    before = run.world
     with contextlib.ExitStack() as stack:
-        attempt = Merge(run, plan, target, stack)
-        attempt.app = app
-        if target.ranks > before.size:
-            attempt.grow(sigterm_received)
+        source = MergeSource(run, plan, wanted, stack)
+        source.app = app
+        if wanted.ranks > run.world.size:
+            source.grow(sigterm_received)
         else:
-            attempt.shrink(sigterm_received)
+            source.shrink(sigterm_received)
 
 
-class Merge(Attempt):
+@dataclass(frozen=True)
+class Membership:
+    """Who is in the new world, as one rank of the old one sees it.
+
+    Attributes:
+        comm: its ranks, or (in a rank that leaves) those that leave.
+        launches: that its ranks are of, and ranks of each.
+        in_host: whether blocks may go without packing.
+        stays: whether this rank is in it.
+    """
+
+    comm: MPI.Intracomm
+    launches: Sequence[tuple[int, int]]
+    in_host: bool
+    stays: bool = True
+
+
+class MergeSource(Source):
     """One try at it."""
 
     app: Application
 
     def grow(self, sigterm_received: Sequence[int]) -> None:
-        """Join the worlds that wait, or that are spawned."""
+        """Join the launches that wait, or one that is spawned."""
         run, clock = self.run, self.run.runtime.clock
         asked = clock()
-        self._meet()
+        self.meet()
         met = clock()
-        in_host = self._together(self._introduce)
-        self.state = State.MOVING
-        groups = [(world.launch, world.ranks) for world in self.target.worlds]
+        in_host = self.introduce()
+        self.phase = Phase.MOVING
+        more = [(one.launch, one.ranks) for one in self.wanted.launches]
         comm = run.world.internal_comm
         if self._inter is not None:
             comm = join(comm, self._inter, high=False, keep=True)
-            groups = [(run.runtime.launch, comm.size - run.world.size)]
+            more = [(run.runtime.launch, comm.size - run.world.size)]
         else:
-            for at, world in enumerate(self.target.worlds):
-                comm = join(comm, self._connect(comm, world.port), high=False, keep=at == 0)
-        groups = [*run.progress.groups, *groups]
-        self._go_over(comm, groups, self._cost(asked, met, bool(sigterm_received)), in_host)
+            for at, one in enumerate(self.wanted.launches):
+                comm = join(comm, self.connect_to(comm, one.port), high=False, keep=at == 0)
+        members = Membership(comm, [*run.progress.launches, *more], in_host)
+        cost = self.open_resize(asked, met, sigterm_received=bool(sigterm_received))
+        self._go_over(members, cost)
 
     def shrink(self, sigterm_received: Sequence[int]) -> None:
         """Let the last launches go."""
         run, asked = self.run, self.run.runtime.clock()
-        groups: list[tuple[int, int]] = []
-        for group in run.progress.groups:
-            if sum(ranks for _, ranks in groups) < self.target.ranks:
-                groups.append(group)
-        kept = sum(ranks for _, ranks in groups)
-        if kept != self.target.ranks:
-            sizes = ", ".join(str(ranks) for _, ranks in run.progress.groups)
+        kept: list[tuple[int, int]] = []
+        for launch in run.progress.launches:
+            if sum(ranks for _, ranks in kept) < self.wanted.ranks:
+                kept.append(launch)
+        if sum(ranks for _, ranks in kept) != self.wanted.ranks:
+            sizes = ", ".join(str(ranks) for _, ranks in run.progress.launches)
             raise RolledBackError(
-                f"expected {self.target.ranks} ranks to be whole launches, got launches of {sizes}"
+                f"expected {self.wanted.ranks} ranks to be whole launches, got launches of {sizes}"
             )
-        self.state = State.MOVING
-        stays = run.world.rank < self.target.ranks
+        self.phase = Phase.MOVING
+        stays = run.world.rank < self.wanted.ranks
         part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
-        cost = self._cost(asked, asked, bool(sigterm_received))
         in_host = all(block.in_host for block in run.fields.values())
+        cost = self.open_resize(asked, asked, sigterm_received=bool(sigterm_received))
         try:
-            self._go_over(part, groups, cost, in_host, stays=stays)
+            self._go_over(Membership(part, kept, in_host, stays), cost)
         except RolledBackError:
             part.Free()
             raise
 
-    def _go_over(
-        self,
-        comm: MPI.Intracomm,
-        groups: list[tuple[int, int]],
-        cost: OpenResize,
-        in_host: bool,
-        *,
-        stays: bool = True,
-    ) -> None:
-        """Rebalance, build, commit: ``comm`` is then the world of the ranks that stay."""
-        run, old = self.run, self.run.world
-        carrier = comm if comm.size > old.size else old.internal_comm
+    def _go_over(self, members: Membership, cost: OpenResize) -> None:
+        """Rebalance, build, commit: ``members.comm`` is then the world of the ranks that stay."""
+        run = self.run
         fields: dict[str, Field] = {}
         sent: list[int] = []
         begun = run.runtime.clock()
-        try:
-            for name, block in run.fields.items():
-                fields[name] = self._rebalance(carrier, block, sent, in_host, stays=stays)
-        except (RolledBackError, TransferError, MemoryError) as error:
-            self._problem = str(error)
-        if not self.messages.is_root:
-            self.messages.report((self._problem, sum(sent)))
+        problem, before = attempt(lambda: self._rebalance(members, fields, sent))
         moved_s = run.runtime.clock() - begun
-        bytes_, moved_s = self._together(lambda: self._arrived(sum(sent), moved_s))
-        before = Before(run)
+
+        def arrived(parts: list[int]) -> tuple[int, float]:
+            """Every cell is where it belongs; have the new ranks build."""
+            longest_s = max([moved_s, *(answer.move_s for answer in self.expect(Arrived))])
+            self.say(Build())
+            return sum(parts), longest_s
+
+        bytes_, moved_s = self.conclude(problem, sum(sent), arrived, self.check_reports)
+        if before is None:
+            raise RuntimeError("expected what this rank was before")
         try:
-            if stays:
-                enter(run, comm, self.grid, fields, groups)
+            if members.stays:
+                enter(run, members.comm, self.grid, fields, members.launches)
             done = self._build(
-                stays, lambda built_s, acks: self._give(cost, bytes_, (moved_s, built_s), acks)
+                members.stays,
+                lambda built_s, acks: self.commit(cost, bytes_, (moved_s, built_s), acks),
             )
         except RolledBackError:
             before.put_back(run)
             raise
-        if not stays:
-            leave(before.world, comm, run)
-        settle(run, before.world, done)
+        if not members.stays:
+            leave(run, before.world, members.comm)
+        stay(run, before.world, done)
 
-    def _arrived(self, sent: int, moved_s: float) -> tuple[int, float]:
-        """Rank 0: hear that every cell is where it belongs; have the new ranks build."""
-        sent = self._sent(sent)
-        moved_s = max([moved_s, *(said.move_s for said in self._expect(Arrived))])
-        self._say(Build())
-        return sent, moved_s
+    def _rebalance(
+        self, members: Membership, fields: dict[str, Field], sent: list[int]
+    ) -> Snapshot:
+        """Send and take what moves into new ``fields``; return what this rank was before."""
+        run, grows = self.run, members.comm.size > self.run.world.size
+        carrier = members.comm if grows else run.world.internal_comm
+        before = Snapshot(run)
+        for name, block in run.fields.items():
+            layout = block.spec.decompose(self.grid)
+            transfers = [block.sending(carrier, layout, sent, in_host=members.in_host)]
+            broken: list[Box] = []
+            if members.stays:
+                fields[name] = new = block.spec.block(layout, block.rank)
+                transfers.append(
+                    new.receiving(carrier, block.layout, broken, in_host=members.in_host)
+                )
+                new.keep(block)
+            transfer.drive(transfers, self.check_alive)
+            if broken:
+                raise RolledBackError("data did not arrive whole")
+        return before
 
     def _build(
-        self, stays: bool, give: Callable[[float, list[Acknowledged]], OpenResize]
+        self, stays: bool, commit: Callable[[float, list[Acknowledged]], OpenResize]
     ) -> OpenResize:
         """Build on the ranks that stay, as the new ones do meanwhile; then commit.
 
         A rank that has failed by itself waits for the others: they may be in a collective of
         ``build`` that it will never enter. Then only the end of all ranks helps.
         """
-        run, limit_s = self.run, self.plan.deadlines.answer_s
+        run, limit_s = self.run, self.deadlines.answer_s
         failed: Exception | None = None
         begun = run.runtime.clock()
-        with AckListener(self.channels, self._expect, limit_s) as acks:
+        with AckListener(self.channels, self.expect, limit_s) as acks:
             self._stack.callback(acks.close)
             try:
                 if stays:
                     self.app.build(run)
-                    run.built = True
+                    run.state.built = True
             except Exception as error:
                 failed = error
         built_s = run.runtime.clock() - begun
@@ -172,58 +196,20 @@ class Merge(Attempt):
             if alone and waited_s > limit_s:
                 raise failed  # type: ignore[misc]
 
-        def verdict() -> OpenResize:
-            found = [(problem, built_s), *self.messages.collect(check)]
-            wrong = next((said for said, _ in found if said is not None), None)
-            if wrong is not None:
-                raise ChannelError(wrong)
-            return give(max(s for _, s in found), acks.answers())
-
-        if not self.messages.is_root:
-            self.messages.report((problem, built_s))
         try:
-            return self._together(verdict, check)
+            return self.conclude(
+                problem,
+                built_s,
+                lambda parts: commit(max(parts), acks.answers()),
+                check,
+                everywhere=True,
+            )
         finally:
             failed = None  # its trace would keep the new blocks
 
-    def _rebalance(
-        self,
-        carrier: MPI.Intracomm,
-        block: Field,
-        sent: list[int],
-        in_host: bool,
-        *,
-        stays: bool,
-    ) -> Field:
-        layout = block.spec.decompose(self.grid)
-        transfers = [block.sending(carrier, layout, sent, in_host=in_host)]
-        if not stays:
-            transfer.drive(transfers, self._alive)
-            return block
-        new = block.spec.block(layout, block.rank)
-        broken: list[Box] = []
-        transfers.append(new.receiving(carrier, block.layout, broken, in_host=in_host))
-        new.keep(block)
-        transfer.drive(transfers, self._alive)
-        if broken:
-            raise RolledBackError("data did not arrive whole")
-        return new
-
-
-def join(comm: MPI.Intracomm, inter: MPI.Intercomm, *, high: bool, keep: bool) -> MPI.Intracomm:
-    """Return both sides of ``inter`` as one communicator, and free what led to it.
-
-    ``keep`` spares ``comm``, where it is the world's own.
-    """
-    merged = inter.Merge(high=high)
-    inter.Disconnect()
-    if not keep:
-        disconnect(comm)
-    return merged
-
 
 class AckListener:
-    """Rank 0: hears the new ranks' answers while it builds with them.
+    """Rank 0: takes the new ranks' acknowledgements while it builds with them.
 
     If they fail in the middle of it, this rank may wait for them in a collective for good.
     """
@@ -263,7 +249,9 @@ class AckListener:
         except ChannelError as error:
             self._error = error
             if not self._built.wait(self._limit_s):
-                spawn.give_up(f"build did not return within {self._limit_s:g} s after: {error}")
+                spawn.end_all_ranks(
+                    f"build did not return within {self._limit_s:g} s after: {error}"
+                )
 
     def __enter__(self) -> AckListener:
         if self._thread is not None:
@@ -272,61 +260,3 @@ class AckListener:
 
     def __exit__(self, *_: object) -> None:
         self._built.set()
-
-
-class Before:
-    """What a rank was before it entered a new world that may be taken back."""
-
-    def __init__(self, run: Run) -> None:
-        progress = run.progress
-        self.world, self._fields = run.world, dict(run.fields)
-        self._was = progress.generation, progress.groups, copy.deepcopy(progress.values)
-        self._restored = run.restored
-
-    def put_back(self, run: Run) -> None:
-        """Be that again; ``build`` is to run again, on all ranks."""
-        run.world, run.restored, run.built = self.world, self._restored, False
-        run.fields.clear()
-        run.fields.update(self._fields)
-        run.progress.generation, run.progress.groups, run.progress.values = self._was
-
-
-def enter(
-    run: Run,
-    comm: MPI.Intracomm,
-    grid: tuple[int, ...],
-    fields: dict[str, Field],
-    groups: list[tuple[int, int]],
-) -> None:
-    """Make a rank that goes on part of the new world, which is still to be built."""
-    progress = run.progress
-    progress.generation += 1
-    progress.groups = groups
-    run.world = World(comm, comm.Dup(), progress.generation, grid)
-    run.fields.clear()
-    run.fields.update(fields)
-    run.built, run.restored = False, True
-
-
-def settle(run: Run, old: World, cost: OpenResize) -> None:
-    """The job is the new world's: let go of the old one."""
-    progress = run.progress
-    progress.open_resize = cost
-    progress.wish = max(progress.wish, cost.wish)
-    cost.arrived_at = run.runtime.clock()
-    run.attempts = run.polls = 0  # as in the ranks that have joined
-    free(old)
-
-
-def leave(old: World, comm: MPI.Intracomm, run: Run) -> None:
-    """Leave for good: nothing may connect this rank to those that stay."""
-    comm.Free()
-    free(old)
-    run.fields.clear()
-    raise Left(0)
-
-
-def free(world: World) -> None:
-    """Free a world's communicators, with all who are in it."""
-    disconnect(world.comm)
-    disconnect(world.internal_comm)

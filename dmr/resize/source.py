@@ -1,60 +1,39 @@
-"""The old world's side of a resize: a transaction that commits or leaves everything as it was.
+"""The source of a resize: the old world's side, which gives the job away or keeps it as it was.
 
-The two worlds speak in this order. Rank 0 of each speaks for its world, over a control channel
-that notices a death (dmr.wire.channel); only fields go by MPI::
-
-    planned, requested   a scripted step, or a wish of the RMS
-    booting              the new world starts, prepares, and waits to be called
-    ready      old -> new   header: progress, fields, options
-               new -> old   accepted, or refused and why
-    moving     old -> new   interiors, hashed (or the name of a checkpoint)
-               new -> old   acknowledged: every hash agreed and ``build`` has run
-    committed  old -> new   the job is yours, and what it has cost
-               new -> old   settled: the old ranks leave
-
-Whatever fails before the last word rolls back: the old world still has everything. Every wait has
-a deadline.
+See :mod:`dmr.resize.side` for what the two worlds say to each other.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
 
+import msgspec
 from mpi4py import MPI
 
+from dmr import checkpoint
+from dmr.application import Run
 from dmr.boot import spawn
 from dmr.data import transfer
-from dmr.data.field import FieldSpec
-from dmr.errors import TransferError
-from dmr.progress import OpenResize
+from dmr.errors import Left, RolledBackError
+from dmr.plan import NextWorld, Plan, Schedule
+from dmr.progress import OpenResize, encode
+from dmr.resize.side import Side, attempt, signature
 from dmr.wire.channel import ChannelError, ControlChannel, connect
-from dmr.wire.protocol import (
-    Accepted,
-    Acknowledged,
-    Committed,
-    Header,
-    Message,
-    Refused,
-    Stored,
-    TakenOver,
-)
-from dmr.wire.ranks import Check, RankMessages
+from dmr.wire.protocol import Accepted, Acknowledged, Committed, Header, Stored, TakenOver
+from dmr.wire.ranks import RankMessages
 from dmr.world import grid_for
-from rms.wire.messages import BootedWorld
 
-if TYPE_CHECKING:
-    from dmr.application import Application, Plan, Run
-
-T = TypeVar("T")
-M = TypeVar("M", bound=Message)
+ERROR_LENGTH = 120
+"""MPI's own words are cut to so many characters."""
 
 
-class State(StrEnum):
+class Phase(StrEnum):
     """How far a resize is."""
 
     BOOTING = "booting"
@@ -63,58 +42,8 @@ class State(StrEnum):
     COMMITTED = "committed"
 
 
-@dataclass(frozen=True)
-class Deadlines:
-    """How long each phase of a resize may take before it is rolled back, in seconds.
-
-    Attributes:
-        boot_s: from the start of a new world until it is ready (an RMS has its own).
-        connect_s: until the two worlds have met.
-        move_s: without a byte moving.
-        answer_s: for ``build`` in the new world, and for any other answer.
-    """
-
-    boot_s: float = 60.0
-    connect_s: float = 10.0
-    move_s: float = 10.0
-    answer_s: float = 60.0
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a resize is to lead to.
-
-    Attributes:
-        ranks: how many ranks.
-        strategy: how.
-        slots: where each is to be, if an RMS says so.
-        wish: number of the RMS's wish, or 0.
-        worlds: booted for it and waiting.
-        backend: what the new world is to compute with, "" for what this one does.
-    """
-
-    ranks: int
-    strategy: str
-    slots: tuple[str, ...] = ()
-    wish: int = 0
-    worlds: tuple[BootedWorld, ...] = ()
-    backend: str = ""
-
-
-class RolledBackError(Exception):
-    """Raised by all ranks of the old world: it goes on; the message says why."""
-
-
-class Left(SystemExit):
-    """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
-
-
-def replace(
-    app: Application, run: Run, plan: Plan, target: Target, sigterm_received: Sequence[int]
-) -> None:
-    """Replace the world of ``run`` by one at ``target`` (collective).
-
-    Returns in ranks that go on in the new world (strategy merge).
+def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]) -> None:
+    """Replace the whole world of ``run`` (collective).
 
     ``sigterm_received`` holds the signals that have come in so far; the new world hears of them.
 
@@ -122,281 +51,240 @@ def replace(
         Left: it is done; leave.
         RolledBackError: it could not be; go on.
     """
-    if target.strategy == "merge":
-        from dmr.resize.merge import merge
-
-        merge(app, run, plan, target, sigterm_received)
-        return
     with contextlib.ExitStack() as stack:
-        cost = Attempt(run, plan, target, stack).go(sigterm_received)
+        Replacement(run, plan, wanted, stack).go(sigterm_received)
     run.fields.clear()
-    spawn.outlive(run, cost)
+    if wanted.strategy == "restart" and run.runtime.manager is None:
+        # The parent of the new world's mpiexec waits for that, so that its status is the job's.
+        with contextlib.suppress(MPI.Exception):
+            MPI.Finalize()
+        if run.state.mpiexec is not None:
+            raise Left(run.state.mpiexec.wait())
     raise Left(0)
 
 
-class Attempt:
-    """One try. Handles are freed by ``stack``."""
+class Source(Side):
+    """One try at a resize. Handles are freed by ``stack``."""
 
-    def __init__(self, run: Run, plan: Plan, target: Target, stack: contextlib.ExitStack) -> None:
-        run.attempts += 1
-        self.run, self.plan, self.target, self._stack = run, plan, target, stack
-        self.state = State.BOOTING
-        self.messages = RankMessages(run.world.internal_comm, run.attempts)
-        self.specs = {name: block.spec for name, block in run.fields.items()}
-        self.grid = grid_for(target.ranks, list(self.specs.values()))
-        self.channels: list[ControlChannel] = []
-        self._problem: str | None = None
+    def __init__(
+        self, run: Run, plan: Plan, wanted: NextWorld, stack: contextlib.ExitStack
+    ) -> None:
+        run.state.attempts += 1
+        messages = RankMessages(run.world.internal_comm, run.state.attempts)
+        super().__init__(messages, plan.deadlines)
+        self.run, self.plan, self.wanted, self._stack = run, plan, wanted, stack
+        self.phase = Phase.BOOTING
+        self.grid = grid_for(wanted.ranks, [block.spec for block in run.fields.values()])
         self._inter: MPI.Intercomm | None = None
 
-    def go(self, sigterm_received: Sequence[int]) -> OpenResize:
-        """Do it all; return what it cost once the new world has the job."""
-        run = self.run
-        clock = run.runtime.clock
-        asked = clock()
-        self._meet()
-        met = clock()
-        in_host = self._together(self._introduce)
-        self.state = State.MOVING
-        introduced = clock()
-        if self._inter is None and self.target.strategy != "restart":
-            self._inter = self._connect(run.world.internal_comm, self.target.worlds[0].port)
-        connected = clock()
-        sent = self._move(in_host)
-        cost = self._cost(asked, met, bool(sigterm_received))
-        cost.phases_s = {
-            "meet": met - asked,
-            "introduce": introduced - met,
-            "connect": connected - introduced,
-            "send": clock() - connected,
-        }
-        found: OpenResize = self._together(lambda: self._commit(cost, sent))
-        if self._inter is not None:
-            self._inter.Disconnect()
-        return found
+    # --- meeting -----------------------------------------------------------------------------
 
-    def _cost(self, asked: float, met: float, sigterm_received: bool) -> OpenResize:
-        """Return the record to be completed at the commit."""
-        worlds = self.target.worlds
+    def meet(self) -> None:
+        """Have a channel to the new world on rank 0, and an inter-communicator if MPI carries it.
+
+        Raises:
+            RolledBackError: there is no way to the new world, or it does not come.
+        """
+        run, deadlines, launches = self.run, self.deadlines, self.wanted.launches
+        ways: list[Callable[[], ControlChannel]]
+        if launches:
+            if self.wanted.strategy != "restart" and not run.state.can_connect:
+                # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
+                # of a process in which one has timed out.
+                raise RolledBackError(
+                    "MPI_Comm_connect does not work in this world, or no longer does"
+                )
+            ways = [partial(connect, one.address, deadlines.connect_s) for one in launches]
+        elif self.wanted.strategy == "restart":
+            ways = [self._start_mpiexec]
+        else:
+            comm = run.world.internal_comm
+            self._inter, wait = spawn.spawn(
+                run.runtime, comm, self.wanted, self._stack, deadlines.boot_s
+            )
+            ways = [wait]
+        self.on_root(lambda: self._open(ways))
+        self.phase = Phase.READY
+
+    def _open(self, ways: Sequence[Callable[[], ControlChannel]]) -> None:
+        for way in ways:
+            self.channels.append(self._stack.enter_context(way()))
+
+    def _start_mpiexec(self) -> ControlChannel:
+        runtime, boot_s = self.run.runtime, self.deadlines.boot_s
+        process, channel = spawn.start_mpiexec(runtime, self.wanted, self._stack, boot_s)
+        self.run.state.mpiexec = process
+        return channel
+
+    def introduce(self) -> bool:
+        """Say what is to move; return whether blocks may go without packing."""
+        return self.on_root(self._introduce)
+
+    def _introduce(self) -> bool:
+        run = self.run
+        header = Header(
+            ranks=self.wanted.ranks,
+            grid=run.world.grid,
+            strategy=self.wanted.strategy,
+            progress=msgspec.Raw(encode(run.progress)),
+            signature=signature(run.fields),
+            options=dict(self.plan.options),
+            in_host=all(block.in_host for block in run.fields.values()),
+            measure=self.plan.measure,
+            joined=tuple((one.launch, one.ranks) for one in self.wanted.launches),
+        )
+        for place, channel in enumerate(self.channels):
+            channel.send(msgspec.structs.replace(header, place=place))
+        return all(answer.in_host for answer in self.expect(Accepted))
+
+    def connect_to(self, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
+        """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
+
+        Raises:
+            RolledBackError: they are gone, or MPI finds no way to them.
+        """
+        self.on_root(self.check_other_world)
+        info = MPI.Info.Create()
+        try:
+            info.Set("timeout", str(max(1, round(self.deadlines.connect_s))))
+            return comm.Connect(port if self.messages.is_root else "", info)
+        except MPI.Exception as error:
+            self.run.state.can_connect = False
+            why = " ".join(error.Get_error_string().split())[:ERROR_LENGTH]
+            raise RolledBackError(self.in_phase(f"MPI_Comm_connect failed: {why}")) from None
+        finally:
+            info.Free()
+
+    # --- the commit --------------------------------------------------------------------------
+
+    def open_resize(self, asked: float, met: float, *, sigterm_received: bool) -> OpenResize:
+        """Return the record that the commit completes: what is known when the worlds have met.
+
+        Args:
+            asked, met: the clock when the resize began, and when the new world was there.
+        """
+        launches = self.wanted.launches
         return OpenResize(
             step=self.run.step,
             from_ranks=self.run.world.size,
-            to_ranks=self.target.ranks,
-            strategy=self.target.strategy,
-            boot_s=max(world.boot_s for world in worlds) if worlds else met - asked,
+            to_ranks=self.wanted.ranks,
+            strategy=self.wanted.strategy,
+            boot_s=max(one.boot_s for one in launches) if launches else met - asked,
             move_s=0.0,
             old_stall_s=asked,
             bytes=0,
             sigterm_received=sigterm_received,
-            wish=self.target.wish,
+            request=self.wanted.request,
         )
 
-    # --- meeting -----------------------------------------------------------------------------
-
-    def _meet(self) -> None:
-        """Open a channel to the new world on rank 0, and an inter-communicator if MPI spawns it."""
-        limits, worlds = self.plan.deadlines, self.target.worlds
-        if worlds and self.target.strategy != "restart" and not self.run.connects:
-            # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
-            # of a process in which one has timed out.
-            raise RolledBackError("MPI_Comm_connect does not work in this world, or no longer does")
-        if worlds:
-            self._open_channels(
-                [partial(connect, world.address, limits.connect_s) for world in worlds]
-            )
-        elif self.target.strategy in ("spawn", "merge"):
-            more = self.target.ranks - (
-                self.run.world.size if self.target.strategy == "merge" else 0
-            )
-            self._inter, wait = spawn.spawn(self.run, self.target, more, self._stack, limits.boot_s)
-            self._open_channels([wait])
-        else:
-            self._open_channels([spawn.nested(self.run, self.target, self._stack, limits.boot_s)])
-        self.state = State.READY
-
-    def _open_channels(self, opened: Sequence[Callable[[], ControlChannel]]) -> None:
-        def open_all() -> None:
-            for one in opened:
-                self.channels.append(self._stack.enter_context(one()))
-
-        self._together(open_all)
-
-    def _introduce(self) -> bool:
-        """Rank 0: say what is to move; return whether blocks may go without packing."""
-        run = self.run
-        in_host = all(block.in_host for block in run.fields.values())
-        joined = tuple((world.launch, world.ranks) for world in self.target.worlds)
-        for place, channel in enumerate(self.channels):
-            header = Header(
-                ranks=self.target.ranks,
-                grid=run.world.grid,
-                strategy=self.target.strategy,
-                progress=run.progress,
-                signature=signature(self.specs),
-                options=dict(self.plan.options),
-                in_host=in_host,
-                measure=self.plan.measure,
-                joined=joined,
-                place=place,
-            )
-            channel.send(header)
-        answers = self._expect(Accepted)
-        return all(said.in_host for said in answers)
-
-    # --- moving ------------------------------------------------------------------------------
-
-    def _move(self, in_host: bool) -> int:
-        """Send this rank's part; return the bytes. A failure is kept for the verdict."""
-        if self.target.strategy == "restart":
-            return self._store()
-        if self._inter is None:
-            raise RuntimeError("expected to be connected")
-        sent = 0
-        try:
-            for block in self.run.fields.values():
-                layout = block.spec.decompose(self.grid)
-                sent += transfer.send(
-                    self._inter, block, layout, in_host=in_host, check=self._alive
-                )
-            for block in self.run.fields.values() if self.plan.measure else ():
-                layout = block.spec.decompose(self.grid)
-                transfer.plain(self._inter, block, layout, sending=True, check=self._alive)
-        except (RolledBackError, TransferError) as error:
-            self._problem = str(error)
-        if not self.messages.is_root:
-            self.messages.report((self._problem, sent))
-        return sent
-
-    def _connect(self, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
-        self._together(self._still_there)
-        info = MPI.Info.Create()
-        try:
-            info.Set("timeout", str(max(1, round(self.plan.deadlines.connect_s))))
-            return comm.Connect(port if self.messages.is_root else "", info)
-        except MPI.Exception as error:
-            self.run.connects = False
-            why = " ".join(error.Get_error_string().split())[:120]
-            raise RolledBackError(self._words(f"MPI_Comm_connect failed: {why}")) from None
-        finally:
-            info.Free()
-
-    def _still_there(self) -> None:
-        if any(channel.peer_gone for channel in self.channels):
-            raise ChannelError("the new world is gone")
-
-    def _store(self) -> int:
-        """Write a checkpoint for the new world to read."""
-        folder, path = spawn.store(self.run, self.plan, self._stack)
-        if path is None:
-            raise RolledBackError(self._words("the checkpoint could not be written"))
-        self._together(lambda: self._say(Stored(folder, self.run.step)))
-        if not self.messages.is_root:
-            self.messages.report((None, 0))
-        return 0
-
-    def _alive(self, waited_s: float) -> None:
-        """Give up a wait: rank 0 hears the channel, others are told; each has a deadline."""
-        if self.messages.is_root and any(channel.peer_gone for channel in self.channels):
-            raise RolledBackError("the new world is gone")
-        if not self.messages.is_root and self.messages.pending():
-            raise RolledBackError("told to stop")
-        if waited_s > self.plan.deadlines.move_s:
-            raise RolledBackError(f"nothing moved for {self.plan.deadlines.move_s:g} s")
-
-    # --- verdict -----------------------------------------------------------------------------
-
-    def _commit(self, cost: OpenResize, sent: int) -> OpenResize:
-        """Rank 0: hear of all that it has arrived, then give the job away."""
-        sent = self._sent(sent)
-        if self.target.strategy == "restart":
-            sent = sum(spec.nbytes for spec in self.specs.values())
-        return self._give(cost, sent, (0.0, 0.0), self._expect(Acknowledged))
-
-    def _sent(self, sent: int) -> int:
-        """Rank 0: return the bytes that all ranks have sent."""
-        if self._problem is not None:
-            raise ChannelError(self._problem)
-
-        def check(waited_s: float) -> None:
-            if waited_s > self.plan.deadlines.answer_s:
-                raise ChannelError("ranks of the old world have not sent their part")
-
-        for problem, count in self.messages.collect(check):
-            if problem is not None:
-                raise ChannelError(problem)
-            sent += count
-        return sent
-
-    def _give(
+    def commit(
         self,
         cost: OpenResize,
         sent: int,
-        taken_s: tuple[float, float],
+        own_s: tuple[float, float],
         acks: Sequence[Acknowledged],
     ) -> OpenResize:
-        """Rank 0: complete the record and give the job away."""
-        moved_s, build_s = taken_s
+        """Rank 0: complete the record and give the job away.
+
+        Args:
+            sent: bytes that all ranks have sent.
+            own_s: seconds that ranks of this world have moved and built (merge).
+            acks: of every new launch.
+        """
+        moved_s, built_s = own_s
         cost.bytes, cost.move_s = sent, max([moved_s, *(ack.move_s for ack in acks)])
-        build_s = max([build_s, *(ack.build_s for ack in acks)])
-        cost.phases_s |= {"move": cost.move_s, "build": build_s}
+        built_s = max([built_s, *(ack.build_s for ack in acks)])
+        cost.phases_s |= {"move": cost.move_s, "build": built_s}
         raw_s = max((ack.raw_s for ack in acks), default=0.0)
         cost.raw_gb_per_s = sent / 1e9 / raw_s if raw_s else 0.0
         aside_s = max((ack.aside_s for ack in acks), default=0.0)
         cost.old_stall_s = self.run.runtime.clock() - cost.old_stall_s - aside_s
-        self.state = State.COMMITTED
-        lock = None if self.target.strategy == "merge" else self.run.checkpoint_lock
+        self.phase = Phase.COMMITTED
+        lock = None if self.wanted.strategy == "merge" else self.run.state.checkpoint_lock
         if lock is not None:
             lock.release()  # the new world takes it
         try:
-            self._say(Committed(cost))
-            self._expect(TakenOver)
+            self.say(Committed(cost))
+            self.expect(TakenOver)
         except ChannelError:
             if lock is not None:
                 lock.acquire()
             raise
         return cost
 
-    # --- talking -----------------------------------------------------------------------------
-
-    def _say(self, message: Message) -> None:
-        for channel in self.channels:
-            channel.send(message)
-
-    def _expect(self, kind: type[M]) -> list[M]:
-        """Return the answers of the kind that must come now, one of each new world."""
-        found: list[M] = []
-        for channel in self.channels:
-            said = channel.receive(self.plan.deadlines.answer_s)
-            if isinstance(said, Refused):
-                raise ChannelError(said.why)
-            if not isinstance(said, kind):
-                raise ChannelError(f"expected {kind.__name__}, got {type(said).__name__}")
-            found.append(said)
-        return found
-
-    def _together(self, work: Callable[[], T], check: Check | None = None) -> T:
-        """Return what ``work`` gives on rank 0; what it finds wrong, all ranks raise."""
-        if self.messages.is_root:
-            try:
-                words: tuple[str | None, Any] = (None, work())
-            except ChannelError as error:
-                words = (self._words(str(error)), None)
-            if words[0] is not None:
-                for channel in self.channels:
-                    with contextlib.suppress(ChannelError):
-                        channel.send(Refused(words[0]))
-            self.messages.send_all(words)
-        else:
-            words = self.messages.receive(check)
-        problem, found = words
-        if problem is not None:
-            raise RolledBackError(problem)
-        result: T = found
-        return result
-
-    def _words(self, why: str) -> str:
-        return f"{why} (while {self.state})"
+    def check_reports(self, waited_s: float) -> None:
+        """Give up waiting for the reports of this world's ranks."""
+        self.check_other_world()
+        if waited_s > self.deadlines.answer_s:
+            raise ChannelError("ranks of the old world have not sent their part")
 
 
-def signature(specs: dict[str, FieldSpec]) -> dict[str, Any]:
-    """Return what both worlds must agree on."""
-    return {name: spec.signature() for name, spec in specs.items()}
+class Replacement(Source):
+    """A resize into a world that is all new (warm, spawn, restart)."""
+
+    def go(self, sigterm_received: Sequence[int]) -> None:
+        """Do it all; the new world has the job then."""
+        run, restart = self.run, self.wanted.strategy == "restart"
+        clock = run.runtime.clock
+        asked = clock()
+        self.meet()
+        met = clock()
+        in_host = self.introduce()
+        self.phase = Phase.MOVING
+        introduced = clock()
+        if self._inter is None and not restart:
+            self._inter = self.connect_to(run.world.internal_comm, self.wanted.launches[0].port)
+        connected = clock()
+        problem, sent = (None, 0) if restart else attempt(lambda: self._send(in_host))
+        if restart:
+            self._store()
+        cost = self.open_resize(asked, met, sigterm_received=bool(sigterm_received))
+        cost.phases_s = {
+            "meet": met - asked,
+            "introduce": introduced - met,
+            "connect": connected - introduced,
+            "send": clock() - connected,
+        }
+
+        def give_away(parts: list[int]) -> None:
+            acks = self.expect(Acknowledged)
+            stored = sum(block.spec.nbytes for block in run.fields.values()) if restart else 0
+            self.commit(cost, sum(parts) + stored, (0.0, 0.0), acks)
+
+        self.conclude(problem, sent or 0, give_away, self.check_reports)
+        if self._inter is not None:
+            self._inter.Disconnect()
+
+    def _send(self, in_host: bool) -> int:
+        """Send this rank's part; return its bytes."""
+        if self._inter is None:
+            raise RuntimeError("expected to be connected")
+        sent, blocks = 0, self.run.fields.values()
+        for block in blocks:
+            layout = block.spec.decompose(self.grid)
+            sent += transfer.send(
+                self._inter, block, layout, in_host=in_host, check=self.check_alive
+            )
+        for block in blocks if self.plan.measure else ():
+            layout = block.spec.decompose(self.grid)
+            transfer.plain(self._inter, block, layout, sending=True, check=self.check_alive)
+        return sent
+
+    def _store(self) -> None:
+        """Write a checkpoint for the new world to read (collective).
+
+        Without a folder for checkpoints it is one beside the program, gone when the resize is
+        over.
+        """
+        run, schedule = self.run, self.plan.checkpoint
+        if schedule is None:
+            name = run.world.internal_comm.bcast(f".dmr-{secrets.token_hex(4)}")
+            schedule = Schedule(Path.cwd() / name)
+            if run.world.rank == 0:
+                self._stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
+        path = checkpoint.write(
+            schedule, run.world, run.fields, run.progress, self.plan.options, run.runtime.log
+        )
+        if path is None:
+            raise RolledBackError(self.in_phase("the checkpoint could not be written"))
+        self.on_root(lambda: self.say(Stored(str(schedule.directory), run.step)))

@@ -1,6 +1,6 @@
-"""The new world's side of a resize: boot, wait, take over, or leave quietly.
+"""The target of a resize: the new world's side, which boots, waits, and takes over or leaves.
 
-See :mod:`dmr.resize.source` for what the two worlds say to each other.
+See :mod:`dmr.resize.side` for what the two worlds say to each other.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any
 
+import msgspec
 from mpi4py import MPI
 
 from dmr import checkpoint
+from dmr.application import Application, Run
 from dmr.boot.environment import bind
 from dmr.data import transfer
-from dmr.data.field import Field, FieldSpec
-from dmr.errors import CollectiveError
-from dmr.resize import merge
-from dmr.resize.source import Left, signature
+from dmr.data.field import Field
+from dmr.errors import CollectiveError, Left, RolledBackError
+from dmr.plan import Plan
+from dmr.progress import OpenResize, decode
+from dmr.resize.membership import enter, join, stay
+from dmr.resize.side import Side, attempt, nothing, signature
 from dmr.termination import give_way
-from dmr.wire.channel import ChannelError, ControlChannel
+from dmr.values import ValuesError
 from dmr.wire.protocol import (
     Accepted,
     Acknowledged,
@@ -31,85 +34,54 @@ from dmr.wire.protocol import (
     Build,
     Committed,
     Header,
-    Message,
-    Refused,
     Stored,
     TakenOver,
 )
 from dmr.wire.ranks import RankMessages
 from dmr.world import World, grid_for
 
-if TYPE_CHECKING:
-    from dmr.application import Application, Plan, Run
-
-M = TypeVar("M", bound=Message)
 IDLE_S = 1e-3
-"""Sleep between looks of ranks that wait to be called: the old world needs their core."""
+"""Sleep between polls of ranks that wait for the old world: it needs their core."""
 
 
-class RefusalError(Exception):
-    """This world cannot take over; one sentence for the old one."""
-
-
-@dataclass
-class Newcomer:
+class Target(Side):
     """A world that was booted beside a running one."""
 
-    app: Application
-    run: Run
-    plan: Plan
-    channel: ControlChannel | None = None
-    inter: MPI.Intercomm | None = None
-    stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def __post_init__(self) -> None:
-        self.messages = RankMessages(self.run.world.internal_comm, 0)
-        self.inter = self.run.runtime.parent
+    def __init__(self, app: Application, run: Run, plan: Plan) -> None:
+        super().__init__(RankMessages(run.world.internal_comm, 0), plan.deadlines)
+        self.app, self.run, self.plan = app, run, plan
+        self._inter = run.runtime.parent
+        self._stack = contextlib.ExitStack()
 
     def take_over(self) -> None:
         """Wait for the old world and become the job (collective).
 
         Raises:
-            Left: it was refused, or nobody came.
+            Left: it was refused, or nobody came. The old world goes on: MPI_Abort here might end
+                it too.
         """
-        with self.stack:
+        with self._stack:
             try:
                 self._take_over()
-            except RefusalError as error:
-                self._leave(str(error))
+            except RolledBackError:
+                raise Left(0) from None
             except Exception as error:
-                give_way(self.run.runtime, self.messages, error, self.channel)
+                channel = self.channels[0] if self.channels else None
+                give_way(self.run.runtime, self.messages, error, channel)
 
     def _take_over(self) -> None:
         run = self.run
         port = self._prepare()
-        header = self._meet(port)
+        header = self.on_root(lambda: self._meet(port), sleep_s=IDLE_S)
         if run.runtime.slot:
             bind(run.runtime.slot)
-        in_host = self._agree_to(header)
-        run.progress = header.progress
+        in_host = self._accept_header(header)
         if header.strategy == "merge":
             self._join(header, port, in_host)
-            return
-        run.progress.generation += 1
-        run.world = World(
-            run.world.comm, run.world.internal_comm, run.progress.generation, run.world.grid
-        )
-        run.progress.groups = [(run.runtime.launch, run.world.size)]
-        if header.strategy != "restart":
-            self.inter = self._accept(port)
-        times = (0.0, 0.0, 0.0)
-        if header.strategy == "restart":
-            times = (self._read(), 0.0, 0.0)
-        elif self.inter is not None:
-            times = self._receive(self.inter, header, in_host)
-        moved = time.perf_counter()
-        self._build()
-        self._acknowledge((*times, time.perf_counter() - moved))
-        if self.inter is not None:
-            self.inter.Disconnect()
+        else:
+            self._replace(header, port, in_host)
 
-    # --- before the call ---------------------------------------------------------------------
+    # --- before the old world comes ----------------------------------------------------------
 
     def _prepare(self) -> str:
         """Do what needs no data: prefault the memory, load kernels; return the MPI port."""
@@ -117,48 +89,38 @@ class Newcomer:
             block.prefault()  # pages are there before the data is
         self.app.prepare(self.run)
         port = ""
-        if self.inter is None and self.run.world.rank == 0:
+        if self._inter is None and self.run.world.rank == 0:
             with contextlib.suppress(MPI.Exception):
                 port = MPI.Open_port()
-                self.stack.callback(MPI.Close_port, port)
+                self._stack.callback(MPI.Close_port, port)
         return port
 
     def _meet(self, port: str) -> Header:
         runtime = self.run.runtime
-        if self.messages.is_root:
-            if runtime.rendezvous is None:
-                raise RuntimeError("expected to meet a running world")
-            try:
-                self.channel = self.stack.enter_context(
-                    runtime.rendezvous.meet(runtime.manager, port)
-                )
-                words: Any = self._expect(Header)
-            except ChannelError as error:
-                words = str(error)
-            self.messages.send_all(words)
-        else:
-            words = self.messages.receive(sleep_s=IDLE_S)
-        if isinstance(words, str):
-            raise RefusalError(words)
-        header: Header = words
+        if runtime.rendezvous is None:
+            raise RuntimeError("expected to meet a running world")
+        channel = runtime.rendezvous.meet(runtime.manager, port)
+        self.channels.append(self._stack.enter_context(channel))
+        (header,) = self.expect(Header)
         return header
 
-    def _agree_to(self, header: Header) -> bool:
+    def _accept_header(self, header: Header) -> bool:
         """Refuse a job of other fields or options; return whether blocks come without packing."""
         run = self.run
         mine = all(block.in_host for block in run.fields.values())
-        wrong = differing("field", header.signature, signature(specs_of(run))) or differing(
+        problem = differing("field", header.signature, signature(run.fields)) or differing(
             "option",
             self._fixed(header.options, header.strategy),
             self._fixed(self.plan.options, header.strategy),
         )
         if header.ranks != run.world.size and header.strategy != "merge":
-            wrong = wrong or f"expected {header.ranks} ranks, got {run.world.size}"
-        found = self._all(wrong)
-        if found is not None:
-            raise RefusalError(found)
-        if self.messages.is_root:
-            self._say(Accepted(mine))
+            problem = problem or f"expected {header.ranks} ranks, got {run.world.size}"
+        try:
+            # Both ends of the control channel are this job's own: they have its token.
+            run.progress = decode(bytes(header.progress), trusted=True)
+        except (msgspec.DecodeError, ValuesError) as error:
+            problem = problem or str(error)
+        self.conclude(problem, None, lambda _: self.say(Accepted(mine)))
         return mine and header.in_host
 
     def _fixed(self, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
@@ -168,204 +130,152 @@ class Newcomer:
 
     def _accept(self, port: str) -> MPI.Intercomm:
         """Return the inter-communicator to the old world: MPI's own, or met at the port."""
-        return self.inter or self.run.world.internal_comm.Accept(port)
+        return self._inter or self.run.world.internal_comm.Accept(port)
 
-    def _build(self) -> None:
-        """Build for this world; what all ranks find wrong is a reason to refuse."""
-        try:
-            self.app.build(self.run)
-        except CollectiveError as error:
-            raise RefusalError(str(error)) from None
-        self.run.built = True
+    # --- in place of the old world -----------------------------------------------------------
 
-    def _join(self, header: Header, port: str, in_host: bool) -> None:
-        """Become part of the running world (merge)."""
+    def _replace(self, header: Header, port: str, in_host: bool) -> None:
+        """Become the job's world (warm, spawn, restart)."""
         run, own = self.run, self.run.world
-        comm = merge.join(own.internal_comm, self._accept(port), high=True, keep=True)
-        for _ in header.joined[header.place + 1 :]:
-            comm = merge.join(comm, comm.Connect(""), high=False, keep=False)
-        begun = time.perf_counter()
-        grid = grid_for(header.ranks, list(specs_of(run).values()))
-        fields: dict[str, Field] = {}
-        intact = True
-        for name, spec in specs_of(run).items():
-            fields[name] = block = spec.block(spec.decompose(grid), comm.rank)
-            old = spec.decompose(header.grid)
-            intact &= transfer.receive(comm, block, old, in_host=in_host, check=self._alive)
-        wrong = self._all(None if intact else "data did not arrive whole")
-        if wrong is not None:
-            raise RefusalError(wrong)
-        moved_s = time.perf_counter() - begun
-        self._may_build(moved_s)
-        begun = time.perf_counter()
-        worlds = header.joined or ((run.runtime.launch, own.size),)
-        merge.enter(run, comm, grid, fields, [*header.progress.groups, *worlds])
-        self._build()
-        self._acknowledge((moved_s, 0.0, 0.0, time.perf_counter() - begun), joins=True)
-        cost = run.progress.open_resize
-        if cost is None:
-            raise RuntimeError("expected what the resize has cost")
-        merge.settle(run, own, cost)
-
-    def _may_build(self, moved_s: float) -> None:
-        """Say that all is here; wait until it is everywhere (merge)."""
-        if not self.messages.is_root:
-            self.messages.report(moved_s)
-            words = self.messages.receive()
+        run.progress.generation += 1
+        run.world = World(own.comm, own.internal_comm, run.progress.generation, own.grid)
+        run.progress.launches = [(run.runtime.launch, own.size)]
+        inter = None
+        if header.strategy == "restart":
+            times = (self._read(), 0.0, 0.0)
         else:
-            try:
-                self._say(Arrived(max([moved_s, *self._reports()])))
-                self._expect(Build)
-                words = None
-            except ChannelError as error:
-                words = str(error)
-            self.messages.send_all(words)
-        if words is not None:
-            raise RefusalError(words)
-
-    # --- data --------------------------------------------------------------------------------
+            inter = self._accept(port)
+            times = self._receive(inter, header, in_host)
+        problem, build_s = self._build()
+        self._acknowledge(problem, (*times, build_s))
+        if inter is not None:
+            inter.Disconnect()
 
     def _receive(
         self, inter: MPI.Intercomm, header: Header, in_host: bool
     ) -> tuple[float, float, float]:
         """Fill the blocks; return the seconds of that, of plain sends, and of measuring these."""
-        run = self.run
-        intact, raw_s = True, 0.0
         begun = time.perf_counter()
-        for block in run.fields.values():
-            old = block.spec.decompose(header.grid)
-            intact &= transfer.receive(inter, block, old, in_host=in_host, check=self._alive)
+        problem, _ = attempt(lambda: self._fill(inter, self.run.fields, header, in_host))
         taken_s = time.perf_counter() - begun
-        wrong = self._all(None if intact else "data did not arrive whole")
-        if wrong is not None:
-            raise RefusalError(wrong)
+        self.conclude(problem, None, nothing, self.check_alive)
         begun = time.perf_counter()
+        raw_s = 0.0
         if header.measure:
-            for block in run.fields.values():
-                old = block.spec.decompose(header.grid)
-                raw_s += transfer.plain(inter, block, old, sending=False, check=self._alive)
-            self._all(None)
-        aside_s = time.perf_counter() - begun
-        return taken_s, raw_s, aside_s
+            problem, raw = attempt(lambda: self._measure(inter, header))
+            self.conclude(problem, None, nothing, self.check_alive)
+            raw_s = raw or 0.0
+        return taken_s, raw_s, time.perf_counter() - begun
+
+    def _fill(
+        self, comm: MPI.Comm, fields: Mapping[str, Field], header: Header, in_host: bool
+    ) -> None:
+        intact = True
+        for block in fields.values():
+            old = block.spec.decompose(header.grid)
+            intact &= transfer.receive(comm, block, old, in_host=in_host, check=self.check_alive)
+        if not intact:
+            raise RolledBackError("data did not arrive whole")
+
+    def _measure(self, inter: MPI.Intercomm, header: Header) -> float:
+        return sum(
+            transfer.plain(
+                inter,
+                block,
+                block.spec.decompose(header.grid),
+                sending=False,
+                check=self.check_alive,
+            )
+            for block in self.run.fields.values()
+        )
 
     def _read(self) -> float:
         """Read the checkpoint that the old world has written; return the seconds it took."""
         begun = time.perf_counter()
-        words: Any = None
-        if self.messages.is_root:
-            try:
-                words = self._expect(Stored)
-            except ChannelError as error:
-                words = str(error)
-        words = self.messages.broadcast(words)
-        if isinstance(words, str):
-            raise RefusalError(words)
-        path = checkpoint.path_of(Path(words.folder), words.step)
-        wrong = None
+        (stored,) = self.on_root(lambda: self.expect(Stored))
+        path = checkpoint.path_of(Path(stored.folder), stored.step)
+        problem = None
         try:
             checkpoint.load(
                 path, self.run.world, self.run.fields, self._fixed(self.plan.options, "")
             )
-        except (checkpoint.BrokenCheckpointError, CollectiveError, OSError) as error:
-            wrong = f"{path}: {error}"
-        wrong = self._all(wrong)
-        if wrong is not None:
-            raise RefusalError(wrong)
+        except (checkpoint.BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
+            problem = f"{path}: {error}"
+        self.conclude(problem, None, nothing, self.check_alive)
         return time.perf_counter() - begun
+
+    # --- beside the ranks of the old world that stay -----------------------------------------
+
+    def _join(self, header: Header, port: str, in_host: bool) -> None:
+        """Become part of the running world (merge)."""
+        run, own = self.run, self.run.world
+        comm = join(own.internal_comm, self._accept(port), high=True, keep=True)
+        for _ in header.joined[header.place + 1 :]:
+            comm = join(comm, comm.Connect(""), high=False, keep=False)
+        begun = time.perf_counter()
+        grid = grid_for(header.ranks, [block.spec for block in run.fields.values()])
+        fields: dict[str, Field] = {}
+
+        def fill() -> None:
+            for name, block in run.fields.items():
+                fields[name] = block.spec.block(block.spec.decompose(grid), comm.rank)
+                self._fill(comm, {name: fields[name]}, header, in_host)
+
+        def arrived(parts: list[float]) -> None:
+            """All is here; wait until it is everywhere."""
+            self.say(Arrived(max(parts)))
+            self.expect(Build)
+
+        problem, _ = attempt(fill)
+        moved_s = time.perf_counter() - begun
+        self.conclude(problem, moved_s, arrived, self.check_alive)
+        launches = header.joined or ((run.runtime.launch, own.size),)
+        enter(run, comm, grid, fields, [*run.progress.launches, *launches])
+        problem, build_s = self._build()
+        cost = self._acknowledge(problem, (moved_s, 0.0, 0.0, build_s), joins=True)
+        stay(run, own, cost)
 
     # --- the end of it -----------------------------------------------------------------------
 
+    def _build(self) -> tuple[str | None, float]:
+        """Build for this world; return what all ranks find wrong, and the seconds it took."""
+        begun = time.perf_counter()
+        problem = None
+        try:
+            self.app.build(self.run)
+            self.run.state.built = True
+        except CollectiveError as error:
+            problem = str(error)
+        return problem, time.perf_counter() - begun
+
     def _acknowledge(
-        self, taken_s: tuple[float, float, float, float], *, joins: bool = False
-    ) -> None:
-        """Say that all is here; the job is this world's once the old one has said so."""
+        self, problem: str | None, taken_s: tuple[float, ...], *, joins: bool = False
+    ) -> OpenResize:
+        """Say that all is here; the job is this world's once the old one has said so.
+
+        Args:
+            problem: what is wrong with this rank, or None.
+            taken_s: seconds it took to move, to send plainly, to measure that, and to build.
+            joins: whether ranks of the old world stay in this one.
+        """
         run = self.run
-        if self.messages.is_root:
-            try:
-                times = [taken_s, *self._reports()]
-                self._say(Acknowledged(*(max(each) for each in zip(*times, strict=True))))
-                words: Any = self._expect(Committed).cost
-                if self.plan.checkpoint is not None and not joins:
-                    run.checkpoint_lock = checkpoint.Lock(self.plan.checkpoint.directory)
-                    run.checkpoint_lock.acquire()
-                self._say(TakenOver())
-            except ChannelError as error:
-                words = str(error)
-            self.messages.send_all(words)
-        else:
-            self.messages.report(taken_s)
-            words = self.messages.receive()
-        if isinstance(words, str):
-            raise RefusalError(words)
+
+        def take(parts: list[tuple[float, ...]]) -> OpenResize:
+            self.say(Acknowledged(*(max(each) for each in zip(*parts, strict=True))))
+            (committed,) = self.expect(Committed)
+            if self.plan.checkpoint is not None and not joins:
+                run.state.checkpoint_lock = checkpoint.Lock(self.plan.checkpoint.directory)
+                run.state.checkpoint_lock.acquire()
+            self.say(TakenOver())
+            return committed.cost
+
+        cost = self.conclude(problem, taken_s, take)
         progress = run.progress
-        progress.open_resize = words
-        words.arrived_at = run.runtime.clock()
-        progress.elapsed_s += words.old_stall_s
-        progress.wish = max(progress.wish, words.wish)
-
-    # --- talking -----------------------------------------------------------------------------
-
-    def _alive(self, waited_s: float) -> None:
-        limits = self.plan.deadlines
-        if self.messages.is_root and self.channel is not None and self.channel.readable:
-            raise RefusalError("the old world has given up")
-        if not self.messages.is_root and self.messages.pending():
-            raise RefusalError(str(self.messages.receive()))
-        if waited_s > limits.move_s:
-            raise RefusalError(f"nothing arrived for {limits.move_s:g} s")
-
-    def _all(self, wrong: str | None) -> str | None:
-        """Return what any rank finds wrong (collective)."""
-        if not self.messages.is_root:
-            self.messages.report(wrong)
-            found: str | None = self.messages.receive()
-            return found
-        found = next(
-            (w for w in [wrong, *self.messages.collect(self._alive)] if w is not None), None
-        )
-        self.messages.send_all(found)
-        return found
-
-    def _reports(self) -> list[Any]:
-        """Return what the others have measured; one that has failed has words instead."""
-        found = self.messages.collect()
-        for said in found:
-            if isinstance(said, str):
-                raise RefusalError(said)
-        return found
-
-    def _say(self, message: Message) -> None:
-        if self.channel is not None:
-            try:
-                self.channel.send(message)
-            except ChannelError as error:
-                raise RefusalError(str(error)) from None
-
-    def _expect(self, kind: type[M]) -> M:
-        if self.channel is None:
-            raise RuntimeError("expected a channel to the old world")
-        said = self.channel.receive(self.plan.deadlines.answer_s)
-        if isinstance(said, Refused):
-            raise ChannelError(said.why)
-        if not isinstance(said, kind):
-            raise ChannelError(f"expected {kind.__name__}, got {type(said).__name__}")
-        return said
-
-    def _leave(self, why: str) -> NoReturn:
-        """Leave quietly: the old world goes on (MPI_Abort here might end it too)."""
-        if not self.messages.is_root:
-            self.messages.report(why)
-            raise Left(0)
-        self.messages.send_all(why)
-        if self.channel is not None:
-            with contextlib.suppress(ChannelError):
-                self.channel.send(Refused(why))
-        raise Left(0)
-
-
-def specs_of(run: Run) -> dict[str, FieldSpec]:
-    """Return what the application stated."""
-    return {name: block.spec for name, block in run.fields.items()}
+        progress.open_resize = cost
+        cost.arrived_at = run.runtime.clock()
+        progress.elapsed_s += cost.old_stall_s
+        progress.answered_request = max(progress.answered_request, cost.request)
+        return cost
 
 
 def differing(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:

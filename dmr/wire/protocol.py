@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from dmr.progress import OpenResize, Progress
+from dmr.progress import OpenResize
 
 
 class Header(msgspec.Struct, tag=True):
@@ -15,7 +15,8 @@ class Header(msgspec.Struct, tag=True):
     ranks: int
     grid: tuple[int, ...]
     strategy: str
-    progress: Progress
+    progress: msgspec.Raw
+    """As :func:`dmr.progress.encode` writes it."""
     signature: dict[str, Any]
     options: dict[str, Any]
     in_host: bool

@@ -93,8 +93,8 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
     if arguments.backend == "auto" and runtime.manager is None:
         # The next world computes as this one does; where an RMS places it, its slots decide.
         chosen = ("--backend", config.backend)
-        command, respawn = (*runtime.command, *chosen), (*runtime.respawn, *chosen)
-        runtime = replace(runtime, command=command, respawn=respawn)
+        runtime.command += chosen
+        runtime.respawn += chosen
     app = Advection(config)
     if config.backend == "cupy":
         _take_device(app, runtime.comm, share=arguments.share_gpu)

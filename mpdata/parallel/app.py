@@ -159,7 +159,7 @@ class Advection(dmr.Application):
         # than a message takes. On a device the parts cost nothing and the copies do.
         wanted = config.overlap == "on" or (config.overlap == "auto" and self.xp is not np)
         self.overlaps = wanted and self.stepper.splits and cut and low < high
-        self.ticker = Ticker(run, self.steps(run), config.terminal)
+        self.ticker = Ticker(run, self.steps(run), config.terminal if run.world.rank == 0 else None)
         if "mass_initial" not in run.values:
             run.values["mass_initial"] = [one.mass for one in answer.diagnose(config, run)]
             run.values["step_s"] = []

@@ -18,7 +18,7 @@ from typing import Any
 import dmr
 from dmr import checkpoint
 from dmr.data import streams
-from dmr.resize import target
+from dmr.resize.target import Target
 from dmr.wire.protocol import Committed, TakenOver
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
@@ -43,14 +43,14 @@ def before(owner: Any, name: str, act: Callable[..., None]) -> None:
     setattr(owner, name, patched)
 
 
-def last(newcomer: Any, *_: Any, **__: Any) -> None:
-    if newcomer.run.world.rank == newcomer.run.world.size - 1:
+def last(target: Any, *_: Any, **__: Any) -> None:
+    if target.run.world.rank == target.run.world.size - 1:
         strike()
 
 
-def late(newcomer: Any, *_: Any) -> None:
+def late(target: Any, *_: Any) -> None:
     """Strike once the old world is in MPI_Comm_connect: see the limits in dmr/README.md."""
-    if newcomer.run.world.rank == newcomer.run.world.size - 1:
+    if target.run.world.rank == target.run.world.size - 1:
         time.sleep(0.5)
         strike()
 
@@ -58,7 +58,7 @@ def late(newcomer: Any, *_: Any) -> None:
 def on(kind: type) -> Callable[..., None]:
     """Strike when a message of this kind is awaited or about to be said."""
 
-    def act(newcomer: Any, what: Any) -> None:
+    def act(target: Any, what: Any) -> None:
         if what is kind or isinstance(what, kind):
             strike()
 
@@ -115,7 +115,7 @@ def dawdle(_: Advection, run: dmr.Run) -> None:
 
 
 def install() -> None:
-    new, first = target.Newcomer, JOINS == "1"
+    new, first = Target, JOINS == "1"
     before(Advection, "step", dawdle)
     if FAULT == "files limited at a checkpoint":
         before(checkpoint, "write", small_files)
@@ -137,9 +137,9 @@ def install() -> None:
     elif FAULT == "new rank killed before acknowledging":
         before(new, "_acknowledge", last)
     elif FAULT == "new rank killed after acknowledging":
-        before(new, "_expect", on(Committed))
+        before(new, "expect", on(Committed))
     elif FAULT == "new rank killed when it has the job":
-        before(new, "_say", on(TakenOver))
+        before(new, "say", on(TakenOver))
     elif FAULT == "new world says no word":
         before(new, "_prepare", lambda *_: time.sleep(1000))
     elif FAULT == "new world cannot build":

@@ -8,20 +8,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-from dmr import driver
+from dmr.driver import Driver
 
-true_loop = driver.loop
+true_loop = Driver.loop
 
 
-def slow_loop(*arguments: Any) -> Iterator[int]:
-    for step in true_loop(*arguments):
+def slow_loop(driver: Driver) -> Iterator[int]:
+    for step in true_loop(driver):
         yield step
         if not Path("go").exists():
             time.sleep(float(os.environ.get("PACE_S", "0.02")))
 
 
-driver.loop = slow_loop
+Driver.loop = slow_loop  # type: ignore[method-assign]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,4 +1,4 @@
-"""A program on a node with so many MiB of memory left: little_room.py MIB PROGRAM ..."""
+"""A program on a node with so many MiB of memory left: little_memory.py MIB PROGRAM ..."""
 
 from __future__ import annotations
 

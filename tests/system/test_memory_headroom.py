@@ -14,12 +14,12 @@ from faulty_jobs import FAULTY, SMALL
 from own_loops import PROGRAM, lines, report
 from processes import MPDATA, MPIEXEC, Run, program
 
-LITTLE_ROOM = program("little_room")[1]
+LITTLE_MEMORY = program("little_memory")[1]
 NO_CACHE = {"XDG_CACHE_HOME": "/nonexistent"}  # what dmr probe may have found does not matter
 
 
 def own_loop(run: Run, mib: int, what: str) -> list[str]:
-    words = [PROGRAM[0], LITTLE_ROOM, str(mib), PROGRAM[1], what, "40"]
+    words = [PROGRAM[0], LITTLE_MEMORY, str(mib), PROGRAM[1], what, "40"]
     done = run(MPIEXEC, "-n", "2", *words, env=NO_CACHE)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
@@ -49,7 +49,7 @@ def test_ranks_that_cannot_stay_are_replaced_all_the_same(run: Run) -> None:
 @pytest.mark.parametrize(("mib", "strategy"), [(0, "merge"), (2**20, "warm")])
 def test_under_the_rms(mib: int, strategy: str) -> None:
     with served(2, "--policy", "fifo") as rms:
-        words = [sys.executable, LITTLE_ROOM, str(mib), FAULTY[1], "none", "run", *SMALL]
+        words = [sys.executable, LITTLE_MEMORY, str(mib), FAULTY[1], "none", "run", *SMALL]
         body = " ".join(["mpirun", *words, "--steps", "600"])
         job = rms.submit(body, "--mode", "malleable", "--nodes", "1-2", "--preferred", "1")
         rms.until(lambda: rms.row(job)["step"] > 40, "a look at the memory")

@@ -6,31 +6,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dmr.resize.memory import GIB, Room, free_on_host, held_on_host, thrifty, too_small
+from dmr.resize.memory import GIB, MemoryUse, free_on_host, held_on_host, merge_instead, shortage
 
 sizes = st.integers(0, 100)
-rooms = st.lists(st.builds(Room, st.sampled_from("abc"), sizes, sizes), max_size=8)
+uses = st.lists(st.builds(MemoryUse, st.sampled_from("abc"), sizes, sizes), max_size=8)
 
 
-@given(rooms)
-def test_a_copy_fits_where_all_it_holds_at_a_place_is_free(found: list[Room]) -> None:
+@given(uses)
+def test_a_copy_fits_where_all_it_holds_at_a_place_is_free(found: list[MemoryUse]) -> None:
     fits = all(
         sum(r.held for r in found if r.place == place)
         <= min(r.free for r in found if r.place == place)
         for place in {r.place for r in found}
     )
-    assert (too_small(found) is None) == fits
+    assert (shortage(found) is None) == fits
 
 
 def test_the_place_and_both_amounts_are_named() -> None:
-    found = [Room("node n1", GIB, 9 * GIB), *[Room("GPU 0 of node n1", 3 * GIB, 5 * GIB)] * 2]
-    assert too_small(found) == (
+    found = [
+        MemoryUse("node n1", GIB, 9 * GIB),
+        *[MemoryUse("GPU 0 of node n1", 3 * GIB, 5 * GIB)] * 2,
+    ]
+    assert shortage(found) == (
         "a second copy of this world needs 6 GiB on GPU 0 of node n1, where 5 GiB are free"
     )
 
 
 @pytest.mark.parametrize(
-    ("strategy", "ranks", "stays", "best"),
+    ("strategy", "ranks", "supports_merge", "best"),
     [
         ("warm", 0, True, "merge"),
         ("spawn", 9, True, "merge"),
@@ -41,8 +44,10 @@ def test_the_place_and_both_amounts_are_named() -> None:
         ("restart", 9, True, "restart"),  # all that works here
     ],
 )
-def test_merge_where_ranks_can_stay(strategy: str, ranks: int, stays: bool, best: str) -> None:
-    assert thrifty(strategy, ranks, [(0, 2), (1, 3)], stays=stays) == best
+def test_merge_where_ranks_can_stay(
+    strategy: str, ranks: int, supports_merge: bool, best: str
+) -> None:
+    assert merge_instead(strategy, ranks, [(0, 2), (1, 3)], supports_merge=supports_merge) == best
 
 
 def test_what_this_process_holds_and_what_is_left() -> None:

@@ -1,0 +1,216 @@
+"""What both sides of a resize share: one way to talk, to wait, and to fail together.
+
+The old world is the source, the new one the target. They exchange these messages, in this order;
+rank 0 of each speaks for its world, over a control channel that notices a death
+(:mod:`dmr.wire.channel`). Only fields go by MPI::
+
+    planned, requested   a scripted step, or a resize request of the RMS
+    booting              the new world starts, prepares, and waits for the old one
+    ready      source -> target   Header: progress, fields, options
+               target -> source   Accepted, or Refused and why
+    moving     source -> target   interiors, hashed (or Stored: the name of a checkpoint)
+               target -> source   Acknowledged: every hash agreed and ``build`` has run
+    committed  source -> target   Committed: the job is yours, and what it has cost
+               target -> source   TakenOver: the old ranks leave
+
+Merge has two messages more while it moves: Arrived (every cell is here) and Build (everywhere:
+build with us).
+
+Whatever fails before the last message rolls back: the source still has everything. A side fails
+on all its ranks together, by :class:`~dmr.errors.RolledBackError`, and tells the other side.
+Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from dmr.data.field import Field
+from dmr.errors import RolledBackError, TransferError
+from dmr.plan import Deadlines
+from dmr.values import ValuesError
+from dmr.wire.channel import ChannelError, ControlChannel
+from dmr.wire.protocol import Message, Refused
+from dmr.wire.ranks import SLEEP_S, Check, RankMessages
+
+T = TypeVar("T")
+P = TypeVar("P")
+M = TypeVar("M", bound=Message)
+
+FAILURES = (RolledBackError, ChannelError, TransferError, ValuesError, MemoryError)
+"""What may fail on one rank without the others being stuck in a collective call: a reason to roll
+back. Anything else ends the rank."""
+
+
+def reason(error: BaseException) -> str:
+    """Return why a resize failed; a MemoryError may have no words of its own."""
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}" if str(error) else "out of memory"
+    return str(error)
+
+
+class Side:
+    """One world's side of a resize.
+
+    Args:
+        messages: between rank 0 and the other ranks of this world.
+        deadlines: of every wait.
+
+    Attributes:
+        channels: rank 0's, one to each launch of the other world.
+        phase: how far the resize is, for what is said of a failure; "" to leave it out.
+    """
+
+    def __init__(self, messages: RankMessages, deadlines: Deadlines) -> None:
+        self.messages, self.deadlines = messages, deadlines
+        self.channels: list[ControlChannel] = []
+        self.phase = ""
+        self._early: dict[int, deque[Message]] = {}
+        """Messages that came before they were expected, by the place of their channel."""
+
+    # --- rank 0 and the other world ----------------------------------------------------------
+
+    def say(self, message: Message) -> None:
+        """Rank 0: send a message to the other world.
+
+        Raises:
+            ChannelError: it is gone.
+        """
+        for channel in self.channels:
+            channel.send(message)
+
+    def expect(self, kind: type[M]) -> list[M]:
+        """Rank 0: return the message that must come now, one from each channel.
+
+        Raises:
+            ChannelError: something else came, a refusal, or nothing in time.
+        """
+        found: list[M] = []
+        for place, channel in enumerate(self.channels):
+            early = self._early.get(place)
+            message = early.popleft() if early else channel.receive(self.deadlines.answer_s)
+            if isinstance(message, Refused):
+                raise ChannelError(message.why)
+            if not isinstance(message, kind):
+                raise ChannelError(f"expected {kind.__name__}, got {type(message).__name__}")
+            found.append(message)
+        return found
+
+    def check_other_world(self) -> None:
+        """Rank 0: notice that the other world is gone or has refused; keep what else it says.
+
+        Raises:
+            ChannelError: it is, or has.
+        """
+        for place, channel in enumerate(self.channels):
+            if channel.readable:
+                message = channel.receive(self.deadlines.answer_s)
+                if isinstance(message, Refused):
+                    raise ChannelError(message.why)
+                self._early.setdefault(place, deque()).append(message)
+
+    def check_alive(self, waited_s: float) -> None:
+        """Give up a wait for fields; called now and then with the seconds it has taken.
+
+        Raises:
+            RolledBackError: rank 0 has given up, the other world has, or nothing moves.
+        """
+        if not self.messages.is_root:
+            if self.messages.pending():
+                raise RolledBackError("rank 0 has given up")
+        else:
+            try:
+                self.check_other_world()
+            except ChannelError as error:
+                raise RolledBackError(str(error)) from None
+        if waited_s > self.deadlines.move_s:
+            raise RolledBackError(f"nothing moved for {self.deadlines.move_s:g} s")
+
+    # --- all ranks of this world -------------------------------------------------------------
+
+    def on_root(
+        self, work: Callable[[], T], check: Check | None = None, sleep_s: float = SLEEP_S
+    ) -> T:
+        """Return on all ranks what ``work`` gives on rank 0 (collective).
+
+        Raises:
+            RolledBackError: it failed; the other world has been told.
+        """
+        if not self.messages.is_root:
+            problem, result = self.messages.receive(check, sleep_s)
+        else:
+            problem, result = attempt(work)
+            if problem is not None:
+                problem = self.in_phase(problem)
+                for channel in self.channels:
+                    with contextlib.suppress(ChannelError):
+                        channel.send(Refused(problem))
+            self.messages.send_all((problem, result))
+        if problem is not None:
+            raise RolledBackError(problem)
+        found: T = result
+        return found
+
+    def conclude(
+        self,
+        problem: str | None,
+        part: P,
+        work: Callable[[list[P]], T],
+        check: Check | None = None,
+        *,
+        everywhere: bool = False,
+    ) -> T:
+        """Hear on rank 0 how every rank has done its part, and return what ``work`` makes of it.
+
+        Args:
+            problem: what this rank has found wrong, or None.
+            part: what it reports otherwise; ``work`` gets those of all ranks, in their order.
+            check: called on rank 0 while it waits for the others; without one, it notices the
+                end of the other world.
+            everywhere: have the others call ``check`` as well while they wait for rank 0.
+
+        Raises:
+            RolledBackError: a rank found something wrong, or ``work`` did; on all ranks, and the
+                other world has been told.
+        """
+
+        def gather(_: float) -> None:
+            self.check_other_world()
+
+        def on_root() -> T:
+            if problem is not None:
+                raise ChannelError(problem)
+            parts = [part]
+            for wrong, other in self.messages.collect(check or gather):
+                if wrong is not None:
+                    raise ChannelError(wrong)
+                parts.append(other)
+            return work(parts)
+
+        if not self.messages.is_root:
+            self.messages.report((problem, part))
+        return self.on_root(on_root, check if everywhere else None)
+
+    def in_phase(self, why: str) -> str:
+        """Return a failure with the phase in which it happened."""
+        return f"{why} (while {self.phase})" if self.phase else why
+
+
+def attempt(work: Callable[[], T]) -> tuple[str | None, T | None]:
+    """Return None and what ``work`` gives, or why it failed and None."""
+    try:
+        return None, work()
+    except FAILURES as error:
+        return reason(error), None
+
+
+def nothing(_: Sequence[Any]) -> None:
+    """Make nothing of what the ranks report."""
+
+
+def signature(fields: Mapping[str, Field]) -> dict[str, Any]:
+    """Return what both worlds must agree on."""
+    return {name: block.spec.signature() for name, block in fields.items()}
