@@ -25,8 +25,8 @@ from rms.core.policies import PolicyError
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.submit import Submission, admit
-from rms.formats.config import expand
 from rms.formats.jobscript import ScriptError, parse_ids
+from rms.formats.nodelist import expand
 from rms.launch.base import LaunchCommand
 from rms.wire.messages import METER_PATH, STRATEGIES, Metered, Poll, PollAnswer, Report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -11,6 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.formats.nodelist import NodeListError, expand
 
 Shape = TypeVar("Shape")
 
@@ -99,7 +99,11 @@ def read_cluster(path: Path) -> ClusterFile:
     slots: list[int] = []
     for group in raw.nodes:
         model = NodePower(group.power.idle_w, group.power.static_w, group.power.dynamic_w)
-        for name in expand(group.name):
+        try:
+            members = expand(group.name)
+        except NodeListError as error:
+            raise FileError(f"{path}: {error}") from None
+        for name in members:
             names.append(name)
             power.append(model)
             gpus.append(group.gpus)
@@ -154,28 +158,6 @@ def read_workload(
                 )
             specs.append(spec)
     return specs
-
-
-def expand(name: str) -> list[str]:
-    """Return the names in Slurm's bracket form: ``n[1-3,7]`` is n1, n2, n3, n7.
-
-    Raises:
-        FileError: brackets that do not parse.
-    """
-    match = re.fullmatch(r"([^\[\]]*)(?:\[([\d,\-]+)\])?([^\[\]]*)", name)
-    if match is None or not name:
-        raise FileError(f"expected a node name like n7 or n[1-36], got {name!r}")
-    head, ranges, tail = match.groups()
-    if ranges is None:
-        return [name]
-    found = []
-    for part in ranges.split(","):
-        low, _, high = part.partition("-")
-        if not low or (high and int(high) < int(low)) or part.endswith("-"):
-            raise FileError(f"expected a rising range in {name!r}, got {part!r}")
-        width = len(low) if low.startswith("0") else 0
-        found += [f"{head}{n:0{width}d}{tail}" for n in range(int(low), int(high or low) + 1)]
-    return found
 
 
 def _speedup(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:

@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TypeVar
 
-from rms.launch.slurm import output
+from rms.launch.slurm import output, output_json
 from rms.launch.slurm.output import (
     JobDetails,
     OutputError,
@@ -188,7 +188,7 @@ class Slurm:
         return self._read(
             ["squeue"],
             ["--noheader", "--array", "--states=all", f"--format={output.QUEUE_FORMAT}"],
-            output.queue_from_json,
+            output_json.queue_from_json,
             output.queue_from_text,
         )
 
@@ -207,7 +207,7 @@ class Slurm:
         return self._read(
             ["sinfo"],
             ["--noheader", "--Node", f"--format={output.NODES_FORMAT}"],
-            output.nodes_from_json,
+            output_json.nodes_from_json,
             output.nodes_from_text,
         )
 
@@ -227,7 +227,7 @@ class Slurm:
         return self._read(
             ["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
             ["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
-            output.records_from_json,
+            output_json.records_from_json,
             output.records_from_text,
         )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rms.launch.slurm import output
+from rms.launch.slurm import output, output_json
 from rms.launch.slurm import site as probe
 from rms.launch.slurm.commands import (
     CommandResult,
@@ -64,7 +64,7 @@ NO_JSON = CommandResult(1, "", "scontrol: unrecognized option '--json'\n")
 
 def test_the_queue_is_the_same_in_json_and_text() -> None:
     text = output.queue_from_text(sample("squeue.txt"))
-    assert by_job(output.queue_from_json(sample("squeue.json"))) == by_job(text)
+    assert by_job(output_json.queue_from_json(sample("squeue.json"))) == by_job(text)
     assert len(text) == 14
 
 
@@ -81,7 +81,7 @@ def test_a_queued_job() -> None:
 def test_waiting_tasks_are_a_row_each() -> None:
     for rows in (
         output.queue_from_text(sample("squeue.txt")),
-        output.queue_from_json(sample("squeue.json")),
+        output_json.queue_from_json(sample("squeue.json")),
     ):
         assert sorted(row.task or 0 for row in rows if row.job_id == 9) == [1, 2, 3, 4, 5, 6]
 
@@ -89,7 +89,7 @@ def test_waiting_tasks_are_a_row_each() -> None:
 @pytest.mark.parametrize("kind", ["", "-gres"])
 def test_nodes_are_the_same_in_json_and_text(kind: str) -> None:
     text = output.nodes_from_text(sample(f"sinfo{kind}.txt"))
-    assert output.nodes_from_json(sample(f"sinfo{kind}.json")) == text
+    assert output_json.nodes_from_json(sample(f"sinfo{kind}.json")) == text
 
 
 def test_a_draining_node() -> None:
@@ -107,7 +107,7 @@ def test_a_node_of_two_partitions_that_does_not_answer() -> None:
 def test_records_are_the_same_in_json_and_text() -> None:
     """In the same order too, where several begin in one second."""
     text = output.records_from_text(sample("sacct.txt"))
-    assert output.records_from_json(sample("sacct.json")) == text
+    assert output_json.records_from_json(sample("sacct.json")) == text
     assert [row.job_id for row in text] == [10, 11, 12, 11]
 
 
@@ -169,11 +169,11 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
     [
         (output.queue_from_text, "1|2|3\n"),
         (output.queue_from_text, "x|9|1|PENDING|1||None|1|1|1|root|winds\n"),
-        (output.queue_from_json, "squeue: error"),
-        (output.queue_from_json, "[]"),
-        (output.queue_from_json, '{"jobs": {}}'),
-        (output.queue_from_json, '{"jobs": [{"job_id": 1}]}'),
-        (output.nodes_from_json, '{"sinfo": []}'),
+        (output_json.queue_from_json, "squeue: error"),
+        (output_json.queue_from_json, "[]"),
+        (output_json.queue_from_json, '{"jobs": {}}'),
+        (output_json.queue_from_json, '{"jobs": [{"job_id": 1}]}'),
+        (output_json.nodes_from_json, '{"sinfo": []}'),
         (output.records_from_text, "1|2\n"),
         (output.details_from_text, "JobId=1 JobName=x\n"),
         (output.hosts, "n[1-"),
@@ -199,13 +199,13 @@ def test_json_with_states_as_lists_and_numbers_as_objects() -> None:
                 "number": value or 0,
             }
     want = by_job(output.queue_from_text(sample("squeue.txt")))
-    assert by_job(output.queue_from_json(json.dumps(read))) == want
+    assert by_job(output_json.queue_from_json(json.dumps(read))) == want
 
 
 def test_a_list_of_tasks_cut_short_is_refused() -> None:
     cut = sample("squeue.json").replace('"1-6%4"', '"1,3,5,7,..."')
     with pytest.raises(OutputError, match="list of tasks"):
-        output.queue_from_json(cut)
+        output_json.queue_from_json(cut)
 
 
 # -- The commands ----------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""Lists of nodes as Slurm writes them: ``n[1-3,7],gpu2``. Pure.
+
+ClusterShell's NodeSet sorts the names, and their order matters here (a job's script runs on its
+first node); python-hostlist keeps it, but may not be used under this project's licence.
+"""
+
+from __future__ import annotations
+
+import re
+
+_NAMES = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
+_NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?([^\[\]]*)")
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+class NodeListError(ValueError):
+    """A list of nodes that does not parse; one sentence, expected and got."""
+
+
+def expand(text: str) -> list[str]:
+    """Return the names in ``n[1-3,7],gpu2``: n1, n2, n3, n7, gpu2; ``n[08-10]`` keeps its zeros.
+
+    Raises:
+        NodeListError: it does not parse, or is empty.
+    """
+    parts = _NAMES.findall(text)
+    if not parts or ",".join(parts) != text:
+        raise NodeListError(f"expected nodes like n7 or n[1-36], got {text!r}")
+    return [name for part in parts for name in _expanded(part)]
+
+
+def _expanded(part: str) -> list[str]:
+    found = _NAME.fullmatch(part)
+    if found is None:
+        raise NodeListError(f"expected nodes like n7 or n[1-36], got {part!r}")
+    head, ranges, tail = found.groups()
+    if ranges is None:
+        return [part]
+    names = []
+    for each in ranges.split(","):
+        bounds = _RANGE.fullmatch(each)
+        low, high = ("", "") if bounds is None else (bounds[1], bounds[2] or bounds[1])
+        if bounds is None or int(high) < int(low):
+            raise NodeListError(f"expected a rising range in {part!r}, got {each!r}")
+        width = len(low) if low.startswith("0") else 0
+        names += [f"{head}{n:0{width}d}{tail}" for n in range(int(low), int(high) + 1)]
+    return names
