@@ -203,11 +203,6 @@ def test_version(run: Run, command: str) -> None:
     assert done.returncode == 0 and done.stdout.startswith(command)
 
 
-def test_dmr_completion_without_a_record(run: Run) -> None:
-    done = run(sys.executable, "-m", "dmr", "completion", "none.json")
-    assert done.returncode == 1 and "died without a word" in done.stderr
-
-
 def test_checkpoints_of_an_earlier_run_are_not_mixed_up(run: Run, tmp_path: Path) -> None:
     saving = ["--checkpoint-every", "2", "--checkpoint-dir", "saved"]
     assert run(*MPDATA, "run", *SMALL, *saving).returncode == 0

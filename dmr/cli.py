@@ -1,0 +1,124 @@
+"""The command ``dmr``: its parsers, and what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from rms.wire.messages import ProtocolError, read_completion
+from rms.wire.terminal import Parser, add_common, check_writable, emit_json, parser
+
+STRATEGIES = ("warm", "spawn", "merge", "restart")
+"""Ways of resizing that ``dmr bench`` measures."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status."""
+    arguments = _parser().parse_args(argv)
+    status: int = arguments.call(arguments)
+    return status
+
+
+def _parser() -> Parser:
+    top = parser("dmr", "Malleable MPI programs.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    completion = commands.add_parser(
+        "completion",
+        allow_abbrev=False,
+        help="say how a job ended (mpirun's own exit status cannot, after a resize)",
+    )
+    completion.add_argument("file", type=Path, metavar="FILE", help="its completion record")
+    completion.set_defaults(call=_completion)
+    add_common(completion)
+    probe = commands.add_parser("probe", allow_abbrev=False, help="what MPI can do here, tried")
+    probe.set_defaults(call=_probe)
+    add_common(probe)
+    bench = commands.add_parser("bench", allow_abbrev=False, help="measure a resize")
+    bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS")
+    bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS")
+    bench.add_argument("--mib", type=int, default=64, metavar="M", help="size of the field")
+    bench.add_argument("--strategy", default="warm", metavar="NAME")
+    bench.set_defaults(call=_bench)
+    add_common(bench)
+    return top
+
+
+def _failed(why: str, status: int = 1) -> int:
+    print(f"dmr: error: {why}", file=sys.stderr)
+    return status
+
+
+def _mpiexec() -> str | None:
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("mpiexec") or shutil.which("mpiexec", path=beside)
+
+
+def _probe(arguments: argparse.Namespace) -> int:
+    """Print what works here; exit 0 if MPI starts at all."""
+    from dmr.boot.probe import probe, table
+
+    mpiexec = _mpiexec()
+    if mpiexec is None:
+        return _failed("no mpiexec found; expected one on PATH")
+    found = probe(mpiexec, os.environ)
+    if arguments.json is not None:
+        emit_json(arguments.json, found)
+    if arguments.json != "-":
+        print("\n".join(table(found)))
+    return 0 if found["launches"] else 1
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    """Measure one resize."""
+    from dmr.bench.bench import BenchError, bench
+
+    problem = check_writable(arguments.json, "--json")
+    if min(arguments.old, arguments.new, arguments.mib) < 1:
+        problem = "expected at least 1 rank and 1 MiB in --from, --to and --mib"
+    if arguments.strategy not in STRATEGIES:
+        problem = f"expected a strategy of {', '.join(STRATEGIES)}, got {arguments.strategy!r}"
+    if problem is not None:
+        return _failed(problem, 2)
+    try:
+        found = bench(arguments.old, arguments.new, arguments.mib, arguments.strategy, _mpiexec())
+    except BenchError as error:
+        return _failed(str(error))
+    done = found["strategy"]
+    if done != arguments.strategy:
+        words = f"{arguments.strategy} cannot be had for this resize here; measured {done}"
+        print(f"dmr: note: {words}", file=sys.stderr)
+    if arguments.json is not None:
+        emit_json(arguments.json, found)
+    if arguments.json != "-":
+        for name, value in found.items():
+            print(f"{name:14s} {value:.6g}" if isinstance(value, float) else f"{name:14s} {value}")
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    """Print a completion record; exit as the job should have: 0 only if it is COMPLETED."""
+    try:
+        record = read_completion(arguments.file)
+    except FileNotFoundError:
+        return _failed(
+            f"expected a completion record, got no {arguments.file}: "
+            "the job has not ended, or died without a word"
+        )
+    except OSError as error:
+        return _failed(f"expected a completion record, got {arguments.file}: {error.strerror}", 2)
+    except ProtocolError as error:
+        return _failed(str(error), 2)
+    if arguments.json is not None:
+        emit_json(arguments.json, msgspec.to_builtins(record))
+    if arguments.json != "-":
+        print(
+            f"{record.state} at step {record.step} in world {record.generation} of "
+            f"{record.ranks} ranks{': ' if record.message else ''}{record.message}"
+        )
+    return record.exit_code

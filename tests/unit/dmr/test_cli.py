@@ -1,0 +1,42 @@
+"""What a user of ``dmr`` gets wrong: one sentence on standard error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dmr.cli import main
+
+BAD = [
+    (["completion", "none.json"], 1, "expected a completion record, got no none.json"),
+    (["completion", "."], 2, "expected a completion record, got .: Is a directory"),
+    (["bench", "--from", "0"], 2, "expected at least 1 rank and 1 MiB in --from, --to and --mib"),
+    (["bench", "--mib", "0"], 2, "expected at least 1 rank and 1 MiB in --from, --to and --mib"),
+    (["bench", "--strategy", "magic"], 2, "expected a strategy of warm, spawn, merge, restart"),
+    (["bench", "--json", "no/such/x.json"], 2, "expected an existing folder for --json"),
+]
+
+
+@pytest.mark.parametrize(("words", "status", "why"), BAD)
+def test_bad_input_is_one_sentence(
+    words: list[str],
+    status: int,
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == status
+    said = capsys.readouterr()
+    assert said.out == "" and len(said.err.splitlines()) == 1
+    assert said.err.startswith("dmr: error: ") and why in said.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["magic"], ["bench", "--from", "many"]])
+def test_bad_usage_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2 and "Traceback" not in capsys.readouterr().err
