@@ -1,70 +1,135 @@
-"""Charts of simulations: power over time, Gantt, and those of single experiments."""
+"""Figures: who held which node when, power over time, and curves of single experiments."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rms.core.timeline import Timeline
+from rms.core.model import sort_key
+from rms.wire.users import NodeSpan
+
+DPI = 120
+MOST_IN_LEGEND = 48
+"""With more jobs than this, those that are wide enough are named on their bars, and no others."""
+
+MOST_NAMED_NODES = 48
+"""Of more nodes than this, rows have numbers instead of names."""
 
 
-def _axes(width: float = 8.0, height: float = 4.5, columns: int = 1) -> tuple[Any, Any]:
-    import matplotlib
+@dataclass(frozen=True)
+class History:
+    """What happened on the nodes of a cluster, from ``start_s`` to ``end_s``.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    Attributes:
+        nodes: their names, in the order in which they are drawn.
+        spans: who held which node when.
+        power_w: ``(time, power of the cluster from then on)``.
+        start_s: the time that is drawn as 0.
+    """
 
-    return pyplot.subplots(1, columns, figsize=(width, height), layout="constrained")
+    nodes: Sequence[str]
+    spans: Sequence[NodeSpan]
+    power_w: Sequence[tuple[float, float]]
+    end_s: float
+    start_s: float = 0.0
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs that held nodes, tasks of an array in their order."""
+        return sorted({span.job for span in self.spans}, key=sort_key)
+
+    @property
+    def rows(self) -> list[str]:
+        """The nodes of the cluster, then those it no longer has."""
+        return list(dict.fromkeys([*self.nodes, *(span.node for span in self.spans)]))
+
+    def bars(self) -> list[tuple[int, str, float, float]]:
+        """Return of each span that took time ``(row, job, start, length)``, times in s."""
+        row = {name: at for at, name in enumerate(self.rows)}
+        ends = [self.end_s if span.end_s is None else span.end_s for span in self.spans]
+        return [
+            (row[span.node], span.job, span.start_s - self.start_s, end - span.start_s)
+            for span, end in zip(self.spans, ends, strict=True)
+            if end > span.start_s
+        ]
+
+    def power(self) -> tuple[list[float], list[float]]:
+        """Return times from ``start_s`` to ``end_s`` and the power from each on, W."""
+        inside = [(at, watts) for at, watts in self.power_w if self.start_s <= at <= self.end_s]
+        if inside and inside[-1][0] < self.end_s:
+            inside.append((self.end_s, inside[-1][1]))
+        return [at - self.start_s for at, _ in inside], [watts for _, watts in inside]
 
 
-def _save(figure: Any, path: Path) -> None:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def power_over_time(runs: Mapping[str, Timeline], path: Path, title: str) -> None:
-    """Draw the cluster's power over time, one line per mode."""
-    figure, axes = _axes()
-    for name, run in runs.items():
-        times = [at for at, _ in run.power_w]
-        axes.step(times, [w / 1e3 for _, w in run.power_w], where="post", label=name)
-    axes.set_xlabel("time (s)")
-    axes.set_ylabel("power of the cluster (kW)")
-    axes.set_ylim(bottom=0)
-    axes.set_title(title)
-    axes.legend()
+def gantt(history: History, path: Path, title: str) -> None:
+    """Draw who held which node when."""
+    figure = gantt_figure(history, title)
     _save(figure, path)
 
 
-def gantt(run: Timeline, time_s: float, path: Path, title: str) -> None:
-    """Draw who held which node when, from 0 to ``time_s``."""
-    # Nodes of an earlier cluster of the same daemon come after those it has now.
-    nodes = dict.fromkeys([*run.names, *(span.node for span in run.spans)])
-    row = {name: at for at, name in enumerate(nodes, 1)}
-    figure, axes = _axes(height=0.13 * len(row) + 1.5)
-    bars = [
-        (row[s.node], s.job, s.start_s, time_s if s.end_s is None else s.end_s) for s in run.spans
-    ]
-    bars = [bar for bar in bars if bar[3] > bar[2]]
-    names = sorted({job for _, job, _, _ in bars}, key=lambda job: (len(job), job))
-    for at, name in enumerate(names):
-        own = [(node, since, until) for node, job, since, until in bars if job == name]
-        axes.barh(
-            [node for node, _, _ in own],
-            [until - since for _, since, until in own],
-            left=[since for _, since, _ in own],
-            height=0.9,
-            color=f"C{at % 10}",
-            label=name,
-        )
+def gantt_figure(history: History, title: str) -> Any:
+    """Return the figure of :func:`gantt`."""
+    width, height = 8.0, 0.13 * len(history.rows) + 1.5
+    figure, axes = _axes(width, height)
+    jobs = history.jobs
+    _draw_bars(axes, history, _colors(jobs), named=len(jobs) > MOST_IN_LEGEND)
     axes.set_xlabel("time (s)")
     axes.set_ylabel("node")
-    axes.set_xlim(0, time_s)
     axes.set_title(title)
-    axes.legend(title="job", loc="center left", bbox_to_anchor=(1.0, 0.5))
+    if 0 < len(jobs) <= MOST_IN_LEGEND:
+        columns = -(-len(jobs) // 24)
+        legend = figure.legend(title="job", loc="outside right upper", ncols=columns)
+        size = legend.get_window_extent(figure.canvas.get_renderer())
+        inches = size.width / figure.dpi, size.height / figure.dpi
+        figure.set_size_inches(width + inches[0], max(height, inches[1] + 0.3))
+    return figure
+
+
+def power_over_time(histories: Mapping[str, History], path: Path, title: str) -> None:
+    """Draw the cluster's power over time, one line per name."""
+    _save(power_figure(histories, title), path)
+
+
+def power_figure(histories: Mapping[str, History], title: str) -> Any:
+    """Return the figure of :func:`power_over_time`."""
+    figure, axes = _axes()
+    scale, unit = _power_unit(histories.values())
+    for name, history in histories.items():
+        _draw_power(axes, history, scale, label=name)
+    axes.set_xlabel("time (s)")
+    axes.set_ylabel(f"power of the cluster ({unit})")
+    axes.set_title(title)
+    axes.legend()
+    return figure
+
+
+def side_by_side(
+    histories: Mapping[str, History], energy_j: Sequence[float], path: Path, power_source: str
+) -> None:
+    """Draw who held which node when, and the power of the cluster beside it, one row per name.
+
+    Args:
+        energy_j: of the cluster in each.
+        power_source: where the power comes from: ``model``, or meters by name.
+    """
+    figure, all_axes = _axes(12.0, 1.2 + 1.5 * len(histories), columns=2, rows=len(histories))
+    longest = max(history.end_s - history.start_s for history in histories.values())
+    jobs = sorted({job for history in histories.values() for job in history.jobs}, key=sort_key)
+    colors = _colors(jobs)
+    scale, unit = _power_unit(histories.values())
+    for (name, history), joules, (chart, curve) in zip(
+        histories.items(), energy_j, all_axes, strict=True
+    ):
+        _draw_bars(chart, history, colors, named=True, longest_s=longest)
+        chart.set_title(name, fontsize=9, loc="left")
+        _draw_power(curve, history, scale, color="tab:red", linewidth=1)
+        curve.set_title(f"{joules:.0f} J", fontsize=9, loc="left")
+        curve.set_ylabel(f"{unit} ({power_source})", fontsize=8)
+        curve.set_xlim(0, longest)
+    for axes in all_axes[-1]:
+        axes.set_xlabel("seconds since the first submit", fontsize=8)
     _save(figure, path)
 
 
@@ -98,3 +163,77 @@ def panels(
         axes.grid(alpha=0.3)
     figure.suptitle(title)
     _save(figure, path)
+
+
+def _axes(width: float = 8.0, height: float = 4.5, columns: int = 1, rows: int = 0) -> Any:
+    """Return a figure in inches, and its axes: one, a row of them, or rows if ``rows`` is set."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot.subplots(
+        rows or 1, columns, figsize=(width, height), layout="constrained", squeeze=not rows
+    )
+
+
+def _save(figure: Any, path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure.savefig(path, dpi=DPI)
+    pyplot.close(figure)
+
+
+def _draw_bars(
+    axes: Any,
+    history: History,
+    colors: Mapping[str, Any],
+    *,
+    named: bool,
+    longest_s: float | None = None,
+) -> None:
+    """Draw a bar for each time a job held a node.
+
+    Args:
+        colors: of each job.
+        named: write the job's id on bars that are long enough.
+        longest_s: the time that the axis shows, as long as the history if None.
+    """
+    shown_s = history.end_s - history.start_s if longest_s is None else longest_s
+    bars = history.bars()
+    for job in history.jobs:
+        own = [bar for bar in bars if bar[1] == job]
+        axes.barh(
+            [row for row, *_ in own],
+            [length for *_, length in own],
+            left=[start for _, _, start, _ in own],
+            height=0.9,
+            color=colors[job],
+            label=job,
+        )
+        for row, _, start, length in own:
+            if named and length > 0.04 * shown_s:
+                at = start + length / 2, row
+                axes.text(*at, job, ha="center", va="center", fontsize=7)
+    axes.set_xlim(0, shown_s)
+    if len(history.rows) <= MOST_NAMED_NODES:
+        axes.set_yticks(range(len(history.rows)), history.rows, fontsize=7)
+
+
+def _draw_power(axes: Any, history: History, scale: float, **style: Any) -> None:
+    times, watts = history.power()
+    axes.step(times, [each / scale for each in watts], where="post", **style)
+    axes.set_ylim(bottom=0)
+
+
+def _colors(jobs: Sequence[str]) -> dict[str, Any]:
+    import matplotlib
+
+    shades = matplotlib.colormaps["tab20"]
+    return {job: shades(at % shades.N) for at, job in enumerate(jobs)}
+
+
+def _power_unit(histories: Any) -> tuple[float, str]:
+    """Return the watts of a unit that suits the powers, and its name."""
+    most = max((watts for history in histories for watts in history.power()[1]), default=0.0)
+    return (1e3, "kW") if most >= 1e3 else (1.0, "W")

@@ -8,10 +8,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from rms.client.connection import ServerError, ask
-from rms.core.timeline import Timeline
+from rms.wire.files import write_whole
 from rms.wire.users import OVER, BooksAnswer, JobRow, NodeRow, Snapshot
 
 JOB_HEADS = ("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "NODELIST(REASON)")
@@ -74,33 +72,22 @@ def write_report(now: Snapshot, folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = _page(now, _figures(now, folder))
-        part = folder / "report.html.part"
-        part.write_text(text, encoding="utf-8")
-        part.replace(page)
+        write_whole(page, text)
     except OSError as error:
         raise ServerError(f"cannot write a report to {folder}: {error.strerror}") from None
     return page
 
 
 def _figures(now: Snapshot, folder: Path) -> list[Path]:
-    from rms.plots import gantt, power_over_time
+    from rms.plots import History, gantt, power_over_time
 
     books, spans = now.books, now.books.spans
     if not spans:
         return []
-    first, last = min(span.start_s for span in spans), books.now_s
-    seen = Timeline(books.nodes)
-    seen.power_w = [(at - first, watts) for at, watts in books.power_w if at >= first]
-    seen.spans = [
-        msgspec.structs.replace(
-            span,
-            start_s=span.start_s - first,
-            end_s=(last if span.end_s is None else span.end_s) - first,
-        )
-        for span in spans
-    ]
+    first = min(span.start_s for span in spans)
+    seen = History(books.nodes, spans, books.power_w, books.now_s, first)
     charts = [folder / "nodes.png", folder / "power.png"]
-    gantt(seen, last - first, charts[0], "who held which node")
+    gantt(seen, charts[0], "who held which node")
     source = books.energy.power_source
     power_over_time({books.policy: seen}, charts[1], f"power of the cluster ({source})")
     return charts

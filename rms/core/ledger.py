@@ -14,7 +14,24 @@ from rms.core.model import Job, JobId, Node, NodePower
 from rms.core.state import State
 from rms.wire.users import Books
 
-__all__ = ["Draw", "Ledger", "NodePower", "drawing"]
+__all__ = ["BalanceError", "Draw", "Ledger", "NodePower", "check_balance", "drawing"]
+
+BALANCE = 1e-9
+"""Sums of one energy in two ways may differ by this much of the cluster's."""
+
+
+class BalanceError(RuntimeError):
+    """Two sums of one energy differ: a defect of the program."""
+
+
+def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
+    """Refuse two sums of one energy that differ by more than rounding.
+
+    Raises:
+        BalanceError: they do.
+    """
+    if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
+        raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
 
 
 @dataclass(slots=True)
@@ -124,6 +141,15 @@ class Ledger:
     def owned_j(self) -> float:
         """The same, summed over owners."""
         return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
+
+    def check(self) -> None:
+        """Refuse books whose two sums differ.
+
+        Raises:
+            BalanceError: they do.
+        """
+        cluster_j = self.cluster_j
+        check_balance("owners' and nodes' energies to agree", self.owned_j, cluster_j, cluster_j)
 
     @property
     def power_w(self) -> float:

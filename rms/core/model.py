@@ -22,6 +22,12 @@ Node = NewType("Node", int)
 """Index of what is given to one job at a time: a node, or a slot where nodes are shared."""
 
 
+def sort_key(job_id: str) -> tuple[int, int]:
+    """Return what jobs are sorted by: number, then index in the array (-1 where it has none)."""
+    number, _, index = job_id.partition("_")
+    return int(number), int(index or -1)
+
+
 class Mode(StrEnum):
     """What a job allows (Iserte & Rojek, section 3)."""
 

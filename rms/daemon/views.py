@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rms.core.model import Job, JobId, Node
+from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.scheduler import repeats
 from rms.daemon.jobs import JobRuntime
 from rms.wire.users import HistoryEntry
@@ -24,7 +24,7 @@ def rows(daemon: Daemon) -> list[dict[str, Any]]:
     state, now_s = daemon.engine.state, daemon.time()
     waiting = [*state.pending.values(), *state.too_wide.values()]
     jobs = [*state.ended.values(), *state.running.values(), *waiting]
-    return [_row(daemon, job, now_s) for job in sorted(jobs, key=lambda j: _sort_key(j.spec.id))]
+    return [_row(daemon, job, now_s) for job in sorted(jobs, key=lambda j: sort_key(j.spec.id))]
 
 
 def _row(daemon: Daemon, job: Job, now_s: float) -> dict[str, Any]:
@@ -93,8 +93,3 @@ def history(daemon: Daemon, job_id: JobId) -> list[HistoryEntry]:
         return known
     now = scheduler.entry(daemon.time(), waits)
     return known if known and repeats(now, known[-1]) else [*known, now]
-
-
-def _sort_key(job_id: str) -> tuple[int, int]:
-    number, _, index = job_id.partition("_")
-    return int(number), int(index or -1)

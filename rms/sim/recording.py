@@ -38,6 +38,7 @@ def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
     simulation = Simulation(specs, site, policy, record=False, observer=found.observe)
     simulation.run()
     ledger = simulation.ledger
+    ledger.check()
     first = min(spec.submit_s for spec in specs)
     found.time_s = max(job.end_s or 0.0 for job in simulation.engine.state.ended.values()) - first
     found.busy_j, found.idle_j = sum(ledger.busy_j.values()), ledger.idle_j

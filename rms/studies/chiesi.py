@@ -99,9 +99,7 @@ def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> 
     simulation = Simulation(specs, where, made, record=False, observer=reckoned.look)
     simulation.run()
     ledger, jobs = simulation.ledger, simulation.engine.state.ended.values()
-    gap = abs(ledger.owned_j - ledger.cluster_j)
-    if gap > 1e-9 * ledger.cluster_j:
-        raise AssertionError(f"expected energies to balance, got a difference of {gap} J")
+    ledger.check()
     last = [0.0] * len(where.power)
     for job in jobs:
         host = where.host[job.nodes[0]]

@@ -15,7 +15,6 @@ import msgspec
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
 from rms.sim.recording import Recording, record
-from rms.sim.run import BALANCE
 
 DATA = Path(__file__).parent / "data"
 COLUMNS = ("time_s", "busy_kj", "idle_kj", "cluster_kj", "allocation_pct")
@@ -52,25 +51,29 @@ def iserte_rojek(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]
         "sensitivity": sensitivity,
     }
     if figures is not None:
-        from rms.plots import gantt, power_over_time
-
-        for number, cluster in ((9, "m2090"), (10, "k80")):
-            for policy in ("array-share-paper", "array-share"):
-                runs = {str(m): kept[cluster, m, policy] for m in Mode}
-                power_over_time(
-                    {name: run.timeline for name, run in runs.items()},
-                    figures / f"figure-{number}-{policy}.png",
-                    f"{cluster}, {policy}",
-                )
-                for name, run in runs.items():
-                    gantt(
-                        run.timeline,
-                        run.time_s,
-                        figures / f"gantt-{cluster}-{policy}-{name}.png",
-                        f"{cluster}, {name}",
-                    )
+        _draw(kept, figures)
         lines += ["", f"figures in {figures}"]
     return result, lines, good
+
+
+def _draw(kept: Mapping[tuple[str, str, str], Recording], folder: Path) -> None:
+    """Draw power over time (figures 9 and 10) and who held which node when."""
+    from rms.plots import History, gantt, power_over_time
+
+    for number, cluster in ((9, "m2090"), (10, "k80")):
+        for policy in ("array-share-paper", "array-share"):
+            runs = {str(mode): kept[cluster, mode, policy] for mode in Mode}
+            histories = {
+                name: History(
+                    run.timeline.names, run.timeline.spans, run.timeline.power_w, run.time_s
+                )
+                for name, run in runs.items()
+            }
+            path = folder / f"figure-{number}-{policy}.png"
+            power_over_time(histories, path, f"{cluster}, {policy}")
+            for name, history in histories.items():
+                path = folder / f"gantt-{cluster}-{policy}-{name}.png"
+                gantt(history, path, f"{cluster}, {name}")
 
 
 def jobs(
@@ -140,8 +143,6 @@ def _row(
 
 
 def _columns(run: Recording, data: Mapping[str, Any]) -> dict[str, float]:
-    if abs(run.owned_j - run.cluster_j) > BALANCE * run.cluster_j:
-        raise AssertionError("expected energies to balance")
     return {
         "time_s": run.time_s,
         "busy_kj": run.busy_j / 1e3,

@@ -1,0 +1,82 @@
+"""What is on the figures: legends inside them, powers in units that suit them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rms.plots import (
+    MOST_IN_LEGEND,
+    History,
+    gantt,
+    gantt_figure,
+    power_figure,
+    power_over_time,
+    side_by_side,
+)
+from rms.wire.users import NodeSpan
+
+PNG = b"\x89PNG"
+
+
+def history(nodes: int, jobs: int, watts: float = 20.0) -> History:
+    """Return jobs one after the other, each on all nodes for ten seconds."""
+    names = [f"n{n}" for n in range(nodes)]
+    spans = [
+        NodeSpan(name, f"{job}_7", 10.0 * job, 10.0 * (job + 1))
+        for job in range(1, jobs + 1)
+        for name in names
+    ]
+    return History(names, spans, [(10.0, watts)], 10.0 * (jobs + 1), 10.0)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 36])
+@pytest.mark.parametrize("jobs", [1, 9, 25, MOST_IN_LEGEND])
+def test_the_legend_is_inside_the_figure(nodes: int, jobs: int) -> None:
+    figure = gantt_figure(history(nodes, jobs), "who held which node")
+    figure.canvas.draw()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [
+        f"{job}_7" for job in range(1, jobs + 1)
+    ]
+    box, whole = legend.get_window_extent(), figure.bbox
+    assert box.x0 >= 0 and box.x1 <= whole.width and box.y0 >= 0 and box.y1 <= whole.height
+    (axes,) = figure.axes
+    beside = axes.get_window_extent()
+    assert beside.x1 <= box.x0 and beside.width > 4 * figure.dpi, "beside the bars, not over them"
+
+
+def test_of_many_jobs_the_bars_have_names() -> None:
+    figure = gantt_figure(history(1, MOST_IN_LEGEND + 1), "who held which node")
+    assert figure.legends == []
+    few = gantt_figure(history(1, 9), "who held which node")
+    assert len(few.axes[0].texts) == 0
+
+
+@pytest.mark.parametrize(
+    ("watts", "unit", "drawn"), [(20.0, "W", 20.0), (999.0, "W", 999.0), (1500.0, "kW", 1.5)]
+)
+def test_power_has_a_unit_that_suits_it(watts: float, unit: str, drawn: float) -> None:
+    figure = power_figure({"fifo": history(2, 3, watts)}, "power")
+    (axes,) = figure.axes
+    assert axes.get_ylabel() == f"power of the cluster ({unit})"
+    (line,) = axes.lines
+    assert list(line.get_xdata()) == [0.0, 30.0] and list(line.get_ydata()) == [drawn] * 2
+
+
+def test_spans_that_are_open_end_with_the_history() -> None:
+    spans = [NodeSpan("a", "2", 5.0, None), NodeSpan("gone", "1", 1.0, 5.0)]
+    seen = History(["a", "b"], spans, [], 9.0, 1.0)
+    assert seen.rows == ["a", "b", "gone"]
+    assert seen.bars() == [(0, "2", 4.0, 4.0), (2, "1", 0.0, 4.0)]
+
+
+def test_every_figure_is_written(tmp_path: Path) -> None:
+    seen = history(1, 3)
+    gantt(seen, tmp_path / "gantt.png", "who held which node")
+    power_over_time({"fifo": seen}, tmp_path / "power.png", "power")
+    both = {"fixed: 30.0 s": seen, "flexible: 30.0 s": seen}
+    side_by_side(both, [600.0, 600.0], tmp_path / "modes.png", "model")
+    for path in tmp_path.iterdir():
+        assert path.read_bytes().startswith(PNG)
