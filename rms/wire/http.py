@@ -1,20 +1,28 @@
 """One request to the daemon, over a Unix socket or TCP. Standard library only.
 
-Every rank and every launcher line imports this, so it does without ``http.client``, whose import
-(with ``email`` and ``ssl``) takes as long as all else that a launcher line needs.
+Compute nodes import this: a thread of rank 0 uses it to hear of resizes.
 """
 
 from __future__ import annotations
 
+import http.client
 import socket
-from typing import BinaryIO
-
-MOST_HEADERS = 100
-"""Header lines of an answer, at most; the daemon sends four."""
+from urllib.parse import urlsplit
 
 
 class UnreachableError(OSError):
     """Nobody answers at the server's address."""
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
 
 
 def request(
@@ -29,68 +37,27 @@ def request(
     """Send a request to ``unix:PATH`` or ``http://HOST:PORT``; return status and body.
 
     Raises:
-        UnreachableError: no connection, it broke off, or what answers does not speak HTTP.
+        UnreachableError: no connection, or it broke off.
         ValueError: an address of another form.
     """
-    where = _parse(server)
-    lines = [
-        f"{method} {path} HTTP/1.1",
-        "Host: localhost",
-        "Connection: close",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        *([f"Authorization: Bearer {token}"] if token else []),
-    ]
-    head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1")
+    connection = _connect(server, timeout_s)
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
     try:
-        with _connect(where, timeout_s) as connection:
-            connection.sendall(head + body)
-            with connection.makefile("rb") as answer:
-                return _read(answer)
-    except OSError as error:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException) as error:
         raise UnreachableError(f"no answer from {server}: {error}") from None
-
-
-def _read(answer: BinaryIO) -> tuple[int, bytes]:
-    """Return status and body of an answer; one that is not whole is an OSError."""
-    status = answer.readline(1000).split(b" ")
-    if not status[0].startswith(b"HTTP/1.") or len(status) < 2 or not status[1].isdigit():
-        raise OSError("it broke off" if status == [b""] else "what answers does not speak HTTP")
-    length: int | None = None
-    for _ in range(MOST_HEADERS):
-        line = answer.readline(10_000)
-        if not line:
-            raise OSError("it broke off")
-        name, _, value = line.strip().partition(b":")
-        if not name:
-            break
-        if name.lower() == b"content-length" and value.strip().isdigit():
-            length = int(value)
-    body = answer.read() if length is None else answer.read(length)
-    if len(body) < (length or 0):
-        raise OSError(f"it broke off after {len(body)} of {length} bytes")
-    return int(status[1]), body
-
-
-def _parse(server: str) -> str | tuple[str, int]:
-    """Return the path of a Unix socket, or host and port."""
-    if server.startswith("unix:"):
-        return server.removeprefix("unix:")
-    scheme, _, rest = server.partition("://")
-    host, _, port = rest.rstrip("/").rpartition(":")
-    if scheme != "http" or not host or not port.isdigit():
-        raise ValueError(f"expected unix:PATH or http://HOST:PORT, got {server!r}")
-    return host.strip("[]"), int(port)
-
-
-def _connect(where: str | tuple[str, int], timeout_s: float) -> socket.socket:
-    if isinstance(where, tuple):
-        return socket.create_connection(where, timeout_s)
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(timeout_s)
-        connection.connect(where)
-    except OSError:
+    finally:
         connection.close()
-        raise
-    return connection
+
+
+def _connect(server: str, timeout_s: float) -> http.client.HTTPConnection:
+    if server.startswith("unix:"):
+        return _UnixConnection(server.removeprefix("unix:"), timeout_s)
+    parts = urlsplit(server)
+    if parts.scheme != "http" or not parts.hostname or not parts.port:
+        raise ValueError(f"expected unix:PATH or http://HOST:PORT, got {server!r}")
+    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
