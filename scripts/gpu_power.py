@@ -3,7 +3,7 @@
 import threading
 import time
 
-from rms.power.samplers import NvidiaSmi, Reading, integrate
+from rms.power.nvidia_smi import NvidiaSmi, Reading, integrate
 
 EVERY_S = 0.1
 

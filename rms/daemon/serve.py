@@ -15,7 +15,7 @@ from rms.daemon.journal import Journal
 from rms.daemon.resize import BOOT_S
 from rms.daemon.server import bind, serve
 from rms.launch.base import Engine
-from rms.power.samplers import NvidiaSmi, Reading
+from rms.power.nvidia_smi import NvidiaSmi, Reading
 
 
 @contextlib.contextmanager

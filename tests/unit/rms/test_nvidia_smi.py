@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rms.launch.processes import alive
-from rms.power.samplers import NvidiaSmi, Reading, available, integrate, parse_line
+from rms.power.nvidia_smi import NvidiaSmi, Reading, available, integrate, parse_line
 
 DEADLINE_S = 20.0
 RECORDING = """\

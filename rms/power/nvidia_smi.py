@@ -1,4 +1,4 @@
-"""Power as nvidia-smi reads it, and the energy under such a curve. Knows nothing of jobs."""
+"""Power of GPUs by nvidia-smi, and the energy under such a curve. Knows nothing of jobs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
+
+from rms.power.meter import MeterError
 
 QUERY = ("--query-gpu=timestamp,index,power.draw", "--format=csv,noheader,nounits")
 LINE = re.compile(r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*")
@@ -146,3 +148,37 @@ def available(program: str = "nvidia-smi") -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return any(map(parse_line, done.stdout.decode(errors="replace").splitlines()))
+
+
+@dataclass
+class Devices:
+    """All GPUs of this machine together, by nvidia-smi."""
+
+    program: str = "nvidia-smi"
+    _power_w: dict[int, float] = field(default_factory=dict)
+    _sampler: NvidiaSmi | None = None
+
+    source = "nvidia-smi"
+
+    def read(self, now_s: float) -> float | None:
+        """Return their newest power, W; None while there is no reading yet.
+
+        Raises:
+            MeterError: there are none, or nvidia-smi has ended.
+        """
+        if self._sampler is None:
+            if not available(self.program):
+                raise MeterError(f"{self.program} reads no device")
+            self._sampler = NvidiaSmi(self.program)
+            self._sampler.start(self._take)
+        if self._sampler.error is not None:
+            raise MeterError(self._sampler.error)
+        return sum(self._power_w.values()) if self._power_w else None
+
+    def _take(self, reading: Reading) -> None:
+        self._power_w[reading.gpu] = reading.power_w
+
+    def close(self) -> None:
+        """End nvidia-smi."""
+        if self._sampler is not None:
+            self._sampler.close()

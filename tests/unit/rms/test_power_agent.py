@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -9,7 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.power.agent import Devices, Meter, MeterError, Rapl, run
+from rms.power.agent import run
+from rms.power.meter import MeterError, NodeMeter
+from rms.power.nvidia_smi import Devices
+from rms.power.rapl import Rapl
 from rms.wire.messages import Metered
 
 RANGE_UJ = 262_143_328_850
@@ -35,8 +41,8 @@ def powercap(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def meter(folder: Path, program: str = "no-such-program") -> Meter:
-    return Meter("n1", Rapl(folder), Devices(program))
+def meter(folder: Path, program: str = "no-such-program") -> NodeMeter:
+    return NodeMeter("n1", [Rapl(folder), Devices(program)])
 
 
 def test_packages_only_are_summed(powercap: Path) -> None:
@@ -132,5 +138,28 @@ def test_packages_and_devices_are_one_node(powercap: Path, tmp_path: Path) -> No
     try:
         run(found, tell, 0.01, over, lambda: next(clock))
     finally:
-        found.devices.close()
+        found.close()
     assert told == [Metered("n1", "rapl and nvidia-smi", 100.0)]
+
+
+LISTS_MODULES = "import sys; print('\\n'.join(sys.modules))"
+
+
+def modules_after(code: str) -> set[str]:
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RMS_")}
+    command = [sys.executable, "-c", f"{code}\n{LISTS_MODULES}"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
+def test_a_compute_node_imports_the_messages_and_msgspec_only() -> None:
+    """The agent is started, up to where it finds no daemon to tell."""
+    started = "import rms.power.agent as agent; assert agent.main([]) == 1"
+    found = modules_after(started) - modules_after("")
+    own = {name for name in found if name.partition(".")[0] in ("rms", "dmr", "mpdata")}
+    allowed = ("rms.power", "rms.wire")
+    assert {name for name in own if not name.startswith(allowed)} <= {"rms", "rms._version"}
+    others = {name.partition(".")[0] for name in found - own}
+    foreign = others - set(sys.stdlib_module_names)
+    assert foreign <= {"msgspec", "typing_extensions"}  # the second by msgspec, where it is there
+    assert not others & {"asyncio", "email", "http", "ssl", "sqlite3"}
