@@ -12,10 +12,10 @@ from pathlib import Path
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.client.connection import state_folder
 from rms.core.policies import PolicyError, placing
-from rms.daemon import serve as daemon
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.recovery import replay as replay_entries
-from rms.daemon.server import ServeError
+from rms.daemon.serve import ServeOptions, run_daemon
+from rms.daemon.sockets import ServeError
 from rms.formats.config import FileError
 from rms.launch import machine
 from rms.launch.base import Engine
@@ -69,16 +69,14 @@ def serve(arguments: argparse.Namespace) -> int:
     state = (arguments.state or state_folder(os.environ)).absolute()
     with refuse_on(FileError, PolicyError, JournalError, ServeError, SlurmError, OSError):
         placing(arguments.policy)
-        daemon.run_daemon(
-            state,
-            _engine(arguments),
+        options = ServeOptions(
             arguments.policy,
             arguments.listen or f"unix:{state / 'socket'}",
-            say,
-            grace_s=arguments.grace,
-            parent=os.getppid() if arguments.with_parent else None,
-            boot_s=arguments.boot_deadline,
+            arguments.grace,
+            arguments.boot_deadline,
+            os.getppid() if arguments.with_parent else None,
         )
+        run_daemon(state, _engine(arguments), options, say)
     return 0
 
 

@@ -1,19 +1,25 @@
-"""``rms serve``: this machine, or a cluster file, as an RMS."""
+"""A daemon from its start to its end: journal, sockets, HTTP server, and the loop that watches."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+import uvicorn
+
+from rms.daemon import sockets
 from rms.daemon.daemon import GRACE_S, Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.resize import BOOT_S
-from rms.daemon.server import bind, serve
+from rms.daemon.server import WATCH_S, Routes
 from rms.launch.base import Engine
 from rms.power.nvidia_smi import NvidiaSmi, Reading
 
@@ -36,47 +42,108 @@ def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
+@dataclass(frozen=True)
+class ServeOptions:
+    """How a daemon is run.
+
+    Attributes:
+        listen: ``unix:PATH`` or ``tcp:HOST:PORT``.
+        grace_s: from SIGTERM to SIGKILL of a job.
+        boot_s: deadline for a world that boots beside a running one.
+        parent: process whose end is the daemon's too, or None.
+    """
+
+    policy: str
+    listen: str
+    grace_s: float = GRACE_S
+    boot_s: float = BOOT_S
+    parent: int | None = None
+
+
 def run_daemon(
-    state: Path,
-    engine: Engine,
-    policy: str,
-    listen: str,
-    say: Callable[[str], None],
-    *,
-    grace_s: float = GRACE_S,
-    parent: int | None = None,
-    boot_s: float = BOOT_S,
+    state: Path, engine: Engine, options: ServeOptions, say: Callable[[str], None]
 ) -> None:
-    """Run a daemon until it is told to stop (or its ``parent`` process is gone)."""
+    """Run a daemon until it is told to stop (or its ``parent`` process is gone).
+
+    Raises:
+        JournalError, ServeError, OSError: it cannot be started.
+    """
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
         Journal.open(state / "journal.sqlite") as journal,
         contextlib.ExitStack() as stack,
     ):
-        sockets, address = [], ""
-        for where in _addresses(state, listen, journal, remote=engine.remote):
-            sock, address = bind(where)
-            stack.callback(_unbind, sock, where)
-            sockets.append(sock)
+        listening, address = [], ""
+        for where in _addresses(state, options.listen, journal, remote=engine.remote):
+            sock, address = sockets.bind(where)
+            stack.callback(sockets.close, sock, where)
+            listening.append(sock)
         if engine.remote:
-            journal.note("port", {"port": sockets[-1].getsockname()[1]})
+            journal.note("port", {"port": listening[-1].getsockname()[1]})
         launcher = engine.launcher(state, _instance_id(journal), address)
         stack.callback(launcher.close)
         daemon = Daemon(
-            *(engine.cluster, policy, journal, launcher, time.time, say, grace_s, boot_s),
+            engine.cluster,
+            options.policy,
+            journal,
+            launcher,
+            time.time,
+            say,
+            options.grace_s,
+            options.boot_s,
             engine.where,
         )
         token = _token(state / "token")
 
-        def ready() -> None:
-            say(f"serving at {address}")
-            launcher.open()
-
         async def main() -> None:
+            stopping = _stop_on_signals()
             with metered(daemon, say):
-                await serve(daemon, sockets, ready, parent, token)
+                server = _server(Routes(daemon, stopping.set, token))
+                serving = asyncio.create_task(server.serve(sockets=listening))
+                say(f"serving at {address}")
+                launcher.open()
+                await _watch(daemon, stopping, options.parent)
+                server.should_exit = server.force_exit = True
+                await serving
 
         asyncio.run(main())
+
+
+def _server(routes: Routes) -> uvicorn.Server:
+    """Return the HTTP server, signals left alone: the jobs are to end before it does."""
+    config = uvicorn.Config(routes.app(), log_level="critical", lifespan="off", access_log=False)
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    return server
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Return what is set when the daemon is told to stop.
+
+    The last two signals are what users have Slurm send before the end (--signal).
+    """
+    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        loop.add_signal_handler(number, stopping.set)
+    return stopping
+
+
+async def _watch(daemon: Daemon, stopping: asyncio.Event, parent: int | None) -> None:
+    """Let the daemon look at its processes until it is told to stop and all jobs are over."""
+    told = False
+    while not (told and daemon.idle):
+        daemon.watch()
+        if parent is not None and os.getppid() != parent:
+            stopping.set()
+        reason = "" if told else daemon.launcher.shutdown_reason()
+        if reason:
+            daemon.say(reason)
+            stopping.set()
+        if stopping.is_set() and not told:
+            told = True
+            daemon.stop()
+        await asyncio.sleep(WATCH_S)
 
 
 def _instance_id(journal: Journal) -> str:
@@ -97,12 +164,6 @@ def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> l
         return [listen]
     port = journal.notes("port").get("port", {"port": 0})["port"]
     return [listen, f"tcp:{socket.gethostname()}:{port}"]
-
-
-def _unbind(sock: socket.socket, where: str) -> None:
-    sock.close()
-    if where.startswith("unix:"):
-        Path(where.removeprefix("unix:")).unlink(missing_ok=True)
 
 
 def _token(path: Path) -> str:

@@ -13,6 +13,7 @@ from rms.core.model import JobId, JobSpec, Mode
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
+    Array,
     Options,
     ScriptError,
     expand_output,
@@ -20,19 +21,10 @@ from rms.formats.jobscript import (
     parse_script,
 )
 from rms.wire.messages import COOLDOWN_VARIABLE
+from rms.wire.users import Submission, SubmitOptions
 
 if TYPE_CHECKING:
     from rms.daemon.daemon import Daemon
-
-
-class Submission(msgspec.Struct, forbid_unknown_fields=True):
-    """What ``rms submit`` sends: the script as it is now, and where and how to run it."""
-
-    text: str
-    name: str
-    cwd: str
-    env: dict[str, str]
-    options: dict[str, Any]
 
 
 def admit(daemon: Daemon, body: Submission) -> list[str]:
@@ -42,26 +34,22 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
         ScriptError: the script or its options cannot be run.
     """
     number = daemon.next_id()
-    folder = daemon.launcher.state / "jobs" / str(number)
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "script"
-    script.write_text(body.text)
-    script.chmod(0o700)
+    jobs = daemon.launcher.state / "jobs"
+    script = _keep_script(jobs / str(number), body.text)
     options = _options(body.options).over(parse_script(script).options)
-    array = None if options.array is None else parse_array(options.array)
-    low, high = options.nodes or (1, 1)
-    name = options.job_name or body.name
-    indices: list[int | None] = [None] if array is None else list(array.indices)
     if options.dependency is not None:
         raise ScriptError("--dependency is not in this version; expected a script without it")
+    array = None if options.array is None else parse_array(options.array)
+    indices: list[int | None] = [None] if array is None else list(array.indices)
+    requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
+    name = options.job_name or body.name
     specs: list[JobSpec] = []
     notes: dict[JobId, dict[str, Any]] = {}
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
-        specs.append(_spec(job_id, daemon.time(), options, low, high, number, array))
-        pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
+        specs.append(_spec(job_id, daemon.time(), options, array))
         output = expand_output(
-            pattern,
+            options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT),
             array_id=str(number),
             index=index,
             job_id=job_id,
@@ -77,18 +65,25 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "output": str(Path(body.cwd) / output),
             "array": str(number),
             "index": index,
-            "requeue": (
-                daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
-            ),
+            "requeue": requeue,
         }
-        (daemon.launcher.state / "jobs" / job_id).mkdir(parents=True, exist_ok=True)
+        (jobs / job_id).mkdir(parents=True, exist_ok=True)
     daemon.submit(specs, notes)
     return [spec.id for spec in specs]
 
 
-def _options(raw: dict[str, Any]) -> Options:
+def _keep_script(folder: Path, text: str) -> Path:
+    """Write the script as it is now; what becomes of the user's file does not matter later."""
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "script"
+    script.write_text(text)
+    script.chmod(0o700)
+    return script
+
+
+def _options(given: SubmitOptions) -> Options:
     try:
-        return msgspec.convert(raw, Options)
+        return msgspec.convert(given, Options, from_attributes=True)
     except msgspec.ValidationError as error:
         raise ScriptError(str(error)) from None
 
@@ -97,10 +92,8 @@ def _cooldown(options: Options) -> dict[str, str]:
     return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
 
 
-def _spec(
-    job_id: JobId, now: float, options: Options, low: int, high: int, number: int, array: Any
-) -> JobSpec:
-    limit = None if options.time_s is None or math.isinf(options.time_s) else options.time_s
+def _spec(job_id: JobId, now: float, options: Options, array: Array | None) -> JobSpec:
+    low, high = options.nodes or (1, 1)
     try:
         return JobSpec(
             id=job_id,
@@ -109,8 +102,8 @@ def _spec(
             nodes_max=high,
             preferred=high if options.preferred is None else options.preferred,
             mode=options.mode or Mode.FIXED,
-            limit_s=limit,
-            array=None if array is None else str(number),
+            limit_s=None if options.time_s in (None, math.inf) else options.time_s,
+            array=None if array is None else job_id.partition("_")[0],
             array_limit=None if array is None else array.limit,
             power_w=options.power_w,
         )

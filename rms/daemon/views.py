@@ -1,85 +1,84 @@
-"""What clients see of the daemon."""
+"""What users' commands see of the daemon; looking changes nothing."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.scheduler import repeats
 from rms.daemon.jobs import JobRuntime
-from rms.wire.users import HistoryEntry
+from rms.wire.users import BooksAnswer, HistoryEntry, JobRow, NodeRow, ResizeRow, SlurmRow
 
 if TYPE_CHECKING:
     from rms.daemon.daemon import Daemon
 
 
-def job(daemon: Daemon, job_id: JobId) -> Job | None:
-    """Return a job, whatever its state."""
-    state = daemon.engine.state
-    return state.job(job_id)
-
-
-def rows(daemon: Daemon) -> list[dict[str, Any]]:
-    """Return one row per job, for queue, show, acct and reports."""
+def jobs(daemon: Daemon, wanted: Callable[[str], bool] = lambda _: True) -> list[JobRow]:
+    """Return a row for each wanted job, for queue, show, acct and reports, by rising id."""
     state, now_s = daemon.engine.state, daemon.time()
-    waiting = [*state.pending.values(), *state.too_wide.values()]
-    jobs = [*state.ended.values(), *state.running.values(), *waiting]
-    return [_row(daemon, job, now_s) for job in sorted(jobs, key=lambda j: sort_key(j.spec.id))]
+    by_state = (state.ended, state.running, state.pending, state.too_wide)
+    found = [job for group in by_state for job_id, job in group.items() if wanted(job_id)]
+    return [_row(daemon, job, now_s) for job in sorted(found, key=lambda j: sort_key(j.spec.id))]
 
 
-def _row(daemon: Daemon, job: Job, now_s: float) -> dict[str, Any]:
-    live = daemon.live.get(job.spec.id, JobRuntime({}))
-    about = daemon.launcher.job_details(job.spec.id)
-    return {
-        "id": job.spec.id,
-        "name": live.note.get("name", ""),
-        "state": str(job.state),
-        "mode": str(job.spec.mode),
-        "submit_s": job.spec.submit_s,
-        "start_s": job.start_s,
-        "end_s": job.end_s,
-        "nodes": [daemon.cluster.names[n] for n in job.nodes] if job.end_s is None else [],
-        "size": len(job.nodes),
-        "nodes_min": job.spec.nodes_min,
-        "nodes_max": job.spec.nodes_max,
-        "reason": _why(daemon, job) or about.get("waits", ""),
-        "step": live.step,
-        "steps": live.total,
-        "energy_j": daemon.scheduler.ledger.job_j(job.spec.id, now_s),
-        "energy_source": daemon.scheduler.power_source,
-        "answer": live.answer,
-        "resizes": live.resizes,
-        "resizing": "" if live.boot is None else live.boot.state,
-        "output": live.note.get("output", ""),
-        "slurm": about,
-    }
+def _row(daemon: Daemon, job: Job, now_s: float) -> JobRow:
+    spec, scheduler = job.spec, daemon.scheduler
+    live = daemon.live.get(spec.id, JobRuntime({}))
+    details = msgspec.convert(daemon.launcher.job_details(spec.id), SlurmRow)
+    return JobRow(
+        id=spec.id,
+        name=live.note.get("name", ""),
+        state=str(job.state),
+        mode=str(spec.mode),
+        submit_s=spec.submit_s,
+        start_s=job.start_s,
+        end_s=job.end_s,
+        nodes=[daemon.cluster.names[n] for n in job.nodes] if job.end_s is None else [],
+        size=len(job.nodes),
+        nodes_min=spec.nodes_min,
+        nodes_max=spec.nodes_max,
+        reason=_reason(daemon, job) or details.waits or "",
+        step=live.step,
+        steps=live.total,
+        energy_j=scheduler.ledger.job_j(spec.id, now_s),
+        energy_source=scheduler.power_source,
+        answer=live.answer,
+        resizes=msgspec.convert(live.resizes, list[ResizeRow]),
+        resizing="" if live.boot is None else live.boot.state,
+        output=live.note.get("output", ""),
+        slurm=details,
+    )
 
 
-def nodes(daemon: Daemon) -> list[dict[str, Any]]:
-    """Return the nodes and who is on them; those given to nobody by the words that sinfo has."""
-    state, down = daemon.engine.state, daemon.engine.state.down
+def nodes(daemon: Daemon) -> list[NodeRow]:
+    """Return the nodes and who is on them."""
+    state, sources = daemon.engine.state, daemon.scheduler.power_sources
     held = {n: job for job, found in state.running.items() for n in found.held}
-    rows = []
-    for n, name in enumerate(daemon.cluster.names):
-        node = Node(n)
-        word = "allocated" if node in held else "idle"
-        if name in daemon.drained:
-            word = "draining" if node in held else "drained"
-        elif node in down:
-            word = daemon.launcher.unavailable_label
-        rows.append(
-            {
-                "name": name,
-                "slots": daemon.cluster.slots[n],
-                "state": word,
-                "job": held.get(node),
-                "power_source": daemon.scheduler.power_sources.get(node, "model"),
-            }
+    return [
+        NodeRow(
+            name,
+            list(daemon.cluster.slots[n]),
+            _node_state(daemon, Node(n), is_held=n in held),
+            held.get(Node(n)),
+            sources.get(Node(n), "model"),
         )
-    return rows
+        for n, name in enumerate(daemon.cluster.names)
+    ]
 
 
-def _why(daemon: Daemon, job: Job) -> str:
+def _node_state(daemon: Daemon, node: Node, *, is_held: bool) -> str:
+    """Return a node's state by the words that sinfo has."""
+    if daemon.cluster.names[node] in daemon.drained:
+        return "draining" if is_held else "drained"
+    if node in daemon.engine.state.down:
+        return daemon.launcher.unavailable_label
+    return "allocated" if is_held else "idle"
+
+
+def _reason(daemon: Daemon, job: Job) -> str:
     """Return why a job waits, or what was said of it last."""
     waits = daemon.engine.explain(job.spec.id)
     return daemon.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason
@@ -93,3 +92,17 @@ def history(daemon: Daemon, job_id: JobId) -> list[HistoryEntry]:
         return known
     now = scheduler.entry(daemon.time(), waits)
     return known if known and repeats(now, known[-1]) else [*known, now]
+
+
+def books(daemon: Daemon) -> BooksAnswer:
+    """Return the energy books up to now, and who held which node when."""
+    scheduler, now_s = daemon.scheduler, daemon.time()
+    return BooksAnswer(
+        energy=scheduler.books(now_s),
+        spans=scheduler.timeline.spans,
+        nodes=list(daemon.cluster.names),
+        now_s=now_s,
+        policy=daemon.engine.policy.name,
+        power_w=scheduler.timeline.power_w,
+        closed=scheduler.closed,
+    )

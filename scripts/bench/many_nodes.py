@@ -31,7 +31,7 @@ from rms.core.model import JobId
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.server import WATCH_S, holding_s
-from rms.daemon.submit import Submission, admit
+from rms.daemon.submit import admit
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Slurm
@@ -39,6 +39,7 @@ from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
 from rms.wire.messages import Resize as Moved
+from rms.wire.users import Submission, SubmitOptions
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
 """A world's boot, its move, the end of an old one; a script up to its line: as on the test bed."""
@@ -200,7 +201,7 @@ class Site:
 
     def submit(self, tasks: int) -> None:
         """Hand in an array of flexible jobs."""
-        options = {"array": f"1-{tasks}", "nodes": (1, WIDEST), "preferred": 8, "mode": "flexible"}
+        options = SubmitOptions(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
         self.ask("submit", admit, self.daemon, body)
 

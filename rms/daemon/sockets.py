@@ -1,0 +1,78 @@
+"""Where a daemon listens: a Unix socket that only its owner can open, or TCP."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+LONGEST_UNIX_PATH = 100
+"""Systems allow 104 to 108 bytes; a clear word beats the kernel's."""
+
+
+class ServeError(Exception):
+    """The daemon cannot be started here; one sentence."""
+
+
+def bind(listen: str) -> tuple[socket.socket, str]:
+    """Open the listening socket; return it and the address clients use.
+
+    Raises:
+        ServeError: the path is too long, in use, or another owner's.
+    """
+    if listen.startswith("unix:"):
+        path = Path(listen.removeprefix("unix:"))
+        if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+            raise ServeError(
+                f"expected a socket path of at most {LONGEST_UNIX_PATH} bytes, got {path}"
+            )
+        return _bind_unix(path), listen
+    kind, _, rest = listen.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdigit():
+        raise ServeError(f"expected unix:PATH or tcp:HOST:PORT, got {listen!r}")
+    try:
+        server = socket.create_server((host, int(port)))
+    except OSError as error:
+        raise ServeError(f"cannot listen on {listen}: {error}") from None
+    return server, f"http://{host}:{server.getsockname()[1]}"
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.exists() or path.is_symlink():
+        _remove_stale(path)
+    server = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        server.bind(str(path))
+    except OSError as error:
+        server.close()
+        raise ServeError(f"cannot make the socket {path}: {error}") from None
+    finally:
+        os.umask(before)
+    server.listen(128)
+    return server
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the socket of a daemon that was killed; refuse to take another's place."""
+    if not path.is_socket():
+        raise ServeError(f"expected a path for a socket, got {path}, which is something else")
+    if path.stat().st_uid != os.getuid():
+        raise ServeError(f"expected a socket of one's own, got {path} of another owner")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            path.unlink()
+        else:
+            raise ServeError(f"another daemon answers at {path}; expected a socket not in use")
+
+
+def close(listening: socket.socket, listen: str) -> None:
+    """Close a listening socket and remove its path."""
+    listening.close()
+    if listen.startswith("unix:"):
+        Path(listen.removeprefix("unix:")).unlink(missing_ok=True)

@@ -1,0 +1,218 @@
+"""The daemon's routes, called as an HTTP server calls them: answers, tokens, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rms.core.cluster import Cluster
+from rms.core.model import JobId, NodePower
+from rms.daemon.daemon import Daemon
+from rms.daemon.journal import Journal
+from rms.daemon.server import Routes
+from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.local import LocalLauncher
+
+TOKEN = "of the users"
+SCRIPT = {"text": "#!/bin/sh\ntrue\n", "name": "job", "cwd": "/", "env": {"A": "1"}, "options": {}}
+JOB_ROW = (
+    "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
+    "energy_j energy_source answer resizes resizing output slurm"
+)
+BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source"
+
+
+class Idle(LocalLauncher):
+    """Starts nothing: a script counts as started, and runs until the daemon ends."""
+
+    meter_token = "of the meters"
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        return ManagedProcess(0, status_file=self.state / "none")
+
+
+@dataclass
+class Server:
+    daemon: Daemon
+    routes: Routes
+    stopped: list[bool]
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        token: str | None = None,
+        over_tcp: bool = False,
+    ) -> tuple[int, Any]:
+        """Send a request; return status and answer."""
+        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "query_string": query.encode(),
+            "headers": [] if token is None else [(b"authorization", f"Bearer {token}".encode())],
+            "server": ("127.0.0.1", 80) if over_tcp else ("socket", None),
+        }
+        said: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": data, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            said.append(message)
+
+        asyncio.run(self.routes.app()(scope, receive, send))  # type: ignore[arg-type]
+        answer = b"".join(message.get("body", b"") for message in said)
+        return said[0]["status"], json.loads(answer)
+
+    def submit(self, **options: object) -> str:
+        status, answer = self.ask("POST", "/jobs", SCRIPT | {"options": options})
+        assert status == 200, answer
+        ids: list[str] = answer["ids"]
+        return ids[0]
+
+    def token(self, job: str) -> str:
+        token: str = self.daemon.live[JobId(job)].note["token"]
+        return token
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0),) * 2)
+    launcher = Idle(tmp_path, "instance", "unix:none")
+    stopped: list[bool] = []
+    with Journal.open(tmp_path / "journal") as journal:
+        daemon = Daemon(cluster, "fifo", journal, launcher, lambda: 1_000.0, lambda words: None)
+        yield Server(daemon, Routes(daemon, lambda: stopped.append(True), TOKEN), stopped)
+
+
+def test_answers_have_the_names_of_the_contract(server: Server) -> None:
+    runs = server.submit(nodes=[1, 2], mode="flexible", job_name="runs", cooldown_s=2.5)
+    waits = server.submit(nodes=[2, 2])
+    status, rows = server.ask("GET", "/jobs")
+    assert status == 200 and [row["id"] for row in rows] == [runs, waits]
+    assert all(list(row) == JOB_ROW.split() for row in rows)
+    assert rows[0] | {"energy_j": 0.0} == {
+        "id": "1",
+        "name": "runs",
+        "state": "RUNNING",
+        "mode": "flexible",
+        "submit_s": 1000.0,
+        "start_s": 1000.0,
+        "end_s": None,
+        "nodes": rows[0]["nodes"],
+        "size": len(rows[0]["nodes"]),
+        "nodes_min": 1,
+        "nodes_max": 2,
+        "reason": "",
+        "step": 0,
+        "steps": 0,
+        "energy_j": 0.0,
+        "energy_source": "model",
+        "answer": "",
+        "resizes": [],
+        "resizing": "",
+        "output": "/rms-1.out",
+        "slurm": {},
+    }
+    assert server.daemon.live[JobId(runs)].note["env"] == {"A": "1", "DMR_COOLDOWN": "2.5"}
+    assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
+    (entry,) = server.ask("GET", f"/history/{runs}")[1]
+    assert list(entry) == ["at_s", "kind", "code", "reason", "size", "nodes"]
+    assert server.ask("GET", "/nodes")[1][0] == {
+        "name": "n1",
+        "slots": ["cpu:0"],
+        "state": "allocated",
+        "job": runs,
+        "power_source": "model",
+    }
+    books = server.ask("GET", "/books")[1]
+    assert list(books) == ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed"]
+    assert list(books["energy"]) == BOOKS.split()
+    assert books["spans"][0] == {"node": "n1", "job": "1", "start_s": 1000.0, "end_s": None}
+    assert server.ask("POST", "/cancel", {"id": waits}) == (200, {"ids": [waits]})
+    assert server.ask("POST", "/drain", {"node": "n[1-2]"}) == (200, {"nodes": ["n1", "n2"]})
+    assert server.ask("GET", "/nodes")[1][0]["state"] == "draining"
+    assert server.ask("POST", "/resume", {"node": "n1"}) == (200, {"nodes": ["n1"]})
+    assert server.ask("POST", "/policy", {"name": "easy"}) == (200, {"name": "easy"})
+    assert server.ask("GET", "/policy") == (200, {"name": "easy"})
+    assert server.ask("POST", "/shutdown", b"") == (200, {}) and server.stopped == [True]
+
+
+def test_an_array_is_one_number(server: Server) -> None:
+    status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {"array": "3-5%1"}})
+    assert (status, answer) == (200, {"ids": ["1_3", "1_4", "1_5"]})
+    spec = server.daemon.engine.state.job(JobId("1_4"))
+    assert spec is not None and (spec.spec.array, spec.spec.array_limit) == ("1", 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "expected"),
+    [
+        ("POST", "/jobs", b"{", 400, "truncated"),
+        ("POST", "/jobs", {}, 400, "missing required field `text`"),
+        ("POST", "/jobs", SCRIPT | {"colour": "red"}, 400, "unknown field `colour`"),
+        ("POST", "/jobs", SCRIPT | {"options": {"mode": "odd"}}, 400, "'odd'"),
+        ("POST", "/jobs", SCRIPT | {"options": {"preferred": 9}}, 400, "expected"),
+        ("POST", "/jobs", SCRIPT | {"options": {"array": "x"}}, 400, "expected indices"),
+        ("GET", "/jobs?id=9", None, 404, "expected the id of a job, got 9"),
+        ("GET", "/jobs?id=x", None, 400, "expected a job id like 7"),
+        ("POST", "/cancel", {"id": "9"}, 404, "expected the id of a job, got 9"),
+        ("POST", "/resize", {"id": "9", "nodes": 1}, 404, "expected a running job, got 9"),
+        ("POST", "/resize", {"id": "1", "nodes": 2, "strategy": "x"}, 400, "expected a strategy"),
+        ("POST", "/resize", {"id": "1", "nodes": "2"}, 400, "Expected `int`, got `str`"),
+        ("POST", "/resize", {"id": "1", "nodes": 2, "on": "n7,n8"}, 400, "expected 2 nodes"),
+        ("GET", "/history/9", None, 404, "expected the id of a job, got 9"),
+        ("POST", "/drain", {"node": "n9"}, 400, "expected nodes of this cluster, got n9"),
+        ("POST", "/policy", {"name": "nix"}, 400, "expected a policy of"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(
+    server: Server, method: str, path: str, body: object, status: int, expected: str
+) -> None:
+    server.submit()
+    found, answer = server.ask(method, path, body)
+    assert (found, list(answer)) == (status, ["error"])
+    assert expected in answer["error"] and "\n" not in answer["error"]
+
+
+def test_over_tcp_users_show_the_servers_token(server: Server) -> None:
+    for token in (None, "wrong", "of the meters", "fälsch"):
+        status, answer = server.ask("GET", "/jobs", token=token, over_tcp=True)
+        assert status == 403 and "expected the server's token" in answer["error"]
+    assert server.ask("GET", "/jobs", token=TOKEN, over_tcp=True) == (200, [])
+    assert server.ask("GET", "/jobs") == (200, [])  # a Unix socket is its owner's
+
+
+@pytest.mark.parametrize("over_tcp", [False, True])
+def test_jobs_show_their_own_token(server: Server, over_tcp: bool) -> None:
+    first, second = server.submit(), server.submit()
+    line = {"command": ["x"], "cwd": "/", "env": {}}
+    for token in (None, TOKEN, server.token(second)):
+        found = server.ask("POST", f"/jobs/{first}/steps", line, token=token, over_tcp=over_tcp)
+        assert found == (403, {"error": f"expected the token of job {first}"})
+    found = server.ask("GET", "/jobs/9/steps/0", token="x", over_tcp=over_tcp)
+    assert found == (404, {"error": "expected the id of a job, got 9"})
+    found = server.ask("GET", f"/jobs/{first}/steps/0", token=server.token(first))
+    assert found == (404, {"error": "expected a step below 0, got 0"})
+
+
+def test_meters_show_theirs(server: Server) -> None:
+    reading = {"node": "n1", "source": "rapl", "watts": 70.0}
+    for token in (None, TOKEN):
+        found = server.ask("POST", "/meter", reading, token=token)
+        assert found == (403, {"error": "expected the token of this daemon's meters"})
+    assert server.ask("POST", "/meter", reading, token="of the meters") == (200, {})
+    assert server.ask("GET", "/nodes")[1][0]["power_source"] == "rapl"
+    found = server.ask("POST", "/meter", reading | {"node": "n9"}, token="of the meters")
+    assert found == (400, {"error": "expected a node of this cluster, got n9"})
