@@ -19,6 +19,7 @@ from rms.formats.jobscript import (
     expand_output,
     parse_array,
     parse_script,
+    refuse_unsupported,
 )
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import Submission, SubmitOptions
@@ -37,8 +38,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     jobs = daemon.launcher.state / "jobs"
     script = _keep_script(jobs / str(number), body.text)
     options = _options(body.options).over(parse_script(script).options)
-    if options.dependency is not None:
-        raise ScriptError("--dependency is not in this version; expected a script without it")
+    refuse_unsupported(options, daemon.cluster.widths)
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
     requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from operator import mul
@@ -121,6 +121,28 @@ def read_option(name: str, text: str) -> Options:
     except ScriptError as error:
         raise ScriptError(f"--{name}: {error}") from None
     return Options(**stated)
+
+
+def refuse_unsupported(options: Options, slots: Collection[int]) -> None:
+    """Refuse what would have no effect here, rather than let it be overlooked.
+
+    Args:
+        slots: how many slots the cluster's nodes hold; a job runs a rank on each of its nodes'.
+
+    Raises:
+        ScriptError: the first such option.
+    """
+    for option, asked in (
+        ("--dependency", options.dependency),
+        ("--resize-factor", options.resize_factor),
+        ("--memory-bandwidth", options.memory_bandwidth_gb_s),
+    ):
+        if asked is not None:
+            raise ScriptError(f"{option} is not in this version; expected a script without it")
+    tasks = options.ntasks_per_node
+    if tasks is not None and set(slots) != {tasks}:
+        found = " or ".join(map(str, sorted(set(slots))))
+        raise ScriptError(f"expected --ntasks-per-node={found}, as nodes here hold, got {tasks}")
 
 
 def parse_array(spec: str) -> Array:

@@ -29,6 +29,7 @@ from rms.formats.jobscript import (
     parse_script,
     parse_time,
     read_option,
+    refuse_unsupported,
 )
 
 Read = Callable[[str], Script]
@@ -394,3 +395,22 @@ def test_a_job_of_no_array_has_slurms_number_for_its_index() -> None:
     job = {"array_id": "42", "job_id": "42", "name": "%j%%", "node": "n1", "user": "ann"}
     assert expand_output("%A_%a", index=None, **job) == "42_4294967294"
     assert expand_output("%x", index=None, **job) == "%j%%"  # what was put in stays
+
+
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        (Options(dependency="afterok:3"), "--dependency"),
+        (Options(resize_factor=2), "--resize-factor"),
+        (Options(memory_bandwidth_gb_s=12.5), "--memory-bandwidth"),
+        (Options(ntasks_per_node=4), "expected --ntasks-per-node=1 or 2, .* got 4"),
+        (Options(ntasks_per_node=2), "expected --ntasks-per-node=1 or 2, .* got 2"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(options: Options, got: str) -> None:
+    with pytest.raises(ScriptError, match=got):
+        refuse_unsupported(options, (1, 2, 2))
+
+
+def test_as_many_tasks_as_nodes_hold_are_what_a_job_gets() -> None:
+    refuse_unsupported(Options(ntasks_per_node=2, requeue=True, power_w=80.0), (2, 2))
