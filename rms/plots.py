@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,12 @@ class History:
 
     def power(self) -> tuple[list[float], list[float]]:
         """Return times from ``start_s`` to ``end_s`` and the power from each on, W."""
-        inside = [(at, watts) for at, watts in self.power_w if self.start_s <= at <= self.end_s]
+        inside: list[tuple[float, float]] = []
+        for at, watts in self.power_w:
+            if at <= self.start_s:
+                inside = [(self.start_s, watts)]
+            elif at <= self.end_s:
+                inside.append((at, watts))
         if inside and inside[-1][0] < self.end_s:
             inside.append((self.end_s, inside[-1][1]))
         return [at - self.start_s for at, _ in inside], [watts for _, watts in inside]
@@ -105,23 +110,20 @@ def power_figure(histories: Mapping[str, History], title: str) -> Any:
     return figure
 
 
-def side_by_side(
-    histories: Mapping[str, History], energy_j: Sequence[float], path: Path, power_source: str
-) -> None:
-    """Draw who held which node when, and the power of the cluster beside it, one row per name.
+def side_by_side(runs: Sequence[tuple[str, History, float]], path: Path, power_source: str) -> None:
+    """Draw who held which node when, and the power of the cluster beside it, a row for each run.
 
     Args:
-        energy_j: of the cluster in each.
+        runs: of each its title, its history, and the cluster's energy in J.
         power_source: where the power comes from: ``model``, or meters by name.
     """
-    figure, all_axes = _axes(12.0, 1.2 + 1.5 * len(histories), columns=2, rows=len(histories))
-    longest = max(history.end_s - history.start_s for history in histories.values())
-    jobs = sorted({job for history in histories.values() for job in history.jobs}, key=sort_key)
+    figure, all_axes = _axes(12.0, 1.2 + 1.5 * len(runs), columns=2, rows=len(runs))
+    histories = [history for _, history, _ in runs]
+    longest = max(history.end_s - history.start_s for history in histories)
+    jobs = sorted({job for history in histories for job in history.jobs}, key=sort_key)
     colors = _colors(jobs)
-    scale, unit = _power_unit(histories.values())
-    for (name, history), joules, (chart, curve) in zip(
-        histories.items(), energy_j, all_axes, strict=True
-    ):
+    scale, unit = _power_unit(histories)
+    for (name, history, joules), (chart, curve) in zip(runs, all_axes, strict=True):
         _draw_bars(chart, history, colors, named=True, longest_s=longest)
         chart.set_title(name, fontsize=9, loc="left")
         _draw_power(curve, history, scale, color="tab:red", linewidth=1)
@@ -233,7 +235,7 @@ def _colors(jobs: Sequence[str]) -> dict[str, Any]:
     return {job: shades(at % shades.N) for at, job in enumerate(jobs)}
 
 
-def _power_unit(histories: Any) -> tuple[float, str]:
+def _power_unit(histories: Iterable[History]) -> tuple[float, str]:
     """Return the watts of a unit that suits the powers, and its name."""
     most = max((watts for history in histories for watts in history.power()[1]), default=0.0)
     return (1e3, "kW") if most >= 1e3 else (1.0, "W")

@@ -17,6 +17,11 @@ from rms.wire.terminal import CommandError, publish, refuse_on, say
 
 def add_compare(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms compare``."""
+    command.description = (
+        "Run scripts for real, once per mode, each on a fresh embedded RMS, and print the paper's "
+        "table. Before the first mode each script runs once (of an array its first task), counted "
+        "nowhere, so that every mode finds the same caches."
+    )
     add = command.add_argument
     add("scripts", type=Path, nargs="+", metavar="SCRIPT")
     add("--modes", default="fixed,moldable,malleable,flexible")
@@ -38,6 +43,14 @@ def compare(arguments: argparse.Namespace) -> int:
     check_engine(arguments.engine)
     local = arguments.engine == "local"
     nodes = local_nodes(arguments.nodes) if local else arguments.nodes
+    setup = study.Setup(
+        arguments.engine,
+        nodes,
+        arguments.policy,
+        arguments.delay,
+        arguments.folder.absolute(),
+        os.environ,
+    )
     modes = [_mode(name) for name in arguments.modes.split(",")]
     with (
         refuse_on(FileError, PolicyError, ScriptError),
@@ -46,13 +59,8 @@ def compare(arguments: argparse.Namespace) -> int:
         result = study.compare(
             [path.absolute() for path in arguments.scripts],
             modes,
-            engine=arguments.engine,
-            nodes=nodes,
-            policy=arguments.policy,
-            delay_s=arguments.delay,
-            folder=arguments.folder.absolute(),
-            env=os.environ,
-            say=say if arguments.verbose else lambda _: None,
+            setup,
+            say if arguments.verbose else lambda _: None,
         )
         if not local:
             result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()

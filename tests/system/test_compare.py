@@ -46,6 +46,34 @@ def test_one_core_runs_every_mode_at_one_node(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
+NOTED = """#!/bin/sh
+#RMS --nodes=1-2
+#RMS --array=3-4
+echo "$(basename "$PWD") $(basename "$0" .sh) $SLURM_ARRAY_TASK_ID $SLURM_JOB_NUM_NODES" >> "$NOTES"
+sleep 0.1
+"""
+
+
+def test_each_script_runs_once_before_the_first_mode_and_is_counted_nowhere(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "notes.txt"
+    monkeypatch.setenv("NOTES", str(notes))
+    (tmp_path / "a.sh").write_text(NOTED)
+    (tmp_path / "b.sh").write_text(NOTED.replace("#RMS --array=3-4\n", ""))
+    command = [sys.executable, "-m", "rms", "compare", "a.sh", "b.sh", "a.sh"]
+    command += ["--nodes", "1", "--modes", "malleable,fixed", "--delay", "0"]
+    done = run(*command, "--json", "out.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = [line.split() for line in notes.read_text().splitlines()]
+    assert [folder for folder, *_ in ran] == ["warm-up"] * 2 + ["malleable"] * 5 + ["fixed"] * 5
+    assert sorted(words[2:] for words in ran[:2]) == [["1"], ["3", "1"]]
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert result["warm_up"]["states"] == ["COMPLETED"] * 2
+    assert [len(row["jobs"]) for row in result["rows"]] == [5, 5]
+    assert "Before the first mode each script ran once (2 jobs" in done.stdout
+
+
 def test_more_nodes_than_cores_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "jobs.sh").write_text(SCRIPT)
     done = run(sys.executable, "-m", "rms", "compare", "jobs.sh", "--nodes", "4096")

@@ -72,11 +72,15 @@ def test_spans_that_are_open_end_with_the_history() -> None:
     assert seen.bars() == [(0, "2", 4.0, 4.0), (2, "1", 0.0, 4.0)]
 
 
+def test_power_before_the_history_counts_from_its_start() -> None:
+    seen = History(["a"], [], [(0.0, 5.0), (8.0, 7.0), (12.0, 9.0), (30.0, 1.0)], 20.0, 10.0)
+    assert seen.power() == ([0.0, 2.0, 10.0], [7.0, 9.0, 9.0])
+
+
 def test_every_figure_is_written(tmp_path: Path) -> None:
     seen = history(1, 3)
     gantt(seen, tmp_path / "gantt.png", "who held which node")
     power_over_time({"fifo": seen}, tmp_path / "power.png", "power")
-    both = {"fixed: 30.0 s": seen, "flexible: 30.0 s": seen}
-    side_by_side(both, [600.0, 600.0], tmp_path / "modes.png", "model")
+    side_by_side([("30.0 s", seen, 600.0)] * 2, tmp_path / "modes.png", "model")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(PNG)

@@ -1,0 +1,84 @@
+"""A daemon of one's own, for as long as an experiment takes."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rms.client.commands import jobs
+from rms.client.connection import ServerError, call
+from rms.wire.users import OVER, JobRow
+
+READY_S = 20.0
+"""How long a daemon may take to answer."""
+
+END_S = 30.0
+"""How long it may take to end."""
+
+
+class EmbeddedError(Exception):
+    """A daemon that did not start; one sentence."""
+
+
+@contextlib.contextmanager
+def embedded_daemon(options: Sequence[str], folder: Path, *, local: bool) -> Iterator[str]:
+    """Run ``rms serve`` with these options; yield its address, end it and its jobs at the end.
+
+    Args:
+        folder: made where it does not exist; ``daemon.log`` in it has what the daemon says.
+        local: its jobs run on this machine, so that its state may be in a folder of this machine.
+
+    Raises:
+        EmbeddedError: it did not start.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="rms-") as place:
+        server = f"unix:{place}/socket"  # paths of sockets are limited
+        state = place if local else str(folder / "state")
+        command = [sys.executable, "-m", "rms", "serve", "--state", state, "--listen", server]
+        command += [*options, "--grace", "1", "--with-parent"]
+        with (folder / "daemon.log").open("w") as log:
+            daemon = subprocess.Popen(
+                command, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+            try:
+                _wait_until_ready(server, daemon)
+                yield server
+            finally:
+                _end(server, daemon)
+
+
+def wait_until_over(server: str) -> list[JobRow]:
+    """Return the rows of all jobs once all are over."""
+    while True:
+        rows = jobs(server)
+        if all(row.state in OVER for row in rows):
+            return rows
+        time.sleep(0.1)
+
+
+def _wait_until_ready(server: str, daemon: subprocess.Popen[bytes]) -> None:
+    until = time.monotonic() + READY_S
+    while True:
+        try:
+            call(server, "GET", "/policy")
+            return
+        except ServerError as error:
+            if daemon.poll() is not None or time.monotonic() > until:
+                raise EmbeddedError(f"the embedded RMS did not start: {error}") from None
+            time.sleep(0.05)
+
+
+def _end(server: str, daemon: subprocess.Popen[bytes]) -> None:
+    try:
+        if daemon.poll() is None:
+            call(server, "POST", "/shutdown", {})
+        daemon.wait(END_S)
+    except (ServerError, subprocess.TimeoutExpired):
+        daemon.kill()
+        daemon.wait()
