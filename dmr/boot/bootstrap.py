@@ -13,20 +13,20 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-TAKES_A_WORD = ("-W", "-X", "--check-hash-based-pycs")
+OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
-def command(orig_argv: Sequence[str]) -> tuple[str, ...]:
+def bootstrap_command(orig_argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command that starts a program again by way of this module."""
-    options, program = split(orig_argv[1:])
+    options, program = split_command(orig_argv[1:])
     return (sys.executable, *options, "-m", "dmr.boot.bootstrap", *program)
 
 
-def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split Python's own options from ``-m MODULE ...``, ``-c CODE ...`` or ``SCRIPT ...``."""
     at = 0
     while at < len(words) and words[at].startswith("-") and words[at][:2] not in ("-m", "-c"):
-        at += 2 if words[at] in TAKES_A_WORD else 1
+        at += 2 if words[at] in OPTIONS_WITH_VALUE else 1
     return list(words[:at]), list(words[at:])
 
 
@@ -40,7 +40,7 @@ def main(words: Sequence[str]) -> None:
     rendezvous = Rendezvous.from_env(os.environ)
     if rendezvous is not None:
         rendezvous.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
-    sys.orig_argv = [sys.executable, *split(sys.orig_argv[1:])[0], *words]
+    sys.orig_argv = [sys.executable, *split_command(sys.orig_argv[1:])[0], *words]
     kind, *rest = words
     if kind == "-m":
         sys.argv = rest

@@ -50,7 +50,7 @@ class Runtime:
         launch: number of the launch that started this process, among those of the job's step.
         slot: the slot of this rank, "" where nobody gave it one.
         on_gpus: whether every rank of this world has a GPU for its slot.
-        known: what ``dmr probe`` found out here, if it was asked.
+        probed: the result of ``dmr probe`` on this host, if it was run.
         manager: the RMS that launched this world, or None under bare mpirun.
         log: where rank 0 reports.
         script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
@@ -74,7 +74,7 @@ class Runtime:
     rendezvous: Rendezvous | None = None
     launch: int = 0
     slot: str = ""
-    known: Mapping[str, Any] | None = None
+    probed: Mapping[str, Any] | None = None
     script: str = ""
     strategy: str = "auto"
     backend: str = ""
@@ -132,12 +132,12 @@ class Runtime:
             comm=comm,
             parent=None if parent == MPI.COMM_NULL else parent,
             command=(sys.executable, *sys.orig_argv[1:]),
-            respawn=bootstrap.command(sys.orig_argv),
+            respawn=bootstrap.bootstrap_command(sys.orig_argv),
             clock=time.perf_counter,
             launched=launched,
             uncoordinated_copies=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
             mpiexec=mpiexec,
-            known=comm.bcast(probe.known(mpiexec, env) if comm.rank == 0 else None),
+            probed=comm.bcast(probe.cached_result(mpiexec, env) if comm.rank == 0 else None),
             completion=Path(record) if record else None,
             log=sys.stdout,
             manager=manager,

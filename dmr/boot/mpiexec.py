@@ -1,4 +1,4 @@
-"""Launchers: what they want to be told, what they leave in the environment, how they are ended."""
+"""mpiexec: its command line, the variables it leaves in the environment, how it is ended."""
 
 from __future__ import annotations
 
@@ -8,26 +8,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LAUNCHED = ("PMI_", "PMIX_", "PRTE_", "HYDI_", "MPI_LOCAL", "OMPI_COMM", "OMPI_APP", "OMPI_UNIV")
-"""Beginnings of what a launcher sets for its ranks: not for those of another launcher."""
+LAUNCHER_PREFIXES = (
+    "PMI_",
+    "PMIX_",
+    "PRTE_",
+    "HYDI_",
+    "MPI_LOCAL",
+    "OMPI_COMM",
+    "OMPI_APP",
+    "OMPI_UNIV",
+)
+"""How variables begin that a launcher sets for its ranks; another launcher must not see them."""
 
 END_S = 5.0
 
 
-def launcher(mpiexec: str) -> list[str]:
-    """Return a launcher with what it wants to be told."""
+def mpiexec_command(mpiexec: str) -> list[str]:
+    """Return the command that starts ranks: mpiexec, and the options that it needs here."""
     if (Path(mpiexec).resolve().parent / "ompi_info").exists():
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         return [mpiexec, "--oversubscribe", *root]
     return [mpiexec]
 
 
-def clean(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what the launcher of this process has put there."""
-    return {key: value for key, value in env.items() if not key.startswith(LAUNCHED)}
+def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of the launcher that started this process."""
+    return {key: value for key, value in env.items() if not key.startswith(LAUNCHER_PREFIXES)}
 
 
-def end(child: subprocess.Popen[Any]) -> None:
+def end_process(child: subprocess.Popen[Any]) -> None:
     """End a launcher and, by it, its ranks."""
     child.terminate()
     try:

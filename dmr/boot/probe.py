@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dmr.boot.mpiexec import clean, launcher
+from dmr.boot.mpiexec import clean_environment, mpiexec_command
 
 DEADLINE_S = 20.0
 MEET_S = 5.0
@@ -90,7 +90,7 @@ else:
 
 def probe(mpiexec: str, env: Mapping[str, str]) -> dict[str, Any]:
     """Try everything; return the JSON of ``dmr probe`` and keep it for ``auto``."""
-    start = launcher(mpiexec)
+    start = mpiexec_command(mpiexec)
     said = _try(start, _VERSION, env)
     version = said.partition("MPI ")[2].splitlines()[0] if "MPI " in said else ""
     found: dict[str, Any] = {
@@ -130,8 +130,8 @@ def strategies(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def known(mpiexec: str | None, env: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return what was found out here before, None if nothing was."""
+def cached_result(mpiexec: str | None, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the result kept of an earlier probe of this host and launcher, or None."""
     if mpiexec is None:
         return None
     try:
@@ -177,7 +177,7 @@ def _meets(start: Sequence[str], env: Mapping[str, str]) -> bool:
 def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command,
-        env=clean(env),
+        env=clean_environment(env),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

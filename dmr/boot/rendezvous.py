@@ -50,33 +50,33 @@ class Rendezvous:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Rendezvous | None:
-        """Return what the launcher says, None for the first world of a job."""
+        """Return what the environment says, None for the first world of a job."""
         listener, number = env.get(LISTENER_VARIABLE, ""), env.get(JOIN_VARIABLE, "")
         if not listener and not number:
             return None
         return cls(int(number or 0), int(env.get(WORLD_VARIABLE, "0")), listener)
 
     def watch(self, rank: int, manager: Manager | None) -> None:
-        """Have the old world told if the program fails or ends before it reaches dmr.run."""
-        if _answered.is_set() or getattr(sys.excepthook, "tells", False):
+        """Report to the old world if the program fails or ends before it reaches dmr.run."""
+        if _answered.is_set() or getattr(sys.excepthook, "reports_failures", False):
             return
         usual = sys.excepthook
 
-        def tell(
+        def report_failure(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
             usual(kind, error, trace)
             if not _answered.is_set():
                 self.refuse(f"rank {rank}: {kind.__name__}: {error}", manager)
 
-        def ended() -> None:
+        def report_end() -> None:
             if not _answered.is_set():
                 self.refuse("its program ended before it reached dmr.run", manager)
 
-        tell.tells = True  # type: ignore[attr-defined]
-        sys.excepthook = tell
+        report_failure.reports_failures = True  # type: ignore[attr-defined]
+        sys.excepthook = report_failure
         if rank == 0:
-            atexit.register(ended)
+            atexit.register(report_end)
 
     @staticmethod
     def reached() -> None:
@@ -112,7 +112,11 @@ class Rendezvous:
 
 
 def _post(manager: Manager, report: Report, wait_s: float = WAIT_S) -> None:
-    """Tell the RMS something, however long it takes it to be back."""
+    """Report to the RMS; if it is away, for up to ``wait_s``.
+
+    Raises:
+        ChannelError: it does not come back.
+    """
     until = time.monotonic() + wait_s
     while True:
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from dmr.boot.environment import BACKEND_VARIABLE, Runtime
-from dmr.boot.mpiexec import clean, end, launcher
+from dmr.boot.mpiexec import clean_environment, end_process, mpiexec_command
 from dmr.errors import RolledBackError
 from dmr.plan import NextWorld
 from dmr.wire.channel import LOOPBACK, ChannelError, ControlChannel, Listener
@@ -118,15 +118,15 @@ def start_mpiexec(
         raise ChannelError("no mpiexec found to start the new world with")
     listener = Listener(LOOPBACK)
     stack.callback(listener.close)
-    env = clean(os.environ) | {LISTENER_VARIABLE: listener.address}
+    env = clean_environment(os.environ) | {LISTENER_VARIABLE: listener.address}
     if wanted.backend:
         env[BACKEND_VARIABLE] = wanted.backend
-    command = [*launcher(runtime.mpiexec), "-n", str(wanted.ranks), *runtime.command]
+    command = [*mpiexec_command(runtime.mpiexec), "-n", str(wanted.ranks), *runtime.command]
     try:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
     except OSError as error:
         raise ChannelError(f"could not start {command[0]}: {error}") from None
-    stack.push(lambda kind, *_: end(process) if kind is not None else None)
+    stack.push(lambda kind, *_: end_process(process) if kind is not None else None)
     until = time.monotonic() + boot_s
     while time.monotonic() < until:
         with contextlib.suppress(ChannelError):

@@ -44,15 +44,15 @@ def choose(wanted: str, runtime: Runtime, *, asked: bool) -> str:
 
 def meets(runtime: Runtime) -> bool:
     """Return whether two launches can meet by accept/connect here."""
-    if runtime.known is not None:
-        return bool(runtime.known["accept_connect"])
+    if runtime.probed is not None:
+        return bool(runtime.probed["accept_connect"])
     return MPI.get_vendor()[0] == "MPICH"
 
 
 def _best(runtime: Runtime) -> str:
     managed = runtime.manager is not None
-    if runtime.known is not None:
-        chosen: str = runtime.known["strategies"]["rms" if managed else "mpirun"]["auto"]
+    if runtime.probed is not None:
+        chosen: str = runtime.probed["strategies"]["rms" if managed else "mpirun"]["auto"]
         return chosen
     # Nobody has asked dmr probe: what the two libraries are known to do.
     return "warm" if managed and meets(runtime) else "spawn"
@@ -64,6 +64,6 @@ def _lacking(wanted: str, runtime: Runtime) -> str | None:
     needed = {"warm": "accept/connect", "spawn": "spawn", "merge": joins}.get(wanted)
     if needed == "accept/connect" and not meets(runtime):
         return "two launches of this MPI cannot meet by accept/connect"
-    if needed == "spawn" and runtime.known is not None and not runtime.known["spawn"]:
+    if needed == "spawn" and runtime.probed is not None and not runtime.probed["spawn"]:
         return "MPI_Comm_spawn does not work"
     return None

@@ -3,6 +3,10 @@
 MPI cannot say that the other world has died; a socket can. What decides over a resize
 (:mod:`dmr.wire.protocol`: header, acceptance, acknowledgement, commit) goes over this channel with
 deadlines; MPI carries the fields.
+
+The standard library's ``multiprocessing.connection`` is not used: its accept, its authentication
+and its send have no deadline, and its handshake takes 44 ms (Nagle and delayed acknowledgements,
+measured on loopback) where this one takes 0.1 to 0.3 ms of a resize's stall.
 """
 
 from __future__ import annotations
