@@ -11,18 +11,22 @@ from pathlib import Path
 
 import msgspec
 
-from rms.wire.messages import ProtocolError, read_completion
-from rms.wire.terminal import Parser, add_common, check_writable, emit_json, parser
-
-STRATEGIES = ("warm", "spawn", "merge", "restart")
-"""Ways of resizing that ``dmr bench`` measures."""
+from rms.wire.messages import STRATEGIES, ProtocolError, read_completion
+from rms.wire.terminal import (
+    CommandError,
+    Parser,
+    add_common,
+    parser,
+    publish,
+    refuse_on,
+    run_command,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     arguments = _parser().parse_args(argv)
-    status: int = arguments.call(arguments)
-    return status
+    return run_command("dmr", arguments, arguments.call)
 
 
 def _parser() -> Parser:
@@ -49,11 +53,6 @@ def _parser() -> Parser:
     return top
 
 
-def _failed(why: str, status: int = 1) -> int:
-    print(f"dmr: error: {why}", file=sys.stderr)
-    return status
-
-
 def _mpiexec() -> str | None:
     beside = str(Path(sys.executable).parent)
     return shutil.which("mpiexec") or shutil.which("mpiexec", path=beside)
@@ -65,12 +64,9 @@ def _probe(arguments: argparse.Namespace) -> int:
 
     mpiexec = _mpiexec()
     if mpiexec is None:
-        return _failed("no mpiexec found; expected one on PATH")
+        raise CommandError("no mpiexec found; expected one on PATH", 1)
     found = probe(mpiexec, os.environ)
-    if arguments.json is not None:
-        emit_json(arguments.json, found)
-    if arguments.json != "-":
-        print("\n".join(table(found)))
+    publish(arguments.json, found, table(found))
     return 0 if found["launches"] else 1
 
 
@@ -78,26 +74,22 @@ def _bench(arguments: argparse.Namespace) -> int:
     """Measure one resize."""
     from dmr.bench.bench import BenchError, bench
 
-    problem = check_writable(arguments.json, "--json")
-    if min(arguments.old, arguments.new, arguments.mib) < 1:
-        problem = "expected at least 1 rank and 1 MiB in --from, --to and --mib"
     if arguments.strategy not in STRATEGIES:
-        problem = f"expected a strategy of {', '.join(STRATEGIES)}, got {arguments.strategy!r}"
-    if problem is not None:
-        return _failed(problem, 2)
-    try:
+        known = ", ".join(STRATEGIES)
+        raise CommandError(f"expected a strategy of {known}, got {arguments.strategy!r}")
+    if min(arguments.old, arguments.new, arguments.mib) < 1:
+        raise CommandError("expected at least 1 rank and 1 MiB in --from, --to and --mib")
+    with refuse_on(BenchError, exit_code=1):
         found = bench(arguments.old, arguments.new, arguments.mib, arguments.strategy, _mpiexec())
-    except BenchError as error:
-        return _failed(str(error))
     done = found["strategy"]
     if done != arguments.strategy:
         words = f"{arguments.strategy} cannot be had for this resize here; measured {done}"
         print(f"dmr: note: {words}", file=sys.stderr)
-    if arguments.json is not None:
-        emit_json(arguments.json, found)
-    if arguments.json != "-":
-        for name, value in found.items():
-            print(f"{name:14s} {value:.6g}" if isinstance(value, float) else f"{name:14s} {value}")
+    lines = [
+        f"{name:14s} {value:.6g}" if isinstance(value, float) else f"{name:14s} {value}"
+        for name, value in found.items()
+    ]
+    publish(arguments.json, found, lines)
     return 0
 
 
@@ -106,19 +98,20 @@ def _completion(arguments: argparse.Namespace) -> int:
     try:
         record = read_completion(arguments.file)
     except FileNotFoundError:
-        return _failed(
+        raise CommandError(
             f"expected a completion record, got no {arguments.file}: "
-            "the job has not ended, or died without a word"
-        )
+            "the job has not ended, or died without a word",
+            1,
+        ) from None
     except OSError as error:
-        return _failed(f"expected a completion record, got {arguments.file}: {error.strerror}", 2)
+        raise CommandError(
+            f"expected a completion record, got {arguments.file}: {error.strerror}"
+        ) from None
     except ProtocolError as error:
-        return _failed(str(error), 2)
-    if arguments.json is not None:
-        emit_json(arguments.json, msgspec.to_builtins(record))
-    if arguments.json != "-":
-        print(
-            f"{record.state} at step {record.step} in world {record.generation} of "
-            f"{record.ranks} ranks{': ' if record.message else ''}{record.message}"
-        )
+        raise CommandError(str(error)) from None
+    line = (
+        f"{record.state} at step {record.step} in world {record.generation} of "
+        f"{record.ranks} ranks{': ' if record.message else ''}{record.message}"
+    )
+    publish(arguments.json, msgspec.to_builtins(record), [line])
     return record.exit_code

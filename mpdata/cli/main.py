@@ -4,33 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mpdata.errors import InputError
-from rms.wire.terminal import Parser, add_common, check_writable, emit_json, is_first_rank, parser
+from rms.wire.terminal import Parser, add_common, emit_json, parser, publish, refuse_on, run_command
 
 BACKEND_HELP = "auto (cupy where a GPU answers, else numba), numpy, numba, cupy"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    arguments = _parser().parse_args(argv)
-    try:
-        problem = check_writable(arguments.json, "--json")
-        if problem is not None:
-            raise InputError(problem)
+    return run_command("mpdata", _parser().parse_args(argv), _call)
+
+
+def _call(arguments: argparse.Namespace) -> int:
+    with refuse_on(InputError):
         status: int = arguments.call(arguments)
         return status
-    except InputError as error:
-        if is_first_rank(os.environ):
-            print(f"mpdata: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
 
 
 def _parser() -> Parser:
@@ -183,12 +174,11 @@ def _cases(arguments: argparse.Namespace) -> int:
         }
         for c in CASES.values()
     ]
-    if arguments.json is not None:
-        emit_json(arguments.json, rows)
-    if arguments.json != "-":
-        for case in CASES.values():
-            grid = " x ".join(map(str, case.grid))
-            print(f"{case.name:15s} {grid:13s} {case.summary} ({case.source})")
+    lines = [
+        f"{c.name:15s} {' x '.join(map(str, c.grid)):13s} {c.summary} ({c.source})"
+        for c in CASES.values()
+    ]
+    publish(arguments.json, rows, lines)
     return 0
 
 
@@ -222,8 +212,5 @@ def _plot(arguments: argparse.Namespace) -> int:
     out = arguments.out or arguments.file.with_suffix(".png")
     winds = tuple(arguments.winds) if arguments.winds else None
     frames = plot_file(arguments.file, out, arguments.frames, winds, arguments.month)
-    if arguments.json is not None:
-        emit_json(arguments.json, {"png": str(out), "frames": frames})
-    if arguments.json != "-":
-        print(f"wrote {out}")
+    publish(arguments.json, {"png": str(out), "frames": frames}, [f"wrote {out}"])
     return 0
