@@ -21,7 +21,7 @@ from rms.launch import machine
 from rms.launch.base import Engine
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
-from rms.launch.slurm.site import as_json, in_words, look, serves, try_it
+from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
 from rms.wire.terminal import CommandError, publish, refuse_on, say
 
 
@@ -91,14 +91,10 @@ def _engine(arguments: argparse.Namespace) -> Engine:
         if arguments.engine == "slurm"
         else partial(engines.pilot, margin_s=arguments.margin)
     )
-    return kind(
-        os.environ,
-        getpass.getuser(),
-        arguments.reach,
-        grace_s=arguments.grace,
-        tasks=arguments.ntasks_per_node,
-        file=arguments.cluster,
-    ).first(arguments.nodes)
+    options = engines.EngineOptions(
+        arguments.reach, arguments.grace, arguments.ntasks_per_node, arguments.cluster
+    )
+    return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -109,9 +105,9 @@ def _check(arguments: argparse.Namespace) -> int:
         )
     slurm = Slurm(os.environ, getpass.getuser())
     with refuse_on(SlurmError, exit_code=1):
-        site = look(slurm)
-        tried = try_it(slurm, f"rms-check-{os.getpid()}", time.monotonic)
-    publish(arguments.json, as_json(site, tried), in_words(site, tried))
+        site = inspect_site(slurm)
+        tried = try_resize(slurm, f"rms-check-{os.getpid()}", time.monotonic)
+    publish(arguments.json, as_json(site, tried), as_text(site, tried))
     return 0 if serves(arguments.engine, site) else 1
 
 

@@ -25,7 +25,7 @@ def donors(slurm: Slurm) -> list[str]:
 
 
 def test_the_site_allows_all(slurm: Bed) -> None:
-    found = site.look(commands(slurm))
+    found = site.inspect_site(commands(slurm))
     assert found.select == f"select/{slurm.record['select']}"
     assert len(found.fit) == NODES
     refused = [verdict.what for verdict in site.verdicts(found) if not verdict.allowed]
@@ -33,7 +33,7 @@ def test_the_site_allows_all(slurm: Bed) -> None:
 
 
 def test_trying_it_leaves_nothing(slurm: Bed) -> None:
-    tried = site.try_it(commands(slurm), "rms-donor-try", time.monotonic)
+    tried = site.try_resize(commands(slurm), "rms-donor-try", time.monotonic)
     assert [(v.what.split()[0], v.allowed) for v in tried] == [
         ("growing", True),
         ("shrinking", True),
@@ -128,10 +128,10 @@ def with_gres(asked: None) -> Iterator[Bed]:
 
 def test_a_site_with_gres_is_refused_before_slurm_breaks_a_donor(with_gres: Bed) -> None:
     read = commands(with_gres)
-    why = {verdict.what: verdict for verdict in site.verdicts(site.look(read))}
+    why = {verdict.what: verdict for verdict in site.verdicts(site.inspect_site(read))}
     assert not why["growing running jobs"].allowed
     assert why["shrinking running jobs"].allowed
-    (tried,) = site.try_it(read, "rms-donor-try", time.monotonic)
+    (tried,) = site.try_resize(read, "rms-donor-try", time.monotonic)
     assert not tried.allowed
     job = int(with_gres.submit("--nodes=1"))
     with pytest.raises(SlurmError, match="GRES"):

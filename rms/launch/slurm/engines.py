@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rms.core.cluster import Cluster
 from rms.core.model import NodePower
-from rms.formats.config import read_cluster
+from rms.formats.config import ClusterFile, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER
 from rms.launch.slurm.commands import KEPT, Slurm, SlurmError
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
-from rms.launch.slurm.output import SiteNode
+from rms.launch.slurm.output import Partition, SiteNode
 from rms.launch.slurm.pilot import PilotLauncher
-from rms.launch.slurm.site import look, measures, refusals, serves, verdicts
+from rms.launch.slurm.site import inspect_site, measures, refusals, serves, verdicts
 
 LEAST_MARGIN_S = 20.0
 """From the last kill of a job to the end of the allocation: its steps have to be gone by then."""
@@ -24,150 +25,169 @@ LEAST_MARGIN_S = 20.0
 MARGIN_S = 30.0
 
 
+@dataclass(frozen=True)
+class EngineOptions:
+    """What both engines are told.
+
+    Attributes:
+        reach: how mpiexec starts its proxies on nodes.
+        grace_s: what a job is given to end by itself.
+        tasks: slots of each node; None for what was asked of Slurm, or else for its GPUs or CPUs.
+        file: a cluster file with the power of each node, and its slots.
+    """
+
+    reach: str
+    grace_s: float
+    tasks: int | None = None
+    file: Path | None = None
+
+
 def pilot(
-    env: Mapping[str, str],
-    user: str,
-    reach: str,
-    *,
-    grace_s: float,
-    margin_s: float | None = None,
-    tasks: int | None = None,
-    file: Path | None = None,
+    env: Mapping[str, str], user: str, options: EngineOptions, margin_s: float | None = None
 ) -> Engine:
     """Return the nodes of the allocation that this process runs in.
 
     Args:
         env: what Slurm has told this process.
-        reach: how mpiexec starts its proxies on nodes.
-        grace_s: what a job is given to end by itself.
         margin_s: how long before the end of the allocation jobs are told to end.
-        tasks: slots of each node; None for what was asked of Slurm.
-        file: a cluster file with the power of each node, and its slots.
 
     Raises:
         SlurmError: there is no allocation, or Slurm does not answer; a margin that is too short,
-            or nodes of which the file says nothing.
+            or nodes of which the cluster file says nothing.
         FileError: the cluster file is none.
     """
-    margin_s = grace_s + MARGIN_S if margin_s is None else margin_s
-    if not margin_s >= grace_s + LEAST_MARGIN_S:
-        least = f"{grace_s + LEAST_MARGIN_S:g}"
-        raise SlurmError(
-            f"expected --margin of at least {least} s, as the grace is {grace_s:g} s,"
-            f" got {margin_s:g}"
-        )
+    margin_s = _margin(margin_s, options.grace_s)
     number = env.get("SLURM_JOB_ID", "")
     if not number.isdecimal():
         raise SlurmError("expected to run in an allocation (salloc or sbatch), got none")
-    slurm = Slurm(env, user)
-    within = int(number)
+    slurm, within = Slurm(env, user), int(number)
     details = slurm.job(within)
     if details.state != "RUNNING":
         raise SlurmError(f"expected a running allocation, got job {within}, {details.state}")
     hosts, binds = details.hosts, binding(slurm)
-    known = None if file is None else read_cluster(file)
-    if known is None or tasks is not None:
-        slots = allocated(env, slurm, hosts, tasks)
-    if known is not None:
-        strange = [host for host in hosts if host not in known.nodes]
-        if strange:
-            raise SlurmError(
-                f"expected all nodes of the allocation in {file}, got no word of"
-                f" {', '.join(strange)}"
-            )
-        at = [known.nodes.index(host) for host in hosts]
-        power = tuple(known.power[n] for n in at)
-        if tasks is None:
-            slots = tuple(_numbered(known.slots[n], gpus=bool(known.gpus[n])) for n in at)
-    else:
-        power = tuple(_power(len(own)) for own in slots)
-    each = tuple(
-        tuple(f"{host}/{slot}" for slot in own) for host, own in zip(hosts, slots, strict=True)
-    )
+    known = None if options.file is None else read_cluster(options.file)
+    unknown = [] if known is None else [host for host in hosts if host not in known.nodes]
+    if unknown:
+        raise SlurmError(
+            f"expected all nodes of the allocation in {options.file}, got no word of"
+            f" {', '.join(unknown)}"
+        )
+    slots = None
+    if known is None or options.tasks is not None:
+        slots = allocated(env, slurm, hosts, options.tasks)
+    cluster = _cluster(hosts, slots, known)
     plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
         return PilotLauncher(
-            *(state, instance_id, server, Executor(slurm), reach, binds),
+            *(state, instance_id, server, Executor(slurm), options.reach, binds),
             within=within,
             hosts=hosts,
             margin_s=margin_s,
             environment=plain,
         )
 
-    return Engine(Cluster(hosts, each, power), launcher, True, f"slurm:{within}")
+    return Engine(cluster, launcher, True, f"slurm:{within}")
 
 
-def site(
-    env: Mapping[str, str],
-    user: str,
-    reach: str,
-    *,
-    grace_s: float,
-    partition: str = "",
-    tasks: int | None = None,
-    file: Path | None = None,
-) -> Engine:
+def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: str = "") -> Engine:
     """Return the nodes of a partition, for jobs that each are one of Slurm's own.
 
     Args:
         env: this process's environment.
-        reach: how mpiexec starts its proxies on nodes.
-        grace_s: what a job is given to end by itself.
         partition: whose nodes; "" for that of jobs which do not say.
-        tasks: slots of each node; None for its GPUs, else its CPUs.
-        file: a cluster file, which says what nodes take part, with how many slots and what power.
 
     Raises:
         SlurmError: Slurm does not answer, has no such partition or nodes, or is too old.
         FileError: the cluster file is none.
     """
     slurm = Slurm(env, user, json_offered={"squeue": False, "sinfo": False, "sacct": False})
-    found = look(slurm)
+    found = inspect_site(slurm)
     refusal = next((v.why for v in verdicts(found) if v.what.startswith("engine slurm,")), "")
     if not serves("slurm", found):
         raise SlurmError(refusal)
     partitions = slurm.partitions()
-    chosen = [p for p in partitions if p.name == partition or (p.default and not partition)]
-    if not chosen:
-        names = ", ".join(p.name for p in partitions)
-        raise SlurmError(f"expected a partition of {names}, got {partition or 'no default one'}")
+    chosen = _chosen(partitions, partition)
+    known = None if options.file is None else read_cluster(options.file)
     named = {node.name: node for node in found.nodes}
-    hosts = tuple(host for host in chosen[0].hosts if host in named)
-    known = None if file is None else read_cluster(file)
-    if known is not None:
-        strange = [host for host in known.nodes if host not in hosts]
-        if strange:
-            raise SlurmError(
-                f"expected nodes of partition {chosen[0].name} in {file}, got {', '.join(strange)}"
-            )
-        # In Slurm's order: a job's first node is then where it runs the job's script.
-        hosts = tuple(host for host in hosts if host in known.nodes)
-    slots = tuple(_slots(named[host], tasks) for host in hosts)
-    power = tuple(_power(len(each)) for each in slots)
-    if known is not None:
-        at = [known.nodes.index(host) for host in hosts]
-        power = tuple(known.power[n] for n in at)
-        if tasks is None:
-            slots = tuple(_numbered(known.slots[n], gpus=bool(known.gpus[n])) for n in at)
-    each = tuple(
-        tuple(f"{host}/{slot}" for slot in own) for host, own in zip(hosts, slots, strict=True)
-    )
-    binds, no = binding(slurm), refusals(found)
+    hosts = _hosts(chosen, named.keys(), known, options.file)
+    slots = None
+    if known is None or options.tasks is not None:
+        slots = tuple(_slots(named[host], options.tasks) for host in hosts)
+    cluster = _cluster(hosts, slots, known)
+    binds, refused = binding(slurm), refusals(found)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
         return JobsLauncher(
-            *(state, instance_id, server, Executor(slurm), reach, binds),
+            *(state, instance_id, server, Executor(slurm), options.reach, binds),
             partition=partition,
-            default=chosen[0].name,
+            default=chosen.name,
             limits_s={p.name: p.limit_s for p in partitions if p.limit_s is not None},
-            grace_s=grace_s,
-            no_grow=no.get("grow", ""),
-            no_shrink=no.get("shrink", ""),
+            grace_s=options.grace_s,
+            no_grow=refused.get("grow", ""),
+            no_shrink=refused.get("shrink", ""),
             measures=measures(found),
         )
 
-    return Engine(Cluster(hosts, each, power), launcher, remote=True)
+    return Engine(cluster, launcher, remote=True)
+
+
+def _margin(margin_s: float | None, grace_s: float) -> float:
+    """Return how long before the end of an allocation its jobs are told to end."""
+    if margin_s is None:
+        return grace_s + MARGIN_S
+    if not margin_s >= grace_s + LEAST_MARGIN_S:
+        least = f"{grace_s + LEAST_MARGIN_S:g}"
+        raise SlurmError(
+            f"expected --margin of at least {least} s, as the grace is {grace_s:g} s,"
+            f" got {margin_s:g}"
+        )
+    return margin_s
+
+
+def _chosen(partitions: Sequence[Partition], name: str) -> Partition:
+    """Return the partition that is called so, for "" the default one."""
+    for partition in partitions:
+        if partition.name == name or (partition.default and not name):
+            return partition
+    names = ", ".join(partition.name for partition in partitions)
+    raise SlurmError(f"expected a partition of {names}, got {name or 'no default one'}")
+
+
+def _hosts(
+    partition: Partition, there: Collection[str], known: ClusterFile | None, file: Path | None
+) -> tuple[str, ...]:
+    """Return the nodes that take part: a partition's, or those of them that the file names.
+
+    They come in Slurm's order: a job's first node is then where Slurm runs the job's script.
+    """
+    hosts = tuple(host for host in partition.hosts if host in there)
+    if known is None:
+        return hosts
+    unknown = [host for host in known.nodes if host not in hosts]
+    if unknown:
+        raise SlurmError(
+            f"expected nodes of partition {partition.name} in {file}, got {', '.join(unknown)}"
+        )
+    return tuple(host for host in hosts if host in known.nodes)
+
+
+def _cluster(
+    hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, known: ClusterFile | None
+) -> Cluster:
+    """Return nodes with their slots, those of the file for None, and the power of the file."""
+    if known is None:
+        slots = slots or ()
+        power = tuple(_power(len(each)) for each in slots)
+    else:
+        at = [known.nodes.index(host) for host in hosts]
+        power = tuple(known.power[n] for n in at)
+        if slots is None:
+            slots = tuple(_numbered(known.slots[n], gpus=bool(known.gpus[n])) for n in at)
+    placed = tuple(
+        tuple(f"{host}/{slot}" for slot in each) for host, each in zip(hosts, slots, strict=True)
+    )
+    return Cluster(hosts, placed, power)
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:

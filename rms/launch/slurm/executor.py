@@ -8,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TypeVar
 
-from rms.launch.base import PendingCall
-from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.commands import Slurm
 
 THREADS = 8
 """Most of them wait: for an answer, or for a second to be over."""
@@ -52,21 +51,6 @@ class Executor:
     def ask(self, what: Callable[[], Answer]) -> Future[Answer]:
         """Have something done; it raises :class:`SlurmError` when its result is looked at."""
         return self._threads.submit(what)
-
-    def errand(self, what: Callable[[], object]) -> PendingCall:
-        """Have something done of which only matters whether it could be."""
-        asked = self.ask(what)
-
-        def answer() -> str | None:
-            if not asked.done():
-                return None
-            try:
-                asked.result()
-            except SlurmError as error:
-                return str(error)
-            return ""
-
-        return answer
 
     def close(self) -> None:
         """Let what is under way end; take nothing more."""

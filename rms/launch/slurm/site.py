@@ -1,7 +1,7 @@
 """What a site's Slurm allows, in words: behind ``rms serve --engine slurm --check``.
 
-:func:`look` only asks; :func:`try_it` resizes a job for two seconds, because a site may refuse in
-plugins of its own.
+:func:`inspect_site` only asks; :func:`try_resize` resizes a job for two seconds, because a site may
+refuse in plugins of its own.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Verdict:
     why: str
 
 
-def look(slurm: Slurm) -> Site:
+def inspect_site(slurm: Slurm) -> Site:
     """Ask a site's Slurm, each command once.
 
     Raises:
@@ -99,7 +99,7 @@ def measures(site: Site) -> bool:
     return _energy(site).allowed
 
 
-def try_it(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
+def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
     """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
 
     ``name`` is for this call's jobs alone; ``now`` is a clock for the times in the words.
@@ -131,7 +131,7 @@ def try_it(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
     return tried
 
 
-def in_words(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
+def as_text(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
     """Return the lines that a person reads."""
     number = ".".join(f"{part:02d}" if place == 1 else str(part) for place, part in _numbered(site))
     head = (

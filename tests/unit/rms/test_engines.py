@@ -11,7 +11,7 @@ from sentences import one_sentence
 from rms.launch.base import Engine
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import CommandResult, Slurm, SlurmError
-from rms.launch.slurm.engines import allocated, counts, gpus_per_node
+from rms.launch.slurm.engines import EngineOptions, allocated, counts, gpus_per_node
 
 HOSTS = ("n1", "n2", "n3")
 NODES = "\n".join(f"n{n}|all|alloc|{cpus}|(null)|none" for n, cpus in ((1, 8), (2, 4), (3, 8)))
@@ -85,12 +85,12 @@ def test_without_a_word_of_slurm_a_node_has_its_cpus() -> None:
 
 def test_no_allocation() -> None:
     with one_sentence(SlurmError, "none"):
-        engines.pilot({}, "me", "slurm", grace_s=10.0)
+        engines.pilot({}, "me", EngineOptions("slurm", 10.0))
 
 
 def test_a_margin_that_leaves_no_time() -> None:
     with one_sentence(SlurmError, "got 29"):
-        engines.pilot({}, "me", "slurm", grace_s=10.0, margin_s=29.0)
+        engines.pilot({}, "me", EngineOptions("slurm", 10.0), margin_s=29.0)
 
 
 JOB = """JobId=7 JobName=interactive
@@ -107,9 +107,9 @@ def test_powers_and_slots_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         engines, "Slurm", lambda env, user: site({"--details": JOB, "show": "", "sinfo": NODES})
     )
 
-    def engine(**options: int) -> Engine:
+    def engine(tasks: int | None = None) -> Engine:
         env = {"SLURM_JOB_ID": "7", "SLURM_JOB_CPUS_PER_NODE": "8,4,8"}
-        return engines.pilot(env, "me", "slurm", grace_s=10.0, file=file, **options)
+        return engines.pilot(env, "me", EngineOptions("slurm", 10.0, tasks, file))
 
     file.write_text(
         'name = "x"\n[[nodes]]\nname = "n[2-9]"\ncores = 3\npower = { idle_w = 5.0 }\n'

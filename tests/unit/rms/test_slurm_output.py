@@ -444,7 +444,7 @@ def looked(kind: str = "", **changes: str) -> probe.Site:
         ("sacct --json", NO_JSON),
         ("sacct", printed("sacct.txt")),
     )
-    return probe.look(Slurm({}, "me", site))
+    return probe.inspect_site(Slurm({}, "me", site))
 
 
 def allowed(site: probe.Site) -> dict[str, bool]:
@@ -453,7 +453,7 @@ def allowed(site: probe.Site) -> dict[str, bool]:
 
 def test_a_site_that_allows_all() -> None:
     site = looked()
-    words = probe.in_words(site)
+    words = probe.as_text(site)
     assert words[0] == "Slurm 22.05.8, cluster testbed, select/linear: 3 of 4 nodes fit for work"
     assert words[-1] == "JSON is read of sinfo, squeue; all else as text"
     assert {verdict.what: verdict.allowed for verdict in probe.verdicts(site)} == {
@@ -479,26 +479,26 @@ def test_a_site_that_allows_all() -> None:
 def test_a_site_that_refuses(changes: dict[str, str], refused: str, why: str) -> None:
     site = looked(**changes)
     assert not allowed(site)[refused]
-    assert why in " ".join(probe.in_words(site))
+    assert why in " ".join(probe.as_text(site))
 
 
 def test_a_site_whose_nodes_all_have_gres() -> None:
     site = looked("-gres")
     assert not allowed(site)["growing"]
     assert allowed(site)["shrinking"]
-    assert "use the pilot" in " ".join(probe.in_words(site))
+    assert "use the pilot" in " ".join(probe.as_text(site))
 
 
 def test_an_old_site() -> None:
     site = looked()
     old = probe.Site(**{**vars(site), "version": (19, 5, 2)})
     assert not any(v.allowed for v in probe.verdicts(old) if v.what.startswith("engine"))
-    assert probe.in_words(old)[0].startswith("Slurm 19.05.2,")
+    assert probe.as_text(old)[0].startswith("Slurm 19.05.2,")
 
 
 def test_trying_it_where_nothing_is_free() -> None:
     site = Recorded(("salloc", CommandResult(1, "", "Requested nodes are busy")), ("scancel", OK))
-    (verdict,) = probe.try_it(Slurm({}, "me", site), "try", lambda: 0.0)
+    (verdict,) = probe.try_resize(Slurm({}, "me", site), "try", lambda: 0.0)
     assert not verdict.allowed
     assert "busy" in verdict.why
     assert site.commands[-1] == "scancel --user=me --name=try"

@@ -113,7 +113,7 @@ def test_json_is_not_offered_and_the_text_is_read(bed: Bed) -> None:
 
 def test_the_probe_says_that_all_is_allowed(bed: Bed) -> None:
     bed.slurm.records = lambda jobs: []  # type: ignore[method-assign,assignment]
-    found = site.look(bed.slurm)
+    found = site.inspect_site(bed.slurm)
     said = {verdict.what: verdict.allowed for verdict in site.verdicts(found)}
     assert said["growing running jobs"]
     assert said["shrinking running jobs"]
