@@ -15,6 +15,7 @@ from rms.formats.jobscript import (
     DEFAULT_OUTPUT,
     Array,
     Options,
+    OutputNames,
     ScriptError,
     expand_output,
     parse_array,
@@ -48,8 +49,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
         specs.append(_spec(job_id, daemon.time(), options, array))
-        output = expand_output(
-            options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT),
+        names = OutputNames(
             array_id=str(number),
             index=index,
             job_id=job_id,
@@ -57,6 +57,8 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             node=daemon.cluster.names[0],
             user=getpass.getuser(),
         )
+        pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
+        output = expand_output(pattern, names)
         notes[job_id] = {
             "script": str(script),
             "name": name,

@@ -60,13 +60,13 @@ class Options:
 
 @dataclass(frozen=True)
 class Script:
-    """A job script as read; ``ignored`` are the ``#SBATCH`` options that mean nothing here.
+    """A job script as read; ``slurm_options`` are those of ``#SBATCH`` that mean nothing here.
 
     One word each, as ``--mem=4G`` or ``-pdebug``, so that they can be handed on to sbatch.
     """
 
     options: Options
-    ignored: tuple[str, ...]
+    slurm_options: tuple[str, ...]
     path: Path
 
 
@@ -76,6 +76,21 @@ class Array:
 
     indices: tuple[int, ...]
     limit: int | None = None
+
+
+@dataclass(frozen=True)
+class OutputNames:
+    """What the name of a job's output file may hold.
+
+    A job of no array has its own id as ``array_id`` and None as ``index``.
+    """
+
+    array_id: str
+    index: int | None
+    job_id: str
+    name: str
+    node: str
+    user: str
 
 
 @dataclass(frozen=True)
@@ -204,15 +219,14 @@ def fold_ids(ids: Iterable[str]) -> list[str]:
     ]
 
 
-def expand_output(
-    pattern: str, *, array_id: str, index: int | None, job_id: str, name: str, node: str, user: str
-) -> str:
+def expand_output(pattern: str, job: OutputNames) -> str:
     """Replace ``%A %a %j %x %N %u %%`` in an output file's name; ``%4a`` pads ids with zeros.
 
-    A job of no array has its own id as ``array_id`` and None as ``index``. Other symbols stay.
+    Other symbols stay.
     """
-    ids = {"A": array_id, "a": str(NO_INDEX if index is None else index), "j": job_id}
-    texts = {"x": name, "N": node, "u": user, "%": "%"}
+    index = NO_INDEX if job.index is None else job.index
+    ids = {"A": job.array_id, "a": str(index), "j": job.job_id}
+    texts = {"x": job.name, "N": job.node, "u": job.user, "%": "%"}
 
     def value(found: re.Match[str]) -> str:
         width, symbol = found.groups()

@@ -132,7 +132,7 @@ class JobsLauncher(SlurmLauncher):
             record = SubmissionRecord(time.time())
         else:
             record = before if maybe_submitted else before.next()
-        own = parse_script(launch.script).ignored
+        own = parse_script(launch.script).slurm_options
         record.donor = options.of_donor(own, self.partition)
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))

@@ -19,6 +19,7 @@ from rms.formats.jobscript import (
     Array,
     IdSelection,
     Options,
+    OutputNames,
     Script,
     ScriptError,
     expand_output,
@@ -76,7 +77,7 @@ def test_both_kinds_of_lines_state_the_options_of_sbatch(
     read: Read, kind: str, text: str, expected: Options
 ) -> None:
     script = read(f"#{kind} {text}")
-    assert (script.options, script.ignored) == (expected, ())
+    assert (script.options, script.slurm_options) == (expected, ())
     assert read(f"#{kind} {text.replace('=', ' ')}").options == expected
 
 
@@ -85,7 +86,7 @@ def test_only_rms_lines_state_what_sbatch_does_not_know(
     read: Read, text: str, expected: Options
 ) -> None:
     script = read(f"#RMS {text}\n#SBATCH {text}")
-    assert (script.options, script.ignored) == (expected, (text,))
+    assert (script.options, script.slurm_options) == (expected, (text,))
 
 
 @pytest.mark.parametrize("kind", ["RMS", "SBATCH"])
@@ -105,7 +106,7 @@ def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) 
 def test_what_slurm_alone_knows_is_ignored_and_named(read: Read) -> None:
     script = read("#SBATCH --mem=4G -p debug --exclusive -n 8\n#SBATCH --nice -5 --gpus 1 -N 2")
     assert script.options == Options(nodes=(2, 2))
-    assert " ".join(script.ignored) == "--mem=4G -pdebug --exclusive -n8 --nice -5 --gpus=1"
+    assert " ".join(script.slurm_options) == "--mem=4G -pdebug --exclusive -n8 --nice -5 --gpus=1"
 
 
 @pytest.mark.parametrize(
@@ -387,14 +388,13 @@ def test_garbage_is_read_or_refused_in_words(text: str, parse: Callable[[str], o
     ],
 )
 def test_output_patterns(pattern: str, expected: str) -> None:
-    job = {"array_id": "7", "job_id": "42", "name": "wind", "node": "n1", "user": "ann"}
-    assert expand_output(pattern, index=3, **job) == expected
+    assert expand_output(pattern, OutputNames("7", 3, "42", "wind", "n1", "ann")) == expected
 
 
 def test_a_job_of_no_array_has_slurms_number_for_its_index() -> None:
-    job = {"array_id": "42", "job_id": "42", "name": "%j%%", "node": "n1", "user": "ann"}
-    assert expand_output("%A_%a", index=None, **job) == "42_4294967294"
-    assert expand_output("%x", index=None, **job) == "%j%%"  # what was put in stays
+    job = OutputNames("42", None, "42", "%j%%", "n1", "ann")
+    assert expand_output("%A_%a", job) == "42_4294967294"
+    assert expand_output("%x", job) == "%j%%"  # what was put in stays
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def own(tmp_path: Path) -> list[str]:
         "#SBATCH --comment='two words' --hold --mail-user me@example.org -wn[1-2]\n"
         "true\n"
     )
-    return list(parse_script(script).ignored)
+    return list(parse_script(script).slurm_options)
 
 
 def test_sbatch_hears_what_the_rms_does_not_decide(own: list[str]) -> None:
