@@ -10,7 +10,7 @@ import msgspec
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.scheduler import repeats
 from rms.daemon.jobs import JobRuntime
-from rms.wire.users import BooksAnswer, HistoryEntry, JobRow, NodeRow, ResizeRow, SlurmRow
+from rms.wire.users import BooksAnswer, HistoryEntry, JobRow, NodeRow, ResizeRow
 
 if TYPE_CHECKING:
     from rms.daemon.daemon import Daemon
@@ -27,7 +27,7 @@ def jobs(daemon: Daemon, wanted: Callable[[str], bool] = lambda _: True) -> list
 def _row(daemon: Daemon, job: Job, now_s: float) -> JobRow:
     spec, scheduler = job.spec, daemon.scheduler
     live = daemon.live.get(spec.id, JobRuntime({}))
-    details = msgspec.convert(daemon.launcher.job_details(spec.id), SlurmRow)
+    details = daemon.launcher.job_details(spec.id)
     return JobRow(
         id=spec.id,
         name=live.note.get("name", ""),

@@ -7,13 +7,14 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from rms.core.cluster import Cluster
 from rms.formats.config import FileError
 from rms.launch.processes import alive
+from rms.wire.users import SlurmRow
 
 NODES_LOST = "GONE"
 """The ``end_state`` of a process that was lost with its nodes, not by its own fault."""
@@ -213,7 +214,7 @@ class Launcher(Protocol):
     def unavailable(self) -> Collection[str] | None:
         """Return the nodes that are not to be had now, None while that is not known."""
 
-    def job_details(self, job: str) -> dict[str, Any]:
+    def job_details(self, job: str) -> SlurmRow:
         """Return what else is to be said of a job: by whom its nodes were given, and when."""
 
     def shutdown_reason(self) -> str:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from rms.launch.base import (
     LaunchError,
@@ -29,6 +29,7 @@ from rms.wire.messages import (
     SLOTS_VARIABLE,
     WORLD_VARIABLE,
 )
+from rms.wire.users import SlurmRow
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
@@ -196,9 +197,9 @@ class LocalLauncher:
         """Return the nodes that are not to be had now; here that is never news."""
         return None
 
-    def job_details(self, job: str) -> dict[str, Any]:
+    def job_details(self, job: str) -> SlurmRow:
         """Return what else is to be said of a job: here nothing."""
-        return {}
+        return SlurmRow()
 
     def shutdown_reason(self) -> str:
         """Return why the daemon has to end now: here it never has."""

@@ -14,7 +14,8 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from rms.formats.jobscript import parse_script
 from rms.launch.base import ManagedProcess, PendingCall, ScriptLaunch, hosts_of
@@ -33,6 +34,7 @@ from rms.launch.slurm.submitted import (
     submit,
 )
 from rms.launch.slurm.tracker import JobTracker
+from rms.wire.users import NodesHeld, SlurmRow
 
 CANCEL_AGAIN_S = 2.0
 
@@ -287,20 +289,21 @@ class JobsLauncher(SlurmLauncher):
         """Return the nodes that were not to be had at the last look at Slurm's queue."""
         return self._unavailable
 
-    def job_details(self, job: str) -> dict[str, Any]:
+    def job_details(self, job: str) -> SlurmRow:
         """Return a job's number in Slurm, the nodes it held there, and Slurm's own energy."""
         known = self._tracker.jobs.get(job)
         if known is None and job not in self._past:  # over before this daemon began
             self._past[job] = self._record(job)
         record = self._past[job] if known is None else known.record
         if record is None:
-            return {}
-        found: dict[str, Any] = {
-            "slurm_job": record.number,
-            "waits": "" if known is None or known.finished else known.wait_reason,
-            "held": [{"at_s": at_s, "nodes": list(hosts)} for at_s, hosts in record.held],
-        }
+            return SlurmRow()
+        consumed_j: float | msgspec.UnsetType = msgspec.UNSET
         if known is not None and known.energy_j is not None and known.energy_j.done():
             with contextlib.suppress(SlurmError):
-                found["consumed_energy_j"] = known.energy_j.result()
-        return found
+                consumed_j = known.energy_j.result()
+        return SlurmRow(
+            slurm_job=record.number,
+            waits="" if known is None or known.finished else known.wait_reason,
+            held=[NodesHeld(at_s, list(hosts)) for at_s, hosts in record.held],
+            consumed_energy_j=consumed_j,
+        )

@@ -17,6 +17,7 @@ from rms.launch.slurm.output import JobDetails
 from rms.launch.slurm.pilot import PilotLauncher
 from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord
 from rms.launch.slurm.tracker import JobTracker
+from rms.wire.users import SlurmRow
 
 
 def slurm_job(folder: Path, record: SubmissionRecord | None = None) -> SlurmJob:
@@ -166,7 +167,7 @@ def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
         for launcher in (jobs, pilot):
             assert launcher.unavailable() is None
             assert launcher.shutdown_reason() == ""
-            assert launcher.job_details("1") == {}
+            assert launcher.job_details("1") == SlurmRow()
             assert launcher.controller_answers()
     assert jobs.allocation("1") is None
     assert set(threading.enumerate()) == threads
