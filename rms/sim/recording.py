@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rms.core.model import JobSpec, Site
 from rms.core.policies import Policy
 from rms.core.timeline import Timeline
-from rms.sim.simulator import Simulation
+from rms.sim.simulator import Hooks, Simulation
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Recording:
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
     """Run jobs to their ends and take down what happens."""
     found = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
-    simulation = Simulation(specs, site, policy, record=False, observer=found.observe)
+    simulation = Simulation(specs, site, policy, hooks=Hooks(record=False, observer=found.observe))
     simulation.run()
     ledger = simulation.ledger
     ledger.check()

@@ -17,7 +17,7 @@ from rms.core.events import NodeDown, NodeUp
 from rms.core.model import Job, JobSpec, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
-from rms.sim.simulator import Passes, Simulation
+from rms.sim.simulator import Hooks, Passes, Simulation
 from rms.wire.files import write_whole
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
@@ -56,8 +56,7 @@ def simulated(
             power,
             policy,
             passes=passes,
-            record=False,
-            progress=progress,
+            hooks=Hooks(record=False, progress=progress),
             failures=failures,
         )
         simulation.run()

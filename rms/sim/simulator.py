@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 from random import Random
 from typing import Literal
@@ -51,7 +52,7 @@ _RANK: dict[type, int] = {
     ResizePoint: 4,
     Phase: 5,
 }
-"""What comes first at one time, after submissions: ends, nodes given back, regular looks, asks."""
+"""What comes first at one time, after submissions: ends, nodes freed, ticks, resize points."""
 
 
 _IDLE = frozenset((Ticked, NodeDown, NodeUp))
@@ -78,6 +79,21 @@ def failing(
     return sorted(found, key=attrgetter("at_s"))
 
 
+@dataclass(frozen=True)
+class Hooks:
+    """What is kept and told of a simulation while it runs.
+
+    Attributes:
+        record: whether its events and decisions are kept.
+        progress: called with the number of jobs that are over whenever one ends.
+        observer: called after every event.
+    """
+
+    record: bool = True
+    progress: Callable[[int], None] | None = None
+    observer: Callable[[Simulation], None] | None = None
+
+
 class Simulation:
     """Runs jobs of known run time to their ends.
 
@@ -86,9 +102,7 @@ class Simulation:
         power: one model per node; their number is the cluster's size. Or a site.
         policy: the policy.
         passes: whether it is asked after every event, or once all of an instant are in.
-        record: whether events and decisions are kept.
-        progress: called with the number of jobs that are over whenever one ends.
-        observer: called after every event.
+        hooks: what is kept and told of it while it runs.
         failures: when nodes go down and come back, rising in time (see :func:`failing`). What runs
             on a node that goes down starts again from its beginning, elsewhere.
     """
@@ -100,9 +114,7 @@ class Simulation:
         policy: Policy,
         *,
         passes: Passes = "per-event",
-        record: bool = True,
-        progress: Callable[[int], None] | None = None,
-        observer: Callable[[Simulation], None] | None = None,
+        hooks: Hooks | None = None,
         failures: Iterable[NodeDown | NodeUp] = (),
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
@@ -111,11 +123,14 @@ class Simulation:
         self.decisions: list[tuple[float, Decision]] = []
         self.events: list[Event] = []
         self.decided = self.resized = 0
-        self._record, self._progress, self._observer = record, progress, observer
+        hooks = hooks or Hooks()
+        self._record, self._progress = hooks.record, hooks.progress
+        self._observer = hooks.observer
         self._together = passes == "per-timestamp"
         self._heap: list[tuple[float, int, int, Event | Phase, int]] = []
         self._number = 0
-        self._plans: dict[JobId, int] = {}
+        # Of the events in the heap about one job, those of its newest version count.
+        self._versions: dict[JobId, int] = {}
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = _submissions(arrivals)
         self._next_submission: Submitted | None = None
@@ -152,18 +167,18 @@ class Simulation:
 
     def _pop(self) -> Event | Phase | None:
         """Return what happens next; submissions go before all else of their time."""
-        heap, coming = self._heap, self._next_submission
+        heap, submission = self._heap, self._next_submission
         while True:
-            if coming is not None and (not heap or coming.at_s <= heap[0][0]):
+            if submission is not None and (not heap or submission.at_s <= heap[0][0]):
                 self._next_submission = next(self._submissions, None)
-                return coming
+                return submission
             if not heap:
                 return None
-            _, _, _, event, plan = heapq.heappop(heap)
-            if type(event) in _IDLE and coming is None and self._over:
+            _, _, _, event, version = heapq.heappop(heap)
+            if type(event) in _IDLE and submission is None and self._over:
                 continue  # nothing is left that it could matter to
-            if not plan or self._plans.get(event.job) == plan:  # type: ignore[union-attr]
-                return event  # else the job's rate has changed since this was foreseen
+            if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
+                return event  # else the job's rate has changed since this was entered
 
     @property
     def _over(self) -> bool:
@@ -177,10 +192,11 @@ class Simulation:
     def _more(self, now: float) -> bool:
         """Return whether more happens at this time."""
         heap = self._heap
-        while heap and heap[0][4] and self._plans.get(heap[0][3].job) != heap[0][4]:  # type: ignore[union-attr]
+        while heap and heap[0][4] and self._versions.get(heap[0][3].job) != heap[0][4]:  # type: ignore[union-attr]
             heapq.heappop(heap)
-        coming = self._next_submission
-        return (coming is not None and coming.at_s == now) or bool(heap and heap[0][0] == now)
+        submission = self._next_submission
+        submits = submission is not None and submission.at_s == now
+        return submits or bool(heap and heap[0][0] == now)
 
     def _instant(self, event: Event) -> None:
         """Take in all that happens at one time, then decide once."""
@@ -212,8 +228,8 @@ class Simulation:
             if self._every_s is not None and self._goes_on:
                 self._push(Ticked(event.at_s + self._every_s))
         elif kind is Ended:
-            if self._plans:
-                self._plans.pop(event.job, None)  # type: ignore[union-attr]
+            if self._versions:
+                self._versions.pop(event.job, None)  # type: ignore[union-attr]
             if self._progress is not None:
                 self._progress(len(self.engine.state.ended))
         for decision in decisions:
@@ -236,7 +252,7 @@ class Simulation:
         for job in list(self.engine.state.running.values()):
             if event.node in job.held:
                 self.failed += 1
-                self._plans[job.spec.id] = self._plans.get(job.spec.id, 0) + 1
+                self._versions[job.spec.id] = self._versions.get(job.spec.id, 0) + 1
                 requeued = Requeued(event.at_s, job.spec.id)
                 if self._record:
                     self.events.append(requeued)
@@ -251,12 +267,12 @@ class Simulation:
             left = job.remaining_s(job.size, now)
         if left is None:
             raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
-        plan = 0
+        version = 0
         if spec.resize_every_s is not None or self._failing:
-            plan = self._plans[spec.id] = self._plans.get(spec.id, 0) + 1
+            version = self._versions[spec.id] = self._versions.get(spec.id, 0) + 1
         self._number += 1
         ended = Ended(now + left, spec.id, "COMPLETED")
-        heapq.heappush(self._heap, (now + left, 1, self._number, ended, plan))
+        heapq.heappush(self._heap, (now + left, 1, self._number, ended, version))
         if spec.resize_every_s is not None:
             self._next_point(job, now)
         if spec.profile and not job.done:
@@ -282,22 +298,22 @@ class Simulation:
         every = job.spec.resize_every_s
         if every is not None and job.spec.mode.resizable:
             point = ResizePoint(now + every, job.spec.id)
-            self._push(point, self._plans[job.spec.id])
+            self._push(point, self._versions[job.spec.id])
 
     def _resize_or_go_on(self, job: Job, now: float) -> None:
         if job.requested_size is None:
             self._next_point(job, now)
             return
-        self._plans[job.spec.id] += 1
+        self._versions[job.spec.id] += 1
         begun = ResizeBegun(now, job.spec.id)
         if self._record:
             self.events.append(begun)
         self._follow(begun, self.engine.handle(begun))
         self._push(Resized(now + job.spec.resize_price_s, job.spec.id))
 
-    def _push(self, event: Event | Phase, plan: int = 0) -> None:
+    def _push(self, event: Event | Phase, version: int = 0) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (event.at_s, _RANK[type(event)], self._number, event, plan))
+        heapq.heappush(self._heap, (event.at_s, _RANK[type(event)], self._number, event, version))
 
 
 def _submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:

@@ -20,7 +20,7 @@ import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import adjusted, named
-from rms.sim.simulator import Simulation
+from rms.sim.simulator import Hooks, Simulation
 
 DATA = Path(__file__).parent / "data"
 POLICIES = ("p-fifo", "p-bff")
@@ -36,14 +36,14 @@ class Outcome:
         energy_j: of each node until its own last job has ended (equation 10).
         node_s: those times, summed (denominator of equation 12).
         peak_w: highest power a node really had.
-        reckoned_w: highest power a node had as the scheduler reckons it.
+        scheduled_w: highest power a node had by equation 1, which the scheduler uses.
     """
 
     time_s: float
     energy_j: float
     node_s: float
     peak_w: float
-    reckoned_w: float
+    scheduled_w: float
 
     @property
     def deviation_pct(self) -> float:
@@ -95,8 +95,9 @@ def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> 
     """Run a workload under a cap, or without looking at power."""
     placement = {"part": "first-fit"} if cap_w is None else {"cap_w": cap_w}
     made = adjusted(named(policy), placement=placement)
-    reckoned = Reckoned(where)
-    simulation = Simulation(specs, where, made, record=False, observer=reckoned.look)
+    scheduled = ScheduledPower(where)
+    hooks = Hooks(record=False, observer=scheduled.observe)
+    simulation = Simulation(specs, where, made, hooks=hooks)
     simulation.run()
     ledger, jobs = simulation.ledger, simulation.engine.state.ended.values()
     ledger.check()
@@ -107,17 +108,17 @@ def run(specs: list[JobSpec], where: Site, policy: str, cap_w: float | None) -> 
     time_s = max(last)
     after_j = sum(where.power[host].idle_w * (time_s - end_s) for host, end_s in enumerate(last))
     energy_j = ledger.cluster_j - after_j
-    return Outcome(time_s, energy_j, sum(last), max(ledger.peak_w), reckoned.most_w)
+    return Outcome(time_s, energy_j, sum(last), max(ledger.peak_w), scheduled.most_w)
 
 
-class Reckoned:
-    """The highest power of a node as equation 1 reckons it, watched from outside the policy."""
+class ScheduledPower:
+    """The highest power of a node by equation 1, watched from outside the policy."""
 
     def __init__(self, where: Site) -> None:
         self._site, self.most_w = where, 0.0
 
-    def look(self, simulation: Simulation) -> None:
-        """Look at all nodes after an event."""
+    def observe(self, simulation: Simulation) -> None:
+        """Sum up the power of each node after an event."""
         watts = [model.idle_w for model in self._site.power]
         for job in simulation.engine.state.running.values():
             watts[self._site.host[job.nodes[0]]] += job.spec.power_w or 0.0
@@ -141,9 +142,9 @@ def chiesi(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
         for cap_w in caps:
             outcomes = [(run(specs[s], where, policy, cap_w), plain[policy, s]) for s in seeds]
             wrong += [
-                f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.reckoned_w:g} W"
+                f"{policy}, {cap_w:g} W: expected the cap to hold, got {aware.scheduled_w:g} W"
                 for aware, _ in outcomes
-                if max(aware.reckoned_w, aware.peak_w) > cap_w + 1e-6
+                if max(aware.scheduled_w, aware.peak_w) > cap_w + 1e-6
             ]
             indices = [_indices(aware, unaware, data["worst_w"]) for aware, unaware in outcomes]
             means[policy][cap_w] = {k: fmean(i[k] for i in indices) for k in indices[0]}

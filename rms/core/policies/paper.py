@@ -2,7 +2,7 @@
 
 The paper states the 10 s between looks; the rest was fitted to its tables 3 and 4, so it is
 plausible, not known: jobs start as wide as a power of two fits; who is asked at a resize point
-gives nodes away while others wait; nobody is widened.
+gives nodes away while others wait; nobody is expanded.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _PLAN = PaperPlan()
 
 
 class PaperShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The core paper's way: wide starts, narrowed when asked while others wait, never widened."""
+    """The paper's way: large starts, shrunk at resize points while others wait, never expanded."""
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> PaperPlan:
         """Return the plan of a pass."""

@@ -1,8 +1,8 @@
 """Sizing ``equal-share``: all nodes over all jobs that can run (policy ``array-share``).
 
-After Iserte & Rojek, section 3: as many jobs side by side as possible, each as narrow as that
+After Iserte & Rojek, section 3: as many jobs side by side as possible, each as small as that
 takes; what is left goes to whoever has longest to go. Ours beyond theirs: a resize must pay its
-price, jobs are narrowed no further than those who wait need, narrow and wide are exchanged so that
+price, jobs are shrunk no further than those who wait need, small and large sizes rotate so that
 all end together, and a weight says how much of the time may be given for energy.
 """
 
@@ -54,9 +54,10 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         energy: weight of energy against time, from 0 to 1: 0 uses whatever nodes are left, above
-            it a job is widened only as far as the weighted sum of the time to the last end and of
-            the cluster's energy, each in units of what it is with all jobs narrow, falls.
-        rotate: exchange narrow and wide now and then, where that pays.
+            it a job is expanded only as long as the weighted sum of the time to the last end and
+            of the cluster's energy falls, each in units of what it is with all jobs at their
+            smallest.
+        rotate: exchange small and large sizes now and then, where that pays.
         look: at most this many jobs are looked at for a change, so that a pass costs no more on a
             large cluster than on a small one.
     """
@@ -96,7 +97,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _shrink(
         self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: int
     ) -> None:
-        """Narrow running jobs so that the first that does not fit does, and others behind it."""
+        """Shrink running jobs so that the first that does not fit does, and others behind it."""
         least, most = first.least - left, state.resizes_left
         need = least + sum(job.least for job in islice(others, self.look))
         found = 0
@@ -122,7 +123,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         now = state.now_s
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
-        # No more jobs than nodes can be widened; a few more, as the index has another order.
+        # No more jobs than nodes can be expanded; a few more, as the index has another order.
         running = _longest(state, min(self.look, spare + 8))[: state.resizes_left]
         able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
         at, refused = 0, 0
@@ -203,13 +204,13 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _entry(job: Job, size: int, now: float) -> tuple[float, int, int, Job]:
-    """Return a heap entry: longest to go first; of jobs of which nothing is known, narrowest."""
+    """Return a heap entry: longest to go first; of jobs of which nothing is known, smallest."""
     known = job.remaining_s(size, now)
     return (-inf if known is None else -known, size, job.number, job)
 
 
 def _longest(state: State, look: int) -> list[tuple[float, int, int, Job]]:
-    """Return the running jobs that may be widened, as heap entries, the longest to go first."""
+    """Return the running jobs that may be expanded, as heap entries, the longest to go first."""
     now, found = state.now_s, []
     for until, number, job in reversed(state.expandable[-look:]):
         if until <= now:
@@ -222,7 +223,7 @@ def _longest(state: State, look: int) -> list[tuple[float, int, int, Job]]:
 def _expansion(
     state: State, job: Job, size: int, spare: int, rival: float
 ) -> tuple[tuple[float, int, int, Job] | None, list[int]]:
-    """Widen one job as long as it has longest to go, it pays and nodes are spare.
+    """Expand one job as long as it has longest to go, it pays and nodes are spare.
 
     Args:
         rival: what the heap entry of the next job begins with: the time it has to go, negative.
@@ -273,7 +274,7 @@ def _cost(state: State, sizes: dict[Job, int], others_s: float) -> tuple[float, 
 
 
 def _some(sizes: Sequence[int], size: int) -> Sequence[int]:
-    """Return the sizes a rotation reckons with: all of a table, doublings of a long range."""
+    """Return the sizes a rotation looks at: all of a table, doublings of a long range."""
     if len(sizes) <= 16:
         return sizes
     found = {sizes[0], sizes[-1], size}

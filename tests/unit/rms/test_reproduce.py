@@ -68,6 +68,6 @@ def test_a_power_cap_holds_on_a_short_workload() -> None:
     unaware = run(specs, where, "p-fifo", None)
     for policy in ("p-fifo", "p-bff"):
         aware = run(specs, where, policy, 850.0)
-        assert aware.peak_w <= aware.reckoned_w <= 850.0 < unaware.peak_w
+        assert aware.peak_w <= aware.scheduled_w <= 850.0 < unaware.peak_w
         assert aware.time_s > unaware.time_s
         assert run(specs, where, policy, 1120.0).time_s == unaware.time_s
