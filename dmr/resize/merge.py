@@ -9,6 +9,7 @@ if it does not come they build for the old world once more.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -111,6 +112,9 @@ class MergeSource(Source):
             self._go_over(Membership(part, kept, in_host, stays), cost)
         except RolledBackError:
             part.Free()
+            # Messages of this try may still be on the old one, which so cannot be freed.
+            renewed = run.world.internal_comm.Dup()
+            run.world = dataclasses.replace(run.world, internal_comm=renewed)
             raise
 
     def _go_over(self, members: Membership, cost: OpenResize) -> None:

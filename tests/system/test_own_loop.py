@@ -186,3 +186,10 @@ def test_the_rms_grants_what_the_application_asks_for(run: Run) -> None:
         assert done == [(2, 3, "warm"), (3, 1, "warm")]
         assert report(rms.output(job).splitlines())[1] == plain
         rms.nothing_left()
+
+
+def test_what_a_failed_shrink_has_sent_does_not_reach_the_next(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "1", *program("short_shrink"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("resize to 1 ranks rolled back") == 1
+    assert "[[10, 1, 2], [30, 2, 1]] right True" in done.stdout

@@ -1,0 +1,39 @@
+"""A shrink by merge that rank 1 has no memory for the first time, in the middle of the move."""
+
+import dataclasses
+import sys
+
+import numpy as np
+from mpi4py import MPI
+
+import dmr
+from dmr.data import streams
+
+true = streams.sending
+struck = []
+
+
+def short(comm, block, new, sent, *, in_host):
+    for count, wait in enumerate(true(comm, block, new, sent, in_host=in_host)):
+        if count and block.rank == 1 and block.layout.size == 2 and not struck:
+            struck.append(True)
+            raise MemoryError
+        yield wait
+
+
+def numbers(box):
+    return np.arange(box.start[0], box.stop[0], dtype="f8")[:, None] * np.ones(box.shape)
+
+
+streams.sending = short
+spec = dmr.FieldSpec((1024, 1024), "f8", numbers, split=(0,))
+plan = dmr.Plan(every=1, resizes={10: 2, 20: 1, 30: 1}, strategy="merge")
+plan = dataclasses.replace(plan, deadlines=dmr.Deadlines(move_s=1.0))
+with dmr.malleable(
+    dmr.Runtime.here(MPI.COMM_WORLD), {"x": spec}, plan, build=lambda run: None
+) as run:
+    for _ in run.loop(40):
+        pass
+right = np.array_equal(run.fields["x"].interior, numbers(run.fields["x"].box))
+print([[one.step, one.from_ranks, one.to_ranks] for one in run.resizes], "right", right)
+sys.exit()
