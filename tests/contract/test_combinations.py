@@ -41,6 +41,7 @@ ANSWERS: dict[str, Answer] = {"numba": by_solver("numba")}
 
 
 @pytest.mark.parametrize("backend", ANSWERS)
+@pytest.mark.promise("backends")
 def test_a_backend_gives_the_answer_of_the_reference(
     combination: Combination, backend: str
 ) -> None:

@@ -63,6 +63,8 @@ KEEPING = [
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", KEEPING, ids=str)
+@pytest.mark.promise("mass")
+@pytest.mark.covering(1)
 def test_the_mass_is_kept_over_a_thousand_steps(scheme: Scheme, backend: str) -> None:
     setup = random_setup(CUBE)
     if scheme.any_sign:
@@ -75,6 +77,7 @@ def test_the_mass_is_kept_over_a_thousand_steps(scheme: Scheme, backend: str) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gauge", ["standard", "infinite"])
+@pytest.mark.covering(1)
 def test_the_mass_is_kept_in_a_divergent_flow(gauge: str, backend: str) -> None:
     row = Combination("periodic", "NML", 2, True, gauge, True, True, "f8", "given")
     solver = Solver(rough(row, CUBE), row.scheme, backend=backend)
@@ -110,6 +113,8 @@ def bounds_broken(setup: Setup, scheme: Scheme, backend: str) -> float:
 @pytest.mark.parametrize("scheme", LIMITED, ids=str)
 @pytest.mark.parametrize("boundaries", ["periodic", "wall", "open"])
 @pytest.mark.parametrize("grid", [CUBE, PLANE, LINE], ids=str)
+@pytest.mark.promise("bounds")
+@pytest.mark.covering(1)
 def test_the_limiter_makes_no_new_extremum_at_an_outgoing_sum_of_0_99(
     grid: Triple, boundaries: str, scheme: Scheme, backend: str
 ) -> None:
@@ -122,6 +127,8 @@ def test_the_limiter_makes_no_new_extremum_at_an_outgoing_sum_of_0_99(
 @pytest.mark.parametrize("scheme", LIMITED, ids=str)
 @pytest.mark.parametrize("boundaries", ["periodic", "wall", "open"])
 @pytest.mark.parametrize("grid", [CUBE, PLANE, LINE], ids=str)
+@pytest.mark.promise("bounds")
+@pytest.mark.covering(1)
 def test_limited_psi_never_falls_below_zero_at_an_outgoing_sum_of_0_99(
     grid: Triple, boundaries: str, scheme: Scheme, backend: str
 ) -> None:
@@ -132,6 +139,7 @@ def test_limited_psi_never_falls_below_zero_at_an_outgoing_sum_of_0_99(
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gauge", [False, True])
 @pytest.mark.parametrize("third", [False, True])
+@pytest.mark.covering(1)
 def test_without_the_limiter_there_are_new_extrema(gauge: bool, third: bool, backend: str) -> None:
     scheme = Scheme(2, False, gauge, third)
     assert bounds_broken(random_setup(CUBE, seed=3), scheme, backend) > 0.01

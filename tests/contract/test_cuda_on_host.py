@@ -89,6 +89,7 @@ CASES += [("f4", scheme) for scheme in (STREAMING[1], STREAMING[4], OTHERS[2], O
 
 @needs_compiler
 @pytest.mark.parametrize(("dtype", "scheme"), CASES, ids=str)
+@pytest.mark.promise("cuda-source")
 def test_every_variant_gives_the_answer_of_the_reference(
     scheme: Scheme, dtype: str, build: Build
 ) -> None:
@@ -159,6 +160,7 @@ def test_tiles_and_chunks_change_no_bit(limiter: bool, build: Build) -> None:
     ],
     ids=str,
 )
+@pytest.mark.covering(1)
 def test_cuts_change_no_bit(scheme: Scheme, variant: str, boundaries: str, build: Build) -> None:
     grid = (12, 11, 7)
     whole = block_of(grid, scheme, boundaries)
@@ -175,6 +177,7 @@ def test_cuts_change_no_bit(scheme: Scheme, variant: str, boundaries: str, build
 
 @needs_compiler
 @pytest.mark.parametrize("variant", ["four", "fused"])
+@pytest.mark.covering(1)
 def test_layers_by_themselves_make_the_whole(variant: str, build: Build) -> None:
     block = block_of((12, 9, 7), Scheme(2), "wall,open,periodic")
     expected = check.after(block, stepper_on(block, build, variant), 1)
@@ -277,6 +280,7 @@ def test_the_copies_of_a_periodic_halo_fill_each_layer_once(reach: int, cells: i
 
 @pytest.mark.parametrize("variant", ["auto", "four"])
 @pytest.mark.parametrize("scheme", [*STREAMING, *OTHERS], ids=str)
+@pytest.mark.covering(1)
 def test_scratch_is_as_foreseen(scheme: Scheme, variant: str) -> None:
     for grid in [*GRIDS, (1, 1, 1)]:
         block = block_of(grid, scheme)

@@ -49,6 +49,7 @@ def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
 
 
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"p-fifo", "p-bff"}))
+@pytest.mark.promise("simulate")
 def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> None:
     wide = spec(1, 0.0, 6, None)
     array = [spec(n, 7.0, 4, "a") for n in range(2, 9)]

@@ -49,6 +49,8 @@ def order(problem: Problem, scheme: Scheme, norm: str, backend: str) -> float:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", ALL, ids=str)
+@pytest.mark.promise("orders")
+@pytest.mark.covering(1)
 def test_translation(scheme: Scheme, backend: str) -> None:
     norm, required = ("l1", 1.9) if scheme.limiter else ("l2", full_order(scheme))
     assert order(line(TRANSLATION, (24, 48, 96)), scheme, norm, backend) >= required
@@ -56,12 +58,16 @@ def test_translation(scheme: Scheme, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", CORRECTED, ids=str)
+@pytest.mark.promise("orders")
+@pytest.mark.covering(1)
 def test_the_limiter_costs_no_order_without_extrema(scheme: Scheme, backend: str) -> None:
     assert order(line(FRONT, (48, 96, 192)), scheme, "l2", backend) >= full_order(scheme)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", CORRECTED, ids=str)
+@pytest.mark.promise("orders")
+@pytest.mark.covering(1)
 def test_a_divergent_flow_needs_its_term(scheme: Scheme, backend: str) -> None:
     problem = line(PILE if scheme.limiter else DIVERGENT, (48, 96, 192))
     assert order(problem, replace(scheme, divergent_flow=True), "l2", backend) >= 1.9

@@ -30,6 +30,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("case", "figures"), [("periodic-3x3", 3), ("periodic-3x3-b", 3), ("convergence-1d", 4)]
 )
+@pytest.mark.promise("published")
 def test_the_short_cases_meet_every_published_figure(case: str, figures: int, backend: str) -> None:
     checks = published_checks(case, backend)
     assert len(checks) == figures

@@ -39,6 +39,7 @@ def simulated(folder: Path, *options: str) -> tuple[dict[str, Any], Path]:
 
 
 @pytest.mark.parametrize(("order", "estimates"), PUBLISHED)
+@pytest.mark.promise("easy")
 def test_the_four_published_means(tmp_path: Path, order: str, estimates: str) -> None:
     options = ("--order", order, "--estimates", estimates, "--passes", "per-event")
     found, _ = simulated(tmp_path, *options)
@@ -46,6 +47,7 @@ def test_the_four_published_means(tmp_path: Path, order: str, estimates: str) ->
     assert f"{found['mean_bounded_slowdown']:.4f}" == PUBLISHED[order, estimates]
 
 
+@pytest.mark.promise("easy")
 def test_every_wait_is_the_published_one(tmp_path: Path) -> None:
     found, rows = simulated(tmp_path, "--passes", "per-event")
     published = {}

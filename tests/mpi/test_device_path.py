@@ -103,6 +103,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("boundary", "dtype", "changed"), CASES, ids=str)
+@pytest.mark.promise("cuda-run")
 def test_same_bits_on_any_number_of_ranks_and_the_reference_to_round_off(
     world: MPI.Intracomm,
     together: Together,

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.mpi(min_size=3)]
 
 @pytest.mark.parametrize("in_host", [False, True])
 @pytest.mark.parametrize(("shape", "split"), [((17,), (0,)), ((13, 9), (0, 1)), ((12, 5, 4), (0,))])
+@pytest.mark.covering(1)
 def test_any_size_to_any_other_in_place(
     world: MPI.Intracomm,
     together: Together,

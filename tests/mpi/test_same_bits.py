@@ -34,6 +34,8 @@ def config(boundary: str, dtype: str, limiter: bool, iterations: int = 2) -> Run
 @pytest.mark.parametrize("boundary", ["periodic", "open", "wall", "fixed:1"])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("limiter", [True, False])
+@pytest.mark.promise("bits-ranks")
+@pytest.mark.covering(1)
 def test_same_bits_on_any_number_of_ranks(
     world: MPI.Intracomm, together: Together, boundary: str, dtype: str, limiter: bool
 ) -> None:
@@ -50,6 +52,7 @@ def test_same_bits_with_three_iterations(world: MPI.Intracomm, together: Togethe
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "open", "wall", "fixed:1.5"])
+@pytest.mark.promise("constants")
 def test_a_constant_stays_constant(world: MPI.Intracomm, together: Together, boundary: str) -> None:
     wanted = config(boundary, "f8", True)
     level = 1.5

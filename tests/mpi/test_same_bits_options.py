@@ -32,6 +32,7 @@ def thinnest(row: Combination) -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize(("row", "signs"), CASES, ids=str)
+@pytest.mark.promise("bits-options")
 def test_same_bits_on_any_number_of_ranks(
     world: MPI.Intracomm, together: Together, row: Combination, signs: bool
 ) -> None:

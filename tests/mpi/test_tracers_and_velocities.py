@@ -97,6 +97,7 @@ def hashes(result: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("boundary", ["periodic", "open", "wall", "fixed:1,periodic,wall"])
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
+@pytest.mark.covering(1)
 def test_same_bits_on_any_number_of_ranks(
     world: MPI.Intracomm, together: Together, shared_folder: Path, boundary: str, dtype: str
 ) -> None:
@@ -148,6 +149,7 @@ def test_restart_between_two_times_on_another_number_of_ranks(
 
 @pytest.mark.parametrize("boundary", ["periodic", "open", "wall,fixed:1,periodic"])
 @pytest.mark.parametrize("iterations", [1, 2, 3])
+@pytest.mark.covering(1)
 def test_overlap_changes_no_bit(
     world: MPI.Intracomm,
     together: Together,

@@ -24,6 +24,7 @@ def donors(slurm: Slurm) -> list[str]:
     return [j.state for j in slurm.queue() if j.name.startswith("rms-donor") and j.state in live]
 
 
+@pytest.mark.promise("slurm-check")
 def test_the_site_allows_all(slurm: Bed) -> None:
     found = site.inspect_site(commands(slurm))
     assert found.select == f"select/{slurm.record['select']}"

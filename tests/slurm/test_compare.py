@@ -23,6 +23,7 @@ mpirun mpdata run --case random --seed $SLURM_ARRAY_TASK_ID --grid 24 20 8 \\
 
 
 @pytest.mark.parametrize("engine", ["slurm", "slurm-pilot"])
+@pytest.mark.promise("slurm-compare")
 def test_the_four_modes(slurm: Slurm, engine: str) -> None:
     if slurm.record["select"] != "linear":
         pytest.skip("both ways of selecting nodes run the same jobs; one table is enough")

@@ -63,6 +63,7 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
 # --- an array ----------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("slurm-bits")
 def test_the_winds_array(rms: SlurmRms, tmp_path: Path) -> None:
     """Flexible jobs under array-share: grown and shrunk while they run, the same bits as ever."""
     winds = os.environ.get("MPDATA_WINDS") or str(ROOT / "demo" / "winds")
@@ -103,6 +104,7 @@ def test_the_winds_array(rms: SlurmRms, tmp_path: Path) -> None:
     rms.nothing_left()
 
 
+@pytest.mark.promise("slurm-bits")
 def test_other_users_are_worked_around(rms: SlurmRms, answer: str) -> None:
     bed = rms.bed
     by_hand = bed.allocate("--nodes=1", "--nodelist=n2", "--job-name=byhand")

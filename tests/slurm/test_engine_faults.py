@@ -69,6 +69,7 @@ def caught(rms: SlurmRms, job: str, state: str) -> None:
 
 @one_select
 @pytest.mark.parametrize("state", ["granting", "booting"])
+@pytest.mark.promise("slurm-faults")
 def test_scancel_in_a_resize(rms: SlurmRms, state: str) -> None:
     job = started(rms)
     rms.resize(job, 4)
@@ -135,6 +136,7 @@ def test_a_node_dies(rms: SlurmRms, answer: str) -> None:
 
 
 @one_select
+@pytest.mark.promise("slurm-faults")
 def test_others_took_the_nodes_of_a_resize(rms: SlurmRms, answer: str) -> None:
     """Before the next look at Slurm: it is refused in its words, and goes through later."""
     job = started(rms, nodes=1)
@@ -207,6 +209,7 @@ def test_the_time_limit(rms: SlurmRms) -> None:
 
 @one_select
 @pytest.mark.parametrize("state", ["granting", "booting", "leaving", "releasing"])
+@pytest.mark.promise("slurm-faults")
 def test_the_daemon_is_killed_in_a_resize(rms: SlurmRms, answer: str, state: str) -> None:
     grows = state in ("granting", "booting")
     job = started(rms, nodes=2 if grows else 3)
@@ -237,6 +240,7 @@ def test_the_daemon_is_killed_as_it_submits(rms: SlurmRms, answer: str) -> None:
 
 
 @one_select
+@pytest.mark.promise("slurm-faults")
 def test_a_stray_donor(rms: SlurmRms, answer: str) -> None:
     """What a daemon that was killed between donor and merge has left is found by its name."""
     job = started(rms)

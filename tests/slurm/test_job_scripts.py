@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 from slurm_bed import Slurm
 
 RMS = [sys.executable, "-m", "rms"]
@@ -30,6 +31,7 @@ def answers(folder: Path) -> list[tuple[str, int]]:
     return [(one["sha256"], one["steps"]) for one in found]
 
 
+@pytest.mark.promise("slurm-script")
 def test_a_script_serves_sbatch_and_rms_submit(slurm: Slurm) -> None:
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     with tempfile.TemporaryDirectory(prefix="both-") as place:

@@ -69,6 +69,7 @@ def completed(pilot: Pilot, job: str, bits: str) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not (WINDS / "uwnd_mean.nc").exists(), reason="no wind data (scripts/demo)")
+@pytest.mark.promise("slurm-bits", "slurm-pilot")
 def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
     script = str(ROOT / "jobs" / "winds.sh")
     months = f"{MONTHS[0]}-{MONTHS[-1]}"
@@ -165,6 +166,7 @@ def test_another_way_to_reach_nodes_and_powers_by_name(slurm: Slurm, alone: str)
 # --- the allocation ends --------------------------------------------------------------------
 
 
+@pytest.mark.promise("slurm-pilot")
 def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
     with piloted(slurm, 3, "--policy", "fifo", "--grace", "5", "--margin", "26") as pilot:

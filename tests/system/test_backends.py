@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import MPDATA, MPIEXEC, Mpirun, Run
+from selection import all_wide_but
 
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "48", "40", "16", "--steps", "60"]
 
@@ -18,7 +19,7 @@ def final(mpdata_run: Mpirun, folder: Path, *more: str) -> tuple[dict[str, objec
     return found, np.load(path)
 
 
-@pytest.mark.parametrize("strategy", ["spawn", "restart"])
+@pytest.mark.parametrize("strategy", all_wide_but(["spawn", "restart"], "spawn"))
 def test_ranks_of_one_backend_become_one_of_another_and_back(
     mpdata_run: Mpirun, tmp_path: Path, strategy: str
 ) -> None:
@@ -33,6 +34,7 @@ def test_ranks_of_one_backend_become_one_of_another_and_back(
     assert found["sha256"] != steady["sha256"]
 
 
+@pytest.mark.wide
 def test_the_last_backend_is_reported(mpdata_run: Mpirun, tmp_path: Path) -> None:
     found, _ = final(mpdata_run, tmp_path, "--resize-at", "20:1@numpy,30:2")
     assert found["backend"] == "numpy" and len(found["resizes"]) == 2

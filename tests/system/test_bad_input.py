@@ -45,6 +45,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("extra", "expected"), BAD)
+@pytest.mark.promise("cli", "mpirun-warm")
 def test_one_sentence_and_exit_2(run: Run, tmp_path: Path, extra: list[str], expected: str) -> None:
     done = run(*MPDATA, "run", *SMALL, *extra)
     assert done.returncode == 2
@@ -112,6 +113,7 @@ ARRAYS = [
 
 @pytest.mark.parametrize(("changes", "expected"), ARRAYS)
 @pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.promise("one-sign")
 def test_bad_arrays(
     run: Run, tmp_path: Path, changes: dict[str, np.ndarray], expected: str, ranks: int
 ) -> None:
@@ -134,6 +136,7 @@ def test_bad_arrays(
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.promise("input")
 def test_good_arrays_run(run: Run, tmp_path: Path) -> None:
     write_arrays(tmp_path / "in.npz")
     done = run(MPIEXEC, "-n", "2", *MPDATA, "run", "--input", "in.npz", "--steps", "2")

@@ -16,6 +16,7 @@ srun mpdata run --case random --seed $SLURM_ARRAY_TASK_ID --grid 24 20 8 --steps
 """
 
 
+@pytest.mark.promise("compare")
 def test_one_core_runs_every_mode_at_one_node(run: Run, tmp_path: Path) -> None:
     (tmp_path / "jobs.sh").write_text(SCRIPT)
     done = run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from daemon import Rms, served
 from faulty_jobs import SMALL, faulty
 from processes import MPDATA
@@ -29,6 +30,7 @@ def test_the_rms_does_not_ask_a_job_that_rests() -> None:
         rms.nothing_left()
 
 
+@pytest.mark.wide
 def test_a_cooldown_ends() -> None:
     with served(2, "--policy", "fifo") as rms:
         job = faulty(rms, "none", "--cooldown", str(COOLDOWN_S))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import DEADLINE_S, marked, started
+from selection import all_wide_but
 
 from mpdata.cases import Request, make_setup
 from mpdata.options import Scheme
@@ -33,6 +34,7 @@ def case(winds: tuple[Path, Path], month: int = 1) -> Request:
     return Request(grid=(180, 75, 16), winds=winds, month=month, days=5.0)
 
 
+@pytest.mark.promise("winds")
 def test_on_real_winds_a_constant_stays_constant(winds: tuple[Path, Path]) -> None:
     setup = make_setup("winds", case(winds))
     steps = count_steps(setup)
@@ -43,7 +45,8 @@ def test_on_real_winds_a_constant_stays_constant(winds: tuple[Path, Path]) -> No
     assert np.abs(solver.psi - 1.0).max() <= 1e-13
 
 
-@pytest.mark.parametrize("month", [1, 7])
+@pytest.mark.parametrize("month", all_wide_but([1, 7], 1))
+@pytest.mark.promise("winds")
 def test_on_real_winds_mass_is_kept_and_so_are_the_bounds(
     winds: tuple[Path, Path], month: int
 ) -> None:
@@ -58,7 +61,8 @@ def test_on_real_winds_mass_is_kept_and_so_are_the_bounds(
     assert np.abs(solver.psi - start).max() > 0.1, "expected the plume to have moved"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", all_wide_but([signal.SIGINT, signal.SIGTERM], signal.SIGINT))
+@pytest.mark.promise("demo")
 def test_ctrl_c_on_the_demo_leaves_no_process(
     winds: tuple[Path, Path], number: signal.Signals, tmp_path: Path
 ) -> None:

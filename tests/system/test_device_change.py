@@ -11,6 +11,7 @@ import pytest
 from daemon import LocalRms, Rms, closing
 from faulty_jobs import FAULTY
 from processes import MPDATA, MPIEXEC, Mpirun, Run
+from selection import all_wide_but
 
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "8", "--every", "2"]
 STEPS = ["--steps", "600"]
@@ -65,7 +66,7 @@ def completed(rms: Rms, job: str) -> tuple[dict[str, object], np.ndarray]:
     return json.loads((rms.work / "out.json").read_text()), np.load(rms.work / "final.npy")
 
 
-@pytest.mark.parametrize("strategy", ["warm", "merge", "restart"])
+@pytest.mark.parametrize("strategy", all_wide_but(["warm", "merge", "restart"], "merge"))
 def test_from_cores_to_a_gpu_and_back(
     rms: Rms, mpdata_run: Mpirun, tmp_path: Path, strategy: str
 ) -> None:
@@ -87,6 +88,7 @@ def test_from_cores_to_a_gpu_and_back(
     assert found["sha256"] != steady["sha256"]
 
 
+@pytest.mark.wide
 def test_the_last_world_is_on_the_gpu(rms: Rms) -> None:
     job = submit(rms)
     resized(rms, job, "card")

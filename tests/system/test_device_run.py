@@ -13,6 +13,7 @@ import pytest
 from cuda_on_host import compiler
 from device_runs import CUPY, RANDOM, environment
 from processes import MPDATA, MPIEXEC, Run
+from selection import all_wide_but
 
 Device = Callable[..., Any]
 
@@ -60,6 +61,7 @@ def test_auto_takes_cupy_where_a_gpu_answers_and_says_which_it_was(on_device: De
     assert moved["backend"] == "cupy" and len(moved["resizes"]) == 1
 
 
+@pytest.mark.wide
 def test_ranks_share_a_gpu_when_asked_to(on_device: Device) -> None:
     said = on_device(2, *CUPY, gpus=1)
     assert said == (
@@ -69,6 +71,7 @@ def test_ranks_share_a_gpu_when_asked_to(on_device: Device) -> None:
     assert on_device(2, *CUPY, "--share-gpu", gpus=1)["ranks"] == 2
 
 
+@pytest.mark.wide
 def test_a_resize_to_more_ranks_than_gpus_goes_back(on_device: Device) -> None:
     steady = on_device(1, *CUPY, gpus=1)
     stayed = on_device(1, *CUPY, "--resize-at", "4:2", gpus=1)
@@ -92,7 +95,7 @@ def test_what_is_missing_is_said_in_one_sentence(
 
 
 @pytest.mark.skipif(find_spec("cupy") is not None, reason="CuPy is installed")
-@pytest.mark.parametrize("command", ["run", "verify", "bench"])
+@pytest.mark.parametrize("command", all_wide_but(["run", "verify", "bench"], "run"))
 def test_a_missing_cupy_is_said_with_what_to_install(run: Run, command: str) -> None:
     done = run(*MPDATA, command, *CUPY)
     assert done.returncode == 2 and done.stdout == ""
@@ -112,6 +115,7 @@ def test_checkpoints_of_device_fields_go_on_elsewhere(on_device: Device, run: Ru
     assert "expected backend numba, got a checkpoint of backend cupy" in said
 
 
+@pytest.mark.wide
 def test_verify_and_bench_on_a_device(run: Run, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
     case = ["--case", "periodic-3x3", "--json", str(out)]

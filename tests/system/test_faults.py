@@ -13,6 +13,7 @@ import pytest
 from daemon import LocalRms, Rms, closing, served
 from faulty_jobs import SMALL, STEPS, faulty
 from processes import MPDATA, MPIEXEC, RMS, Mpirun, Run, program
+from selection import all_wide_but
 
 FAULTY_SERVE = program("faulty_serve")
 DISK_BYTES = 98304
@@ -67,7 +68,11 @@ MERGING = {
 }
 
 
-@pytest.mark.parametrize("fault", MERGING)
+@pytest.mark.parametrize(
+    "fault",
+    all_wide_but(MERGING, "new rank killed in the middle of the move", "old rank cannot build"),
+)
+@pytest.mark.promise("rollback")
 def test_the_ranks_that_stay_go_on(rms: Rms, alone: str, fault: str) -> None:
     job = faulty(rms, fault, "--strategy", "merge")
     rms.running(job)
@@ -97,6 +102,8 @@ ROLLED_BACK = {
 
 
 @pytest.mark.parametrize("fault", ROLLED_BACK)
+@pytest.mark.promise("rollback")
+@pytest.mark.promise("bits-warm")
 def test_the_old_world_goes_on(rms: Rms, alone: str, fault: str) -> None:
     job = faulty(rms, fault)
     rms.running(job)
@@ -112,6 +119,7 @@ def test_the_old_world_goes_on(rms: Rms, alone: str, fault: str) -> None:
     TABLE.append((fault, "rolled back, same bits", "resized later", why))
 
 
+@pytest.mark.wide
 def test_a_launcher_that_never_answers(rms: Rms, alone: str) -> None:
     fake = rms.work / "bin"
     fake.mkdir()
@@ -135,7 +143,13 @@ def test_a_launcher_that_never_answers(rms: Rms, alone: str) -> None:
     TABLE.append((*row, f"was not ready within {BOOT_S} s"))
 
 
-@pytest.mark.parametrize("when", ["while the new world boots", "in the middle of the move"])
+@pytest.mark.parametrize(
+    "when",
+    all_wide_but(
+        ["while the new world boots", "in the middle of the move"], "in the middle of the move"
+    ),
+)
+@pytest.mark.promise("old-rank")
 def test_an_old_rank_that_dies_takes_the_job_and_nothing_else(rms: Rms, when: str) -> None:
     fault = f"old rank killed {when}"
     job = faulty(rms, fault)
@@ -147,7 +161,10 @@ def test_an_old_rank_that_dies_takes_the_job_and_nothing_else(rms: Rms, when: st
     TABLE.append((fault, "failed, nothing left", "", rms.row(job)["reason"]))
 
 
-@pytest.mark.parametrize("state", ["booting", "ready", "moving", "leaving"])
+@pytest.mark.parametrize(
+    "state", all_wide_but(["booting", "ready", "moving", "leaving"], "booting", "leaving")
+)
+@pytest.mark.promise("daemon-killed")
 def test_a_killed_rms_comes_back_to_the_same_resize(rms: Rms, alone: str, state: str) -> None:
     more = ["--every", "50"] if state == "ready" else []
     fault = f"RMS killed while {state}"
@@ -179,7 +196,12 @@ class FaultyRms(LocalRms):
 
 
 @pytest.mark.parametrize(
-    "state", ["requested", "booting", "ready", "moving", "leaving", "releasing", "closing"]
+    "state",
+    all_wide_but(
+        ["requested", "booting", "ready", "moving", "leaving", "releasing", "closing"],
+        "requested",
+        "moving",
+    ),
 )
 def test_an_rms_killed_with_its_last_word_written(alone: str, state: str) -> None:
     """In each state, right after it is in the journal: what it wanted to do is not done yet."""
@@ -203,7 +225,7 @@ def test_an_rms_killed_with_its_last_word_written(alone: str, state: str) -> Non
     TABLE.append((f"RMS killed with {state} in its journal", *ending, why))
 
 
-@pytest.fixture(params=["device full", "files limited"])
+@pytest.fixture(params=all_wide_but(["device full", "files limited"], "files limited"))
 def small_disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Path]]:
     """A folder that two checkpoints of the job fit into and no third; and the fault for it."""
     folder = tmp_path / "disk"

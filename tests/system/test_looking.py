@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from daemon import served
 from processes import MPDATA
 
@@ -12,6 +13,7 @@ LONG = " ".join(
 )
 
 
+@pytest.mark.promise("monitor")
 def test_a_look_and_a_report() -> None:
     with served(2) as rms:
         over = rms.submit("true", "--job-name", "<short>")

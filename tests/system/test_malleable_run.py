@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, marked, program, started
+from selection import all_wide_but
 
 from mpdata.cases import Request, make_setup
 from mpdata.parallel.diagnostics import Diagnostics
@@ -33,6 +34,8 @@ def options(boundary: str, dtype: str, limiter: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
+@pytest.mark.promise("bits-spawn")
+@pytest.mark.covering(1)
 def test_resizes_leave_the_same_bits(
     mpdata_run: Mpirun, boundary: str, dtype: str, limiter: str
 ) -> None:
@@ -46,7 +49,8 @@ def test_resizes_leave_the_same_bits(
     assert moved["sha256"] == steady["sha256"]
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 6])
+@pytest.mark.parametrize("ranks", all_wide_but([2, 3, 4, 6], 6))
+@pytest.mark.promise("bits-ranks")
 def test_any_number_of_ranks_gives_the_same_bits(
     mpdata_run: Mpirun, ranks: int, tmp_path: Path
 ) -> None:
@@ -60,6 +64,8 @@ def test_any_number_of_ranks_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
+@pytest.mark.covering(1)
+@pytest.mark.promise("bits-killed")
 def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
     run: Run, mpdata_run: Mpirun, tmp_path: Path, boundary: str, dtype: str, limiter: str
 ) -> None:
@@ -90,6 +96,7 @@ def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
     assert found["steps"] == 30 and found["ranks"] == 3
 
 
+@pytest.mark.promise("completion")
 def test_killed_after_a_resize_is_not_taken_for_completed(run: Run, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     died = run(
@@ -114,6 +121,7 @@ def test_killed_after_a_resize_is_not_taken_for_completed(run: Run, tmp_path: Pa
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.promise("completion")
 def test_completion_record_says_completed_after_resizes(run: Run, tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     run(
@@ -197,6 +205,7 @@ def test_sigterm_checkpoints_and_ends(
     assert mpdata_run(1, *RANDOM)["sha256"] in again.stdout
 
 
+@pytest.mark.promise("checkpoint")
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
     run: Run, mpdata_run: Mpirun, tmp_path: Path
 ) -> None:
@@ -246,6 +255,7 @@ def test_numpy_and_numba_agree(mpdata_run: Mpirun, tmp_path: Path) -> None:
     assert np.abs(a - b).max() <= 1e-13 * np.abs(a).max()
 
 
+@pytest.mark.promise("output")
 def test_output_frames_survive_a_resize(run: Run, mpdata_run: Mpirun, tmp_path: Path) -> None:
     import h5py
 
@@ -259,11 +269,13 @@ def test_output_frames_survive_a_resize(run: Run, mpdata_run: Mpirun, tmp_path: 
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.promise("json")
 def test_json_on_stdout_is_all_there_is_on_stdout(run: Run) -> None:
     done = run(MPIEXEC, "-n", "2", *MPDATA, "run", *RANDOM, "--json", "-", "--resize-at", "10:3")
     assert json.loads(done.stdout)["ranks"] == 3
 
 
+@pytest.mark.promise("own-code")
 def test_the_heat_example_of_the_readme_keeps_its_bits(run: Run, tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "jobs" / "heat.py"
     moved = run(MPIEXEC, "-n", "2", sys.executable, str(example))

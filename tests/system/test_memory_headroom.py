@@ -26,6 +26,8 @@ def own_loop(run: Run, mib: int, what: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("mib", "strategy"), [(0, "merge"), (2**20, "spawn")])
+@pytest.mark.wide
+@pytest.mark.promise("memory")
 def test_under_mpirun(run: Run, mib: int, strategy: str) -> None:
     steady = report(lines(run, 1, "plain"))[1]
     found = own_loop(run, mib, "room")
@@ -39,6 +41,7 @@ def test_under_mpirun(run: Run, mib: int, strategy: str) -> None:
     assert all("a second copy of this world needs" in line for line in told)
 
 
+@pytest.mark.wide
 def test_ranks_that_cannot_stay_are_replaced_all_the_same(run: Run) -> None:
     found = own_loop(run, 0, "script")
     assert report(found)[0].startswith("[[10, 2, 3], [20, 3, 1]]")
@@ -47,6 +50,8 @@ def test_ranks_that_cannot_stay_are_replaced_all_the_same(run: Run) -> None:
 
 
 @pytest.mark.parametrize(("mib", "strategy"), [(0, "merge"), (2**20, "warm")])
+@pytest.mark.wide
+@pytest.mark.promise("memory")
 def test_under_the_rms(mib: int, strategy: str) -> None:
     with served(2, "--policy", "fifo") as rms:
         words = [sys.executable, LITTLE_MEMORY, str(mib), FAULTY[1], "none", "run", *SMALL]
@@ -64,6 +69,7 @@ def test_under_the_rms(mib: int, strategy: str) -> None:
 
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler on this machine")
 @pytest.mark.parametrize(("times", "strategy"), [(1.3, "merge"), (4.0, "spawn")])
+@pytest.mark.wide
 def test_on_a_device(run: Run, tmp_path: Path, times: float, strategy: str) -> None:
     def mpdata(bytes_: float, *more: str) -> tuple[int, str, str]:
         words = [*MPDATA, "run", *RANDOM, *CUPY, "--json", "out.json", *more]

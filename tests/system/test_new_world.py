@@ -30,6 +30,8 @@ WHY = {
 
 @pytest.mark.parametrize("where", WHY)
 @pytest.mark.parametrize("strategy", ["spawn", "merge", "restart"])
+@pytest.mark.promise("new-world")
+@pytest.mark.covering(1)
 def test_under_mpirun(run: Run, alone: str, strategy: str, where: str) -> None:
     found = run(MPIEXEC, "-n", "1", *PROGRAM, where, strategy)
     assert found.returncode == 0, found.stderr
@@ -56,6 +58,8 @@ def rms() -> Iterator[Rms]:
 
 @pytest.mark.parametrize("where", [where for where in WHY if "early" not in where])
 @pytest.mark.parametrize("strategy", ["warm", "merge", "restart"])
+@pytest.mark.promise("new-world")
+@pytest.mark.covering(1)
 def test_under_the_rms(rms: Rms, alone: str, strategy: str, where: str) -> None:
     if strategy == "merge" and where == "thin":
         pytest.skip("a rank that joins asks for a block of the whole")
@@ -90,6 +94,8 @@ def arrays(path: Path, shape: tuple[int, int, int], seed: int) -> None:
 
 @pytest.mark.parametrize("strategy", ["warm", "merge", "restart"])
 @pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.promise("new-world")
+@pytest.mark.covering(1)
 def test_an_input_that_is_not_what_it_was(rms: Rms, strategy: str, change: str) -> None:
     data = rms.work / "data.npz"
     arrays(data, (12, 10, 4), 1)

@@ -78,6 +78,7 @@ def mpirun(folder: Path, ranks: int, *command: str) -> tuple[str, int]:
     return said, process.returncode
 
 
+@pytest.mark.promise("open-mpi")
 def test_probe_says_which_mpi_and_what_it_can(found: dict[str, Any]) -> None:
     assert found["mpi"].startswith("Open MPI v5.") and found["launches"]
     assert found["spawn"] and not found["accept_connect"]
@@ -87,6 +88,7 @@ def test_probe_says_which_mpi_and_what_it_can(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["auto", "merge", "restart"])
+@pytest.mark.promise("open-mpi")
 def test_resizes_under_mpirun_leave_the_bits(
     alone: dict[str, str], tmp_path: Path, strategy: str
 ) -> None:

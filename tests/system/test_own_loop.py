@@ -11,6 +11,7 @@ import pytest
 from daemon import served
 from own_loops import PROGRAM, lines, report
 from processes import DEADLINE_S, MPIEXEC, Run, program, started
+from selection import all_wide_but
 
 PACED = program("paced")
 
@@ -37,7 +38,7 @@ def test_the_surroundings_ask_for_resizes_and_backends(run: Run, steady: str) ->
     assert "'backends': ['', 'rule', 'rule', 'abacus']" in said
 
 
-@pytest.mark.parametrize("script", ["5", "5:3@slide", "5:0", "7:2,6:1", "5:9"])
+@pytest.mark.parametrize("script", all_wide_but(["5", "5:3@slide", "5:0", "7:2,6:1", "5:9"], "5:0"))
 def test_a_wrong_script_is_refused(run: Run, script: str) -> None:
     done = run(MPIEXEC, "-n", "1", *PROGRAM, "plain", "40", env={"DMR_RESIZE_AT": script})
     assert done.returncode != 0 and "UsageError: expected" in done.stderr
@@ -66,6 +67,7 @@ def test_the_application_asks_for_its_sizes(run: Run, steady: str) -> None:
 
 
 @pytest.mark.parametrize("cooldown", ["1e-9", "1000"])
+@pytest.mark.covering(1)
 def test_requests_wait_for_the_end_of_a_cooldown(run: Run, steady: str, cooldown: str) -> None:
     said, digest = report(lines(run, 3, "ask", DMR_COOLDOWN=cooldown))
     once, twice = "[[10, 3, 1]]", "[[10, 3, 1], [25, 1, 4]]"
@@ -73,6 +75,7 @@ def test_requests_wait_for_the_end_of_a_cooldown(run: Run, steady: str, cooldown
 
 
 @pytest.mark.parametrize(("cooldown", "tries"), [("", 2), ("1000", 1)])
+@pytest.mark.covering(1)
 def test_a_resize_that_was_rolled_back_begins_a_cooldown(
     run: Run, steady: str, cooldown: str, tries: int
 ) -> None:
@@ -83,12 +86,13 @@ def test_a_resize_that_was_rolled_back_begins_a_cooldown(
     assert sum("rolled back: expected not to be asked" in one for one in found) == tries
 
 
+@pytest.mark.wide
 def test_scripted_resizes_know_no_cooldown(run: Run, steady: str) -> None:
     said, digest = report(lines(run, 2, "script", DMR_COOLDOWN="1000"))
     assert said.startswith("[[10, 2, 3], [20, 3, 1]]") and digest == steady
 
 
-@pytest.mark.parametrize("cooldown", ["-1", "soon", "nan", "inf"])
+@pytest.mark.parametrize("cooldown", all_wide_but(["-1", "soon", "nan", "inf"], "soon"))
 def test_a_wrong_cooldown_is_refused(run: Run, cooldown: str) -> None:
     done = run(MPIEXEC, "-n", "1", *PROGRAM, "plain", "40", env={"DMR_COOLDOWN": cooldown})
     assert done.returncode != 0 and "UsageError: expected" in done.stderr
@@ -105,6 +109,7 @@ def test_an_array_of_another_shape_is_refused(run: Run) -> None:
     assert "expected an array of shape (26, 17) for cells (0, 15) to (23, 29)" in done.stderr
 
 
+@pytest.mark.promise("bits-merge")
 def test_ranks_that_stay_keep_their_loop_and_their_items(run: Run, steady: str) -> None:
     found = lines(run, 2, "merge")
     assert sum("ranks by merge," in one for one in found) == 3
@@ -114,6 +119,7 @@ def test_ranks_that_stay_keep_their_loop_and_their_items(run: Run, steady: str) 
 
 @pytest.mark.parametrize("how", ["agreed", "alone"])
 @pytest.mark.parametrize("who", ["new", "old", "first"])
+@pytest.mark.covering(1)
 def test_what_fails_to_build_on_one_rank_is_rolled_back_on_all(
     run: Run, steady: str, who: str, how: str
 ) -> None:
@@ -131,7 +137,7 @@ def test_ranks_caught_in_a_build_end_with_a_word(run: Run) -> None:
     assert "sha256" not in done.stdout
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", all_wide_but([1, 3], 3))
 def test_killed_and_restarted_on_other_ranks(run: Run, steady: str, ranks: int) -> None:
     died = run(MPIEXEC, "-n", "2", *PROGRAM, "kill", "40")
     assert died.returncode != 0 and "sha256" not in died.stdout
@@ -141,6 +147,7 @@ def test_killed_and_restarted_on_other_ranks(run: Run, steady: str, ranks: int) 
 
 
 @pytest.mark.parametrize("script", ["", "5:1"])
+@pytest.mark.promise("sigterm")
 def test_sigterm_leaves_a_checkpoint_and_a_sentence(tmp_path: Path, script: str) -> None:
     command = [MPIEXEC, "-n", "2", *PACED, PROGRAM[1], "again", "4000"]
     env = {**os.environ, "DMR_RESIZE_AT": script}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from daemon import Rms, served
 from processes import MPIEXEC, Run, program
+from selection import all_wide_but
 
 PORTS = Path(__file__).parents[2] / "jobs" / "ports"
 PACED = program("paced")[1]
@@ -59,6 +60,8 @@ def test_few_lines_are_changed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("strategy", ["spawn", "restart"])
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.promise("own-code", "bits-restart")
+@pytest.mark.covering(1)
 def test_random_resizes_under_mpirun_leave_the_bits(run: Run, name: str, strategy: str) -> None:
     plain = run(MPIEXEC, "-n", "2", *program(f"{name}_plain"), str(STEPS))
     assert plain.returncode == 0, plain.stdout + plain.stderr
@@ -80,7 +83,7 @@ def rms() -> Iterator[Rms]:
         yield found
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_wide_but(NAMES, "particles"))
 def test_random_resizes_under_the_rms_leave_the_bits(rms: Rms, run: Run, name: str) -> None:
     steps = 3000
     plain = run(MPIEXEC, "-n", "1", *program(f"{name}_plain"), str(steps))

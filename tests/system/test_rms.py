@@ -40,6 +40,7 @@ def manual(nodes: int) -> pytest.MarkDecorator:
 # --- resizes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.promise("bits-warm", "modes", "replay", "explain", "books")
 def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpirun) -> None:
     alone = mpdata_run(1, *SMALL, "--steps", "600")
     job = (
@@ -68,6 +69,7 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
     rms.replays()
 
 
+@pytest.mark.promise("modes")
 def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
     fixed = rms.submit(mpdata(600), "--mode", "fixed", "--nodes", "1")
     moldable = rms.submit(mpdata(600), "--mode", "moldable", "--nodes", "1-2")
@@ -189,6 +191,7 @@ def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
 
 
 @pytest.mark.parametrize("rms", [(3,)], indirect=True)
+@pytest.mark.wide
 def test_jobs_out_of_time(rms: Rms) -> None:
     saving = mpdata(5000, "--checkpoint-dir", "saved", "--checkpoint-every", "100000")
     asks = rms.submit(saving, "--time", "0:03")
@@ -238,6 +241,7 @@ def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
 
 
 @manual(3)
+@pytest.mark.promise("daemon-killed")
 def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
     long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
@@ -265,6 +269,7 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
 
 
 @manual(2)
+@pytest.mark.wide
 def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
     long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2")
@@ -289,6 +294,7 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
 
 
 @manual(2)
+@pytest.mark.wide
 def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
     body = 'echo "$SLURM_JOB_ID" >> starts\nsleep 2'
     again, lost = rms.submit(f"#SBATCH --requeue\n{body}"), rms.submit(body)
@@ -368,6 +374,7 @@ BAD_REQUESTS = {
 
 
 @pytest.mark.parametrize("line", BAD_REQUESTS)
+@pytest.mark.promise("cli")
 def test_bad_request_is_answered_in_one_sentence(idle: Rms, line: str) -> None:
     before = len(idle.rows())
     one_sentence(idle.rms(*line.split()), 2, BAD_REQUESTS[line])

@@ -29,6 +29,7 @@ power = { idle_w = 10.0, static_w = 20.0, dynamic_w = 30.0 }
 """
 
 
+@pytest.mark.promise("books")
 def test_a_device_is_billed_by_what_nvidia_smi_reads(tmp_path: Path) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(STAND_IN)

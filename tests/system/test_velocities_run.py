@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from processes import MPDATA, MPIEXEC, Mpirun, Run
+from selection import all_wide_but
 
 GRID = (24, 20, 6)
 RANDOM = ["--case", "random", "--seed", "7", "--grid", "24", "20", "6", "--steps", "12"]
@@ -98,7 +99,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("extra", "expected"), BAD)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", all_wide_but([1, 2], 1))
 def test_one_sentence_and_exit_2(
     run: Run, tmp_path: Path, extra: list[str], expected: str, ranks: int
 ) -> None:
@@ -132,6 +133,7 @@ def test_single_precision_has_a_limit(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.covering(1)
 def test_a_field_that_is_not_finite_at_the_end_is_a_failure(
     run: Run, tmp_path: Path, ranks: int, backend: str
 ) -> None:

@@ -58,6 +58,8 @@ def advanced(setup: Setup, scheme: Scheme, steps: int) -> Solver:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("boundaries", KINDS)
 @pytest.mark.parametrize("grid", [CUBE, PLANE], ids=str)
+@pytest.mark.promise("constants")
+@pytest.mark.covering(1)
 def test_a_constant_stays_constant(grid: Triple, boundaries: str, scheme: Scheme) -> None:
     setup = replace(random_setup(grid, boundaries), initial=lambda i, j, k: 1.7)
     psi = advanced(setup, scheme, 3).psi
@@ -67,6 +69,7 @@ def test_a_constant_stays_constant(grid: Triple, boundaries: str, scheme: Scheme
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("boundaries", ["periodic", "wall", "periodic,wall,periodic"])
 @pytest.mark.parametrize("grid", [CUBE, PLANE, (1, 6, 5)], ids=str)
+@pytest.mark.covering(1)
 def test_mass_is_kept_where_nothing_flows_out(
     grid: Triple, boundaries: str, scheme: Scheme
 ) -> None:
@@ -80,6 +83,7 @@ def test_mass_is_kept_where_nothing_flows_out(
 @pytest.mark.parametrize("scheme", LIMITED, ids=str)
 @pytest.mark.parametrize("boundaries", KINDS)
 @pytest.mark.parametrize("grid", [CUBE, PLANE], ids=str)
+@pytest.mark.covering(1)
 def test_the_limiter_makes_no_new_extrema(grid: Triple, boundaries: str, scheme: Scheme) -> None:
     solver = Solver(random_setup(grid, boundaries), scheme, backend="numpy")
     outside = [b.value for b in solver.setup.boundaries if b.kind == "fixed"]
@@ -130,6 +134,7 @@ def spikes(setup: Setup) -> Setup:
 @pytest.mark.parametrize("scheme", LIMITED, ids=str)
 @pytest.mark.parametrize("boundaries", ["periodic", "open", "wall", "fixed:0"])
 @pytest.mark.parametrize("grid", [CUBE, PLANE, LINE], ids=str)
+@pytest.mark.covering(1)
 def test_limited_psi_never_falls_below_zero(grid: Triple, boundaries: str, scheme: Scheme) -> None:
     solver = Solver(spikes(random_setup(grid, boundaries)), scheme, backend="numpy")
     for _ in range(10):
@@ -207,6 +212,7 @@ TERMS = [
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("terms", TERMS, ids=str)
 @pytest.mark.parametrize("grid", [(4, 5, 3), (4, 1, 3), (1, 5, 3), (4, 5, 1)], ids=str)
+@pytest.mark.covering(1)
 def test_the_pseudo_velocity_has_all_its_terms_and_the_density_at_faces(
     grid: Triple, terms: reference.Terms, axis: int, seed: int
 ) -> None:
@@ -234,6 +240,7 @@ def test_the_pseudo_velocity_has_all_its_terms_and_the_density_at_faces(
 
 @pytest.mark.parametrize("scheme", CORRECTED, ids=str)
 @pytest.mark.parametrize("grid", TINY, ids=str)
+@pytest.mark.covering(1)
 def test_a_step_is_what_plain_loops_give(grid: Triple, scheme: Scheme) -> None:
     for whole in (stable(grid), divergent(grid, signs=scheme.any_sign)):
         wanted = Loops(whole, scheme).step(whole.psi, lower_faces(whole))
@@ -286,6 +293,7 @@ def embedded(whole: Whole, axes: tuple[int, ...]) -> Whole:
 @pytest.mark.parametrize("axes", list(permutations(range(3), 2)), ids=str)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("boundaries", ["periodic", "wall", "open", "fixed:1.2"])
+@pytest.mark.covering(1)
 def test_a_plane_gives_the_same_wherever_its_axes_are(
     boundaries: str, scheme: Scheme, axes: tuple[int, ...]
 ) -> None:
@@ -302,6 +310,7 @@ def test_a_plane_gives_the_same_wherever_its_axes_are(
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("boundaries", ["periodic", "open", "fixed:1.2"])
+@pytest.mark.covering(1)
 def test_a_line_gives_the_same_along_every_axis(boundaries: str, scheme: Scheme, axis: int) -> None:
     kind = parse_boundaries(boundaries)
     whole = evaluate(random_setup((9, 1, 1), boundaries))

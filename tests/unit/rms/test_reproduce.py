@@ -22,6 +22,7 @@ def shared(data: object, cluster: str, price_s: float, energy: float = 0.0) -> R
     return record(specs, where, adjusted(named("array-share"), sizing={"energy": energy}))
 
 
+@pytest.mark.promise("reproduce")
 def test_the_model_of_the_papers_system_to_a_second() -> None:
     result, lines, good = iserte_rojek(None)
     assert good and len(result["rows"]) == 8
@@ -33,6 +34,7 @@ def test_the_model_of_the_papers_system_to_a_second() -> None:
     }
 
 
+@pytest.mark.promise("reproduce")
 def test_nine_jobs_on_36_nodes_are_optimal(data: object) -> None:
     for price_s in (0.0, 10.0):
         run = shared(data, "m2090", price_s)

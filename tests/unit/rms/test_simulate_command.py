@@ -136,6 +136,7 @@ def test_a_larger_share_contains_a_smaller_one() -> None:
         assert after.time_s(after.preferred) == pytest.approx(before.run_s)
 
 
+@pytest.mark.promise("malleable-share")
 def test_malleable_jobs_wait_less() -> None:
     rows = study(rigid(300, 16), Site(16), (0.0, 1.0), Change(every_s=50.0, price_s=1.0))
     rigid_, all_ = rows

@@ -1,0 +1,55 @@
+"""Which tests run, and which promises of the README they have proven; see README.md beside this."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+
+import pytest
+from promises import enter, promises
+from selection import covering_rows
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="wide products, soaks and long faults too")
+    parser.addoption("--slurm", action="store_true", help="start a real Slurm on this machine")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave what is wide to ``--all``; note on each test what it proves."""
+    known = promises()
+    for item in items:
+        for mark in item.iter_markers("promise"):
+            if unknown := set(mark.args) - set(known):
+                raise pytest.UsageError(f"{item.nodeid}: not in tests/README.md: {unknown}")
+            item.user_properties += [("promise", name) for name in mark.args]
+    if config.getoption("--all"):
+        return
+    left = [item for item in items if item.get_closest_marker("wide")]
+    groups: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("covering")
+        if mark is not None and isinstance(item, pytest.Function) and item not in left:
+            groups[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+    for (_, strength), rows in groups.items():
+        chosen = set(covering_rows([values_of(item) for item in rows], strength))
+        left += [item for n, item in enumerate(rows) if n not in chosen]
+    gone = set(left)
+    if gone:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in gone]
+
+
+def values_of(item: pytest.Function) -> dict[str, str]:
+    """Return the parameters of a test as text."""
+    return {name: str(value) for name, value in item.callspec.params.items()}
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Enter what a test has proven, or why it could not."""
+    if report.when == "call" or report.outcome != "passed":
+        names = [str(value) for key, value in report.user_properties if key == "promise"]
+        why = ""
+        with contextlib.suppress(TypeError, ValueError, IndexError):
+            why = str(report.longrepr[2]) if report.skipped else ""  # type: ignore[index]
+        enter(report.outcome, names, " ".join(why.removeprefix("Skipped: ").split()))

@@ -1,0 +1,81 @@
+"""The promises of the README, listed in ``tests/README.md``, and which of them a run has proven.
+
+A test says by ``@pytest.mark.promise("name", ...)`` what it proves. Standard library only:
+``scripts/test`` reads this before anything is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LIST = Path(__file__).parents[1] / "README.md"
+FILE = "PROMISES_FILE"
+"""The variable that names the file where a run of pytest enters what it has proven."""
+
+ROW = re.compile(r"^\| `([a-z0-9-]+)` \| (.*?) \| (quick|all|slurm|gpu) \|", re.MULTILINE)
+
+
+def promises() -> dict[str, tuple[str, str]]:
+    """Return the promise and the kind of run that proves it (quick, all, slurm, gpu), by name."""
+    return {name: (text, run) for name, text, run in ROW.findall(LIST.read_text("utf-8"))}
+
+
+def enter(outcome: str, names: Iterable[str], why: str = "") -> None:
+    """Add outcomes of tests to the file of this run, if there is one."""
+    if os.environ.get(FILE):
+        with Path(os.environ[FILE]).open("a", encoding="utf-8") as file:
+            file.writelines(f"{outcome}\t{name}\t{why}\n" for name in names)
+
+
+@dataclass
+class Proof:
+    """What a run has shown of the promises that it was to prove."""
+
+    wanted: dict[str, str]
+    proven: set[str] = field(default_factory=set)
+    broken: set[str] = field(default_factory=set)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, file: Path, runs: Iterable[str]) -> Proof:
+        """Return what the file says of the promises of these kinds of runs."""
+        kinds = set(runs)
+        found = cls({name: text for name, (text, run) in promises().items() if run in kinds})
+        for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+            outcome, name, why = line.split("\t", 2)
+            if outcome == "passed":
+                found.proven.add(name)
+            elif outcome == "failed":
+                found.broken.add(name)
+            else:
+                found.skipped.setdefault(name, why)
+        return found
+
+    @property
+    def kept(self) -> set[str]:
+        """Those with a passing test and no failing one."""
+        return (self.proven - self.broken) & set(self.wanted)
+
+    @property
+    def impossible(self) -> dict[str, str]:
+        """Those whose tests were all skipped here, and why."""
+        names = set(self.wanted) - self.proven - self.broken
+        return {name: why for name, why in self.skipped.items() if name in names}
+
+    @property
+    def missing(self) -> list[str]:
+        """Those that no test has proven, though nothing was in its way."""
+        return [name for name in self.wanted if name not in self.kept | set(self.impossible)]
+
+    def report(self) -> str:
+        """Return the count, and a line for each promise that is not proven."""
+        lines = [f"promises of the README: {len(self.kept)} of {len(self.wanted)} proven"]
+        lines += [
+            f"  not here: {self.wanted[name]} ({why})" for name, why in self.impossible.items()
+        ]
+        lines += [f"  NOT PROVEN: {self.wanted[name]} ({name})" for name in self.missing]
+        return "\n".join(lines)
