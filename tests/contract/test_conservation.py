@@ -64,7 +64,7 @@ KEEPING = [
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("scheme", KEEPING, ids=str)
 @pytest.mark.promise("mass")
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_the_mass_is_kept_over_a_thousand_steps(scheme: Scheme, backend: str) -> None:
     setup = random_setup(CUBE)
     if scheme.any_sign:
@@ -77,7 +77,7 @@ def test_the_mass_is_kept_over_a_thousand_steps(scheme: Scheme, backend: str) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("gauge", ["standard", "infinite"])
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_the_mass_is_kept_in_a_divergent_flow(gauge: str, backend: str) -> None:
     row = Combination("periodic", "NML", 2, True, gauge, True, True, "f8", "given")
     solver = Solver(rough(row, CUBE), row.scheme, backend=backend)

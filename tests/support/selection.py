@@ -1,8 +1,8 @@
 """Which tests a quick run leaves to ``--all``.
 
 A test is left out that is marked ``wide``, and of one marked ``covering(n)`` those rows of its
-parameters that no choice of n values is waiting for: with n = 1 every value of every parameter
-comes once, with n = 2 every pair of values of two parameters.
+parameters that no choice of n values is waiting for: with n = 0 one row stays, with n = 1
+every value of every parameter comes, with n = 2 every pair of values of two parameters.
 """
 
 from __future__ import annotations
@@ -53,3 +53,7 @@ def all_wide_but(values: Iterable[object], *quick: object) -> list[object]:
     return [
         value if value in quick else pytest.param(value, marks=pytest.mark.wide) for value in found
     ]
+
+
+def _wide(one: object) -> object:
+    return pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.wide)
