@@ -27,6 +27,7 @@ try:
 except InputError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+pytestmark = pytest.mark.promise("gpu")
 Triple = tuple[int, int, int]
 
 TOLERANCE = {"f8": 1e-13, "f4": 5e-6}

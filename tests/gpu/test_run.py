@@ -32,7 +32,10 @@ ON_GPU = ["--backend", "cupy", "--share-gpu"]
 DEADLINE_S = 120
 MpdataRun = Callable[..., Any]
 
-pytestmark = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH")
+pytestmark = [
+    pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec on PATH"),
+    pytest.mark.promise("gpu"),
+]
 
 
 @pytest.fixture

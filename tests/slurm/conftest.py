@@ -8,10 +8,6 @@ import pytest
 from slurm_bed import NODES, Slurm, brought_up
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slurm", action="store_true", help="start a real Slurm on this machine")
-
-
 @pytest.fixture(scope="session")
 def asked(request: pytest.FixtureRequest) -> None:
     """Skip what starts a real Slurm unless that is wanted."""

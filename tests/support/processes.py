@@ -26,6 +26,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 """The fixture ``run``: a command to its end, in a folder of its own."""
 Mpirun = Callable[..., dict[str, Any]]
 """The fixture ``mpdata_run``: ``mpdata run`` on so many ranks; its JSON."""
+Refused = Callable[..., str]
+"""The fixture ``refused``: a command of ``mpdata`` in this process; its one sentence."""
+Steady = Callable[..., dict[str, Any]]
+"""The fixture ``steady``: ``mpdata run`` on one rank, once for the same options; its JSON."""
 
 
 def program(name: str) -> list[str]:

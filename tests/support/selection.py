@@ -50,10 +50,9 @@ def all_wide_but(values: Iterable[object], *quick: object) -> list[object]:
     """Return values for ``parametrize``, those marked as wide that a quick run can do without."""
     found = list(values)
     assert set(quick) <= set(found), (quick, found)
-    return [
-        value if value in quick else pytest.param(value, marks=pytest.mark.wide) for value in found
-    ]
+    return [one if one in quick else _wide(one) for one in found]
 
 
 def _wide(one: object) -> object:
+    """Return a row of one value or several, marked."""
     return pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.wide)

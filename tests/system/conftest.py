@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, started
+from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Refused, Run, Steady, started
+
+from mpdata.cli.main import main
 
 
 @pytest.fixture
@@ -27,6 +29,42 @@ def run(tmp_path: Path) -> Run:
         ) as process:
             out, err = process.communicate(timeout=deadline_s)
             return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    return call
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refused:
+    """Run ``mpdata`` in this process on input that is refused; return its one sentence."""
+
+    def call(*arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        try:
+            status: object = main(arguments)
+        except SystemExit as ended:
+            status = ended.code
+        said = capsys.readouterr()
+        assert status == 2 and said.out == "", said.out + said.err
+        assert len(said.err.strip().splitlines()) == 1, said.err
+        return said.err
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def steady(tmp_path_factory: pytest.TempPathFactory) -> Steady:
+    """Return the JSON of a run on one rank, computed once for the same options."""
+    known: dict[tuple[str, ...], dict[str, Any]] = {}
+
+    def call(*arguments: str) -> dict[str, Any]:
+        if arguments not in known:
+            folder = tmp_path_factory.mktemp("steady")
+            words = [MPIEXEC, "-n", "1", *MPDATA, "run", *arguments, "--json", "out.json"]
+            subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=DEADLINE_S)
+            known[arguments] = json.loads((folder / "out.json").read_text())
+        return known[arguments]
 
     return call
 

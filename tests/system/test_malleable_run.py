@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, marked, program, started
+from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Run, Steady, marked, program, started
 from selection import all_wide_but
 
 from mpdata.cases import Request, make_setup
@@ -37,26 +37,26 @@ def options(boundary: str, dtype: str, limiter: str) -> list[str]:
 @pytest.mark.promise("bits-spawn")
 @pytest.mark.covering(1)
 def test_resizes_leave_the_same_bits(
-    mpdata_run: Mpirun, boundary: str, dtype: str, limiter: str
+    mpdata_run: Mpirun, steady: Steady, boundary: str, dtype: str, limiter: str
 ) -> None:
     wanted = options(boundary, dtype, limiter)
-    steady = mpdata_run(1, *wanted)
+    alone = steady(*wanted)
     moved = mpdata_run(2, *wanted, "--resize-at", "10:4,20:3")
     assert [(r["step"], r["from"], r["to"]) for r in moved["resizes"]] == [(10, 2, 4), (20, 4, 3)]
     assert all(r["bytes"] == 48 * 40 * 16 * int(dtype[1]) for r in moved["resizes"])
     assert all(r["stall_s"] >= r["move_s"] > 0 for r in moved["resizes"])
-    assert moved["ranks"] == 3 and steady["resizes"] == []
-    assert moved["sha256"] == steady["sha256"]
+    assert moved["ranks"] == 3 and alone["resizes"] == []
+    assert moved["sha256"] == alone["sha256"]
 
 
 @pytest.mark.parametrize("ranks", all_wide_but([2, 3, 4, 6], 6))
 @pytest.mark.promise("bits-ranks")
 def test_any_number_of_ranks_gives_the_same_bits(
-    mpdata_run: Mpirun, ranks: int, tmp_path: Path
+    mpdata_run: Mpirun, steady: Steady, ranks: int, tmp_path: Path
 ) -> None:
     final = tmp_path / "final.npy"
     found = mpdata_run(ranks, *RANDOM, "--final", str(final))
-    alone = mpdata_run(1, *RANDOM)
+    alone = steady(*RANDOM)
     assert found["sha256"] == alone["sha256"]
     check = Diagnostics(make_setup("random", Request(grid=(48, 40, 16), seed=7)), compare=False)
     check.add(0, np.load(final))
@@ -67,7 +67,7 @@ def test_any_number_of_ranks_gives_the_same_bits(
 @pytest.mark.covering(1)
 @pytest.mark.promise("bits-killed")
 def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
-    run: Run, mpdata_run: Mpirun, tmp_path: Path, boundary: str, dtype: str, limiter: str
+    run: Run, steady: Steady, tmp_path: Path, boundary: str, dtype: str, limiter: str
 ) -> None:
     wanted = options(boundary, dtype, limiter)
     saving = ["--checkpoint-every", "5", "--checkpoint-dir", "saved"]
@@ -86,7 +86,7 @@ def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
         str(record),
     )
     assert died.returncode != 0 and not record.exists()
-    whole = mpdata_run(1, *wanted)
+    whole = steady(*wanted)
     again = run(
         MPIEXEC, "-n", "3", *MPDATA, "run", *wanted, *saving, "--restart", "--json", "again.json"
     )
@@ -169,7 +169,7 @@ def test_an_exception_on_one_rank_ends_all_with_its_message(
 
 @pytest.mark.parametrize("resize", [[], ["--resize-at", "10:3"]])
 def test_sigterm_checkpoints_and_ends(
-    run: Run, mpdata_run: Mpirun, tmp_path: Path, resize: list[str]
+    run: Run, steady: Steady, tmp_path: Path, resize: list[str]
 ) -> None:
     record = tmp_path / "record.json"
     saving = ["--checkpoint-dir", str(tmp_path / "saved"), "--every", "3"]
@@ -202,12 +202,12 @@ def test_sigterm_checkpoints_and_ends(
     assert json.loads(record.read_text())["state"] == "CANCELLED"
     again = run(MPIEXEC, "-n", "1", *MPDATA, "run", *RANDOM, *saving, "--restart")
     assert "checkpoint-0000000018.h5 at step 18" in again.stdout
-    assert mpdata_run(1, *RANDOM)["sha256"] in again.stdout
+    assert steady(*RANDOM)["sha256"] in again.stdout
 
 
 @pytest.mark.promise("checkpoint")
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
-    run: Run, mpdata_run: Mpirun, tmp_path: Path
+    run: Run, steady: Steady, tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved"
     wanted = ["--case", "random", "--seed", "3", "--grid", "64", "64", "32", "--steps", "60"]
@@ -237,7 +237,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(
     assert not (tmp_path / "early.json").exists(), "expected to be killed before the end"
     again = run(MPIEXEC, "-n", "3", *MPDATA, "run", *wanted, *saving, "--restart")
     assert "restarted from" in again.stdout
-    assert mpdata_run(1, *wanted)["sha256"] in again.stdout
+    assert steady(*wanted)["sha256"] in again.stdout
 
 
 def newest(folder: Path) -> str:

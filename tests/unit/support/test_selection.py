@@ -1,0 +1,69 @@
+"""What a quick run takes of a product covers what it has to; every promise has a test."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+
+import pytest
+from promises import Proof, promises
+from selection import all_wide_but, choices, covering_rows
+
+TESTS = Path(__file__).parents[2]
+ROWS = [
+    dict(zip("abc", values, strict=True))
+    for values in product(("1", "2", "3"), ("x", "y"), ("p", "q", "r", "s"))
+]
+
+
+@pytest.mark.parametrize(("strength", "most"), [(0, 1), (1, 4), (2, 14), (3, 24)])
+def test_rows_have_every_choice_of_values(strength: int, most: int) -> None:
+    chosen = covering_rows(ROWS, strength)
+    assert chosen == covering_rows(ROWS, strength)
+    assert len(chosen) <= most
+    wanted = set().union(*(choices(row, strength) for row in ROWS))
+    assert set().union(*(choices(ROWS[n], strength) for n in chosen)) == wanted
+
+
+def test_one_parameter_keeps_all_its_values() -> None:
+    assert covering_rows([{"a": str(n)} for n in range(5)], 2) == [0, 1, 2, 3, 4]
+    assert covering_rows([], 1) == []
+
+
+def test_values_that_wait_for_all_are_marked() -> None:
+    one, two, pair = all_wide_but(["one", "two", ("three", 3)], "two")
+    assert two == "two"
+    assert one.values == ("one",) and pair.values == ("three", 3)  # type: ignore[attr-defined]
+    assert [mark.name for mark in one.marks] == ["wide"]  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError):
+        all_wide_but(["one"], "four")
+
+
+def test_every_promise_has_a_test_and_names_its_file() -> None:
+    listed = promises()
+    assert len(listed) > 40 and {run for _, run in listed.values()} >= {"quick", "all", "slurm"}
+    table = (TESTS / "README.md").read_text().splitlines()
+    for name, (_, run) in listed.items():
+        (row,) = [line for line in table if line.startswith(f"| `{name}` |")]
+        files = re.findall(r"`(\w+/[\w/]+\.py)`", row)
+        assert files
+        for file in files:
+            text = (TESTS / file).read_text()
+            assert run == "gpu" or re.search(rf'mark\.promise\([^)]*"{name}"', text), (name, file)
+
+
+def test_a_promise_is_kept_by_a_passing_test_and_by_no_failing_one(tmp_path: Path) -> None:
+    file = tmp_path / "promises"
+    names = [name for name, (_, run) in promises().items() if run == "quick"]
+    kept, broken, skipped, *rest = names
+    lines = [f"passed\t{kept}\t", f"passed\t{broken}\t", f"failed\t{broken}\t"]
+    file.write_text("\n".join([*lines, f"skipped\t{skipped}\tno trace", ""]))
+    proof = Proof.read(file, ["quick"])
+    assert proof.kept == {kept}
+    assert proof.impossible == {skipped: "no trace"}
+    assert proof.missing == [broken, *rest]
+    said = proof.report().splitlines()
+    assert said[0] == f"promises of the README: 1 of {len(names)} proven"
+    assert said[1].endswith("(no trace)") and len(said) == 1 + 1 + len(proof.missing)
+    assert Proof.read(tmp_path / "none", ["slurm"]).kept == set()
