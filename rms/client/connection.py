@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -63,19 +63,6 @@ def ask(
         return msgspec.json.decode(said, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ServerError(f"{path}: expected an answer of this version, got {error}") from None
-
-
-def call(server: str, method: str, path: str, body: object = None, *, token: str = "") -> Any:
-    """Send a request and return the answer as JSON has it.
-
-    Raises:
-        ServerError: the daemon is not there, or said no.
-    """
-    said = _exchange(server, method, path, body, token)
-    try:
-        return json.loads(said or b"null")
-    except ValueError:
-        return said.decode(errors="replace")
 
 
 def _exchange(server: str, method: str, path: str, body: object, token: str) -> bytes:

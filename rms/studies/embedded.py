@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rms.client.commands import jobs
-from rms.client.connection import ServerError, call
-from rms.wire.users import OVER, JobRow
+from rms.client.connection import ServerError, ask
+from rms.wire.users import OVER, JobRow, Nothing, PolicyName
 
 READY_S = 20.0
 """How long a daemon may take to answer."""
@@ -66,7 +66,7 @@ def _wait_until_ready(server: str, daemon: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + READY_S
     while True:
         try:
-            call(server, "GET", "/policy")
+            ask(PolicyName, server, "GET", "/policy")
             return
         except ServerError as error:
             if daemon.poll() is not None or time.monotonic() > until:
@@ -77,7 +77,7 @@ def _wait_until_ready(server: str, daemon: subprocess.Popen[bytes]) -> None:
 def _end(server: str, daemon: subprocess.Popen[bytes]) -> None:
     try:
         if daemon.poll() is None:
-            call(server, "POST", "/shutdown", {})
+            ask(Nothing, server, "POST", "/shutdown", Nothing())
         daemon.wait(END_S)
     except (ServerError, subprocess.TimeoutExpired):
         daemon.kill()

@@ -124,9 +124,7 @@ def test_other_users_are_worked_around(rms: SlurmRms, answer: str) -> None:
 
 def node(rms: SlurmRms, name: str) -> str:
     """Return the state of a node as ``rms nodes`` has it."""
-    from rms.client.connection import call
-
-    found: str = next(n["state"] for n in call(rms.server, "GET", "/nodes") if n["name"] == name)
+    found: str = next(n["state"] for n in rms.get("/nodes") if n["name"] == name)
     return found
 
 

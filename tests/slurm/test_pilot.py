@@ -231,9 +231,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
 
 
 def books(pilot: Pilot) -> dict[str, float]:
-    from rms.client.connection import call
-
-    found = call(pilot.server, "GET", "/books")
+    found = pilot.get("/books")
     return {**found["energy"], "first_s": min(row["submit_s"] for row in pilot.rows())}
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from processes import MARK, RMS, started
 
-from rms.client.connection import ServerError, call
+from rms.client.connection import ServerError, ask
 from rms.wire.users import OVER
 
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"
@@ -121,13 +121,13 @@ class Rms:
     def get(self, path: str) -> Any:
         """Ask the daemon directly."""
         try:
-            return call(self.server, "GET", path)
+            return ask(Any, self.server, "GET", path)
         except ServerError as error:
             raise AssertionError(f"{error}; the daemon:\n{self.said()}") from None
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """Tell the daemon directly."""
-        return call(self.server, "POST", path, body)
+        return ask(Any, self.server, "POST", path, body)
 
     def submit(self, body: str, *options: str, **variables: str) -> str:
         """Submit a script with these options and commands; return the id."""

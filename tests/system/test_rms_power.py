@@ -9,11 +9,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import DEADLINE_S, started
 
-from rms.client.connection import ServerError, call
+from rms.client.connection import ServerError, ask
 
 STAND_IN = """#!/bin/sh
 while true; do
@@ -53,8 +54,8 @@ def test_a_device_is_billed_by_what_nvidia_smi_reads(tmp_path: Path) -> None:
             ]
             with started(submit, env=env, cwd=tmp_path) as job:
                 assert job.wait(DEADLINE_S) == 0
-            (row,) = call(server, "GET", "/jobs")
-            books = call(server, "GET", "/books")["energy"]
+            (row,) = ask(Any, server, "GET", "/jobs")
+            books = ask(Any, server, "GET", "/books")["energy"]
     assert (tmp_path / "rms-1.out").read_text() == "0\n"
     assert row["energy_source"] == books["power_source"] == "nvidia-smi"
     # 75 W but for the first part of a second, before the first reading.
@@ -69,7 +70,7 @@ def wait_for(server: str) -> None:
     until = time.monotonic() + DEADLINE_S
     while True:
         try:
-            if call(server, "GET", "/policy"):
+            if ask(Any, server, "GET", "/policy"):
                 time.sleep(1.0)  # a reading or two
                 return
         except ServerError:
@@ -94,8 +95,8 @@ def test_a_scripts_power_counts_under_a_cap(tmp_path: Path) -> None:
             for script in ("job.sh", "job.sh", "over.sh"):
                 submit = [*command, "submit", script]
                 subprocess.run(submit, env=env, cwd=tmp_path, check=True, timeout=DEADLINE_S)
-            rows = call(server, "GET", "/jobs")
-            call(server, "POST", "/shutdown", {})
+            rows = ask(Any, server, "GET", "/jobs")
+            ask(Any, server, "POST", "/shutdown", {})
     first, second, over = rows
     assert first["state"] in ("CONFIGURING", "RUNNING") and second["state"] == "PENDING"
     assert second["reason"].startswith("PowerCap")
