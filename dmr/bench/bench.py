@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dmr.boot.mpiexec import mpiexec_command
+from rms.wire.mpiexec import mpiexec_command
 
 DEADLINE_S = 300.0
 POWER = "power = { idle_w = 1.0, static_w = 1.0, dynamic_w = 1.0 }"
@@ -46,7 +46,7 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
         if strategy == "spawn":
             if mpiexec is None:
                 raise BenchError("no mpiexec found; expected one on PATH or beside python")
-            command = [*mpiexec_command(mpiexec), "-n", str(old), *job, "--resize-to", str(new)]
+            command = mpiexec_command(mpiexec, old, [*job, "--resize-to", str(new)])
             said = _run(command, as_installed(os.environ))
         else:
             with serving(folder, max(old, new) + (old == new)) as env:

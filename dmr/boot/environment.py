@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from dmr.boot import bootstrap, probe
 from dmr.boot.rendezvous import Rendezvous
 from dmr.wire.rms import Manager
 from rms.wire.messages import COMPLETION_VARIABLE, COOLDOWN_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
+from rms.wire.mpiexec import find_mpiexec
 
 LAUNCHER_VARIABLES = ("PMI_RANK", "PMI_FD", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
 """Set by mpiexec (MPICH, Open MPI, Slurm) for the ranks it starts."""
@@ -122,10 +122,7 @@ class Runtime:
             rendezvous.watch(comm.rank, manager)
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
-        beside = str(Path(sys.executable).parent)
-        mpiexec = shutil.which("mpiexec", path=env.get("PATH")) or shutil.which(
-            "mpiexec", path=beside
-        )
+        mpiexec = find_mpiexec(env.get("PATH"))
         launched = any(name in env for name in LAUNCHER_VARIABLES)
         alone = not launched and comm.size == 1 and parent == MPI.COMM_NULL
         return cls(

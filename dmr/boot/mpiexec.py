@@ -1,11 +1,9 @@
-"""mpiexec: its command line, the variables it leaves in the environment, how it is ended."""
+"""mpiexec: the variables it leaves in the environment, and how it is ended."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 LAUNCHER_PREFIXES = (
@@ -21,14 +19,6 @@ LAUNCHER_PREFIXES = (
 """How variables begin that a launcher sets for its ranks; another launcher must not see them."""
 
 END_S = 5.0
-
-
-def mpiexec_command(mpiexec: str) -> list[str]:
-    """Return the command that starts ranks: mpiexec, and the options that it needs here."""
-    if (Path(mpiexec).resolve().parent / "ompi_info").exists():
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        return [mpiexec, "--oversubscribe", *root]
-    return [mpiexec]
 
 
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ Results are kept in the user's cache folder, one file for each host and MPI libr
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -18,7 +17,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dmr.boot.mpiexec import clean_environment, mpiexec_command
+from dmr.boot.mpiexec import clean_environment
+from rms.wire.files import write_whole
+from rms.wire.mpiexec import mpiexec_command
 
 DEADLINE_S = 20.0
 MEET_S = 5.0
@@ -90,25 +91,22 @@ else:
 
 def probe(mpiexec: str, env: Mapping[str, str]) -> dict[str, Any]:
     """Try everything; return the JSON of ``dmr probe`` and keep it for ``auto``."""
-    start = mpiexec_command(mpiexec)
-    said = _try(start, _VERSION, env)
+    said = _try(mpiexec, _VERSION, env)
     version = said.partition("MPI ")[2].splitlines()[0] if "MPI " in said else ""
     found: dict[str, Any] = {
         "mpi": version,
         "launcher": mpiexec,
         "host": platform.node(),
         "launches": bool(version),
-        "spawn": "WORKS" in _try(start, _SPAWN, env),
-        "accept_connect": _meets(start, env),
-        "gpu_aware": "WORKS" in _try(start, _GPU, env, ranks=2),
+        "spawn": "WORKS" in _try(mpiexec, _SPAWN, env),
+        "accept_connect": _meets(mpiexec, env),
+        "gpu_aware": "WORKS" in _try(mpiexec, _GPU, env, ranks=2),
     }
     found["strategies"] = strategies(found)
     path = cache_file(mpiexec, env)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(found, indent=2) + "\n")
-        part.replace(path)
+        write_whole(path, json.dumps(found, indent=2) + "\n")
     except OSError:
         pass  # it is found out again
     return found
@@ -150,16 +148,16 @@ def cache_file(mpiexec: str, env: Mapping[str, str]) -> Path:
     return base / "dmr" / f"probe-{key}.json"
 
 
-def _try(start: Sequence[str], program: str, env: Mapping[str, str], ranks: int = 1) -> str:
+def _try(mpiexec: str, program: str, env: Mapping[str, str], ranks: int = 1) -> str:
     """Run a program under the launcher; return what it printed, "" if it failed or was late."""
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         script = Path(folder) / "probe.py"
         script.write_text(textwrap.dedent(program))
-        out = _start([*start, "-n", str(ranks), sys.executable, str(script)], env)
+        out = _start(mpiexec_command(mpiexec, ranks, [sys.executable, str(script)]), env)
         return _end(out, DEADLINE_S)
 
 
-def _meets(start: Sequence[str], env: Mapping[str, str]) -> bool:
+def _meets(mpiexec: str, env: Mapping[str, str]) -> bool:
     """Return whether two launches can meet."""
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         port = Path(folder) / "port"
@@ -168,7 +166,7 @@ def _meets(start: Sequence[str], env: Mapping[str, str]) -> bool:
             script = Path(folder) / f"{name}.py"
             script.write_text(program)
             words = [sys.executable, str(script), str(port), str(MEET_S)]
-            both.append(_start([*start, "-n", "1", *words], env))
+            both.append(_start(mpiexec_command(mpiexec, 1, words), env))
         said = _end(both[1], DEADLINE_S)
         _end(both[0], 1.0)
         return "WORKS" in said

@@ -15,11 +15,12 @@ from pathlib import Path
 from mpi4py import MPI
 
 from dmr.boot.environment import BACKEND_VARIABLE, Runtime
-from dmr.boot.mpiexec import clean_environment, end_process, mpiexec_command
+from dmr.boot.mpiexec import clean_environment, end_process
 from dmr.errors import RolledBackError
 from dmr.plan import NextWorld
 from dmr.wire.channel import LOOPBACK, ChannelError, ControlChannel, Listener
 from rms.wire.messages import JOIN_VARIABLE, LISTENER_VARIABLE, SLOTS_VARIABLE
+from rms.wire.mpiexec import mpiexec_command
 
 POLL_S = 0.1
 """How often a started mpiexec is looked at while its world boots."""
@@ -121,7 +122,7 @@ def start_mpiexec(
     env = clean_environment(os.environ) | {LISTENER_VARIABLE: listener.address}
     if wanted.backend:
         env[BACKEND_VARIABLE] = wanted.backend
-    command = [*mpiexec_command(runtime.mpiexec), "-n", str(wanted.ranks), *runtime.command]
+    command = mpiexec_command(runtime.mpiexec, wanted.ranks, runtime.command)
     try:
         process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
     except OSError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from rms.wire.messages import (
     SLOTS_VARIABLE,
     WORLD_VARIABLE,
 )
+from rms.wire.mpiexec import find_mpiexec, mpiexec_command
 from rms.wire.users import SlurmRow
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
@@ -141,7 +141,7 @@ class LocalLauncher:
             raise LaunchError("no mpiexec found; expected one on PATH or beside python")
         env = self._world_env(job, launch, path)
         where = self.world_options(job, launch.launch, slots, env)
-        full = [mpiexec, *_root_options(mpiexec), *where, "-n", str(len(slots)), *command.command]
+        full = mpiexec_command(mpiexec, len(slots), command.command, where)
         cores, output = launch.cores or cores_of(slots), Path(command.output)
         process = self._start(full, command.cwd, env, output, cores, Path(command.errors))
         return ManagedProcess(process.pid, process)
@@ -259,22 +259,9 @@ class LocalLauncher:
             raise LaunchError(f"could not start {command[0]}: {error}") from None
 
 
-def find_mpiexec(path: str) -> str | None:
-    """Return the mpiexec on a search path, or the one beside this Python."""
-    beside = str(Path(sys.executable).parent)
-    return shutil.which("mpiexec", path=path) or shutil.which("mpiexec", path=beside)
-
-
 def _open_output(path: Path) -> IO[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
     return path.open("ab")
-
-
-def _root_options(mpiexec: str) -> list[str]:
-    """Return what Open MPI wants to be told; MPICH's launcher needs nothing."""
-    if (Path(mpiexec).parent / "ompi_info").exists():
-        return ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
-    return []
 
 
 def _of_open_mpi(pid: int) -> bool:

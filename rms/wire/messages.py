@@ -5,11 +5,12 @@ Compute nodes import this module, so it needs nothing but msgspec.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from rms.wire.files import write_whole
 
 COMPLETION_FORMAT = 1
 """Version of :class:`CompletionRecord`; raise it with every change of meaning."""
@@ -65,12 +66,7 @@ def write_completion(path: Path, record: CompletionRecord) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = record.message.encode("utf-8", "backslashreplace").decode()
     record = msgspec.structs.replace(record, message=text)
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as file:
-        file.write(msgspec.json.encode(record) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, msgspec.json.encode(record) + b"\n", sync=True)
 
 
 def read_completion(path: Path) -> CompletionRecord:

