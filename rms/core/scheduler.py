@@ -50,6 +50,7 @@ class Scheduler:
         resizes: of each job, how many resizes were decided; the newest has that number.
         power_sources: who measures a node, for nodes that are measured.
         closed: the books as they were when the last job was over, None before the first event.
+        present: where the daemon is and the nodes it has there, with slots that no event knows.
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, where: str = "") -> None:
@@ -62,6 +63,7 @@ class Scheduler:
         self.resizes: dict[JobId, int] = {}
         self.power_sources: dict[Node, str] = {}
         self.closed: Books | None = None
+        self.present: tuple[str, Cluster] | None = None
 
     def feed(self, event: Event) -> list[Decision]:
         """Take in what happened; return what is decided on it.
@@ -145,3 +147,7 @@ class Scheduler:
         self.ledger.reopen(self.engine.state, event.power, event.at_s)
         self.where = event.where
         self.cluster = Cluster.recorded(event.nodes, event.power, event.widths)
+        if self.present is not None:
+            where, cluster = self.present
+            if (where, cluster.names) == (event.where, event.nodes):
+                self.cluster = cluster

@@ -1,4 +1,4 @@
-"""What the daemon knows of a job beside the engine: its processes, steps, worlds and wishes."""
+"""What the daemon knows of a job beside the scheduler: its processes, steps and resizes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import Any
 
 import msgspec
 
+from rms.core.model import JobId
 from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
+from rms.wire.users import ResizeRow
+
+REQUEUED = "REQUEUED"
+"""The ending of a job that is to wait again."""
 
 
 @dataclass
@@ -19,41 +24,45 @@ class Step:
     Attributes:
         worlds: launches by number: every mpiexec whose ranks are, or may become, the job.
         current: the launches that the job's ranks come from now.
-        strategy, groups: how the job wants to be resized, and ranks of each current launch.
+        strategy: how the job wants to be resized.
+        ranks: of each current launch, in rank order: ``(launch, how many ranks)``.
+        has_polled: whether it asked for requests: a program of dmr, which leaves a record.
         ended_s: when the first current launch was seen to have ended.
         cooldown_s: time after a resize in which it is not asked for another.
-        restarts: whether it would go on from a checkpoint if it were started again.
+        restartable: whether it would go on from a checkpoint if it were started again.
     """
 
-    line: LaunchCommand
+    command: LaunchCommand
     worlds: dict[int, ManagedProcess] = field(default_factory=dict)
     current: tuple[int, ...] = ()
     strategy: str = "spawn"
-    groups: tuple[tuple[int, int], ...] = ()
+    ranks: tuple[tuple[int, int], ...] = ()
     exit_code: int | None = None
     message: str = ""
-    spoke: bool = False  # it asked for wishes: a program of dmr, which leaves a record
+    has_polled: bool = False
     ended_s: float | None = None
     cooldown_s: float = 0.0
-    restarts: bool = False
+    restartable: bool = False
 
 
-class PendingResize(msgspec.Struct):
-    """A resize for which worlds are started here, from the wish to the last process gone.
+class PendingResize(msgspec.Struct, rename={"reason": "why"}):
+    """A resize in flight, from the decision to the last process gone.
 
     Attributes:
-        number, slots, strategy: of the wish.
+        number: of this resize among those decided for the job.
+        slots: where the job is to be.
+        strategy: how.
         launches: slots of each launch that was started for it, by number.
-        ready: those that wait to be called.
-        state: ``granting`` (nodes are asked for), ``booting``, ``ready`` (the job may call),
-            ``moving`` (it does), ``leaving`` (committed; old launches end), ``closing`` (rolled
-            back; new ones are killed), ``releasing`` (nodes no longer needed are given back);
-            ``stopping`` and ``starting`` of a relaunch, see :mod:`rms.daemon.relaunch`.
+        pids: their processes.
+        ready: those that wait for the running world to connect.
+        state: see :mod:`rms.daemon.resize`.
+        begun_s: when the new world was launched, or the job was told to end at a checkpoint.
         until_s: when that state must be over.
         leaving: launches that are to end.
         committed: whether it is the new world that goes on.
-        why: of a rollback.
+        reason: of a rollback.
         at_step: of a relaunch, where its checkpoint was written.
+        told: whether the job is to know of it now. Not kept for a restarted daemon.
     """
 
     number: int
@@ -62,63 +71,108 @@ class PendingResize(msgspec.Struct):
     launches: dict[int, tuple[str, ...]] = {}
     pids: dict[int, int] = {}
     ready: dict[int, BootedWorld] = {}
-    state: str = "booting"
+    state: str = "requested"
     begun_s: float = 0.0
     until_s: float = 0.0
     leaving: list[int] = []
     committed: bool = False
-    why: str = ""
+    reason: str = ""
     at_step: int = 0
+    told: bool = False
 
     @property
-    def wish(self) -> ResizeRequest:
+    def request(self) -> ResizeRequest:
         """What the job is to be told."""
         worlds = tuple(self.ready[n] for n in self.launches)
         return ResizeRequest(self.number, self.slots, self.strategy, worlds)
+
+    def note(self) -> dict[str, Any]:
+        """Return what a restarted daemon needs to know; deadlines begin anew then."""
+        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        del found["told"]
+        return found | {"until_s": 0.0}
+
+    @classmethod
+    def from_note(cls, note: dict[str, Any]) -> PendingResize | None:
+        """Return a resize as it was noted, None for an empty note."""
+        return msgspec.convert(note, cls, strict=False) if note else None
 
 
 @dataclass
 class JobRuntime:
     """All of it.
 
-    ``errand`` is what the resize in flight has asked of whoever owns the nodes, ``inquiry`` asks
-    them what a job that failed died of. ``news`` is set by the next wish,
-    not by one that the job may know already.
+    Attributes:
+        note: what was kept at submission: script, folder, environment, output, token.
+        keys: of the launcher lines so far, in the order of ``steps``.
+        launch_count: how many launches there were; the next has that number.
+        resizes: those that are over.
+        resize: the one in flight.
+        call: what the resize in flight has asked of whoever owns the nodes.
+        diagnosis: what was asked about the death of a job that failed.
+        news: set when there is a resize request that the job does not know.
+        rests_until_s: end of its cooldown.
+        requested_ranks: how many its application would have, 0 for no wish of its own.
+        ending: the state in which it is to end, once it was told to.
     """
 
-    note: dict[str, Any]
+    id: JobId
+    note: dict[str, Any] = field(default_factory=dict)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
-    launches: int = 0
-    resizes: list[dict[str, Any]] = field(default_factory=list)
+    launch_count: int = 0
+    resizes: list[ResizeRow] = field(default_factory=list)
+    resize: PendingResize | None = None
+    call: PendingCall | None = None
+    diagnosis: PendingCall | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    boot: PendingResize | None = None
-    errand: PendingCall | None = None
-    inquiry: PendingCall | None = None
     rests_until_s: float = 0.0
-    asked: int = 0  # by its application, once it may be
-    forced: str | None = None
+    requested_ranks: int = 0
     step: int = 0
     total: int = 0
     ending: str | None = None
     kill_at: float | None = None
     answer: str = ""
-    _wish: ResizeRequest | None = None
 
     @property
-    def wish(self) -> ResizeRequest | None:
-        """What the job is to do; whoever waits for it is told."""
-        return self._wish
-
-    @wish.setter
-    def wish(self, wish: ResizeRequest | None) -> None:
-        self._wish = wish
-        if wish is not None:
-            told, self.news = self.news, asyncio.Event()
-            told.set()
-
-    @property
-    def running(self) -> Step | None:
+    def running_step(self) -> Step | None:
         """The step that runs now."""
         return next((step for step in self.steps if step.exit_code is None), None)
+
+    @property
+    def request(self) -> ResizeRequest | None:
+        """What the job is to do."""
+        return self.resize.request if self.resize is not None and self.resize.told else None
+
+    @property
+    def resizing(self) -> str:
+        """The state of a resize that is seen to by the daemon, else ""."""
+        return "" if self.resize is None or self.resize.state == "requested" else self.resize.state
+
+    def tell(self) -> None:
+        """Wake up whoever waits for a resize request; later polls wait for the next."""
+        waiting, self.news = self.news, asyncio.Event()
+        waiting.set()
+
+    def steps_note(self) -> dict[str, Any]:
+        """Return what a restarted daemon needs to know of its steps."""
+        steps = [
+            {
+                "pids": {str(n): world.pid for n, world in step.worlds.items()},
+                "current": step.current,
+                "strategy": step.strategy,
+                "groups": step.ranks,
+                "exit_code": step.exit_code,
+                "message": step.message,
+            }
+            for step in self.steps
+        ]
+        return {"keys": self.keys, "launches": self.launch_count, "steps": steps}
+
+    def forget_processes(self) -> None:
+        """Drop what was known of its processes, of which there are none any more."""
+        self.script = self.resize = self.call = self.diagnosis = None
+        self.ending = self.kill_at = None
+        self.steps, self.keys = [], []
+        self.step = self.total = self.requested_ranks = 0

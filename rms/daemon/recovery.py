@@ -1,34 +1,37 @@
-"""A daemon that was killed and is back: the journal, and the processes that still run."""
+"""A daemon that was killed and is back: its journal, and the processes that still run.
+
+:func:`replay` feeds a journal to a fresh scheduler, for ``rms replay`` and for a restart alike.
+:func:`resume` brings scheduler and jobs back from it, makes a daemon of them, and takes back into
+the books what still runs (:func:`adopt`), or goes on with other nodes (:func:`reopen`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
-from rms.core.events import Decision, Ended, Reopened, Start, Started
+from rms.core.events import Decision, Ended, Reopened, Started
 from rms.core.model import JobId, JobState, Node
-from rms.core.policies import named
+from rms.core.policies import named, placing
 from rms.core.rules import RuleError
 from rms.core.scheduler import Scheduler
 from rms.core.transition import TransitionError
-from rms.daemon import relaunch
-from rms.daemon.jobs import JobRuntime, Step
+from rms.daemon.context import Context, Settings
+from rms.daemon.daemon import Daemon
+from rms.daemon.inputs import Adopted
+from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, Seen
-from rms.launch.base import LaunchCommand, ManagedProcess
-
-if TYPE_CHECKING:
-    from rms.daemon.daemon import Daemon
-
-REQUEUED = "REQUEUED"
-"""The ending of a job that is to wait again."""
+from rms.daemon.resize import RELAUNCH
+from rms.launch.base import LaunchCommand, Launcher, ManagedProcess
+from rms.wire.users import ResizeRow
 
 
-def noted(journal: Journal, kind: str, job_id: JobId) -> dict[str, Any]:
+def noted(journal: Journal, kind: str, job_id: str) -> dict[str, Any]:
     """Return a note about a job, empty where there is none."""
     return journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
 
@@ -104,174 +107,198 @@ def replay(entries: Iterable[Entry], cluster: Cluster | None = None) -> Replay:
     return found
 
 
-def restore(
-    journal: Journal, cluster: Cluster, where: str, say: Callable[[str], None]
-) -> tuple[Scheduler, dict[JobId, JobRuntime]]:
-    """Bring scheduler and jobs back from a journal; record decisions that it lacks.
+# --- the journal ---------------------------------------------------------------------------------
+
+
+def resume(
+    cluster: Cluster,
+    journal: Journal,
+    launcher: Launcher,
+    settings: Settings,
+    kind: type[Daemon] = Daemon,
+) -> Daemon:
+    """Return a daemon that goes on where the journal ends, new or of an earlier daemon.
 
     Args:
-        cluster: the nodes there are now. Where it says ``where`` they are, the scheduler begins
-            with those that the journal began with.
+        cluster: the nodes there are now. Where ``settings`` do not say ``where`` they are, they
+            must be those of the journal.
+        launcher: starts processes.
+        kind: what to make.
+
+    Raises:
+        JournalError: the journal is damaged, is of other nodes, or holds what this version cannot
+            have written.
+        PolicyError: there is no such policy, or it does not place jobs.
+    """
+    where, policy = settings.where, settings.policy
+    placing(policy)
+    at_once = launcher.max_concurrent_resizes
+    journal.header(cluster.names, policy, cluster.power, where, cluster.widths, at_once)
+    context = restore(cluster, journal, launcher, settings)
+    scheduler, daemon = context.scheduler, kind(context)
+    scheduler.present = where, cluster
+    if (scheduler.where, scheduler.cluster.names) == (where, cluster.names):
+        scheduler.cluster = cluster
+        adopt(daemon)
+    else:
+        reopen(daemon, cluster)
+    return daemon
+
+
+def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Settings) -> Context:
+    """Bring scheduler and jobs back from a journal; record the decisions that it lacks.
+
+    Args:
+        cluster: the nodes the scheduler begins with; those that the journal began with where
+            ``settings`` say ``where`` the present ones are.
 
     Raises:
         JournalError: the journal is damaged, or holds what this version cannot have written.
     """
-    found = replay(journal.read(), None if where else cluster)
-    scheduler = found.scheduler
+    found = replay(journal.read(), None if settings.where else cluster)
     if found.broken:
         raise JournalError(f"{journal.path}: {found.broken[0]}")
     for sentence in (*found.refused, *found.differing):
-        say(f"before the restart: {sentence}")
+        settings.say(f"before the restart: {sentence}")
     for number, decisions in found.unrecorded.items():
         journal.decided(number, decisions)
     jobs = {}
     for key, note in journal.notes("job/").items():
-        job_id = JobId(key.removeprefix("job/"))
-        jobs[job_id] = job = JobRuntime(note)
-        job.resizes = noted(journal, "resizes", job_id).get("rows", [])
-        end = noted(journal, "end", job_id)
+        job = JobRuntime(JobId(key.removeprefix("job/")), note)
+        jobs[job.id] = job
+        rows = noted(journal, "resizes", job.id).get("rows", [])
+        job.resizes = msgspec.convert(rows, list[ResizeRow])
+        end = noted(journal, "end", job.id)
         job.answer = end.get("answer", "")
         if "reason" in end:
-            scheduler.reasons[job_id] = end["reason"]
-    return scheduler, jobs
+            found.scheduler.reasons[job.id] = end["reason"]
+    drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
+    return Context(settings, found.scheduler, jobs, journal, launcher, drained)
+
+
+# --- the same nodes ------------------------------------------------------------------------------
 
 
 def adopt(daemon: Daemon) -> None:
     """Take back into the books what still runs; requeue or end what does not."""
-    for job_id, job in list(daemon.engine.state.running.items()):
-        live = daemon.live[job_id]
-        pid = daemon.journal.notes(f"script/{job_id}").get(f"script/{job_id}", {}).get("pid")
+    for job_id, running in list(daemon.context.state.running.items()):
+        job = daemon.jobs[job_id]
+        pid = noted(daemon.journal, "script", job_id).get("pid")
         script = daemon.launcher.find_script(job_id, pid)
-        if job.state is JobState.CONFIGURING and script is None:
-            daemon.start(Start(job_id, job.nodes, "decided before the restart"))
-            daemon.say(f"job {job_id}: started now, as decided before the restart")
-            continue
-        if job.state is JobState.CONFIGURING and script is not None:
-            live.script = script
+        if running.state is JobState.CONFIGURING:
+            if script is None:
+                daemon.scripts.start(job, running.nodes)
+                daemon.say(f"job {job_id}: started now, as decided before the restart")
+                continue
+            job.script = script
             if not script.started:
                 continue
             daemon.handle(Started(daemon.time(), job_id))
-        _take_back(daemon, job_id, live, script)
+        _take_back(daemon, job, script)
 
 
-def reopen(daemon: Daemon) -> None:
-    """Go on with other nodes: what ran on those before waits again, or has failed."""
-    cluster, where = daemon.home, daemon.home_where
-    state, daemon.stopping = daemon.engine.state, True  # on nodes that are gone nothing starts
-    for job_id in list(state.running):
-        _ended_meanwhile(daemon, job_id)
-    failed = []
-    for job_id, job in state.running.items():
-        live = daemon.live[job_id]
-        again = live.note["requeue"] or job.start_s is None
-        if not again:
-            failed.append(job_id)
-            daemon.scheduler.reasons[job_id] = "its nodes were taken away while it ran"
-            daemon.journal.note(
-                f"end/{job_id}",
-                {"exit_code": 1, "answer": "", "reason": daemon.scheduler.reasons[job_id]},
-            )
-        daemon.forget(job_id, live)
-        daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
-    daemon.stopping = False
-    down = [Node(n) for n, name in enumerate(cluster.names) if name in daemon.drained]
-    before = len(daemon.cluster.names)
-    daemon.say(f"goes on with {len(cluster.names)} nodes, after {before} before")
-    daemon.handle(
-        Reopened(
-            max(daemon.now(), state.now_s),
-            where,
-            cluster.names,
-            cluster.power,
-            cluster.widths,
-            tuple(down),
-            tuple(failed),
+def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -> None:
+    members = _known_steps(daemon, job)
+    ending, boot = (noted(daemon.journal, kind, job.id) for kind in ("ending", "boot"))
+    wanted = daemon.context.state.running[job.id].requested_nodes
+    if script is None and boot.get("state") in RELAUNCH and wanted is not None:
+        daemon.scripts.run(job, wanted)
+        script = job.script
+        boot |= {"state": "starting"}
+        daemon.context.note("boot", job, boot)
+    if script is not None:
+        job.script = script
+        daemon.say(
+            f"job {job.id}: adopted, {len(members)} processes still run"
+            if script.status() is None
+            else f"job {job.id}: ended while the daemon was away"
         )
-    )
-
-
-def _ended_meanwhile(daemon: Daemon, job_id: JobId) -> None:
-    """Enter the end of a job whose script came to it before its nodes were taken away."""
-    status = daemon.launcher.status_file(job_id)
-    if daemon.engine.state.running[job_id].start_s is None or not status.exists():
+    elif job.note["requeue"] and ending.get("state") in (None, REQUEUED):
+        daemon.scripts.requeue(job, "ended, its processes are gone")
         return
-    clock, live, ended_s = daemon.now, daemon.live[job_id], status.stat().st_mtime
-    live.script = ManagedProcess(0, status_file=status)
-    daemon.now = lambda: ended_s
-    try:
-        _known_steps(daemon, job_id, live)
-        code = live.script.status()
-        for number, step in enumerate(live.steps):
-            if step.exit_code is None:
-                daemon.worlds.conclude(job_id, live, number, 1)
-        if live.ending is None and all(s.exit_code == 0 for s in live.steps) and code == 0:
-            daemon.end_script(job_id, live, code)
-    finally:
-        daemon.now = clock
+    else:
+        daemon.say(f"job {job.id}: ended, its processes are gone")
+        daemon.scheduler.reasons[job.id] = "its processes died while the daemon was away"
+        daemon.handle(Ended(daemon.time(), job.id, "FAILED"))
+        return
+    job.resize = PendingResize.from_note(boot)
+    daemon.worlds.resize(job, Adopted())
+    if ending:
+        job.ending, job.kill_at = ending["state"], ending["kill_at"]
+        daemon.scripts.terminate(job)
 
 
-def _known_steps(daemon: Daemon, job_id: JobId, live: JobRuntime) -> list[int]:
+def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
     """Enter the steps of a job as they were noted; return its processes."""
-    members = daemon.launcher.members(job_id)
+    journal, launcher = daemon.journal, daemon.launcher
+    members = launcher.members(job.id)
 
-    def child(number: int, pid: int) -> ManagedProcess:
+    def world(number: int, pid: int) -> ManagedProcess:
         """Return a launch; one that was started anew meanwhile has another process."""
-        if pid in members or not daemon.launcher.shared_filesystem:
+        if pid in members or not launcher.shared_filesystem:
             return ManagedProcess(pid if pid in members else 0)
-        return ManagedProcess(min(daemon.launcher.members(job_id, number), default=0))
+        return ManagedProcess(min(launcher.members(job.id, number), default=0))
 
-    def noted_line(number: int) -> LaunchCommand:
-        key = f"line/{job_id}/{number}"
-        return msgspec.convert(daemon.journal.notes(key)[key], LaunchCommand)
-
-    found = noted(daemon.journal, "steps", job_id)
-    live.keys, live.launches = found.get("keys", []), found.get("launches", 0)
-    live.steps = []
+    found = noted(journal, "steps", job.id)
+    job.keys, job.launch_count = found.get("keys", []), found.get("launches", 0)
+    job.steps = []
     for number, step in enumerate(found.get("steps", [])):
-        line = noted_line(number)
-        # One that may have spoken of resizes must leave a record.
-        live.steps.append(
+        command = msgspec.convert(noted(journal, "line", f"{job.id}/{number}"), LaunchCommand)
+        job.steps.append(
             Step(
-                line,
-                {int(n): child(int(n), pid) for n, pid in step["pids"].items()},
+                command,
+                {int(n): world(int(n), pid) for n, pid in step["pids"].items()},
                 tuple(step["current"]),
                 step["strategy"],
                 tuple((launch, ranks) for launch, ranks in step["groups"]),
                 step["exit_code"],
                 step["message"],
-                spoke=True,
+                has_polled=True,  # one that may have must leave a record
             )
         )
     return members
 
 
-def _take_back(
-    daemon: Daemon, job_id: JobId, live: JobRuntime, script: ManagedProcess | None
-) -> None:
-    members, ending = _known_steps(daemon, job_id, live), noted(daemon.journal, "ending", job_id)
-    boot, wanted = (
-        noted(daemon.journal, "boot", job_id),
-        daemon.engine.state.running[job_id].requested_nodes,
-    )
-    if script is None and boot.get("state") in relaunch.STATES and wanted is not None:
-        script = daemon.run_script(job_id, live, wanted)
-        daemon.journal.note(f"boot/{job_id}", boot | {"state": "starting"})
-    if script is not None:
-        live.script = script
-        daemon.say(
-            f"job {job_id}: adopted, {len(members)} processes still run"
-            if script.status() is None
-            else f"job {job_id}: ended while the daemon was away"
-        )
-    elif live.note["requeue"] and ending.get("state") in (None, REQUEUED):
-        daemon.requeue(job_id, live, "ended, its processes are gone")
+# --- other nodes ---------------------------------------------------------------------------------
+
+
+def reopen(daemon: Daemon, cluster: Cluster) -> None:
+    """Go on with other nodes: what ran on those before waits again, or has failed."""
+    context, state = daemon.context, daemon.context.state
+    daemon.scripts.stopping = True  # on nodes that are gone nothing starts
+    for job_id in list(state.running):
+        _enter_end(daemon, daemon.jobs[job_id])
+    failed = []
+    for job_id, running in state.running.items():
+        job = daemon.jobs[job_id]
+        again = job.note["requeue"] or running.start_s is None
+        if not again:
+            failed.append(job_id)
+            reason = context.scheduler.reasons[job_id] = "its nodes were taken away while it ran"
+            context.note("end", job, {"exit_code": 1, "answer": "", "reason": reason})
+        daemon.scripts.forget(job)
+        daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
+    daemon.scripts.stopping = False
+    drained = context.drained
+    down = tuple(Node(n) for n, name in enumerate(cluster.names) if name in drained)
+    before = len(context.cluster.names)
+    daemon.say(f"goes on with {len(cluster.names)} nodes, after {before} before")
+    at_s, where = daemon.time(), context.settings.where
+    given = cluster.names, cluster.power, cluster.widths
+    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed)))
+
+
+def _enter_end(daemon: Daemon, job: JobRuntime) -> None:
+    """Enter the end of a job whose script came to it before its nodes were taken away."""
+    status = daemon.launcher.status_file(job.id)
+    if daemon.context.state.running[job.id].start_s is None or not status.exists():
         return
-    else:
-        daemon.say(f"job {job_id}: ended, its processes are gone")
-        daemon.scheduler.reasons[job_id] = "its processes died while the daemon was away"
-        daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
-        return
-    daemon.worlds.take_back(job_id, live)
-    if ending:
-        live.ending, live.kill_at = ending["state"], ending["kill_at"]
-        daemon.terminate(job_id, live)
+    job.script = ManagedProcess(0, status_file=status)
+    with daemon.context.as_of(status.stat().st_mtime):
+        _known_steps(daemon, job)
+        code = job.script.status()
+        for number, step in enumerate(job.steps):
+            if step.exit_code is None:
+                daemon.worlds.conclude(job, number, 1)
+        if job.ending is None and all(s.exit_code == 0 for s in job.steps) and code == 0:
+            daemon.end_script(job, code)

@@ -1,447 +1,398 @@
-"""The worlds of a job's steps: booted, watched, replaced, and none left behind.
+"""The resize machine: what is to be done next about a resize in flight. No I/O, no clock.
 
-A resize by ``warm``, ``restart`` or ``merge`` starts here: the next world boots beside the running
-one, says that it is ready, and only then is the job told. Every state has a deadline; a world that
-misses it is killed, and its slots are free only when its processes are gone.
+A resize begins with the decision and ends when no process is left that should not be. The daemon
+hands the machine what happened (an input) and carries out what it returns (instructions); the only
+thing the machine changes is the job's record. Its states (:class:`rms.daemon.jobs.PendingResize`):
+
+- ``requested``: nothing is started here; once told, the job does everything itself (``spawn``).
+- ``granting``: whoever owns the nodes was asked to give them to the job.
+- ``booting``: the next world (of ``merge``, the additional ranks) boots beside the running one.
+- ``ready``: the job knows and connects at its next resize point.
+- ``moving``: it has stopped stepping.
+- ``leaving``: committed; the launches that are no longer the job's end.
+- ``closing``: rolled back; the new launches are killed.
+- ``releasing``: nodes no longer needed are given back.
+
+Where a running job cannot go over to other nodes, it ends at a checkpoint and its script runs again
+at the new size (a relaunch; for the RMS it stays one job):
+
+- ``stopping``: the job was told to end; its launcher line gets no answer.
+- ``starting``: its script runs again; done when the job computes again.
+
+Every state but those that wait for the job has a deadline. A world that misses it is killed, and
+its slots are free only when its processes are gone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import msgspec
+from dataclasses import dataclass
+from math import inf
 
 from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
-from rms.core.model import JobId
-from rms.daemon import relaunch
+from rms.daemon import inputs
+from rms.daemon import instructions as do
+from rms.daemon.inputs import Facts
+from rms.daemon.instructions import Instructions
 from rms.daemon.jobs import JobRuntime, PendingResize, Step
-from rms.launch.base import (
-    LaunchCommand,
-    LaunchError,
-    ManagedProcess,
-    WorldLaunch,
-    cores_of,
-    hosts_of,
-)
+from rms.launch.base import cores_of, hosts_of
 from rms.wire.messages import (
-    ApplicationResizeRequest,
     Begun,
     BootedWorld,
+    CompletionRecord,
     Done,
     Failed,
-    ProtocolError,
     Ready,
-    Report,
     RolledBack,
-    read_completion,
 )
-
-if TYPE_CHECKING:
-    from rms.daemon.daemon import Daemon
+from rms.wire.messages import Resize as ResizeReport
+from rms.wire.users import ResizeRow
 
 BOOT_S = 60.0
 MOVE_S = 180.0
 LEAVE_S = 10.0
+GRACE_S = 10.0
 LATER_S = 10.0
 """How long a job is left alone whose resize was refused, but may go through later."""
 
-UNTOLD_S = 10.0
-"""How long a launch may be over before what it has to say (a commit, a record) must be here."""
+RELAUNCH = ("stopping", "starting")
 
 
-class Worlds:
-    """Starts and watches worlds on behalf of a daemon.
+# --- the machine ---------------------------------------------------------------------------------
 
-    Args:
+
+@dataclass(frozen=True)
+class ResizeMachine:
+    """Answers inputs by instructions.
+
+    Attributes:
         boot_s: deadline for a world from its launch until it is ready.
+        grace_s: deadline for a job to end at a checkpoint.
     """
 
-    def __init__(self, daemon: Daemon, boot_s: float = BOOT_S) -> None:
-        self._daemon, self._boot_s = daemon, boot_s
+    boot_s: float = BOOT_S
+    grace_s: float = GRACE_S
 
-    # --- steps -------------------------------------------------------------------------------
+    def handle(self, job: JobRuntime, facts: Facts, given: inputs.Input) -> Instructions:
+        """Take in what happened; return what is to be done, in order."""
+        if isinstance(given, inputs.Decided):
+            return self._decided(job, facts, given)
+        if isinstance(given, RolledBack) and job.running_step is not None:
+            job.running_step.strategy = given.strategy  # before there can be another request
+        if isinstance(given, inputs.Adopted):
+            return self._adopted(job, facts)
+        resize = job.resize
+        if resize is None:
+            return []
+        if isinstance(given, Ready | Failed | Begun | Done | RolledBack):
+            if given.number != resize.number or facts.requested is None:
+                return []
+            return self._reported(job, resize, facts, given)
+        if isinstance(given, inputs.Observed):
+            return self._observed(job, resize, facts, given)
+        of_calls = inputs.CallStarted | inputs.CallAnswered | inputs.Booted | inputs.StepEnded
+        if isinstance(given, of_calls):
+            return self._answered(job, resize, facts, given)
+        return self._relaunching(job, resize, facts, given)
 
-    def start(
-        self, job_id: JobId, live: JobRuntime, line: LaunchCommand, slots: Sequence[str], key: str
-    ) -> int:
-        """Boot the first world of a launcher line; return the step's number."""
-        number = len(live.steps)
-        step = Step(line)
-        live.steps.append(step)
-        live.keys.append(key)
-        self._daemon.journal.note(f"line/{job_id}/{number}", msgspec.to_builtins(line))
-        self.note(job_id, live)
-        launch = live.launches
-        live.launches += 1
-        try:
-            step.worlds[launch] = self._daemon.launcher.boot_world(
-                job_id, WorldLaunch(number, launch, slots, line)
-            )
-            step.current = (launch,)
-        except LaunchError as error:
-            step.exit_code, step.message = 1, str(error)
-        self.note(job_id, live)
-        return number
+    # --- its beginning -----------------------------------------------------------------------
 
-    def note(self, job_id: JobId, live: JobRuntime) -> None:
-        """Keep what a restarted daemon needs to know of a job's steps."""
-        steps = [
-            {
-                "pids": {str(n): child.pid for n, child in step.worlds.items()},
-                "current": step.current,
-                "strategy": step.strategy,
-                "groups": step.groups,
-                "exit_code": step.exit_code,
-                "message": step.message,
-            }
-            for step in live.steps
-        ]
-        self._daemon.journal.note(
-            f"steps/{job_id}", {"keys": live.keys, "launches": live.launches, "steps": steps}
-        )
+    def _decided(self, job: JobRuntime, facts: Facts, given: inputs.Decided) -> Instructions:
+        step = job.running_step
+        if given.refusal:
+            return self._stop(job, facts, given)
+        strategy = "spawn" if step is None else given.strategy or step.strategy
+        job.resize = PendingResize(given.number, given.slots, strategy)
+        return [do.AskGrant(tuple(hosts_of(facts.slots)), tuple(hosts_of(given.slots)))]
 
-    def watch(self, job_id: JobId, live: JobRuntime) -> None:
-        """Look at a job's launches once."""
-        if live.boot is not None:
-            self._watch_boot(job_id, live, live.boot)
-        for number, step in enumerate(live.steps):
-            if step.exit_code is None:
-                self._watch_step(job_id, live, number, step)
+    def _answered(
+        self,
+        job: JobRuntime,
+        resize: PendingResize,
+        facts: Facts,
+        given: inputs.CallStarted | inputs.CallAnswered | inputs.Booted | inputs.StepEnded,
+    ) -> Instructions:
+        """Take in what became of what was commanded, or that the step is over."""
+        if isinstance(given, inputs.CallStarted):
+            if resize.state != "requested":
+                return []
+            resize.state = "granting"
+            return [do.SaveResize(resize.note())]
+        if isinstance(given, inputs.Booted):
+            resize.pids = given.pids
+            failed = given.failure
+            return close(resize, failed) if failed else [do.SaveResize(resize.note())]
+        if isinstance(given, inputs.StepEnded):
+            seen_to = resize.state not in ("requested", "leaving", "starting")
+            return close(resize, "the job ended") if seen_to else []
+        if resize.state == "closing":  # that took the nodes; now the rest
+            return [do.Observe()]
+        if resize.state == "releasing":
+            return self._released(job, resize, facts, given.reason)
+        if resize.state not in ("requested", "granting"):
+            return []
+        if given.reason:
+            return close(resize, given.reason)
+        if resize.state == "granting" and job.ending is not None:
+            return close(resize, "the job is told to end")
+        return self._boot(job, resize, facts)
 
-    def _watch_step(self, job_id: JobId, live: JobRuntime, number: int, step: Step) -> None:
-        codes = [step.worlds[n].status() for n in step.current]
-        if all(code is None for code in codes):
-            step.ended_s = None
-            return
-        daemon, now = self._daemon, self._daemon.now()
-        if step.ended_s is None:
-            step.ended_s = now
-        late = now > step.ended_s + UNTOLD_S
-        if None in codes:
-            if late:  # launches that were merged live and die together
-                for n in step.current:
-                    self._daemon.launcher.kill(job_id, n)
-            return
-        boot = live.boot
-        record = self._daemon.launcher.completion_file(job_id, number)
-        if boot is not None and boot.state in ("ready", "moving") and not late:
-            # The job may have gone over to these without a word so far.
-            alive = [n for n in boot.launches if step.worlds[n].status() is None]
-            if alive and not record.exists():
-                return
-        if step.spoke and daemon.launcher.shared_filesystem and not late and not record.exists():
-            return  # it may be on its way through a shared folder
-        stopping = boot is not None and boot.state == "stopping"
-        if boot and stopping and relaunch.stopped(daemon, job_id, live, number, boot):
-            return
-        self.conclude(job_id, live, number, codes[-1] or max(c or 0 for c in codes))
-
-    def conclude(self, job_id: JobId, live: JobRuntime, number: int, status: int) -> None:
-        """Enter how a step ended."""
-        step = live.steps[number]
-        try:
-            record = read_completion(self._daemon.launcher.completion_file(job_id, number))
-            step.exit_code, step.message = record.exit_code, record.message
-            live.answer = record.answer or live.answer
-        except (OSError, ProtocolError):
-            # No record of a program of dmr: it died, whatever mpiexec's own status says.
-            # Another program has had no worlds but this one, so that status counts.
-            if status == 0 and not step.spoke:
-                step.exit_code = 0
-            else:
-                step.exit_code, step.message = status or 1, "died without a completion record"
-        if live.boot is not None and live.boot.state not in ("leaving", "starting"):
-            self._close(job_id, live, live.boot, "the job ended")
-        self.note(job_id, live)
-
-    # --- a resize ----------------------------------------------------------------------------
-
-    def begin(self, job_id: JobId, live: JobRuntime, slots: tuple[str, ...]) -> None:
-        """Do what a wished resize needs before the job is told of it."""
-        daemon, step = self._daemon, live.running
-        strategy = "spawn" if step is None else live.forced or step.strategy
-        live.forced = None
-        have = daemon.slots(daemon.engine.state.running[job_id].nodes)
-        why = daemon.launcher.resize_refusal(job_id, hosts_of(have), hosts_of(slots))
-        if why:
-            relaunch.begin(daemon, job_id, live, slots, why)
-            return
-        errand = daemon.launcher.grant(job_id, hosts_of(have), hosts_of(slots))
-        if errand is None:
-            self._boot(
-                job_id, live, PendingResize(daemon.scheduler.resizes[job_id], slots, strategy)
-            )
-            return
-        live.boot = PendingResize(
-            daemon.scheduler.resizes[job_id], slots, strategy, state="granting"
-        )
-        live.errand = errand
-        self.keep(job_id, live)
-
-    def _boot(self, job_id: JobId, live: JobRuntime, boot: PendingResize) -> None:
+    def _boot(self, job: JobRuntime, resize: PendingResize, facts: Facts) -> Instructions:
         """Boot what a resize needs, on nodes that the job holds by now; or tell it at once."""
-        daemon, step, slots = self._daemon, live.running, boot.slots
-        have = daemon.slots(daemon.engine.state.running[job_id].nodes)
+        step, slots = job.running_step, resize.slots
         parts: list[tuple[str, ...]] = []
-        if boot.strategy == "merge" and step is not None:
-            boot.strategy, parts = _merging(step, have, slots)
-        if boot.strategy in ("warm", "restart"):
+        if resize.strategy == "merge" and step is not None:
+            resize.strategy, parts = merging(step, facts.slots, slots)
+        if resize.strategy in ("warm", "restart"):
             parts = [slots]
         if step is None or not parts:
-            live.wish = boot.wish
-            if live.boot is not None:
-                boot.state, boot.until_s = "ready", float("inf")
-                self.keep(job_id, live)
-            return
-        now = daemon.now()
-        live.boot = boot
-        boot.state, boot.begun_s, boot.until_s = "booting", now, now + self._boot_s
-        spare = [c for c in cores_of(slots) if c not in cores_of(have)]
-        number = live.steps.index(step)
-        for launch, part in enumerate(parts, live.launches):
-            boot.launches[launch] = part
-        live.launches += len(parts)
-        self.note(job_id, live)
-        self.keep(job_id, live)
-        for launch, part in boot.launches.items():
-            try:
-                child = daemon.launcher.boot_world(
-                    job_id, WorldLaunch(number, launch, part, step.line, boot.number, spare)
-                )
-            except LaunchError as error:
-                self._close(job_id, live, boot, str(error))
-                return
-            step.worlds[launch] = child
-            boot.pids[launch] = child.pid
-        self.keep(job_id, live)
+            resize.told = True
+            if resize.state == "requested":
+                return [do.TellJob()]
+            resize.state, resize.until_s = "ready", inf
+            return [do.TellJob(), do.SaveResize(resize.note())]
+        resize.state = "booting"
+        resize.begun_s, resize.until_s = facts.now_s, facts.now_s + self.boot_s
+        resize.launches = dict(enumerate(parts, job.launch_count))
+        job.launch_count += len(parts)
+        own = cores_of(facts.slots)
+        spare = tuple(core for core in cores_of(slots) if core not in own)
+        boot = do.BootWorlds(job.steps.index(step), resize.launches, resize.number, spare)
+        return [do.SaveSteps(), do.SaveResize(resize.note()), boot]
 
-    def hear(self, job_id: JobId, live: JobRuntime, report: Report) -> None:
-        """Take a report of a job, or of a world that boots; one heard already changes nothing."""
-        daemon, boot = self._daemon, live.boot
-        job = daemon.engine.state.running.get(job_id)
-        if isinstance(report, ApplicationResizeRequest):
-            return  # for the daemon, which decides
-        if isinstance(report, RolledBack) and live.running is not None:
-            live.running.strategy = report.strategy  # before there can be another wish
-        if (
-            report.number != daemon.scheduler.resizes.get(job_id)
-            or job is None
-            or job.requested_nodes is None
-        ):
-            return
-        if isinstance(report, Ready):
-            if boot is not None and boot.state == "booting" and report.launch in boot.launches:
-                self._ready(job_id, live, boot, report)
-        elif isinstance(report, Failed):
-            if boot is not None and boot.state in ("booting", "ready"):
-                self._close(job_id, live, boot, report.reason)
-        elif boot is not None and boot.state in ("leaving", "closing", "releasing"):
-            return
-        elif isinstance(report, RolledBack):
-            live.wish = None
-            if boot is None:
-                self.roll_back(job_id, live, report.reason)
-            else:
-                self._close(job_id, live, boot, report.reason)
-        elif isinstance(report, Begun | Done):
-            if boot is not None and boot.state == "ready":
-                boot.state, boot.until_s = "moving", daemon.now() + MOVE_S
-                self.keep(job_id, live)
-            if not job.resize_begun:
-                daemon.handle(ResizeBegun(daemon.time(), job_id))
-            if isinstance(report, Done):
-                self._done(job_id, live, report)
+    # --- what the job and its next world say -------------------------------------------------
 
-    def _ready(self, job_id: JobId, live: JobRuntime, boot: PendingResize, report: Ready) -> None:
-        now = self._daemon.now()
-        boot.ready[report.launch] = BootedWorld(
-            report.launch,
-            len(boot.launches[report.launch]),
-            report.address,
-            report.port,
-            now - boot.begun_s,
-        )
-        if len(boot.ready) == len(boot.launches):
-            boot.state, boot.until_s = "ready", float("inf")
-            live.wish = boot.wish
-        self.keep(job_id, live)
+    def _reported(
+        self,
+        job: JobRuntime,
+        resize: PendingResize,
+        facts: Facts,
+        given: Ready | Failed | Begun | Done | RolledBack,
+    ) -> Instructions:
+        """Take a report; one heard already changes nothing."""
+        if isinstance(given, Ready):
+            heard = resize.state == "booting" and given.launch in resize.launches
+            return ready(resize, facts, given) if heard else []
+        if isinstance(given, Failed):
+            return close(resize, given.reason) if resize.state in ("booting", "ready") else []
+        if resize.state in ("leaving", "closing", "releasing"):
+            return []
+        if isinstance(given, RolledBack):
+            if resize.state != "requested":
+                return close(resize, given.reason)
+            job.resize = None
+            return roll_back(job, facts, given.reason)
+        found: Instructions = []
+        if resize.state == "ready":
+            resize.state, resize.until_s = "moving", facts.now_s + MOVE_S
+            found.append(do.SaveResize(resize.note()))
+        if not facts.resize_begun:
+            found.append(ResizeBegun(facts.at_s, job.id))
+        return found + done(job, resize, facts, given) if isinstance(given, Done) else found
 
-    def _done(self, job_id: JobId, live: JobRuntime, report: Done) -> None:
-        """The new world is the job: wait for those who leave, then free what they held."""
-        daemon, step = self._daemon, live.running
-        live.wish = None
-        live.resizes.append({"at_s": daemon.time(), **msgspec.to_builtins(report.resize)})
-        daemon.journal.note(f"resizes/{job_id}", {"rows": live.resizes})
-        boot = live.boot or PendingResize(report.number, (), report.resize.strategy)
-        if step is not None and report.launches:
-            boot.leaving = [n for n in step.worlds if n not in report.launches]
-            step.current, step.ended_s = report.launches, None
-        live.boot = boot
-        boot.state, boot.committed = "leaving", True
-        boot.until_s = daemon.now() + LEAVE_S
-        self.note(job_id, live)
-        self.keep(job_id, live)
-        self._watch_boot(job_id, live, boot)
+    # --- its processes, and deadlines --------------------------------------------------------
 
-    def _watch_boot(self, job_id: JobId, live: JobRuntime, boot: PendingResize) -> None:
-        daemon, step = self._daemon, live.running
-        late = daemon.now() > boot.until_s
-        if boot.state == "granting":
-            self._granting(job_id, live, boot)
-            return
-        if boot.state in relaunch.STATES:
-            relaunch.watch(daemon, job_id, live, boot)
-            return
-        if boot.state == "closing" and live.errand is not None:  # nodes are being asked for still
-            if live.errand() is None:
-                return
-            live.errand = None
-        if boot.state in ("leaving", "closing"):
-            if not self._gone(job_id, live, boot.leaving, kill=late or boot.state == "closing"):
-                return
-            for known in live.steps:
-                known.worlds = {n: c for n, c in known.worlds.items() if n not in boot.leaving}
-            self.note(job_id, live)
-            boot.state = "releasing"
-            self.keep(job_id, live)
-        if boot.state == "releasing":
-            self._releasing(job_id, live, boot)
-            return
-        if boot.state in ("booting", "ready") and step is not None:
-            ended = [c for n in boot.launches if (c := step.worlds[n].status()) is not None]
-            if ended:
-                why = f"the new world ended with {max(ended)} while {boot.state}"
-                self._close(job_id, live, boot, why)
-        if late and boot.state == "booting":
-            why = f"the new world was not ready within {self._boot_s:g} s"
-            self._close(job_id, live, boot, why)
-        elif late and boot.state == "moving":
-            daemon.say(f"job {job_id}: no word of its resize for {MOVE_S:g} s; it is ended")
-            boot.until_s = float("inf")
-            daemon.launcher.kill(job_id)
+    def _observed(
+        self, job: JobRuntime, resize: PendingResize, facts: Facts, given: inputs.Observed
+    ) -> Instructions:
+        late = facts.now_s > resize.until_s
+        if resize.state in ("requested", "granting", "starting"):
+            return []
+        if resize.state == "stopping":
+            return self._unstopped(job, resize) if late else []
+        if resize.state in ("leaving", "closing"):
+            if resize.state == "closing" and job.call is not None:
+                return []  # nodes are being asked for still
+            left = [launch for launch in resize.leaving if launch not in given.gone]
+            if left:
+                kill = late or resize.state == "closing"
+                return [do.KillLaunch(launch) for launch in left] if kill else []
+            for step in job.steps:
+                step.worlds = {n: w for n, w in step.worlds.items() if n not in resize.leaving}
+            resize.state = "releasing"
+            return [do.SaveSteps(), do.SaveResize(resize.note()), release(resize, facts)]
+        if resize.state == "releasing":
+            return [release(resize, facts)] if job.call is None else []
+        if resize.state in ("booting", "ready") and given.ended and job.running_step is not None:
+            status = max(given.ended.values())
+            return close(resize, f"the new world ended with {status} while {resize.state}")
+        if late and resize.state == "booting":
+            return close(resize, f"the new world was not ready within {self.boot_s:g} s")
+        if late and resize.state == "moving":
+            resize.until_s = inf
+            words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
+            return [do.Say(words), do.KillJob()]
+        return []
 
-    def _granting(self, job_id: JobId, live: JobRuntime, boot: PendingResize) -> None:
-        """Go on once the nodes are the job's, or give up where they will not be."""
-        answer = "" if live.errand is None else live.errand()
-        if answer is None:
-            return
-        live.errand = None
-        if answer:
-            self._close(job_id, live, boot, answer)
-        elif live.ending is not None:
-            self._close(job_id, live, boot, "the job is told to end")
-        else:
-            self._boot(job_id, live, boot)
+    def _released(
+        self, job: JobRuntime, resize: PendingResize, facts: Facts, reason: str
+    ) -> Instructions:
+        """End a resize whose nodes are given back; where that failed, it is tried again."""
+        if reason:
+            return [do.Say(f"job {job.id}: {reason}; tried again")]
+        job.resize = None
+        if resize.committed:
+            return [do.SaveResize({}), Resized(facts.at_s, job.id, rest(job, facts))]
+        return [do.SaveResize({}), *roll_back(job, facts, resize.reason)]
 
-    def _releasing(self, job_id: JobId, live: JobRuntime, boot: PendingResize) -> None:
-        """Give back the nodes that the resize has made free; until then they are the job's."""
-        daemon = self._daemon
-        if live.errand is None:
-            slots = boot.slots
-            if not boot.committed:
-                slots = daemon.slots(daemon.engine.state.running[job_id].nodes)
-            live.errand = daemon.launcher.release(job_id, hosts_of(slots))
-        answer = "" if live.errand is None else live.errand()
-        if answer is None:
-            return
-        if answer:
-            daemon.say(f"job {job_id}: {answer}; tried again")
-        live.errand = None
-        if answer:
-            return
-        live.boot = None
-        self.keep(job_id, live)
-        if boot.committed:
-            daemon.handle(Resized(daemon.time(), job_id, self.rest(live)))
-        else:
-            self.roll_back(job_id, live, boot.why)
+    # --- a relaunch --------------------------------------------------------------------------
 
-    def roll_back(self, job_id: JobId, live: JobRuntime, why: str) -> None:
-        """Tell the scheduler."""
-        daemon = self._daemon
-        later = why.startswith("later: ")
-        rests = self.rest(live, LATER_S if later else 0.0)
-        daemon.handle(ResizeRolledBack(daemon.time(), job_id, why, rests, later))
+    def _stop(self, job: JobRuntime, facts: Facts, given: inputs.Decided) -> Instructions:
+        """Tell a job to end at a checkpoint, if it can go on from one."""
+        step, now = job.running_step, facts.now_s
+        if step is None or not step.restartable:
+            could_not = "and the job could not go on from a checkpoint (--checkpoint-dir --restart)"
+            return roll_back(job, facts, f"{given.refusal}; {could_not}")
+        job.resize = resize = PendingResize(given.number, given.slots, "relaunch", state="stopping")
+        resize.begun_s, resize.until_s = now, now + self.grace_s
+        return [do.SaveResize(resize.note()), ResizeBegun(facts.at_s, job.id), do.Terminate()]
 
-    def rest(self, live: JobRuntime, least_s: float = 0.0) -> bool:
-        """Begin a job's cooldown; return whether it has one."""
-        cooldown_s = max(least_s, 0.0 if live.running is None else live.running.cooldown_s)
-        live.rests_until_s = self._daemon.now() + cooldown_s
-        return cooldown_s > 0
+    def _unstopped(self, job: JobRuntime, resize: PendingResize) -> Instructions:
+        """End a world that has not ended in time; it goes on from the checkpoint before."""
+        step = job.running_step
+        if resize.committed or step is None:
+            return []
+        resize.until_s, resize.reason = inf, "killed: no checkpoint in time"
+        return [do.KillLaunch(launch) for launch in step.current]
 
-    def _gone(
-        self, job_id: JobId, live: JobRuntime, launches: Sequence[int], *, kill: bool
-    ) -> bool:
-        """Return whether launches have no processes any more."""
-        launcher = self._daemon.launcher
-        children = {n: c for step in live.steps for n, c in step.worlds.items()}
-        left = False
-        for n in launches:
-            here = n in children and children[n].status() is None
-            if here or launcher.members(job_id, n):
-                left = True
-                if kill:  # not what is gone: a launcher may have to ask somebody for that
-                    launcher.kill(job_id, n)
-        return not left
+    def _relaunching(
+        self,
+        job: JobRuntime,
+        resize: PendingResize,
+        facts: Facts,
+        given: inputs.WorldEnded | inputs.ScriptEnded | inputs.ScriptStarted | inputs.Polled,
+    ) -> Instructions:
+        if isinstance(given, inputs.Polled):
+            return relaunched(job, resize, facts) if resize.state == "starting" else []
+        if resize.state not in RELAUNCH:
+            return []
+        if isinstance(given, inputs.ScriptStarted):
+            resize.state = "starting"
+            return [do.SaveResize(resize.note())]
+        if isinstance(given, inputs.WorldEnded):
+            return stopped(resize, given.record) if resize.state == "stopping" else []
+        if job.ending is not None:
+            return []
+        if resize.state == "starting":
+            return [do.Requeue("could not start at its new size")] if given.nodes_lost else []
+        if not resize.committed or facts.requested is None:
+            return []
+        job.steps, job.keys = [], []
+        return [do.SaveSteps(), do.RunScript()]
 
-    def _close(self, job_id: JobId, live: JobRuntime, boot: PendingResize, why: str) -> None:
-        """Roll back: the new worlds are killed; their slots are free when they are gone."""
-        live.wish = None
-        boot.state, boot.why, boot.leaving = "closing", why, list(boot.launches)
-        self.keep(job_id, live)
-        for launch in boot.leaving:
-            self._daemon.launcher.kill(job_id, launch)
+    # --- a restarted daemon ------------------------------------------------------------------
 
-    def keep(self, job_id: JobId, live: JobRuntime) -> None:
-        """Note the resize in flight, infinities aside."""
-        boot = live.boot
-        found = {} if boot is None else msgspec.to_builtins(boot, str_keys=True) | {"until_s": 0.0}
-        self._daemon.journal.note(f"boot/{job_id}", found)
-
-    def take_back(self, job_id: JobId, live: JobRuntime) -> None:
-        """Go on, after a restart of the daemon, with the resize that was in flight."""
-        daemon = self._daemon
-        noted = daemon.journal.notes(f"boot/{job_id}").get(f"boot/{job_id}", {})
-        job = daemon.engine.state.running[job_id]
-        if job.requested_nodes is None:
-            return
-        if not noted:
-            self.begin(job_id, live, daemon.slots(job.requested_nodes))
-            return
-        boot = live.boot = msgspec.convert(noted, PendingResize, strict=False)
-        if boot.state == "granting":
-            live.boot = None
-            live.forced = boot.strategy
-            self.begin(job_id, live, boot.slots)
-            return
-        if boot.state in relaunch.STATES:
-            boot.until_s = daemon.now() + daemon.grace_s
-            if not boot.committed:
-                daemon.terminate(job_id, live)
-            return
-        now = daemon.now()
-        waits = {"booting": self._boot_s, "ready": float("inf"), "moving": MOVE_S}
-        boot.until_s = now + waits.get(boot.state, LEAVE_S)
-        daemon.say(f"job {job_id}: its resize goes on, {boot.state}")
-        if boot.state in ("ready", "moving"):
-            live.wish = boot.wish
-        step = live.running
-        for launch in boot.launches:
-            if step is not None and launch not in step.worlds:
-                found = daemon.launcher.members(job_id, launch)
-                step.worlds[launch] = ManagedProcess(boot.pids.get(launch) or min(found, default=0))
+    def _adopted(self, job: JobRuntime, facts: Facts) -> Instructions:
+        """Go on with the resize that was in flight."""
+        resize, now = job.resize, facts.now_s
+        if facts.requested is None:
+            job.resize = None
+            return []
+        if resize is None:
+            return [do.Decide(facts.requested)]
+        if resize.state == "granting":
+            job.resize = None
+            return [do.Decide(resize.slots, resize.strategy)]
+        if resize.state in RELAUNCH:
+            resize.until_s = now + self.grace_s
+            return [] if resize.committed else [do.Terminate()]
+        waits = {"booting": self.boot_s, "ready": inf, "moving": MOVE_S}
+        resize.until_s = now + waits.get(resize.state, LEAVE_S)
+        found: Instructions = [do.Say(f"job {job.id}: its resize goes on, {resize.state}")]
+        if resize.state in ("ready", "moving"):
+            resize.told = True
+            found.append(do.TellJob())
+        step = job.running_step
+        lost = () if step is None else tuple(n for n in resize.launches if n not in step.worlds)
+        return [*found, do.FindLaunches(lost)] if lost else found
 
 
-def _merging(
+def merging(
     step: Step, have: tuple[str, ...], slots: tuple[str, ...]
 ) -> tuple[str, list[tuple[str, ...]]]:
     """Return how to merge: what each launch is to hold, none for a shrink; or warm instead."""
     if len(slots) > len(have) and slots[: len(have)] == have:
         return "merge", [(slot,) for slot in slots[len(have) :]]
     kept = 0
-    for _, ranks in step.groups:
+    for _, ranks in step.ranks:
         kept += ranks
         if kept == len(slots) and slots == have[:kept]:
             return "merge", []
     return "warm", []
+
+
+def ready(resize: PendingResize, facts: Facts, given: Ready) -> Instructions:
+    """Take in that a launch waits for the running world; once all do, tell the job."""
+    resize.ready[given.launch] = BootedWorld(
+        given.launch,
+        len(resize.launches[given.launch]),
+        given.address,
+        given.port,
+        facts.now_s - resize.begun_s,
+    )
+    if len(resize.ready) < len(resize.launches):
+        return [do.SaveResize(resize.note())]
+    resize.state, resize.until_s, resize.told = "ready", inf, True
+    return [do.TellJob(), do.SaveResize(resize.note())]
+
+
+def done(job: JobRuntime, resize: PendingResize, facts: Facts, given: Done) -> Instructions:
+    """The new world is the job: wait for those who leave, then free what they held."""
+    step = job.running_step
+    job.resizes.append(ResizeRow.of(facts.at_s, given.resize))
+    if step is not None and given.launches:
+        resize.leaving = [launch for launch in step.worlds if launch not in given.launches]
+        step.current, step.ended_s = given.launches, None
+    resize.state, resize.committed, resize.told = "leaving", True, False
+    resize.until_s = facts.now_s + LEAVE_S
+    return [do.SavePast(), do.SaveSteps(), do.SaveResize(resize.note()), do.Observe()]
+
+
+def close(resize: PendingResize, reason: str) -> Instructions:
+    """Roll back: the new worlds are killed; their slots are free when they are gone."""
+    resize.state, resize.reason, resize.told = "closing", reason, False
+    resize.leaving = list(resize.launches)
+    return [do.SaveResize(resize.note()), *map(do.KillLaunch, resize.leaving)]
+
+
+def release(resize: PendingResize, facts: Facts) -> do.AskRelease:
+    """Return who is to be asked to take back what is free now; until then it is the job's."""
+    return do.AskRelease(tuple(hosts_of(resize.slots if resize.committed else facts.slots)))
+
+
+def roll_back(job: JobRuntime, facts: Facts, reason: str) -> Instructions:
+    """Tell the scheduler that the job goes on as it was."""
+    later = reason.startswith("later: ")
+    rests = rest(job, facts, LATER_S if later else 0.0)
+    return [ResizeRolledBack(facts.at_s, job.id, reason, rests, later)]
+
+
+def rest(job: JobRuntime, facts: Facts, least_s: float = 0.0) -> bool:
+    """Begin a job's cooldown; return whether it has one."""
+    step = job.running_step
+    cooldown_s = max(least_s, 0.0 if step is None else step.cooldown_s)
+    job.rests_until_s = facts.now_s + cooldown_s
+    return cooldown_s > 0
+
+
+def stopped(resize: PendingResize, record: CompletionRecord | None) -> Instructions:
+    """Take in that the world has ended; nothing where that was not for the resize."""
+    if resize.committed:
+        return []
+    if record is None and not resize.reason:
+        return []  # it died
+    if record is not None:
+        if record.state != "CANCELLED":
+            return []
+        resize.at_step = record.step
+    resize.committed = True
+    return [do.SaveResize(resize.note()), do.KillJob()]
+
+
+def relaunched(job: JobRuntime, resize: PendingResize, facts: Facts) -> Instructions:
+    """The job computes again: the resize is done."""
+    stall_s = facts.now_s - resize.begun_s
+    sizes = len(facts.slots), len(resize.slots)
+    report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
+    job.resizes.append(ResizeRow.of(facts.at_s, report))
+    job.resize = None
+    return [do.SavePast(), do.SaveResize({}), Resized(facts.at_s, job.id, rest(job, facts))]

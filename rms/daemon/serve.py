@@ -16,9 +16,11 @@ from pathlib import Path
 import uvicorn
 
 from rms.daemon import sockets
-from rms.daemon.daemon import GRACE_S, Daemon
+from rms.daemon.context import Settings
+from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
-from rms.daemon.resize import BOOT_S
+from rms.daemon.recovery import resume
+from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
 from rms.launch.base import Engine
 from rms.power.nvidia_smi import NvidiaSmi, Reading
@@ -27,7 +29,7 @@ from rms.power.nvidia_smi import NvidiaSmi, Reading
 @contextlib.contextmanager
 def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
     """Have nvidia-smi's readings booked while the daemon runs, if it has devices to read."""
-    if not any(slot.startswith("gpu:") for slots in daemon.cluster.slots for slot in slots):
+    if not any(slot.startswith("gpu:") for slots in daemon.context.cluster.slots for slot in slots):
         yield
         return
     loop = asyncio.get_running_loop()
@@ -82,17 +84,9 @@ def run_daemon(
             journal.note("port", {"port": listening[-1].getsockname()[1]})
         launcher = engine.launcher(state, _instance_id(journal), address)
         stack.callback(launcher.close)
-        daemon = Daemon(
-            engine.cluster,
-            options.policy,
-            journal,
-            launcher,
-            time.time,
-            say,
-            options.grace_s,
-            options.boot_s,
-            engine.where,
-        )
+        deadlines = options.grace_s, options.boot_s
+        settings = Settings(options.policy, time.time, say, *deadlines, engine.where)
+        daemon = resume(engine.cluster, journal, launcher, settings)
         token = _token(state / "token")
 
         async def main() -> None:

@@ -175,10 +175,10 @@ class Routes:
 
     def _check_job(self, request: Request) -> None:
         job_id = _job_id(request)
-        live = self.daemon.live.get(job_id)
-        if live is None:
+        job = self.daemon.jobs.get(job_id)
+        if job is None:
             raise RefusedError(404, f"expected the id of a job, got {job_id}")
-        _check_token(request, live.note["token"], f"the token of job {job_id}")
+        _check_token(request, job.note["token"], f"the token of job {job_id}")
 
     # --- users' routes -----------------------------------------------------------------------
 
@@ -190,15 +190,15 @@ class Routes:
         """Return all jobs, or those an id selects."""
         wanted = request.query_params.get("id")
         if wanted is None:
-            return views.jobs(self.daemon)
-        found = views.jobs(self.daemon, parse_ids(wanted).matches)
+            return views.jobs(self.daemon.context)
+        found = views.jobs(self.daemon.context, parse_ids(wanted).matches)
         if not found:
             raise RefusedError(404, f"expected the id of a job, got {wanted}, which is not known")
         return found
 
     async def cancel(self, request: Request, body: IdPattern) -> JobIds:
         """Cancel jobs; answer with the ids of those that were not over yet."""
-        state = self.daemon.engine.state
+        state = self.daemon.context.state
         wanted = parse_ids(body.id)
         open_jobs = (*state.pending, *state.too_wide, *state.running)
         ids = [job for job in open_jobs if wanted.matches(job)]
@@ -211,7 +211,7 @@ class Routes:
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
         """Resize a job on a user's word; answer with what was decided."""
         job_id = JobId(body.id)
-        if job_id not in self.daemon.engine.state.running:
+        if job_id not in self.daemon.context.state.running:
             raise RefusedError(404, f"expected a running job, got {job_id}")
         if body.strategy not in (None, *STRATEGIES):
             known = ", ".join(STRATEGIES)
@@ -223,32 +223,32 @@ class Routes:
     async def history(self, request: Request) -> list[HistoryEntry]:
         """Return what was decided about a job, in order."""
         job_id = _job_id(request)
-        if job_id not in self.daemon.live:
+        if job_id not in self.daemon.jobs:
             raise RefusedError(404, f"expected the id of a job, got {job_id}")
-        return views.history(self.daemon, job_id)
+        return views.history(self.daemon.context, job_id)
 
     async def nodes(self, request: Request) -> list[NodeRow]:
         """Return the nodes and who is on them."""
-        return views.nodes(self.daemon)
+        return views.nodes(self.daemon.context)
 
     async def drain(self, request: Request, body: NodePattern) -> NodeNames:
         """Give nodes to no more jobs, or to jobs again; answer with the nodes' names."""
         names = expand(body.node)
-        self.daemon.drain(names, drained=request.url.path == "/drain")
+        self.daemon.nodes.drain(names, drained=request.url.path == "/drain")
         return NodeNames(names)
 
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""
-        return views.books(self.daemon)
+        return views.books(self.daemon.context)
 
     async def policy(self, request: Request) -> PolicyName:
         """Show the policy."""
-        return PolicyName(self.daemon.engine.policy.name)
+        return PolicyName(self.daemon.scheduler.engine.policy.name)
 
     async def set_policy(self, request: Request, body: PolicyName) -> PolicyName:
         """Let another policy decide from now on."""
         self.daemon.set_policy(body.name)
-        return PolicyName(self.daemon.engine.policy.name)
+        return PolicyName(self.daemon.scheduler.engine.policy.name)
 
     async def shutdown(self, request: Request, body: Nothing) -> Nothing:
         """End all jobs at checkpoints, then the daemon."""
@@ -267,7 +267,7 @@ class Routes:
         wanted = self.daemon.poll(job_id, body)
         if wanted is not None:
             return PollAnswer(wanted)
-        hold_s = holding_s(len(self.daemon.engine.state.running))
+        hold_s = holding_s(len(self.daemon.context.state.running))
         if self._held >= self._most_held:
             return PollAnswer(None, hold_s)
         if not body.step:
@@ -275,10 +275,10 @@ class Routes:
         self._held += 1
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.daemon.live[job_id].news.wait(), hold_s)
+                await asyncio.wait_for(self.daemon.jobs[job_id].news.wait(), hold_s)
         finally:
             self._held -= 1
-        return PollAnswer(self.daemon.wish(job_id, body.known))
+        return PollAnswer(self.daemon.request(job_id, body.known))
 
     async def report(self, request: Request, body: Report) -> Nothing:
         """A job tells how a resize goes."""
@@ -288,12 +288,12 @@ class Routes:
     async def launch(self, request: Request, body: LaunchRequest) -> StepNumber:
         """A launcher line of a job script has been reached."""
         job_id = _job_id(request)
-        if job_id not in self.daemon.engine.state.running:
+        if job_id not in self.daemon.context.state.running:
             raise RefusedError(409, f"expected a running job, got {job_id}")
-        live = self.daemon.live[job_id]
-        if live.ending is not None:
+        job = self.daemon.jobs[job_id]
+        if job.ending is not None:
             raise RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
-        output = live.note["output"]
+        output = job.note["output"]
         line = LaunchCommand(
             body.command, body.cwd, body.env, body.output or output, body.errors or output
         )
@@ -301,7 +301,7 @@ class Routes:
 
     async def step(self, request: Request) -> StepState:
         """Return how a step ended; wait a while for it."""
-        steps, number = self.daemon.live[_job_id(request)].steps, request.path_params["step"]
+        steps, number = self.daemon.jobs[_job_id(request)].steps, request.path_params["step"]
         if number >= len(steps):
             raise RefusedError(404, f"expected a step below {len(steps)}, got {number}")
         for _ in range(STEP_LOOKS):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import getpass
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode
+from rms.daemon.daemon import Daemon
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
@@ -25,9 +26,6 @@ from rms.formats.jobscript import (
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import Submission, SubmitOptions
 
-if TYPE_CHECKING:
-    from rms.daemon.daemon import Daemon
-
 
 def admit(daemon: Daemon, body: Submission) -> list[str]:
     """Make jobs of a submission and hand them to the daemon; return their ids.
@@ -39,7 +37,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     jobs = daemon.launcher.state / "jobs"
     script = _keep_script(jobs / str(number), body.text)
     options = _options(body.options).over(parse_script(script).options)
-    refuse_unsupported(options, daemon.cluster.widths)
+    refuse_unsupported(options, daemon.context.cluster.widths)
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
     requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
@@ -54,7 +52,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             index=index,
             job_id=job_id,
             name=name,
-            node=daemon.cluster.names[0],
+            node=daemon.context.cluster.names[0],
             user=getpass.getuser(),
         )
         pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)

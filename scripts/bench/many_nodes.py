@@ -28,8 +28,10 @@ from rms.core.cluster import Cluster
 from rms.core.events import Decision, Event, Resize, ResizeRolledBack, Start
 from rms.core.ledger import NodePower
 from rms.core.model import JobId
+from rms.daemon.context import Context, Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
+from rms.daemon.recovery import resume
 from rms.daemon.server import WATCH_S, holding_s
 from rms.daemon.submit import admit
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
@@ -86,23 +88,23 @@ class StoodIn(JobsLauncher):
 class Counted(Daemon):
     """A daemon that notes when it decides."""
 
-    def __init__(self, *words: Any) -> None:
+    def __init__(self, context: Context) -> None:
         self.decided: dict[str, tuple[float, str]] = {}
         self.events: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
-        super().__init__(*words)
+        super().__init__(context)
 
     def _handle(self, event: Event) -> list[Decision]:
         self.events[type(event).__name__] += 1
         if isinstance(event, ResizeRolledBack):
-            self.refused[event.why[:60]] += 1
+            self.refused[event.reason[:60]] += 1
         return super()._handle(event)
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
             self.decided[decision.job] = (time.perf_counter(), "start")
         elif isinstance(decision, Resize):
-            wider = decision.size > self.engine.state.running[decision.job].size
+            wider = decision.size > self.context.state.running[decision.job].size
             self.decided[decision.job] = (time.perf_counter(), "grow" if wider else "shrink")
         super()._act(decision)
 
@@ -158,10 +160,9 @@ class Site:
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
         self.said: Counter[str] = Counter()
-        self.daemon = Counted(
-            *(cluster, "array-share", Journal.open(folder / "journal.sqlite"), self.launcher),
-            *(time.time, self._hear, 10.0, 60.0),
-        )
+        settings = Settings("array-share", time.time, self._hear, 10.0, 60.0)
+        journal = Journal.open(folder / "journal.sqlite")
+        self.daemon = resume(cluster, journal, self.launcher, settings, Counted)
         self.folder, self._draw = folder, random.Random(seed)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._tie = itertools.count()
@@ -279,7 +280,7 @@ class Site:
         poll = Poll(int(1e6 - ranks.work), 10**6, ranks.known, "warm", groups)
         wish = self.ask("poll", self.daemon.poll, JobId(ranks.job), poll)
         if wish is None:
-            hold_s = holding_s(len(self.daemon.engine.state.running))
+            hold_s = holding_s(len(self.daemon.context.state.running))
             left_s = max(0.0, ranks.end_s() - now)
             self.later(min(hold_s, left_s), lambda: self._poll(ranks, question))
             return
@@ -290,10 +291,10 @@ class Site:
     def _moved(self, ranks: Ranks, number: int, launch: int) -> None:
         old = ranks.world
         assert old is not None
-        live = self.daemon.live[JobId(ranks.job)]
+        live = self.daemon.jobs[JobId(ranks.job)]
         if ranks.over or live.running is None:
             return
-        new = live.running.worlds[launch]
+        new = live.running_step.worlds[launch]
         assert isinstance(new, World)
         ranks.world, ranks.since_s = new, time.perf_counter()
         moved = Moved(1, old.ranks, new.ranks, "warm", BOOT_S, MOVE_S, MOVE_S, 1, 1.0)
@@ -329,9 +330,9 @@ def scale(nodes: int, run_s: float, folder: Path) -> dict[str, Any]:
         "nodes": nodes,
         "seconds": wall_s,
         "jobs": len(site.ranks),
-        "running": len(daemon.engine.state.running),
+        "running": len(daemon.context.state.running),
         "ended": site.ended,
-        "free_nodes": daemon.engine.state.free_count,
+        "free_nodes": daemon.context.state.free_count,
         "calls_per_s": {k: n / wall_s for k, n in controller.calls.most_common()},
         "call_s": {k: controller.busy_s[k] / n for k, n in controller.calls.items()},
         "rows_per_listing": statistics.mean(controller.listed or [0]),

@@ -12,9 +12,9 @@ from rms.core.events import Resize, Started, Submitted
 from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import POLICIES, named
-from rms.daemon.daemon import Daemon
+from rms.daemon.context import Settings
 from rms.daemon.journal import Journal, Seen
-from rms.daemon.recovery import replay
+from rms.daemon.recovery import replay, resume
 from rms.launch.base import ManagedProcess
 from rms.launch.local import LocalLauncher
 from rms.sim.simulator import Simulation
@@ -73,14 +73,8 @@ def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> 
         "requeue": False,
     }
     with Journal.open(tmp_path / "journal.sqlite") as journal:
-        daemon = Daemon(
-            cluster,
-            policy,
-            journal,
-            NoProcesses(tmp_path),
-            lambda: clock[0],
-            print,
-        )
+        settings = Settings(policy, lambda: clock[0], print)
+        daemon = resume(cluster, journal, NoProcesses(tmp_path), settings)
         for event in simulation.events:
             clock[0] = event.at_s
             if isinstance(event, Submitted):

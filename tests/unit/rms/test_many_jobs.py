@@ -18,16 +18,17 @@ from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
-from rms.daemon.daemon import LOOK_S, Daemon
-from rms.daemon.jobs import JobRuntime
+from rms.daemon.context import Settings
+from rms.daemon.daemon import LOOK_S
+from rms.daemon.jobs import JobRuntime, PendingResize
 from rms.daemon.journal import Journal
-from rms.daemon.recovery import replay
+from rms.daemon.recovery import replay, resume
 from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.launch.processes import INSTANCE_VARIABLE, Processes
 from rms.launch.slurm.executor import RateLimiter
-from rms.wire.messages import WORLD_VARIABLE, ResizeRequest
+from rms.wire.messages import WORLD_VARIABLE
 
 
 def spec(name: str, low: int = 1, high: int = 8, submit_s: float = 0.0) -> JobSpec:
@@ -218,17 +219,19 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
     """Else a job asks without end from its wish to the end of its resize, which takes a core."""
 
     async def ask() -> None:
-        live = JobRuntime({})
-        waiting = asyncio.create_task(live.news.wait())
+        job = JobRuntime(JobId("1"))
+        waiting = asyncio.create_task(job.news.wait())
         await asyncio.sleep(0)
-        live.wish = ResizeRequest(1, ("a",))
+        job.resize = PendingResize(1, ("a",), "spawn", told=True)
+        job.tell()
         await asyncio.wait_for(waiting, 10)
-        held = asyncio.create_task(live.news.wait())
+        held = asyncio.create_task(job.news.wait())
         await asyncio.sleep(0.01)
-        live.wish = None
+        job.resize = None
         await asyncio.sleep(0.01)
         assert not held.done()
-        live.wish = ResizeRequest(2, ("b",))
+        job.resize = PendingResize(2, ("b",), "spawn", told=True)
+        job.tell()
         await asyncio.wait_for(held, 10)
 
     asyncio.run(ask())
@@ -260,9 +263,8 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
     with Journal.open(tmp_path / "j") as journal:
-        daemon = Daemon(
-            cluster, "fifo", journal, launcher, lambda: launcher.clock[0], lambda words: None
-        )
+        settings = Settings("fifo", lambda: launcher.clock[0], lambda words: None)
+        daemon = resume(cluster, journal, launcher, settings)
         note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
         daemon.submit(fixed, {each.id: dict(note) for each in fixed})

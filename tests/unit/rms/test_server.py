@@ -13,8 +13,10 @@ import pytest
 
 from rms.core.cluster import Cluster
 from rms.core.model import JobId, NodePower
+from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
+from rms.daemon.recovery import resume
 from rms.daemon.server import Routes
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
@@ -82,7 +84,7 @@ class Server:
         return ids[0]
 
     def token(self, job: str) -> str:
-        token: str = self.daemon.live[JobId(job)].note["token"]
+        token: str = self.daemon.jobs[JobId(job)].note["token"]
         return token
 
 
@@ -92,7 +94,8 @@ def server(tmp_path: Path) -> Iterator[Server]:
     launcher = Idle(tmp_path, "instance", "unix:none")
     stopped: list[bool] = []
     with Journal.open(tmp_path / "journal") as journal:
-        daemon = Daemon(cluster, "fifo", journal, launcher, lambda: 1_000.0, lambda words: None)
+        settings = Settings("fifo", lambda: 1_000.0, lambda words: None)
+        daemon = resume(cluster, journal, launcher, settings)
         yield Server(daemon, Routes(daemon, lambda: stopped.append(True), TOKEN), stopped)
 
 
@@ -125,7 +128,7 @@ def test_answers_have_the_names_of_the_contract(server: Server) -> None:
         "output": "/rms-1.out",
         "slurm": {},
     }
-    assert server.daemon.live[JobId(runs)].note["env"] == {"A": "1", "DMR_COOLDOWN": "2.5"}
+    assert server.daemon.jobs[JobId(runs)].note["env"] == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
     (entry,) = server.ask("GET", f"/history/{runs}")[1]
     assert list(entry) == ["at_s", "kind", "code", "reason", "size", "nodes"]
@@ -152,7 +155,7 @@ def test_answers_have_the_names_of_the_contract(server: Server) -> None:
 def test_an_array_is_one_number(server: Server) -> None:
     status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {"array": "3-5%1"}})
     assert (status, answer) == (200, {"ids": ["1_3", "1_4", "1_5"]})
-    spec = server.daemon.engine.state.job(JobId("1_4"))
+    spec = server.daemon.context.state.job(JobId("1_4"))
     assert spec is not None and (spec.spec.array, spec.spec.array_limit) == ("1", 1)
 
 

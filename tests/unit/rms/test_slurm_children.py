@@ -7,13 +7,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 from rms.core.model import JobId
-from rms.daemon.jobs import JobRuntime
-from rms.daemon.resize import Worlds
+from rms.daemon.context import Context, Settings
+from rms.daemon.inputs import Facts, Observed
+from rms.daemon.instructions import KillLaunch
+from rms.daemon.jobs import JobRuntime, PendingResize
+from rms.daemon.resize import ResizeMachine
+from rms.daemon.worlds import Worlds
 from rms.launch.base import ManagedProcess
 from rms.launch.slurm import steps
 from rms.launch.slurm.executor import Executor
@@ -21,7 +25,6 @@ from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.steps import ScriptStep, World
 
 if TYPE_CHECKING:
-    from rms.daemon.daemon import Daemon
     from rms.launch.slurm.commands import Slurm
 
 DEADLINE_S = 20.0
@@ -153,19 +156,32 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
     executor = Executor(cast("Slurm", None))
     within = Within(tmp_path, "0" * 32, "unix:none", executor)
     executor.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
-    daemon = SimpleNamespace(launcher=within)
-    worlds = Worlds(cast("Daemon", daemon))
-    live, job = JobRuntime({}), JobId("3")
+    settings = Settings("fifo", time.time, print)
+    context = SimpleNamespace(launcher=within, settings=settings)
+    worlds = Worlds(cast("Context", context), cast("Any", None), cast("Any", None))
+    closing = PendingResize(1, (), "warm", state="closing", leaving=[1])
+    job, machine = JobRuntime(JobId("3"), resize=closing), ResizeMachine()
+
+    def gone() -> bool:
+        """Look once; kill what is left, as the machine says."""
+        closing.state = "closing"
+        left = worlds.has_processes(job, 1)
+        seen = Observed({}, frozenset() if left else frozenset([1]))
+        for what in machine.handle(job, Facts(0.0, 0.0, ()), seen):
+            if isinstance(what, KillLaunch):
+                within.kill("3", what.launch)
+        return not left
+
     within.kill("3", 1)
     assert within.members("3", 1) == within.members("3") == [0]
     deadline = time.monotonic() + DEADLINE_S
-    while not worlds._gone(job, live, [1], kill=True):
+    while not gone():
         assert time.monotonic() < deadline, "it is never gone"
         time.sleep(0.05)
     assert steps.left == [] and within.members("3") == []
     asked = steps.questions
     for _ in range(5):
-        assert worlds._gone(job, live, [1], kill=True), "what is gone is ended again"
+        assert gone(), "what is gone is ended again"
     executor.close()
     assert steps.questions == asked
 

@@ -1,0 +1,95 @@
+"""What the parts of a daemon share: its settings, and where it keeps and asks what it knows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rms.core.cluster import Cluster
+from rms.core.events import Decision, Event
+from rms.core.model import JobId
+from rms.core.scheduler import Scheduler
+from rms.core.state import State
+from rms.daemon.jobs import JobRuntime
+from rms.daemon.journal import Journal
+from rms.daemon.resize import BOOT_S, GRACE_S
+from rms.launch.base import Launcher
+
+Handle = Callable[[Event], list[Decision]]
+"""Hands an event to the scheduler, through the journal; returns what was decided on it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is chosen when a daemon starts.
+
+    Attributes:
+        policy: name of the policy.
+        now: wall clock in seconds.
+        say: where to tell the operator what happened.
+        grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
+            checkpoint.
+        boot_s: deadline for a world that boots beside a running one.
+        where: what tells the nodes from others of the same names: an allocation's id, or "".
+    """
+
+    policy: str
+    now: Callable[[], float]
+    say: Callable[[str], None]
+    grace_s: float = GRACE_S
+    boot_s: float = BOOT_S
+    where: str = ""
+
+
+@dataclass
+class Context:
+    """A scheduler and its jobs, and the outside world.
+
+    Attributes:
+        drained: names of nodes that are given to no more jobs.
+    """
+
+    settings: Settings
+    scheduler: Scheduler
+    jobs: dict[JobId, JobRuntime]
+    journal: Journal
+    launcher: Launcher
+    drained: frozenset[str] = frozenset()
+    _as_of_s: float | None = None
+
+    @property
+    def state(self) -> State:
+        """What the scheduler knows of jobs and nodes."""
+        return self.scheduler.engine.state
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes."""
+        return self.scheduler.cluster
+
+    def now(self) -> float:
+        """Return the wall clock's time, for deadlines."""
+        return self.settings.now() if self._as_of_s is None else self._as_of_s
+
+    @contextlib.contextmanager
+    def as_of(self, at_s: float) -> Iterator[None]:
+        """Let the clock stand at an earlier time, to enter what happened then."""
+        self._as_of_s = at_s
+        try:
+            yield
+        finally:
+            self._as_of_s = None
+
+    def time(self) -> float:
+        """Return the time for the next event: the wall clock, never going back."""
+        return max(self.now(), self.state.now_s)
+
+    def say(self, words: str) -> None:
+        """Tell the operator."""
+        self.settings.say(words)
+
+    def note(self, kind: str, job: JobRuntime, value: dict[str, Any]) -> None:
+        """Keep a fact about a job for a restarted daemon."""
+        self.journal.note(f"{kind}/{job.id}", value)

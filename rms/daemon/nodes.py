@@ -1,0 +1,56 @@
+"""Nodes that are given to nobody: drained by the operator, or not to be had."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rms.core.events import NodeDown, NodeUp
+from rms.core.model import Node
+from rms.daemon.context import Context, Handle
+
+
+class Nodes:
+    """Tells the scheduler which nodes are down."""
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self._away: frozenset[str] | None = None
+
+    def watch(self) -> None:
+        """Tell the scheduler of nodes that are not to be had, or are again."""
+        launcher = self._context.launcher
+        found = launcher.unavailable()
+        if found is None or self._away == found:
+            return
+        gone = sorted(set(found) - (self._away or set()))
+        if gone and launcher.requeue_on_shutdown:
+            self._context.say(f"not to be had now: {', '.join(gone)}")
+        self._away = frozenset(found)
+        self._close_and_open(self._context.cluster.names)
+
+    def drain(self, names: Sequence[str], *, drained: bool) -> None:
+        """Give nodes to no more jobs, or to jobs again; who runs there is left alone.
+
+        Raises:
+            ValueError: there are no such nodes.
+        """
+        context = self._context
+        unknown = [name for name in names if name not in context.cluster.names]
+        if unknown:
+            raise ValueError(f"expected nodes of this cluster, got {', '.join(unknown)}")
+        before = context.drained
+        context.drained = before.union(names) if drained else before.difference(names)
+        context.journal.note("drained", {"names": sorted(context.drained)})
+        self._close_and_open(names)
+
+    def _close_and_open(self, names: Sequence[str]) -> None:
+        """Tell the scheduler which of these nodes are down now, and which are up."""
+        context, away, down = self._context, self._away, self._context.state.down
+        numbers = {name: n for n, name in enumerate(context.cluster.names)}
+        for name in names:
+            node = Node(numbers[name])
+            if name in context.drained or (away is not None and name in away):
+                if node not in down:
+                    self._handle(NodeDown(context.time(), node))
+            elif node in down:
+                self._handle(NodeUp(context.time(), node))

@@ -1,0 +1,192 @@
+"""Job scripts: started, told to end, requeued, and what became of the job when one is over."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+from rms.core.events import Ended, Requeued, Start, Started
+from rms.core.model import JobId, Node
+from rms.daemon.context import Context, Handle
+from rms.daemon.jobs import REQUEUED, JobRuntime
+from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
+
+START_S = 0.1
+"""How long jobs are started before others have their turn for as long."""
+
+
+class Scripts:
+    """Starts and ends job scripts.
+
+    Attributes:
+        stopping: whether no more are started.
+    """
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self.stopping = False
+        self._starts: deque[Start] = deque()
+        self._since_s = 0.0
+
+    # --- starts ------------------------------------------------------------------------------
+
+    def begin_slice(self) -> None:
+        """Let the time begin for which jobs may be started at a stretch."""
+        self._since_s = self._context.now()
+
+    def enqueue(self, decision: Start) -> None:
+        """Start a job, now or later."""
+        self._starts.append(decision)
+        self.start_some()
+
+    def start_some(self) -> None:
+        """Start jobs for a short while: hundreds may be decided at once, and others want answers.
+
+        One that is not started now is so at the next look, or by the next daemon.
+        """
+        context = self._context
+        while self._starts and not self.stopping and context.now() <= self._since_s + START_S:
+            decision = self._starts.popleft()
+            running = context.state.running.get(decision.job)
+            job = context.jobs[decision.job]
+            if running is not None and running.nodes == decision.nodes and job.script is None:
+                self.start(job, decision.nodes)
+
+    def start(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
+        """Start a job; it has failed where that cannot be."""
+        context = self._context
+        try:
+            self.run(job, nodes)
+        except LaunchError as error:
+            context.say(f"job {job.id}: {error}")
+            context.scheduler.reasons[job.id] = str(error)
+            self._handle(Started(context.time(), job.id))
+            self._handle(Ended(context.time(), job.id, "FAILED"))
+            return
+        if job.script is not None and job.script.started:
+            self._handle(Started(context.time(), job.id))
+
+    def run(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
+        """Run a job's script on nodes.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+        context, note = self._context, job.note
+        launch = ScriptLaunch(
+            script=Path(note["script"]),
+            cwd=note["cwd"],
+            env={**note["env"], **environment(job, len(nodes))},
+            output=Path(note["output"]),
+            nodes=[context.cluster.slots[node] for node in nodes],
+            limit_s=context.state.running[job.id].spec.limit_s,
+        )
+        job.script = context.launcher.start_script(job.id, launch)
+        context.note("script", job, {"pid": job.script.pid})
+
+    def see_started(self, job: JobRuntime) -> bool:
+        """Tell the scheduler of a script that runs by now; return whether the job goes on."""
+        script = job.script
+        if script is None:
+            return True
+        if script.started:
+            self._context.note("script", job, {"pid": script.pid})
+            self._handle(Started(self._context.time(), job.id))
+        elif script.end_state == NODES_LOST:
+            self.requeue(job, "could not start where it was meant to")
+            return False
+        return True
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def cancel(self, job: JobRuntime, state: str = "CANCELLED") -> None:
+        """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
+        context = self._context
+        if job.script is None:
+            self._handle(Ended(context.time(), job.id, "CANCELLED"))
+        elif job.ending is None:
+            job.ending, job.kill_at = state, context.now() + context.settings.grace_s
+            context.note("ending", job, {"state": state, "kill_at": job.kill_at})
+            self.terminate(job)
+        context.journal.flush()
+
+    def terminate(self, job: JobRuntime) -> None:
+        """Ask a job's present world to checkpoint and end."""
+        step = job.running_step
+        worlds = [] if step is None else [step.worlds[n] for n in step.current]
+        self._context.launcher.terminate(job.id, worlds)
+
+    def requeue(self, job: JobRuntime, reason: str) -> None:
+        """Let a job of which nothing runs any more wait again."""
+        context = self._context
+        context.say(f"job {job.id}: {reason}; requeued")
+        self.forget(job)
+        self._handle(Requeued(context.time(), job.id))
+        context.scheduler.reasons[job.id] = reason
+
+    def forget(self, job: JobRuntime) -> None:
+        """Drop what was known of a job's processes, of which there are none any more."""
+        context = self._context
+        job.forget_processes()
+        # Else it is taken for that of the next run.
+        context.launcher.status_file(job.id).unlink(missing_ok=True)
+        for kind in ("ending", "boot"):
+            context.note(kind, job, {})
+        context.note("steps", job, job.steps_note())
+
+    def end(self, job: JobRuntime, status: int) -> None:
+        """End a job whose script has ended and of which no process is left."""
+        context, script, ending = self._context, job.script, job.ending
+        job.resize = None
+        failed = next((step for step in job.steps if step.exit_code != 0), None)
+        well = status == 0 and failed is None
+        end_state, said = ("", "") if script is None else (script.end_state, script.end_reason)
+        lost = said
+        if ending == REQUEUED:
+            if not well or end_state:
+                self.requeue(job, "told to end before its nodes are taken away")
+                return
+            ending = None  # it came to its own end in time
+        if not (well or end_state or ending):
+            answer = self._diagnosis(job)
+            if answer is None:
+                return
+            end_state, lost = (NODES_LOST, answer) if answer else ("", "")
+        if end_state == NODES_LOST and ending is None:
+            lost = lost or "its nodes were lost"
+            if job.note["requeue"]:
+                self.requeue(job, lost)
+                return
+            end_state = "FAILED"
+        state = ending or end_state or ("COMPLETED" if well else "FAILED")
+        why = failed.message if failed is not None else said or f"script ended with {status}"
+        why = lost or why
+        why = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
+        self.note_end(job, status, why)
+        self._handle(Ended(context.time(), job.id, state))  # type: ignore[arg-type]
+        context.say(f"job {job.id} {state}{': ' if why else ''}{why}")
+
+    def note_end(self, job: JobRuntime, status: int, reason: str) -> None:
+        """Keep what there is to say of a job that is over."""
+        self._context.scheduler.reasons[job.id] = reason
+        note = {"exit_code": status, "answer": job.answer, "reason": reason}
+        self._context.note("end", job, note)
+
+    def _diagnosis(self, job: JobRuntime) -> str | None:
+        """Return how a job that failed has lost its nodes, "" if it has not, None until known."""
+        context = self._context
+        if job.diagnosis is None:
+            running = context.state.running[job.id]
+            hosts = [context.cluster.names[node] for node in running.held]
+            job.diagnosis = context.launcher.diagnose_failure(job.id, hosts)
+        return "" if job.diagnosis is None else job.diagnosis()
+
+
+def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
+    """Return what the environment of a job's script has from the RMS, beside its own."""
+    note = job.note
+    values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
+    if note["index"] is not None:
+        values |= {"ARRAY_JOB_ID": note["array"], "ARRAY_TASK_ID": str(note["index"])}
+    both = {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
+    return both | {"RMS_TOKEN": note["token"]}

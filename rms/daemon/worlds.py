@@ -1,0 +1,262 @@
+"""The worlds of a job's steps: booted, watched, replaced, and none left behind.
+
+What a resize needs is decided by :class:`rms.daemon.resize.ResizeMachine`; it is told here what is
+seen of the processes, and its instructions are carried out here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.daemon import inputs
+from rms.daemon import instructions as do
+from rms.daemon.context import Context, Handle
+from rms.daemon.jobs import JobRuntime, Step
+from rms.daemon.resize import ResizeMachine
+from rms.daemon.scripts import Scripts
+from rms.launch.base import (
+    LaunchCommand,
+    LaunchError,
+    ManagedProcess,
+    WorldLaunch,
+    hosts_of,
+)
+from rms.wire.messages import CompletionRecord, ProtocolError, read_completion
+
+UNTOLD_S = 10.0
+"""How long a launch may be over before what it has to say (a commit, a record) must be here."""
+
+
+class Worlds:
+    """Starts and watches worlds, and carries out what the resize machine says."""
+
+    def __init__(self, context: Context, scripts: Scripts, handle: Handle) -> None:
+        settings = context.settings
+        self._context, self._scripts, self._handle = context, scripts, handle
+        self._machine = ResizeMachine(settings.boot_s, settings.grace_s)
+
+    # --- steps -------------------------------------------------------------------------------
+
+    def launch(
+        self, job: JobRuntime, command: LaunchCommand, slots: Sequence[str], key: str
+    ) -> int:
+        """Boot the first world of a launcher line; return the step's number."""
+        number, step = len(job.steps), Step(command)
+        job.steps.append(step)
+        job.keys.append(key)
+        key = f"line/{job.id}/{number}"
+        self._context.journal.note(key, msgspec.to_builtins(command))
+        self.save_steps(job)
+        launch = job.launch_count
+        job.launch_count += 1
+        try:
+            wanted = WorldLaunch(number, launch, slots, command)
+            step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
+            step.current = (launch,)
+        except LaunchError as error:
+            step.exit_code, step.message = 1, str(error)
+        self.save_steps(job)
+        return number
+
+    def save_steps(self, job: JobRuntime) -> None:
+        """Keep what a restarted daemon needs to know of a job's steps."""
+        self._context.note("steps", job, job.steps_note())
+
+    def watch(self, job: JobRuntime) -> None:
+        """Look at a job's launches once."""
+        self._observe(job)
+        for number, step in enumerate(job.steps):
+            if step.exit_code is None:
+                self._watch_step(job, number, step)
+
+    def _watch_step(self, job: JobRuntime, number: int, step: Step) -> None:
+        codes = [step.worlds[n].status() for n in step.current]
+        if all(code is None for code in codes):
+            step.ended_s = None
+            return
+        launcher, now = self._context.launcher, self._context.now()
+        if step.ended_s is None:
+            step.ended_s = now
+        late = now > step.ended_s + UNTOLD_S
+        if None in codes:
+            if late:  # launches that were merged live and die together
+                for n in step.current:
+                    launcher.kill(job.id, n)
+            return
+        resize, record = job.resize, launcher.completion_file(job.id, number)
+        if resize is not None and resize.state in ("ready", "moving") and not late:
+            # The job may have gone over to these without a word so far.
+            alive = [n for n in resize.launches if step.worlds[n].status() is None]
+            if alive and not record.exists():
+                return
+        if step.has_polled and launcher.shared_filesystem and not late and not record.exists():
+            return  # it may be on its way through a shared folder
+        if resize is not None and resize.state == "stopping":
+            self.resize(job, inputs.WorldEnded(self._record(job, number)))
+            if resize.committed:
+                return
+        self.conclude(job, number, codes[-1] or max(code or 0 for code in codes))
+
+    def conclude(self, job: JobRuntime, number: int, status: int) -> None:
+        """Enter how a step ended."""
+        step, record = job.steps[number], self._record(job, number)
+        if record is not None:
+            step.exit_code, step.message = record.exit_code, record.message
+            job.answer = record.answer or job.answer
+        # No record of a program of dmr: it died, whatever mpiexec's own status says.
+        # Another program has had no worlds but this one, so that status counts.
+        elif status == 0 and not step.has_polled:
+            step.exit_code = 0
+        else:
+            step.exit_code, step.message = status or 1, "died without a completion record"
+        self.resize(job, inputs.StepEnded())
+        self.save_steps(job)
+
+    def _record(self, job: JobRuntime, number: int) -> CompletionRecord | None:
+        try:
+            return read_completion(self._context.launcher.completion_file(job.id, number))
+        except (OSError, ProtocolError):
+            return None
+
+    # --- resizes -----------------------------------------------------------------------------
+
+    def begin_resize(self, job: JobRuntime, slots: tuple[str, ...], strategy: str = "") -> None:
+        """Do what a resize needs that was decided.
+
+        Args:
+            strategy: a user's choice, or "" for the job's own.
+        """
+        context = self._context
+        have = context.cluster.slots_of(context.state.running[job.id].nodes)
+        refusal = context.launcher.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
+        number = context.scheduler.resizes[job.id]
+        self.resize(job, inputs.Decided(number, slots, strategy, refusal))
+
+    def resize(self, job: JobRuntime, given: inputs.Input) -> do.Instructions:
+        """Hand the machine what happened and carry out what it returns; return that too."""
+        facts = self._facts(job)
+        if facts is None:
+            return []  # the job is over
+        found = self._machine.handle(job, facts, given)
+        for each in found:
+            self._carry_out(job, each)
+        return found
+
+    def _facts(self, job: JobRuntime) -> inputs.Facts | None:
+        context = self._context
+        running = context.state.running.get(job.id)
+        if running is None:
+            return None
+        wanted, slots_of = running.requested_nodes, context.cluster.slots_of
+        return inputs.Facts(
+            context.now(),
+            context.time(),
+            slots_of(running.nodes),
+            None if wanted is None else slots_of(wanted),
+            running.resize_begun,
+        )
+
+    def _observe(self, job: JobRuntime) -> None:
+        """Look at what the resize in flight waits for."""
+        resize, step = job.resize, job.running_step
+        if resize is None or resize.state == "requested":
+            return
+        if job.call is not None:
+            answer = job.call()
+            if answer is not None:
+                job.call = None
+                self.resize(job, inputs.CallAnswered(answer))
+            return
+        ended: dict[int, int] = {}
+        if resize.state in ("booting", "ready") and step is not None:
+            codes = {n: step.worlds[n].status() for n in resize.launches}
+            ended = {n: code for n, code in codes.items() if code is not None}
+        gone: frozenset[int] = frozenset()
+        if resize.state in ("leaving", "closing"):
+            gone = frozenset(n for n in resize.leaving if not self.has_processes(job, n))
+        self.resize(job, inputs.Observed(ended, gone))
+
+    def has_processes(self, job: JobRuntime, launch: int) -> bool:
+        """Return whether something is left of a launch."""
+        known = {n: world for step in job.steps for n, world in step.worlds.items()}
+        runs = launch in known and known[launch].status() is None
+        return runs or bool(self._context.launcher.members(job.id, launch))
+
+    # --- instructions ------------------------------------------------------------------------
+
+    def _carry_out(self, job: JobRuntime, what: do.Instruction) -> None:
+        context = self._context
+        if isinstance(what, ResizeBegun | Resized | ResizeRolledBack):
+            self._handle(what)
+        elif isinstance(what, do.SaveResize):
+            context.note("boot", job, what.note)
+        elif isinstance(what, do.SaveSteps):
+            self.save_steps(job)
+        elif isinstance(what, do.SavePast):
+            context.note("resizes", job, {"rows": msgspec.to_builtins(job.resizes)})
+        elif isinstance(what, do.TellJob):
+            job.tell()
+        elif isinstance(what, do.Observe):
+            self._observe(job)
+        elif isinstance(what, do.Decide):
+            self.begin_resize(job, what.slots, what.strategy)
+        elif isinstance(what, do.Say):
+            context.say(what.words)
+        else:
+            self._launch_or_end(job, what)
+
+    def _launch_or_end(self, job: JobRuntime, what: do.ProcessCommand) -> None:
+        context, launcher = self._context, self._context.launcher
+        if isinstance(what, do.AskGrant):
+            job.call = launcher.grant(job.id, what.have, what.wanted)
+            self.resize(job, inputs.CallAnswered() if job.call is None else inputs.CallStarted())
+        elif isinstance(what, do.AskRelease):
+            job.call = launcher.release(job.id, what.hosts)
+            if job.call is None:
+                self.resize(job, inputs.CallAnswered())
+            else:
+                self._observe(job)  # it may be done already
+        elif isinstance(what, do.BootWorlds):
+            self._boot(job, what)
+        elif isinstance(what, do.KillLaunch):
+            launcher.kill(job.id, what.launch)
+        elif isinstance(what, do.KillJob):
+            launcher.kill(job.id)
+        elif isinstance(what, do.Terminate):
+            self._scripts.terminate(job)
+        elif isinstance(what, do.FindLaunches):
+            self._find(job, what.launches)
+        elif isinstance(what, do.Requeue):
+            self._scripts.requeue(job, what.reason)
+        else:
+            wanted = context.state.running[job.id].requested_nodes
+            if wanted is None:
+                raise RuntimeError(f"expected a requested resize of {job.id}")
+            self._scripts.run(job, wanted)
+            self.resize(job, inputs.ScriptStarted())
+
+    def _boot(self, job: JobRuntime, what: do.BootWorlds) -> None:
+        step = job.steps[what.step]
+        pids: dict[int, int] = {}
+        for launch, slots in what.launches.items():
+            wanted = WorldLaunch(what.step, launch, slots, step.command, what.resize, what.cores)
+            try:
+                step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
+            except LaunchError as error:
+                self.resize(job, inputs.Booted(pids, str(error)))
+                return
+            pids[launch] = step.worlds[launch].pid
+        self.resize(job, inputs.Booted(pids))
+
+    def _find(self, job: JobRuntime, launches: tuple[int, ...]) -> None:
+        """Find launches again whose start was not noted before the daemon was killed."""
+        step, resize = job.running_step, job.resize
+        if step is None or resize is None:
+            return
+        for launch in launches:
+            found = self._context.launcher.members(job.id, launch)
+            pid = resize.pids.get(launch) or min(found, default=0)
+            step.worlds[launch] = ManagedProcess(pid)

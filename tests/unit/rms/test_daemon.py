@@ -1,0 +1,169 @@
+"""The daemon in process, with a launcher that starts nothing: what it does and what it forgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rms.core.cluster import Cluster
+from rms.core.events import Ended, Later, Resize
+from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.daemon import views
+from rms.daemon.context import Settings
+from rms.daemon.daemon import Daemon
+from rms.daemon.journal import Journal
+from rms.daemon.recovery import resume
+from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
+from rms.launch.local import LocalLauncher
+from rms.wire.messages import Begun, Done, Metered, Poll
+from rms.wire.messages import Resize as ResizeReport
+
+ONE, WALL = JobId("1"), JobId("2")
+COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
+NAMES = ("n1", "n2", "n3", "n4")
+NOTE = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+
+
+class Runs(ManagedProcess):
+    def status(self) -> int | None:
+        return None
+
+
+@dataclass
+class Idle(LocalLauncher):
+    """Starts nothing: scripts and worlds run until the daemon ends."""
+
+    booted: list[WorldLaunch] = field(default_factory=list)
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        return Runs(0)
+
+    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
+        self.booted.append(launch)
+        return Runs(0)
+
+    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
+        return []
+
+
+class Bench:
+    """A daemon, its clock, and what it said."""
+
+    def __init__(self, journal: Journal, folder: Path) -> None:
+        self.journal, self.folder = journal, folder
+        self.now_s, self.said = 1000.0, list[str]()
+        self.daemon = self.resumed()
+
+    def resumed(self) -> Daemon:
+        cluster = Cluster(
+            NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4
+        )
+        self.launcher = Idle(self.folder, "instance", "unix:none")
+        settings = Settings("array-share", lambda: self.now_s, self.said.append)
+        return resume(cluster, self.journal, self.launcher, settings)
+
+    def run(self, name: JobId, low: int, high: int, preferred: int, mode: Mode) -> None:
+        """Submit a job that starts at once."""
+        spec = JobSpec(name, self.now_s, low, high, preferred, mode)
+        self.daemon.submit([spec], {name: NOTE | {"array": name, "requeue": False}})
+
+    def poll(self, step: int, known: int = 0) -> None:
+        self.daemon.poll(ONE, Poll(step, 100, known, "spawn", ((0, 1),)))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Journal.open(tmp_path / "journal") as journal:
+        yield Bench(journal, tmp_path)
+
+
+def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Bench) -> None:
+    bench.run(WALL, 3, 3, 3, Mode.FIXED)
+    bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
+    daemon = bench.daemon
+    daemon.launch(ONE, COMMAND, "key")
+    bench.poll(1)
+    decision = daemon.resize(ONE, 7, "warm")
+    assert isinstance(decision, Later) and decision.reason.startswith("never: ")
+    (found,) = daemon.handle(Ended(bench.now_s, WALL, "COMPLETED"))
+    assert isinstance(found, Resize) and found.job == ONE
+    resize = daemon.jobs[ONE].resize
+    assert resize is not None
+    assert (resize.strategy, resize.state, len(bench.launcher.booted)) == ("spawn", "requested", 1)
+
+
+def test_a_users_strategy_counts_for_the_resize_it_was_given_for(bench: Bench) -> None:
+    bench.daemon.set_policy("fifo")
+    bench.run(ONE, 1, 4, 2, Mode.MALLEABLE)
+    daemon = bench.daemon
+    daemon.launch(ONE, COMMAND, "key")
+    bench.poll(1)
+    assert isinstance(daemon.resize(ONE, 1, "warm"), Resize)
+    assert [launch.resize for launch in bench.launcher.booted] == [0, 1]
+    resize = daemon.jobs[ONE].resize
+    assert resize is not None and (resize.strategy, resize.state) == ("warm", "booting")
+
+
+def test_a_resize_that_the_job_does_itself_from_request_to_row(bench: Bench) -> None:
+    bench.run(WALL, 3, 3, 3, Mode.FIXED)
+    bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
+    daemon = bench.daemon
+    daemon.launch(ONE, COMMAND, "key")
+    bench.poll(1)
+    daemon.handle(Ended(bench.now_s, WALL, "COMPLETED"))
+    request = daemon.request(ONE, 0)
+    assert request is not None and (request.number, request.strategy) == (1, "spawn")
+    assert daemon.request(ONE, 1) is None
+    assert views.jobs(daemon.context)[0].resizing == ""
+    bench.now_s += 1.0
+    daemon.report(ONE, Begun(1))
+    bench.now_s += 1.0
+    daemon.report(ONE, Done(1, ResizeReport(5, 1, 2, "spawn", 0.1, 0.1, 0.1, 8, 1.0)))
+    (row, _) = views.jobs(daemon.context)
+    assert [(each.at_s, each.from_ranks, each.to_ranks) for each in row.resizes] == [(1002.0, 1, 2)]
+    assert (row.size, row.resizing, daemon.jobs[ONE].resize) == (2, "", None)
+
+
+def test_a_restarted_daemon_says_of_a_job_what_the_one_before_said(bench: Bench) -> None:
+    bench.run(WALL, 3, 3, 3, Mode.FIXED)
+    bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)
+    bench.daemon.launch(ONE, COMMAND, "key")
+    bench.poll(1)
+    bench.daemon.resize(ONE, 7)
+    bench.now_s += 10.0
+    before = bench.daemon.scheduler
+    rows, history = views.jobs(bench.daemon.context), views.history(bench.daemon.context, ONE)
+    context = bench.resumed().context  # its processes are gone, which is entered after that
+    assert context.scheduler.history[ONE][: len(history)] == history
+    assert [row.submit_s for row in views.jobs(context)] == [row.submit_s for row in rows]
+    known = len(before.timeline.power_w)
+    assert context.scheduler.timeline.power_w[:known] == before.timeline.power_w
+
+
+def test_looking_books_nothing(bench: Bench) -> None:
+    bench.run(ONE, 1, 2, 1, Mode.FIXED)
+    daemon = bench.daemon
+    bench.now_s += 10.0
+    assert [row.energy_j for row in views.jobs(daemon.context)] == [100.0]
+    books = views.books(daemon.context)
+    assert (books.energy.at_s, books.energy.busy_j, books.energy.idle_j) == (1010.0, 100.0, 150.0)
+    assert daemon.scheduler.ledger.at_s == 1000.0
+    views.history(daemon.context, ONE), views.nodes(daemon.context)
+    assert daemon.scheduler.ledger.idle_j == 0.0
+
+
+def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Bench) -> None:
+    daemon = bench.daemon
+    bench.run(ONE, 1, 1, 1, Mode.FIXED)
+    for watts in (50.0, 60.0):
+        bench.now_s += 10.0
+        daemon.meters.node(Metered("n1", "rapl", watts))
+    bench.now_s += 100.0
+    daemon.watch()
+    curve = daemon.scheduler.timeline.power_w
+    assert [watts for _, watts in curve if curve] == [25.0, 65.0, 75.0, 25.0]
+    assert [at_s for at_s, _ in curve] == [1000.0, 1010.0, 1020.0, 1120.0]
+    assert any("no reading of n1" in words for words in bench.said)
