@@ -18,6 +18,7 @@ from mpi4py import MPI
 from dmr import checkpoint
 from dmr.application import Application, Run
 from dmr.boot.environment import bind
+from dmr.checkpoint_file import BrokenCheckpointError, path_of
 from dmr.data import transfer
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
@@ -193,13 +194,13 @@ class Target(Side):
         """Read the checkpoint that the old world has written; return the seconds it took."""
         begun = time.perf_counter()
         (stored,) = self.on_root(lambda: self.expect(Stored))
-        path = checkpoint.path_of(Path(stored.folder), stored.step)
+        path = path_of(Path(stored.folder), stored.step)
         problem = None
         try:
             checkpoint.load(
                 path, self.run.world, self.run.fields, self._fixed(self.plan.options, "")
             )
-        except (checkpoint.BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
+        except (BrokenCheckpointError, CollectiveError, OSError, MemoryError) as error:
             problem = f"{path}: {error}"
         self.conclude(problem, None, nothing, self.check_alive)
         return time.perf_counter() - begun

@@ -17,6 +17,7 @@ from two_worlds import TwoWorlds
 
 import dmr
 from dmr import checkpoint
+from dmr.checkpoint_file import BrokenCheckpointError, path_of
 from dmr.data import gather, particles, transfer
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
@@ -139,7 +140,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
         comm.Free()
     noticed = True
     if world.rank == 0:
-        path = checkpoint.path_of(shared_folder, 7)
+        path = path_of(shared_folder, 7)
         with h5py.File(path, "r+") as file:
             values = file["fields/list"][:]
             values["x"][3, 1] += 1
@@ -148,7 +149,7 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
         try:
             checkpoint.load(path, alone, {"list": spec.block(spec.decompose((1,)), 0)}, {})
             noticed = False
-        except checkpoint.BrokenCheckpointError as error:
+        except BrokenCheckpointError as error:
             noticed = "field list" in str(error)
     together(noticed, "expected the changed byte to be noticed")
 

@@ -1,0 +1,226 @@
+"""One checkpoint in HDF5: written whole or not at all, verified before it is read.
+
+Layout: attributes ``format``, ``progress`` and ``options`` (JSON); ``/fields/NAME`` with the
+global interior in axis order and its hash as an attribute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dmr.data.field import Field
+from dmr.data.gather import SLAB_BYTES
+from dmr.errors import UsageError, words_of
+from dmr.progress import Progress, decode, encode
+from dmr.sink import Sink
+from dmr.values import ValuesError
+
+if TYPE_CHECKING:
+    import h5py
+
+FORMAT = 1
+KEEP = 2
+"""Checkpoints that a folder keeps."""
+
+NAME = re.compile(r"checkpoint-(\d{10})\.h5")
+
+
+class BrokenCheckpointError(Exception):
+    """A file that cannot be continued from, and why."""
+
+
+def path_of(directory: Path, step: int) -> Path:
+    """Return where the checkpoint of a step is."""
+    return directory / f"checkpoint-{step:010d}.h5"
+
+
+def _digest_of(texts: tuple[str, str]) -> str:
+    return str(xxhash.xxh3_128_hexdigest("\0".join(texts).encode()))
+
+
+def existing(directory: Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest step first."""
+    if not directory.is_dir():
+        return []
+    return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
+
+
+def _prune(newest: Path) -> None:
+    """Remove all but the newest ``KEEP`` checkpoints, and what lies ahead of the newest step.
+
+    The latter was found damaged when the run was restarted before it.
+    """
+    found = existing(newest.parent)
+    kept = [path for path in found if path <= newest][-KEEP:]
+    for other in found:
+        if other not in kept:
+            with contextlib.suppress(OSError):
+                other.unlink()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Writer:
+    """Rank 0's new checkpoint, under its name once it is whole.
+
+    The first failure is kept; from then on nothing is written, but fields are still received.
+    """
+
+    def __init__(self, path: Path, progress: Progress, options: Mapping[str, Any]) -> None:
+        import h5py  # not before it is needed: every world that boots would pay for it
+
+        self._path, self._part = path, path.with_suffix(".part")
+        self._problem: str | None = None
+        self._sink: Sink | None = None
+        self._file: h5py.File | None = None
+        with self._noting():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._sink = Sink(self._part)
+            self._file = h5py.File(self._sink, "w", libver="latest")
+            self._file.attrs["format"] = FORMAT
+            texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
+            self._file.attrs["progress"], self._file.attrs["options"] = texts
+            self._file.attrs["xxh3_128"] = _digest_of(texts)
+
+    def add(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        pieces: Iterable[npt.NDArray[Any] | None],
+    ) -> None:
+        """Write one field or list from its pieces along the first axis, in order."""
+        digest = xxhash.xxh3_128()
+        dataset: h5py.Dataset | None = None
+        at = 0
+        for values in pieces:
+            if self._file is None or values is None or self.problem is not None:
+                continue
+            with self._noting():
+                if dataset is None:
+                    dataset = self._file.create_dataset(f"fields/{name}", shape, dtype)
+                if len(values):
+                    dataset[at : at + len(values)] = values
+                    digest.update(values.reshape(-1).view(np.uint8).data)
+                at += len(values)
+        if dataset is not None and self.problem is None:
+            dataset.attrs["xxh3_128"] = digest.hexdigest()
+
+    def finish(self) -> str | None:
+        """Make the file durable under its name, or remove it; return what went wrong."""
+        with self._noting():
+            if self._file is not None:
+                self._file.close()
+            if self._sink is not None:
+                self._sink.close()
+            if self.problem is None:
+                _sync(self._part)
+                self._part.replace(self._path)
+                _sync(self._path.parent)
+        if self.problem is None:
+            _prune(self._path)
+        else:
+            with contextlib.suppress(OSError):
+                self._part.unlink(missing_ok=True)
+        return self.problem
+
+    @property
+    def problem(self) -> str | None:
+        """The first failure, in words, or None."""
+        if self._problem is None and self._sink is not None and self._sink.problem is not None:
+            self._problem = words_of(self._sink.problem)
+        return self._problem
+
+    @contextlib.contextmanager
+    def _noting(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RuntimeError, ValuesError) as error:
+            self._problem = self.problem or words_of(error)
+
+
+def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
+    """Read a whole checkpoint once, before any rank trusts it.
+
+    Raises:
+        BrokenCheckpointError: it is not whole.
+        UsageError: it is of another grid, or of other options.
+    """
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            version = int(file.attrs["format"])
+            if version != FORMAT:
+                raise UsageError(f"{path}: expected checkpoint format {FORMAT}, got {version}")
+            texts = str(file.attrs["progress"]), str(file.attrs["options"])
+            if _digest_of(texts) != file.attrs["xxh3_128"]:
+                raise BrokenCheckpointError("progress or options changed since")
+            decode(texts[0], trusted=_is_own(path))
+            stated = json.loads(texts[1])
+            for name, block in fields.items():
+                _verify_field(path, file["fields"][name], name, block)
+    except ValuesError as error:
+        raise UsageError(
+            f"{path}: {error}"
+            + ("" if _is_own(path) else "; expected a file of this user's that others cannot write")
+        ) from None
+    except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
+        raise BrokenCheckpointError(str(error)) from None
+    for key, value in json.loads(json.dumps(dict(options))).items():
+        if stated.get(key) != value:
+            raise UsageError(
+                f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"
+            )
+
+
+def _is_own(path: Path) -> bool:
+    """Return whether nobody but this user can have written a file: only then its pickles are read.
+
+    A pickle runs code, so one of somebody else's would run theirs.
+    """
+    found = path.stat()
+    return found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH
+
+
+def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
+    shape, dtype = block.spec.stored_shape(dataset.shape[0]), block.dtype
+    if dataset.shape != shape or dataset.dtype != dtype:
+        raise UsageError(
+            f"{path}: expected field {name} of shape {shape} and type {dtype}, "
+            f"got {dataset.shape} and {dataset.dtype}"
+        )
+    digest = xxhash.xxh3_128()
+    step = max(1, SLAB_BYTES // (int(np.prod(shape[1:])) * dtype.itemsize))
+    for start in range(0, shape[0], step):
+        digest.update(np.ascontiguousarray(dataset[start : start + step]).data)
+    if digest.hexdigest() != dataset.attrs["xxh3_128"]:
+        raise BrokenCheckpointError(f"field {name} does not have the hash it was written with")
+
+
+def read(path: Path, fields: Mapping[str, Field]) -> Progress:
+    """Fill this rank's part of every field; every rank reads the same file on its own."""
+    import h5py
+
+    with h5py.File(path, "r", locking=False) as file:
+        for name, block in fields.items():
+            block.restore(file["fields"][name])
+        return decode(file.attrs["progress"], trusted=_is_own(path))
