@@ -65,6 +65,8 @@ MERGING = {
     "new rank killed after acknowledging": "world is gone",
     "new rank cannot build": "no velocities on rank 1",
     "old rank cannot build": "no velocities on rank 0",
+    "old rank short of memory": "not enough memory to move the data",
+    "new rank short of memory": "not enough memory to move the data",
 }
 
 
@@ -98,6 +100,8 @@ ROLLED_BACK = {
     "new rank killed when it has the job": "world is gone",
     "new world says no word": f"was not ready within {BOOT_S} s",
     "new world cannot build": "world",
+    "old rank short of memory": "not enough memory to move the data",
+    "new rank short of memory": "not enough memory to move the data",
 }
 
 

@@ -77,6 +77,20 @@ def half_way(true: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]
     return cut
 
 
+def short_of_memory(true: Callable[..., Iterator[Any]], rank: int) -> Callable[..., Iterator[Any]]:
+    """Find no memory on a rank when the first part of a transfer has gone through, once."""
+    struck: list[bool] = []
+
+    def cut(comm: Any, block: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for count, wait in enumerate(true(comm, block, *arguments, **options)):
+            if count and block.rank == rank and not struck:
+                struck.append(True)
+                raise MemoryError("expected to be found out")
+            yield wait
+
+    return cut
+
+
 def small_files(*_: Any) -> None:
     """Let files grow so far only, once there are two checkpoints."""
     if len(list(Path(sys.argv[sys.argv.index("--checkpoint-dir") + 1]).glob("*.h5"))) == 2:
@@ -126,6 +140,8 @@ def install() -> None:
         before(new, "_prepare", lambda *_: os.kill(old_rank(), signal.SIGKILL))
     if FAULT == "old rank killed in the middle of the move" and JOINS is None:
         streams.sending = half_way(streams.sending)
+    if FAULT == "old rank short of memory" and JOINS is None:
+        streams.sending = short_of_memory(streams.sending, 0)
     if not first:
         return
     if FAULT == "new rank killed at boot":
@@ -134,6 +150,8 @@ def install() -> None:
         before(new, "_accept", late)
     elif FAULT == "new rank killed in the middle of the move":
         streams.receiving = half_way(streams.receiving)
+    elif FAULT == "new rank short of memory":
+        streams.receiving = short_of_memory(streams.receiving, 1)
     elif FAULT == "new rank killed before acknowledging":
         before(new, "_acknowledge", last)
     elif FAULT == "new rank killed after acknowledging":
