@@ -20,7 +20,7 @@ NODES_LOST = "GONE"
 """The ``end_state`` of a process that was lost with its nodes, not by its own fault."""
 
 PendingCall = Callable[[], str | None]
-"""A request to somebody else: returns None until it is done, then why it failed, or "".
+"""A request to whoever manages the nodes: returns None until it is done, then why it failed, or "".
 
 A failure that may go through another time begins with "later: ".
 """
@@ -91,13 +91,13 @@ class ManagedProcess:
     """Whether it runs or has run; where others start it, it may have to wait."""
 
     end_state = ""
-    """How somebody else ended it: a state that overrules its exit status, or ``NODES_LOST``."""
+    """How it was ended from outside: a state that overrules its exit status, or ``NODES_LOST``."""
 
     end_reason = ""
     """Why, in one sentence."""
 
     def status(self) -> int | None:
-        """Return the exit status, None while it runs; 1 where nobody can know it any more."""
+        """Return the exit status, None while it runs; 1 where it can no longer be known."""
         if self.process is not None:
             code = self.process.poll()
             return None if code is None else (code if code >= 0 else 128 - code)
@@ -191,7 +191,7 @@ class Launcher(Protocol):
     def completion_file(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes."""
 
-    # --- nodes that belong to somebody else --------------------------------------------------
+    # --- nodes that a resource manager gives and takes -----------------------------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
         """Return why a running job cannot go over to other nodes, "" where it can."""
@@ -199,23 +199,26 @@ class Launcher(Protocol):
     def grant(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> PendingCall | None:
         """Have a job hold the nodes it has and those it is to have, before a resize.
 
-        None where there is nobody to ask.
+        None where no resource manager has to be asked.
         """
 
     def release(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
-        """Have a job hold these nodes only, after a resize; None where there is nobody to ask."""
+        """Have a job hold these nodes only, after a resize.
+
+        None where no resource manager has to be asked.
+        """
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall | None:
         """Ask whether a job died of its nodes; the answer says how, or is "" if it did not.
 
-        None where there is nobody to ask.
+        None where no resource manager has to be asked.
         """
 
     def unavailable(self) -> Collection[str] | None:
         """Return the nodes that are not to be had now, None while that is not known."""
 
     def job_details(self, job: str) -> SlurmRow:
-        """Return what else is to be said of a job: by whom its nodes were given, and when."""
+        """Return more about a job: who gave its nodes, and when."""
 
     def shutdown_reason(self) -> str:
         """Return why the daemon has to end now, "" while it has not."""

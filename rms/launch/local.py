@@ -150,7 +150,7 @@ class LocalLauncher:
         """Return the environment of a world's ranks; forgets an earlier end of its step."""
         record = self.completion_file(job, launch.step)
         env = {
-            # What a rank that has died leaves behind in its peers is no news to the user.
+            # What a rank that has died leaves behind in its peers need not be reported to the user.
             "UCX_LOG_LEVEL": "error",
             **{key: value for key, value in launch.command.env.items() if key not in PER_WORLD},
             "PATH": path,
@@ -175,7 +175,7 @@ class LocalLauncher:
         """Return how mpiexec is to reach the slots; may change the environment it is given."""
         return []
 
-    # --- nodes that belong to somebody else: here there is nobody to ask ---------------------
+    # --- nodes that a resource manager gives and takes: here there is none ----------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
         """Return why a running job cannot go over to other nodes: here it always can."""
@@ -194,7 +194,7 @@ class LocalLauncher:
         return None
 
     def unavailable(self) -> Collection[str] | None:
-        """Return the nodes that are not to be had now; here that is never news."""
+        """Return the nodes that are not to be had now; here that is never known."""
         return None
 
     def job_details(self, job: str) -> SlurmRow:
@@ -219,7 +219,7 @@ class LocalLauncher:
         """Ask a job's worlds to checkpoint and end.
 
         MPICH's mpiexec passes SIGTERM on to its ranks and waits for them. Open MPI's ends them
-        half a second later, so its ranks are told themselves.
+        half a second later, so its ranks are signalled themselves.
         """
         ranks = [pid for pid in self.members(job) if worlds and _of_open_mpi(pid)]
         for pid in ranks or [world.pid for world in worlds] or self.members(job):

@@ -45,7 +45,7 @@ class NodeMeter:
     _refused: dict[str, str] = field(default_factory=dict)
 
     def read(self, now_s: float) -> Metered | None:
-        """Return what there is to tell, None while there is nothing yet."""
+        """Return the reading, None while there is none yet."""
         watts: dict[str, float] = {}
         wait = False
         for meter in self.meters:

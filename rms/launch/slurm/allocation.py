@@ -19,10 +19,10 @@ from rms.launch.slurm.site import UNFIT
 from rms.launch.slurm.steps import is_part_of, step_on_each
 
 POLL_S = 3.0
-"""Time between looks at the allocation."""
+"""Time between two snapshots of the allocation."""
 
 PATIENCE_S = 90.0
-"""How long an answer of the controller is waited for before a death is nobody's fault."""
+"""How long the controller may be silent before a failure is not blamed on the nodes."""
 
 ASK_AGAIN_S = 0.5
 PROBE_S = 20.0
@@ -37,7 +37,7 @@ DEAD = ("down", "fail", "failing", "error")
 
 @dataclass(frozen=True)
 class AllocationSnapshot:
-    """What Slurm has said of the allocation at one time.
+    """What Slurm has reported of the allocation at one time.
 
     Attributes:
         over: how it has ended, "" while it has not.
@@ -77,7 +77,7 @@ class Allocation:
         self._executor = Executor(self.slurm, 1)
 
     def poll(self) -> None:
-        """Take in a look that is done; ask for the next when it is time."""
+        """Take in an answer that has come; ask for the next when it is time."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
@@ -87,13 +87,13 @@ class Allocation:
         now = time.monotonic()
         if self._asked is None and now >= self._next_s:
             self._next_s = now + POLL_S
-            self._asked = self._executor.ask(self._look)
+            self._asked = self._executor.ask(self._take_snapshot)
 
     def close(self) -> None:
-        """Let a look that is under way end."""
+        """Wait for the question that is under way."""
         self._executor.close()
 
-    def _look(self) -> AllocationSnapshot:
+    def _take_snapshot(self) -> AllocationSnapshot:
         if not self.slurm.ping():
             raise SlurmError("the controller does not answer", Meaning.UNREACHABLE)
         try:
@@ -157,16 +157,16 @@ class Allocation:
         """Return whether somebody else has cancelled a step of a job, as far as accounting says."""
         time.sleep(ACCOUNTING_DELAY_S)  # it is a second or two late
         try:
-            said = self.slurm.call(
+            accounting = self.slurm.call(
                 *["sacct", f"--jobs={self.number}", "--noheader", "--parsable2"],
                 "--format=State,JobName",
             )
         except SlurmError:
             return False
-        for line in said.out.splitlines():
+        for line in accounting.out.splitlines():
             state, _, step = line.partition("|")
             cancelled = state.startswith(("CANCELLED", "NODE_FAIL"))
             if cancelled and is_part_of(step, name) and step not in self.killed:
-                self.killed.add(step)  # it is told once
+                self.killed.add(step)  # it is reported once
                 return True
         return False

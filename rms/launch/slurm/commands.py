@@ -110,10 +110,10 @@ def run_command(
             process.kill()
 
 
-def meaning_of(words: str) -> Meaning:
-    """Tell what a refusal means from Slurm's words for it."""
-    said = words.lower()
-    return next((what for what, phrase in _PHRASES if re.search(phrase, said)), Meaning.NEVER)
+def meaning_of(message: str) -> Meaning:
+    """Return what a refusal means, by Slurm's message."""
+    lower = message.lower()
+    return next((what for what, phrase in _PHRASES if re.search(phrase, lower)), Meaning.NEVER)
 
 
 @dataclass
@@ -123,7 +123,7 @@ class Slurm:
     The variables of an allocation are left out too: within one, ``scontrol update`` would leave
     files in the working folder.
 
-    JSON is some 3.5 kB a job where text is 70 B: on a big site say ``{"squeue": False}``.
+    JSON is some 3.5 kB a job where text is 70 B: on a big site pass ``{"squeue": False}``.
     """
 
     outer: Mapping[str, str]
@@ -199,8 +199,8 @@ class Slurm:
 
     def partitions(self) -> list[Partition]:
         """Return all partitions."""
-        said = self.call("sinfo", "--noheader", f"--format={output.PARTITIONS_FORMAT}")
-        return output.partitions_from_text(said.out)
+        done = self.call("sinfo", "--noheader", f"--format={output.PARTITIONS_FORMAT}")
+        return output.partitions_from_text(done.out)
 
     def nodes(self) -> list[SiteNode]:
         """Return all nodes."""
@@ -235,8 +235,8 @@ class Slurm:
         """Return the energy that Slurm's own plugin has measured of a job that is over."""
         # Without steps: their energies, of the same nodes at the same time, are in its own.
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
-        said = self.call(*command, f"--jobs={job}", "--format=ConsumedEnergyRaw")
-        return sum(float(line) for line in said.out.split() if line.isdecimal())
+        done = self.call(*command, f"--jobs={job}", "--format=ConsumedEnergyRaw")
+        return sum(float(line) for line in done.out.split() if line.isdecimal())
 
     def job(self, job: int) -> JobDetails:
         """Return what the controller knows of a job now."""
@@ -253,12 +253,12 @@ class Slurm:
     def steps(self, job: int) -> list[tuple[str, str]]:
         """Return (id, name) of the steps of a job that run now; none where the job is over."""
         try:
-            said = self.call("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j")
+            done = self.call("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j")
         except SlurmError as error:
             if error.meaning is Meaning.GONE:
                 return []
             raise
-        rows = (line.strip().partition("|") for line in said.out.splitlines())
+        rows = (line.strip().partition("|") for line in done.out.splitlines())
         return [(step, name.strip()) for step, _, name in rows if step]
 
     def _read(
@@ -299,10 +299,10 @@ class Slurm:
         if environment is not None:  # with a PATH of its own, on which there may be no sbatch
             own = {**environment, **{k: v for k, v in self._environment.items() if k in KEPT}}
             sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or sbatch
-        said = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
-        number = said.partition(";")[0]  # the cluster's name may follow
+        answer = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
+        number = answer.partition(";")[0]  # the cluster's name may follow
         if not number.isdecimal():
-            raise SlurmError(f"expected a job id of sbatch, got {said!r}")
+            raise SlurmError(f"expected a job id of sbatch, got {answer!r}")
         return int(number)
 
     def cancel(self, *jobs: int, only_pending: bool = False) -> None:
@@ -367,7 +367,7 @@ class Slurm:
         except BaseException:
             self.cancel_named(donor_name)
             raise
-        # Success is also said where the job ended meanwhile and the nodes went back.
+        # Success is also reported where the job ended meanwhile and the nodes went back.
         now = self.job(job)
         if now.state != "RUNNING" or len(now.hosts) != len(before.hosts) + nodes:
             raise SlurmError(

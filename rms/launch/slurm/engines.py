@@ -27,7 +27,7 @@ MARGIN_S = 30.0
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What both engines are told.
+    """What both engines are configured with.
 
     Attributes:
         reach: how mpiexec starts its proxies on nodes.
@@ -48,7 +48,7 @@ def pilot(
     """Return the nodes of the allocation that this process runs in.
 
     Args:
-        env: what Slurm has told this process.
+        env: this process's environment, with Slurm's variables.
         margin_s: how long before the end of the allocation jobs are told to end.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Slurm's commands for a daemon that must not wait: asked for on threads, looked at later."""
+"""Slurm's commands for a daemon that must not wait: run on threads, their results taken later."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Executor:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="slurm")
 
     def ask(self, what: Callable[[], Answer]) -> Future[Answer]:
-        """Have something done; it raises :class:`SlurmError` when its result is looked at."""
+        """Have something done; it raises :class:`SlurmError` when its result is taken."""
         return self._threads.submit(what)
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ class JobsLauncher(SlurmLauncher):
     """Runs each job as one of Slurm's.
 
     Attributes:
-        partition: where jobs go that do not say so, "" for Slurm's own choice, ``default``.
+        partition: where jobs go that name none, "" for Slurm's own choice, ``default``.
         limits_s: the longest time limit of each partition.
         grace_s: what a job is given to end by itself; Slurm's limit comes after that.
         no_grow, no_shrink: why this site changes no running job, "" where it does.
@@ -99,7 +99,7 @@ class JobsLauncher(SlurmLauncher):
         super().kill(JOB_METERS)
 
     def poll(self) -> None:
-        """Take in what Slurm has said of all jobs, and ask again when it is time."""
+        """Take in what Slurm has reported of all jobs, and ask again when it is time."""
         super().poll()
         urgent = self._tracker.take_answers()
         snapshot = self._poller.poll(urgent=urgent)
@@ -135,13 +135,13 @@ class JobsLauncher(SlurmLauncher):
         else:
             record = before if maybe_submitted else before.next()
         own = parse_script(launch.script).slurm_options
-        record.donor = options.of_donor(own, self.partition)
+        record.donor = options.donor_options(own, self.partition)
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
             child.save()  # at once: the one before must not be taken for this one
         call = SubmitCall(
-            self._sbatch_words(child, own, launch),
+            self._arguments(child, own, launch),
             {
                 **options.environment(launch.env),
                 **self.script_env(job, launch.env.get("PATH", os.defpath)),
@@ -156,11 +156,11 @@ class JobsLauncher(SlurmLauncher):
         self._cancelled_s.pop(job, None)
         return child
 
-    def _sbatch_words(self, child: SlurmJob, own: Sequence[str], launch: ScriptLaunch) -> list[str]:
+    def _arguments(self, child: SlurmJob, own: Sequence[str], launch: ScriptLaunch) -> list[str]:
         """Return sbatch's options and script; ``own`` are those of the script for Slurm alone."""
         partition = options.partition_of(own) or self.partition or self.default
         return [
-            *options.passed(own, self.partition),
+            *options.sbatch_options(own, self.partition),
             *["--exclusive", "--no-requeue", f"--nodes={len(child.hosts)}"],
             *[f"--job-name={child.name}", f"--nodelist={','.join(child.hosts)}"],
             *[f"--chdir={launch.cwd}", "--open-mode=append"],
@@ -286,7 +286,7 @@ class JobsLauncher(SlurmLauncher):
         return not self._poller.trouble
 
     def unavailable(self) -> Collection[str] | None:
-        """Return the nodes that were not to be had at the last look at Slurm's queue."""
+        """Return the nodes that were not to be had in the last snapshot of Slurm's queue."""
         return self._unavailable
 
     def job_details(self, job: str) -> SlurmRow:

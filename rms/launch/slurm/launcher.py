@@ -20,7 +20,7 @@ END_PATIENCE_S = 60.0
 """How long a step that was ended is asked after."""
 
 POLL_BUDGET_S = 0.1
-"""How long processes are looked at before others have their turn."""
+"""How long one call may poll processes."""
 
 KEPT_VARIABLES = ("SLURM_CONF", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
@@ -68,7 +68,7 @@ class SlurmLauncher(LocalLauncher):
         return f"rms.{self.instance_id[:8]}.{job}" + ("" if launch is None else f".{launch}")
 
     def completion_file(self, job: str, step: int) -> Path:
-        """Return where the completion record of a step goes, having looked there anew."""
+        """Return where the completion record of a step goes, having read that folder anew."""
         found = super().completion_file(job, step)
         refresh_folder(found.parent)
         return found

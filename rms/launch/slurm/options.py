@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-_OURS = """
+_RMS_OPTIONS = """
 --array --batch --begin --chdir --contiguous --dependency --distribution --error --exclude
 --exclusive --export --export-file --get-user-env --hold --immediate --input --job-name
 --kill-on-invalid-dep --no-kill --no-requeue --nodefile --nodelist --nodes --ntasks
@@ -14,11 +14,11 @@ _OURS = """
 --time-min --uid --use-min-nodes --verbose --version --wait --wrap
 -B -D -F -H -I -N -O -Q -V -W -a -b -d -e -h -i -J -k -m -n -o -s -t -v -w -x
 """
-OURS = frozenset(_OURS.split())
+RMS_OPTIONS = frozenset(_RMS_OPTIONS.split())
 """What the RMS decides itself, or what would contradict it."""
 
-_DONORS = "--partition -p --account -A --qos -q --reservation --constraint -C --wckey"
-DONORS = frozenset(_DONORS.split())
+_DONOR_OPTIONS = "--partition -p --account -A --qos -q --reservation --constraint -C --wckey"
+DONOR_OPTIONS = frozenset(_DONOR_OPTIONS.split())
 """What a donor of nodes must have in common with the job they are for."""
 
 VARIABLES = frozenset(
@@ -28,22 +28,22 @@ VARIABLES = frozenset(
 """Of a user's environment, what says where jobs may run."""
 
 
-def passed(own: Sequence[str], partition: str = "") -> list[str]:
-    """Return what sbatch is told of a script's own options.
+def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
+    """Return those of a script's own options that sbatch gets.
 
     Args:
         own: one word each, as :func:`rms.formats.jobscript.parse_script` has them.
-        partition: where it is to run if it does not say so, "" for Slurm's own choice.
+        partition: where it is to run if it names none, "" for Slurm's own choice.
     """
-    found = [word for word in own if _name(word) not in OURS]
+    found = [word for word in own if _name(word) not in RMS_OPTIONS]
     if partition and not partition_of(own):
         found.append(f"--partition={partition}")
     return found
 
 
-def of_donor(own: Sequence[str], partition: str = "") -> list[str]:
-    """Return what salloc is told for a donor."""
-    return [word for word in passed(own, partition) if _name(word) in DONORS]
+def donor_options(own: Sequence[str], partition: str = "") -> list[str]:
+    """Return those that salloc gets for a donor."""
+    return [word for word in sbatch_options(own, partition) if _name(word) in DONOR_OPTIONS]
 
 
 def partition_of(own: Sequence[str]) -> str:

@@ -41,11 +41,11 @@ class QueuedJob:
     task: int | None
     name: str
     user: str
-    state: str  # Slurm's word, in capitals
+    state: str  # Slurm's name for it, in capitals
     reason: str
     nodes: int  # that it has, or asks for
     hosts: tuple[str, ...]
-    limit_s: float | None  # inf: none; None: not said
+    limit_s: float | None  # inf: none; None: unknown
     submit_s: float | None
     start_s: float | None  # of a job that waits: expected, where Slurm says
 
@@ -199,7 +199,7 @@ def details_from_text(text: str) -> JobDetails:
 
     Line by line, because names and paths may hold what looks like another field.
     """
-    said: dict[str, str] = {}
+    fields: dict[str, str] = {}
     gres = []
     for line in map(str.strip, text.splitlines()):
         if line.startswith("JobId="):
@@ -211,18 +211,18 @@ def details_from_text(text: str) -> JobDetails:
             if key in ("GRES", "JOB_GRES", "TresPerNode", "TresPerJob", "Gres"):
                 gres.append(value)
             elif equals and not line.startswith("Nodes="):
-                said.setdefault(key, value)
+                fields.setdefault(key, value)
     try:
         return JobDetails(
-            job_id=_whole(said["JobId"]),
-            state=said["JobState"],
-            reason=said["Reason"],
-            hosts=hosts(said["NodeList"]),
-            batch_host=said.get("BatchHost"),
+            job_id=_whole(fields["JobId"]),
+            state=fields["JobState"],
+            reason=fields["Reason"],
+            hosts=hosts(fields["NodeList"]),
+            batch_host=fields.get("BatchHost"),
             has_gres=any(value not in NO_TEXT for value in gres),
-            start_s=_time(said["StartTime"]),
-            end_s=_time(said["EndTime"]),
-            resized_s=_time(said.get("ResizeTime", "")),
+            start_s=_time(fields["StartTime"]),
+            end_s=_time(fields["EndTime"]),
+            resized_s=_time(fields.get("ResizeTime", "")),
         )
     except KeyError as error:
         raise OutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None

@@ -1,6 +1,6 @@
 """Engine ``slurm-pilot``: jobs as steps of the one allocation that the daemon was given.
 
-A script or world that dies without a word is looked into before its job is called failed.
+Where a script or world dies without a record, it is diagnosed before its job counts as failed.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class PilotLauncher(SlurmLauncher):
         return None if seen is None else seen.unfit | self._allocation.suspects
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
-        """Ask whether a job died of its nodes, or its steps were cancelled by somebody."""
+        """Ask whether a job died of its nodes, or its steps were cancelled by a user."""
         name = self.name(job)
         asked = self.executor.ask(lambda: self._allocation.diagnose(name, hosts))
         return lambda: asked.result() if asked.done() else None

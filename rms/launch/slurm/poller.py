@@ -1,4 +1,4 @@
-"""What Slurm's queue and nodes look like, asked for about once a second on a thread."""
+"""Snapshots of Slurm's queue and nodes, taken about once a second on a thread."""
 
 from __future__ import annotations
 

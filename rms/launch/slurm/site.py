@@ -1,4 +1,4 @@
-"""What a site's Slurm allows, in words: behind ``rms serve --engine slurm --check``.
+"""What a site's Slurm allows: behind ``rms serve --engine slurm --check``.
 
 :func:`inspect_site` only asks; :func:`try_resize` resizes a job for two seconds, because a site may
 refuse in plugins of its own.
@@ -67,7 +67,7 @@ def inspect_site(slurm: Slurm) -> Site:
         version=version,
         cluster=config.get("ClusterName", ""),
         select=config.get("SelectType", ""),
-        scheduler_parameters=tuple(_words(config.get("SchedulerParameters", ""))),
+        scheduler_parameters=tuple(_split(config.get("SchedulerParameters", ""))),
         accounting=config.get("AccountingStorageType", ""),
         energy=config.get("AcctGatherEnergyType", ""),
         nodes=nodes,
@@ -87,11 +87,11 @@ def serves(engine: str, site: Site) -> bool:
 
 def refusals(site: Site) -> dict[str, str]:
     """Return why a site changes no running job: by ``grow`` and ``shrink``, where it does not."""
-    said = {"grow": _grow(site), "shrink": _shrink(site)}
+    found = {"grow": _grow(site), "shrink": _shrink(site)}
     books = _books(site)
     if not books.allowed:
-        said = {"grow": books, "shrink": books}
-    return {what: verdict.why for what, verdict in said.items() if not verdict.allowed}
+        found = {"grow": books, "shrink": books}
+    return {what: verdict.why for what, verdict in found.items() if not verdict.allowed}
 
 
 def measures(site: Site) -> bool:
@@ -102,7 +102,7 @@ def measures(site: Site) -> bool:
 def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
     """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
 
-    ``name`` is for this call's jobs alone; ``now`` is a clock for the times in the words.
+    ``name`` is for this call's jobs alone; ``now`` is a clock for the times in the verdicts.
     """
     tried = []
     try:
@@ -150,8 +150,8 @@ def as_text(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
 
 def as_json(site: Site, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
     """Return the same for programs."""
-    said = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
-    return {**asdict(site), "verdicts": said}
+    found = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
+    return {**asdict(site), "verdicts": found}
 
 
 def _pilot(site: Site) -> Verdict:
@@ -218,7 +218,7 @@ def _energy(site: Site) -> Verdict:
     return Verdict(what, True, f"shown beside, from {plugin}")
 
 
-def _words(text: str) -> Iterable[str]:
+def _split(text: str) -> Iterable[str]:
     return (word.strip().lower() for word in text.split(",") if word.strip() not in ("", "(null)"))
 
 

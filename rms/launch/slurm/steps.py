@@ -20,7 +20,7 @@ from rms.launch.processes import alive, has_live_children
 from rms.launch.slurm.commands import Slurm, SlurmError
 
 POLL_S = 0.5
-"""Time between looks at a process, and between questions after a step that is being ended."""
+"""Time between two checks of a process, or of a step that is being ended."""
 
 STUCK_S = 3.0
 """How long mpiexec may be without the srun that it reaches its nodes by before it never will."""
@@ -28,7 +28,7 @@ STUCK_S = 3.0
 MOST_BOOTS = 5
 
 STATUS_POLL_S = 3.0
-"""Time between looks for the status of a script whose srun still runs."""
+"""Time between two checks for the status of a script whose srun still runs."""
 
 STATUS_DELAY_S = 10.0
 """How long a script may be over before its status must be seen in a shared folder."""
@@ -133,11 +133,11 @@ class ScriptStep(ManagedProcess):
         return self.begin is None
 
     def status(self) -> int | None:
-        """Return the script's own status; why there is none, the end's state and reason say."""
+        """Return the script's own status; ``end_reason`` tells why there is none."""
         return self._code
 
     def poll(self) -> None:
-        """Start it when it can be; see whether it has ended, and ask why where nobody can tell."""
+        """Start it when it can be; see whether it has ended; diagnose an end without a status."""
         if self._code is not None:
             return
         if self.begin is not None:

@@ -94,7 +94,7 @@ class SlurmJob(ManagedProcess):
         metered: the nodes that meters were started on.
         completing_s: the monotonic clock when Slurm was first seen to clean up after it.
         finished: whether Slurm is done with it.
-        wait_reason: Slurm's word for why it waits, "" where it does not.
+        wait_reason: Slurm's reason why it waits, "" where it does not.
         energy_j: Slurm's own measurement, once it was asked for.
     """
 
@@ -143,7 +143,7 @@ class SlurmJob(ManagedProcess):
     def enter_nodes(self, hosts: Sequence[str], at_s: float | None = None) -> None:
         """Enter which nodes it has, since when Slurm says; now for None."""
         held, now = self.record.held, tuple(hosts)
-        if self.finished and now:  # news of what it had at its end
+        if self.finished and now:  # known late: what it had at its end
             if len(held) > 1 and held[-2][1] != now and at_s is not None:
                 held.insert(-1, (at_s, now))
                 self.save()
@@ -156,7 +156,7 @@ class SlurmJob(ManagedProcess):
         self.finished, code = True, self.written_status()
         if self.end_requested:
             return
-        forgotten = state == VANISHED and code is not None  # the script's own word is left
+        forgotten = state == VANISHED and code is not None  # the script's own status is left
         if state in ("COMPLETED", "FAILED") or code == 0 or forgotten:
             self.started = True
         else:
@@ -174,7 +174,7 @@ class SubmitCall:
             first, which takes long where there are many jobs.
     """
 
-    words: Sequence[str]
+    arguments: Sequence[str]
     environment: Mapping[str, str]
     output_folder: Path
     maybe_submitted: bool
@@ -189,9 +189,9 @@ def submit(slurm: Slurm, job: SlurmJob, call: SubmitCall) -> int:
     Raises:
         SlurmError: refused, or its record could not be written.
     """
-    record, look = job.record, call.maybe_submitted
+    record, search = job.record, call.maybe_submitted
     try:
-        if not look and job.status_file is not None:
+        if not search and job.status_file is not None:
             job.status_file.unlink(missing_ok=True)
         call.output_folder.mkdir(parents=True, exist_ok=True)
         job.save()
@@ -201,15 +201,17 @@ def submit(slurm: Slurm, job: SlurmJob, call: SubmitCall) -> int:
         raise SlurmError(f"expected to write down that {job.name} starts: {error}") from None
     while True:
         try:
-            for row in slurm.jobs("--states=all", f"--user={slurm.user}") if look else ():
+            for row in slurm.jobs("--states=all", f"--user={slurm.user}") if search else ():
                 new = row.job_id not in record.before and row.name == job.name
                 if new and (row.submit_s or 0.0) >= record.since_s - 1:
                     return row.job_id
             return (
-                0 if job.end_requested else slurm.submit(*call.words, environment=call.environment)
+                0
+                if job.end_requested
+                else slurm.submit(*call.arguments, environment=call.environment)
             )
         except SlurmError as error:
             if error.meaning is not Meaning.UNREACHABLE:
                 raise
-        look = True
+        search = True
         time.sleep(SUBMIT_AGAIN_S)

@@ -1,4 +1,4 @@
-"""What becomes of the jobs that were handed to Slurm, from one look at its queue to the next."""
+"""What becomes of jobs that were handed to Slurm, from one snapshot of its queue to the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAIT_S = 5.0
 """How long a job may wait for nodes that were free before it goes to others."""
 
 CONTESTED_S = 20.0
-"""How long nodes that a job waited for in vain count as somebody else's."""
+"""How long nodes that a job waited for in vain count as taken by others."""
 
 COMPLETING_S = 30.0
 """How long Slurm may clean up after a job before it counts as ended."""
@@ -32,7 +32,7 @@ CHECK_S = 0.25
 """Time between two checks whether any job's end or start is to be expected."""
 
 FEW = 100
-"""Of so many jobs the ends are looked for in files; of more, Slurm has one to tell all the time."""
+"""Up to so many jobs, their status files are checked; with more, some job ends all the time."""
 
 RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 WAITS_FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
@@ -43,7 +43,7 @@ class JobTracker:
     """Keeps the jobs of this daemon up to date; acts on what it sees.
 
     Attributes:
-        meters: reads the power of the nodes that jobs hold, None where nobody does.
+        meters: reads the power of the nodes that jobs hold, None for no meters.
         measures: whether Slurm's own plugin measures energy here.
         jobs: by the id that the RMS gave them.
         resizes: changes of running jobs that are under way.
@@ -61,7 +61,7 @@ class JobTracker:
     _checked_s: float = 0.0
 
     def take_answers(self) -> bool:
-        """Take in what sbatch has answered; return whether news of any job is urgent."""
+        """Take in sbatch's answers; return whether the next snapshot is urgent."""
         live = [job for job in self.jobs.values() if not job.finished]
         for job in live:
             self._take_answer(job)
@@ -77,7 +77,7 @@ class JobTracker:
         return self._urgent
 
     def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
-        """Take in a look at the queue; return the nodes that are not to be had now.
+        """Take in a snapshot of the queue; return the nodes that are not to be had now.
 
         Args:
             donors: what donors of a job are called.
@@ -205,7 +205,7 @@ class JobTracker:
             job.energy_j = self.executor.ask(lambda: slurm.consumed_j(number))
 
     def _cancel_stray_donors(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
-        """Cancel donors that nobody waits for: what a daemon that was killed has left."""
+        """Cancel donors that no resize waits for: what a daemon that was killed has left."""
         for row in snapshot.own.values():
             job = row.name.rpartition(".")[2]
             stray = row.name == donors(job) and job not in self.resizes

@@ -24,7 +24,7 @@ def own(tmp_path: Path) -> list[str]:
 
 
 def test_sbatch_hears_what_the_rms_does_not_decide(own: list[str]) -> None:
-    assert options.passed(own) == [
+    assert options.sbatch_options(own) == [
         *("--mem=4G", "-pdebug", "-Aphysics", "--qos=high", "--constraint=a&b"),
         *("--comment=two words", "--mail-user=me@example.org"),
     ]
@@ -32,16 +32,16 @@ def test_sbatch_hears_what_the_rms_does_not_decide(own: list[str]) -> None:
 
 def test_a_donor_has_in_common_what_says_where_and_for_whom(own: list[str]) -> None:
     where = ["-pdebug", "-Aphysics", "--qos=high", "--constraint=a&b"]
-    assert options.of_donor(own) == where
-    assert options.of_donor(own, "batch") == where
+    assert options.donor_options(own) == where
+    assert options.donor_options(own, "batch") == where
 
 
 def test_the_partition_of_the_daemon_is_for_jobs_that_do_not_say(own: list[str]) -> None:
     assert options.partition_of(own) == "debug"
     assert options.partition_of(["--partition=a", "--partition=b"]) == "b"
     assert options.partition_of(["--mem=1"]) == ""
-    assert options.passed(["--mem=1"], "batch") == ["--mem=1", "--partition=batch"]
-    assert options.of_donor(["--mem=1"], "batch") == ["--partition=batch"]
+    assert options.sbatch_options(["--mem=1"], "batch") == ["--mem=1", "--partition=batch"]
+    assert options.donor_options(["--mem=1"], "batch") == ["--partition=batch"]
 
 
 def test_a_jobs_environment_steers_sbatch_by_accounts_alone() -> None:
