@@ -49,7 +49,7 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
         theirs = [(record.start_s, set(record.hosts)) for record in found]
         return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
 
-    found: list[Record] = rms.until(same, f"agreement on job {job}: {row}", 20)
+    found: list[Record] = rms.until(same, f"agreement on job {job}: {row}")
     assert {record.state for record in found[:-1]} <= {"RESIZING"}
     assert found[-1].end_s
     # Changes are entered at Slurm's own time, ends when they were seen; and a job is over for the
@@ -63,6 +63,7 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
 # --- an array ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
 @pytest.mark.promise("slurm-bits")
 def test_the_winds_array(rms: SlurmRms, tmp_path: Path) -> None:
     """Flexible jobs under array-share: grown and shrunk while they run, the same bits as ever."""
@@ -83,7 +84,7 @@ def test_the_winds_array(rms: SlurmRms, tmp_path: Path) -> None:
         steps = [(r["from"], r["to"]) for r in rms.row(jobs[0])["resizes"]]
         return any(new < old for old, new in steps) and any(new > old for old, new in steps)
 
-    rms.until(both, "a shrink and an expansion of the first", 90)
+    rms.until(both, "a shrink and an expansion of the first")
     rms.hurry()
     assert rms.over(*jobs) == ["COMPLETED"] * 4
 

@@ -31,6 +31,7 @@ def answers(folder: Path) -> list[tuple[str, int]]:
     return [(one["sha256"], one["steps"]) for one in found]
 
 
+@pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
 @pytest.mark.promise("slurm-script")
 def test_a_script_serves_sbatch_and_rms_submit(slurm: Slurm) -> None:
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
@@ -47,7 +48,7 @@ def test_a_script_serves_sbatch_and_rms_submit(slurm: Slurm) -> None:
             try:
                 slurm.wait_until(lambda: (state / "socket").exists(), "the daemon serves")
                 done = subprocess.run(
-                    [*RMS, "submit", "--wait", "both.sh"], cwd=malleable, env=env, timeout=120
+                    [*RMS, "submit", "--wait", "both.sh"], cwd=malleable, env=env, timeout=300
                 )
                 assert done.returncode == 0
             finally:

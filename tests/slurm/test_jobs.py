@@ -114,7 +114,7 @@ def test_a_step_loses_its_tasks_on_released_nodes(slurm: Slurm) -> None:
         assert step.stdout is not None
         assert [step.stdout.readline() for _ in range(2)] == ["began\n"] * 2
         slurm("scontrol", "update", f"jobid={job}", f"NodeList={stays}")
-        out, _ = step.communicate(timeout=30)
+        out, _ = step.communicate(timeout=300)
     finally:
         step.kill()
     assert f"ended on {stays}\n" in out

@@ -59,7 +59,7 @@ SAVING = ("--checkpoint-dir", "saved", "--checkpoint-every", "40", "--restart")
 
 def completed(pilot: Pilot, job: str, bits: str) -> dict[str, Any]:
     (pilot.work / "go").touch()
-    assert pilot.over(job, deadline_s=90) == ["COMPLETED"], pilot.row(job)["reason"] + pilot.said()
+    assert pilot.over(job) == ["COMPLETED"], pilot.row(job)["reason"] + pilot.said()
     row = pilot.row(job)
     assert row["answer"] == bits
     return row
@@ -82,7 +82,7 @@ def test_the_winds_array_shares_its_nodes(slurm: Slurm, tmp_path: Path) -> None:
             WINDS_DAYS=DAYS,
             PATH=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         )["id"]
-        assert pilot.over(array, deadline_s=150) == ["COMPLETED"] * len(MONTHS)
+        assert pilot.over(array) == ["COMPLETED"] * len(MONTHS)
         pilot.until(lambda: any(a < b for a, b in pilot.resizes(wide)), "a widened job")
         (pilot.work / "go").touch()
         assert pilot.over(wide) == ["COMPLETED"]
@@ -122,7 +122,7 @@ def test_merge_and_spawn_reach_the_new_nodes(slurm: Slurm, alone: str) -> None:
             pilot.resized(job, 2)
         nodes = {job: set(pilot.row(job)["nodes"]) for job in ways}
         wanted = sorted((job, node) for job in ways for node in nodes[job])
-        pilot.until(lambda: ran(pilot) == wanted, f"{wanted}", 20)  # the old ranks are leaving yet
+        pilot.until(lambda: ran(pilot) == wanted, f"{wanted}")  # the old ranks are leaving yet
         for job in ways:
             pilot.resized(job, 1)
         for job, way in ways.items():
@@ -181,7 +181,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         end = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 28))
         slurm("scontrol", "update", f"jobid={pilot.allocation}", f"EndTime={end}")
         assert pilot.process is not None
-        assert pilot.process.wait(40) == 0, pilot.said()
+        assert pilot.process.wait(180) == 0, pilot.said()
         assert "ends in 2" in pilot.said() and f"job {job}: told to end" in pilot.said()
         assert slurm.show(pilot.allocation)["JobState"] == "RUNNING"
         slurm.wait_until(lambda: not pilot.steps(), "no step left")
@@ -191,7 +191,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         slurm("scancel", pilot.allocation)
         slurm.wait_until(lambda: len(slurm.idle()) == 4, "idle nodes")
 
-        time.sleep(2.0)
+        time.sleep(2.0)  # without an allocation no time is booked
         pilot.allocate(2, "--nodelist=n3,n4")
         begun_s = time.time()
         pilot.start()
@@ -356,13 +356,10 @@ def test_a_controller_that_is_away(slurm: Slurm, alone: str) -> None:
         pilot.running(job)
         slurm.stop("slurmctld")
         try:
-            gone_s = time.monotonic()
             pilot.ask("resize", job, "2")
             late = pilot.submit(mpdata())  # its srun fails, or waits for the controller
             pilot.until(lambda: pilot.row(job)["resizing"] == "closing", "end of the boot")
-            before = pilot.row(job)["step"]
-            time.sleep(max(0.0, gone_s + 30 - time.monotonic()))
-            assert pilot.row(job)["step"] > before
+            pilot.running(job, pilot.row(job)["step"] + 20)  # it goes on all the time
         finally:
             slurm.repair()
         pilot.until(lambda: pilot.rolled_back(job), "rollback")
@@ -370,7 +367,7 @@ def test_a_controller_that_is_away(slurm: Slurm, alone: str) -> None:
         completed(pilot, job, alone)
         completed(pilot, late, alone)
         why = pilot.rolled_back(job)[0]
-        TABLE.append(("slurmctld away for 30 s: a running job", "went on, same bits", ""))
+        TABLE.append(("slurmctld away: a running job", "went on, same bits", ""))
         TABLE.append(("  its resize", "rolled back", why))
         TABLE.append(("  a new job", "began when it was back, same bits", ""))
         pilot.nothing_left()
@@ -392,7 +389,7 @@ def test_a_node_that_goes_down(slurm: Slurm, alone: str) -> None:
             "a node that is down",
             70,
         )
-        pilot.until(lambda: f"job {jobs[1]}: lost its nodes" in pilot.said(), "requeue", 40)
+        pilot.until(lambda: f"job {jobs[1]}: lost its nodes" in pilot.said(), "requeue")
         assert pilot.row(jobs[0])["state"] == "RUNNING"
         assert pilot.row(jobs[1])["state"] == "PENDING"
         pilot.ask("cancel", opted)
@@ -415,7 +412,7 @@ def test_an_allocation_that_is_cancelled(slurm: Slurm, alone: str) -> None:
         pilot.until(lambda: pilot.row(opted)["state"] == "RUNNING", "start")
         slurm("scancel", pilot.allocation)
         assert pilot.process is not None
-        assert pilot.process.wait(60) == 0, pilot.said()
+        assert pilot.process.wait(180) == 0, pilot.said()
         pilot.replays()
         slurm.wait_until(lambda: len(slurm.idle()) == 4, "idle nodes")
         pilot.allocate(1)

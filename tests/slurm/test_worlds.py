@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from slurm_bed import Slurm
+
+# One way of selecting nodes is enough for these: nothing here depends on it.
+pytestmark = pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
 TELL = """\
@@ -39,7 +43,7 @@ def test_ranks_run_on_the_chosen_nodes(slurm: Slurm) -> None:
     job = slurm.allocate("--nodes=4")
     with world(slurm, job, "n1,n3") as ranks:
         try:
-            out, _ = ranks.communicate(timeout=30)
+            out, _ = ranks.communicate(timeout=300)
         finally:
             ranks.kill()
     assert out.splitlines() == ["n1 n3"]
@@ -55,13 +59,13 @@ def test_two_worlds_share_a_node_at_once(slurm: Slurm) -> None:
             assert old.stdout.readline() == "n1 n3\n"
             with world(slurm, job, "n1,n2,n4") as new:
                 try:
-                    out, _ = new.communicate(timeout=30)
+                    out, _ = new.communicate(timeout=300)
                 finally:
                     new.kill()
             assert out.splitlines() == ["n1 n2 n4"]
             assert old.poll() is None
             stop.touch()
-            assert old.wait(timeout=30) == 0
+            assert old.wait(timeout=300) == 0
         finally:
             stop.touch()
             old.kill()
@@ -74,7 +78,7 @@ def test_a_world_starts_on_a_node_that_joined_the_job(slurm: Slurm) -> None:
     hosts = slurm.hosts(job)
     with world(slurm, job, ",".join(hosts)) as ranks:
         try:
-            out, _ = ranks.communicate(timeout=30)
+            out, _ = ranks.communicate(timeout=300)
         finally:
             ranks.kill()
     assert out.split() == hosts

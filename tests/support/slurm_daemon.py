@@ -54,7 +54,7 @@ class SlurmRms(Rms):
         if self.process is not None and self.process.poll() is None:
             self.process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(30)
+                self.process.wait(60)
         super().close()
 
     def submit_file(
@@ -67,7 +67,7 @@ class SlurmRms(Rms):
             cwd=folder or self.work,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
@@ -110,9 +110,14 @@ class SlurmRms(Rms):
         """Wait until Slurm has no job and no donor any more, and all its nodes are idle."""
 
         def left() -> list[str]:
-            rows = self.bed("squeue", "--noheader", "--states=all", "--format=%T %j").splitlines()
-            found = (row.split(" ", 1) for row in rows)
-            return [name for state, name in found if state in LIVE and name.startswith("rms")]
+            said = self.bed("squeue", "--noheader", "--states=all", "--format=%T|%j|%N")
+            found = (row.split("|") for row in said.splitlines())
+            # Slurm 22.05 may keep a merged donor COMPLETING for long; it has no nodes any more.
+            return [
+                name
+                for state, name, nodes in found
+                if state in LIVE and name.startswith("rms") and (nodes or state != "COMPLETING")
+            ]
 
         nodes = self.bed.record["nodes"]
         self.until(lambda: not left(), "empty queue")
@@ -206,7 +211,7 @@ def bare(folder: Path, *options: str) -> str:
     """Return the hash of a run on one rank without any RMS."""
     command = [MPIEXEC, "-n", "1", sys.executable, "-m", "mpdata", "run", *options]
     subprocess.run(
-        [*command, "--json", "bare.json"], cwd=folder, check=True, capture_output=True, timeout=120
+        [*command, "--json", "bare.json"], cwd=folder, check=True, capture_output=True, timeout=300
     )
     found: str = json.loads((folder / "bare.json").read_text())["sha256"]
     return found

@@ -51,7 +51,7 @@ def soak(resizes: int, seed: int) -> dict[str, Any]:
             strategy = MIX[len(wanted) % len(MIX)]
             rms.ask("resize", job, str(size), "--strategy", strategy)
             wanted.append((size, strategy))
-            rms.until(lambda: settled(rms, job, len(wanted)), f"resize {len(wanted)}", 120)
+            rms.until(lambda: settled(rms, job, len(wanted)), f"resize {len(wanted)}")
             held.append(holding(rms))
         (rms.work / "go").touch()
         rms.over(job, deadline_s=600)

@@ -25,7 +25,7 @@ def test_the_rms_does_not_ask_a_job_that_rests() -> None:
         said = rms.rms("resize", job, "1")
         assert said.returncode != 0 and "rests" in said.stdout + said.stderr
         (rms.work / "go").touch()
-        assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.said()
+        assert rms.over(job) == ["COMPLETED"], rms.said()
         assert resizes(rms, job) == [(1, 2)]
         rms.nothing_left()
 
@@ -39,7 +39,7 @@ def test_a_cooldown_ends() -> None:
             rms.until(lambda size=size: rms.rms("resize", job, str(size)).returncode == 0, "grant")
             rms.until(lambda size=size: rms.row(job)["size"] == size, "resize")
         (rms.work / "go").touch()
-        assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.said()
+        assert rms.over(job) == ["COMPLETED"], rms.said()
         assert resizes(rms, job) == [(1, 2), (2, 1), (1, 2)]
         at = [row["at_s"] for row in rms.row(job)["resizes"]]
         assert all(b - a >= COOLDOWN_S for a, b in pairwise(at))
@@ -54,5 +54,5 @@ def test_a_policy_resizes_once_and_waits_with_the_rest() -> None:
         other = rms.submit(" ".join(words), "--mode", "fixed", "--nodes", "1")
         assert rms.over(other) == ["COMPLETED"]
         (rms.work / "go").touch()
-        assert rms.over(wide, deadline_s=100) == ["COMPLETED"], rms.said()
+        assert rms.over(wide) == ["COMPLETED"], rms.said()
         assert resizes(rms, wide) == [(2, 1)]

@@ -61,7 +61,7 @@ def resized(rms: Rms, job: str, *nodes: str) -> None:
 
 def completed(rms: Rms, job: str) -> tuple[dict[str, object], np.ndarray]:
     (rms.work / "go").touch()
-    assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.output(job) + rms.said()
+    assert rms.over(job) == ["COMPLETED"], rms.output(job) + rms.said()
     rms.nothing_left()
     return json.loads((rms.work / "out.json").read_text()), np.load(rms.work / "final.npy")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import LocalRms, Rms, closing, served
+from daemon import LocalRms, Rms, closing, lent, served
 from faulty_jobs import SMALL, STEPS, faulty
 from processes import MPDATA, MPIEXEC, RMS, Mpirun, Run, program
 from selection import all_wide_but
@@ -38,20 +38,26 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The bits of a run that is left alone."""
     out = tmp_path_factory.mktemp("alone") / "out.json"
     command = [MPIEXEC, "-n", "1", *MPDATA, "run", *SMALL, "--steps", STEPS, "--json", str(out)]
-    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    subprocess.run(command, check=True, timeout=300, capture_output=True)
     bits: str = json.loads(out.read_text())["sha256"]
     return bits
 
 
-@pytest.fixture
-def rms() -> Iterator[Rms]:
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Rms]:
     with served(2, "--policy", "fifo", "--boot-deadline", BOOT_S) as found:
+        yield found
+
+
+@pytest.fixture
+def rms(daemon: Rms) -> Iterator[Rms]:
+    with lent(daemon) as found:
         yield found
 
 
 def completed(rms: Rms, job: str, alone: str) -> None:
     (rms.work / "go").touch()
-    assert rms.over(job, deadline_s=100) == ["COMPLETED"], rms.row(job)["reason"] + rms.said()
+    assert rms.over(job) == ["COMPLETED"], rms.row(job)["reason"] + rms.said()
     assert rms.row(job)["answer"] == alone
     rms.nothing_left()
     assert [node["state"] for node in rms.ask("nodes")] == ["idle", "idle"]
@@ -214,7 +220,7 @@ def test_an_rms_killed_with_its_last_word_written(alone: str, state: str) -> Non
         job = faulty(rms, "new rank killed at boot" if state == "closing" else "none")
         rms.running(job)
         rms.rms("resize", job, "2")  # who asks may not hear what became of it
-        rms.process.wait(60)
+        rms.process.wait(180)
         assert (rms.folder / "died").exists()
         rms.start()
         rms.until(lambda: rms.resizes(job) or rms.rolled_back(job), "end of the resize")
@@ -254,7 +260,7 @@ def test_a_full_disk_at_a_checkpoint(
     saving = ["--checkpoint-dir", str(saved)]
     job = faulty(rms, fault, *saving, "--checkpoint-every", "10", "--strategy", "restart")
     rms.running(job)
-    rms.until(lambda: "not written" in rms.output(job), "a full disk", 30)
+    rms.until(lambda: "not written" in rms.output(job), "a full disk")
     rms.ask("resize", job, "2")
     rms.until(lambda: rms.rolled_back(job), "rollback")
     assert "the checkpoint could not be written" in rms.rolled_back(job)[0]

@@ -186,7 +186,7 @@ def test_the_rms_grants_what_the_application_asks_for(run: Run) -> None:
             " ".join(["mpirun", *PACED, PROGRAM[1], "ask-rms", str(steps)]),
             "--mode", "malleable", "--nodes", "1-3", "--preferred", "2",
         )  # fmt: skip
-        rms.until(lambda: len(rms.row(job)["resizes"]) == 2, "two resizes", 90)
+        rms.until(lambda: len(rms.row(job)["resizes"]) == 2, "two resizes")
         (rms.work / "go").touch()
         assert rms.over(job) == ["COMPLETED"], rms.output(job)
         done = [(r["from"], r["to"], r["strategy"]) for r in rms.row(job)["resizes"]]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Rms, served
+from daemon import Rms, lent, served
 from processes import MPIEXEC, Run, program
 from selection import all_wide_but
 
@@ -76,10 +76,16 @@ def test_random_resizes_under_mpirun_leave_the_bits(run: Run, name: str, strateg
     assert f"{list(plan.values())[-1]} ranks, " in moved.stdout.splitlines()[-1]
 
 
-@pytest.fixture
-def rms() -> Iterator[Rms]:
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Rms]:
     """Let a user resize jobs on as many nodes as the widest wants."""
     with served(RANKS, "--policy", "fifo") as found:
+        yield found
+
+
+@pytest.fixture
+def rms(daemon: Rms) -> Iterator[Rms]:
+    with lent(daemon) as found:
         yield found
 
 
@@ -96,7 +102,7 @@ def test_random_resizes_under_the_rms_leave_the_bits(rms: Rms, run: Run, name: s
     wanted = list(draw(7, 3, steps, 2).values())
     for count, size in enumerate(wanted, 1):
         assert rms.ask("resize", job, str(size))["decision"] == "Resize"
-        rms.until(lambda count=count: settled(rms, job, count), f"resize {count}", 90)
+        rms.until(lambda count=count: settled(rms, job, count), f"resize {count}")
     (rms.work / "go").touch()
     assert rms.over(job) == ["COMPLETED"], rms.output(job)
     done = rms.row(job)["resizes"]
