@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mpi4py import MPI
+from mpi_runs import COUNTS, Counts
 
 DEADLINE_S = 600.0
 
@@ -28,6 +29,19 @@ def world() -> Iterator[MPI.Intracomm]:
     comm = MPI.COMM_WORLD.Dup()
     yield comm
     comm.Free()
+
+
+@pytest.fixture
+def counts(request: pytest.FixtureRequest, world: MPI.Intracomm) -> Counts:
+    """Return which numbers of ranks a row runs on: all with ``--all``, else the others in turns."""
+
+    def chosen(row: int) -> list[int]:
+        between = [n for n in COUNTS if 1 < n < world.size]
+        if not request.config.getoption("--all"):
+            between = between[row % len(between) :][:1] if between else []
+        return [1, *between, *([world.size] if world.size > 1 else [])]
+
+    return chosen
 
 
 @pytest.fixture

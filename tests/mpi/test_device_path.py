@@ -21,6 +21,7 @@ import pytest
 from cuda_on_host import compiler
 from mpi4py import MPI
 from mpi_runs import COUNTS, run_on, runtime_on
+from selection import all_wide_but
 from velocity_files import levels_of, swinging, write_levels
 
 import dmr
@@ -100,9 +101,14 @@ CASES = [
     ("wall,open,periodic", "f8", {"scheme": Scheme(3, third_order=True), "grid": (36, 36, 1)}),
     ("periodic", "f8", {"overlap": "off"}),
 ]
+QUICK = [
+    *CASES[:3],
+    *(pytest.param(*case, marks=pytest.mark.wide) for case in CASES[3:]),
+]
+"""Both types, all boundaries; further schemes and messages without overlap wait for ``--all``."""
 
 
-@pytest.mark.parametrize(("boundary", "dtype", "changed"), CASES, ids=str)
+@pytest.mark.parametrize(("boundary", "dtype", "changed"), QUICK, ids=str)
 @pytest.mark.promise("cuda-run")
 def test_same_bits_on_any_number_of_ranks_and_the_reference_to_round_off(
     world: MPI.Intracomm,
@@ -252,7 +258,9 @@ def test_frames_hold_what_the_device_held(
     together(good)
 
 
-@pytest.mark.parametrize("scheme", [Scheme(2), Scheme(3, third_order=True)], ids=str)
+@pytest.mark.parametrize(
+    "scheme", all_wide_but([Scheme(2), Scheme(3, third_order=True)], Scheme(2)), ids=str
+)
 def test_a_run_takes_no_more_memory_than_was_foreseen(
     world: MPI.Intracomm,
     together: Together,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -12,6 +13,8 @@ import dmr
 from mpdata.parallel.app import Advection, RunConfig
 
 COUNTS = (1, 2, 3, 4, 6)
+Counts = Callable[[int], list[int]]
+"""The fixture ``counts``: on how many ranks a row of so many takes its turn."""
 
 
 def runtime_on(comm: MPI.Intracomm) -> dmr.Runtime:
