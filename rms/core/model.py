@@ -204,7 +204,7 @@ class Job:
         expected_end_s: when a running job is expected to end.
         pays_until_s: until when the next larger size saves more time than the resize costs.
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
-        resizes: of each past resize ``(time, nodes before, nodes after)``.
+        resize_count: how often it was resized so far.
     """
 
     spec: JobSpec
@@ -225,7 +225,7 @@ class Job:
     done: float = 0.0
     rate: float = 0.0
     since_s: float = 0.0
-    resizes: tuple[tuple[float, int, int], ...] = ()
+    resize_count: int = 0
 
     __hash__ = object.__hash__
 

@@ -187,7 +187,7 @@ class State:
         """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
         if spec.limit_s is not None and not self.exact:
-            if spec.speedup is None or not job.resizes:
+            if spec.speedup is None or not job.resize_count:
                 since = self.now_s if job.start_s is None else job.start_s
                 end = since + spec.expected_s(job.size)
             else:

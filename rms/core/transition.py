@@ -107,7 +107,7 @@ def _resized(state: State, event: Resized) -> None:
         state.give_back(tuple(node for node in job.nodes if node not in kept))
         job.nodes = job.requested_nodes
     assert job.requested_size is not None
-    job.resizes = (*job.resizes, (event.at_s, job.size, job.requested_size))
+    job.resize_count += 1
     state.unindex_running(job)
     job.size = job.requested_size
     _resume(state, job, rests=event.rests)

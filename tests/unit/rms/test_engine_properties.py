@@ -231,10 +231,10 @@ class Cluster(RuleBasedStateMachine):
         assert sum(j.spec.array == "a" for j in self.engine.state.running.values()) <= 2
         for job in self.engine.state.running.values():
             assert job.size == len(job.nodes) and job.size in job.spec.sizes()
-            if not job.spec.mode.any_start and not job.resizes:
+            if not job.spec.mode.any_start and not job.resize_count:
                 assert job.size == job.spec.preferred
             if not job.spec.mode.resizable:
-                assert job.requested_size is None and not job.resizes
+                assert job.requested_size is None and not job.resize_count
 
     @invariant()
     def the_indices_say_what_the_jobs_say(self) -> None:

@@ -93,10 +93,10 @@ def test_a_running_job_is_narrowed_for_those_that_come_and_widened_when_alone() 
     late = spec(2, 1, 2, Mode.FLEXIBLE, array=None, law=(20.0, 0.0), submit_s=7.0)
     simulation = Simulation([wide, late], [NodePower()] * 2, named("array-share"))
     simulation.run()
-    sizes = [(before, after) for _, before, after in simulation.engine.state.ended["1"].resizes]
-    assert sizes == [(2, 1), (1, 2)]
-    reasons = [d.reason for _, d in simulation.decisions if isinstance(d, Resize)]
-    assert reasons == ["makes room for waiting jobs", "takes idle nodes"]
+    resizes = [d for _, d in simulation.decisions if isinstance(d, Resize)]
+    assert [(d.job, d.size) for d in resizes] == [("1", 1), ("1", 2)]
+    assert simulation.engine.state.ended[JobId("1")].resize_count == 2
+    assert [d.reason for d in resizes] == ["makes room for waiting jobs", "takes idle nodes"]
 
 
 def test_easy_lets_a_short_job_overtake_and_fifo_does_not() -> None:
@@ -182,7 +182,7 @@ def test_every_policy_ends_every_job_within_the_rules(
     for job in state.ended.values():
         assert job.done == pytest.approx(1.0, abs=1e-9)
         if not job.spec.mode.resizable:
-            assert job.resizes == ()
+            assert job.resize_count == 0
 
 
 @settings(max_examples=50, deadline=None)
