@@ -59,6 +59,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         problem = check_writable(target, option)
         if problem is not None:
             raise FileError(problem)
+    _refuse_unused(arguments)
     specs, site, notes = _inputs(arguments)
     if arguments.malleable is not None:
         return _malleable(arguments, specs, site)
@@ -137,6 +138,24 @@ def _malleable(arguments: argparse.Namespace, specs: Sequence[JobSpec], site: Si
         draw(found, arguments.figure, f"{arguments.trace.name}, policy {policy}")
     publish(arguments.json, msgspec.to_builtins(result), table(found))
     return 0
+
+
+def _refuse_unused(arguments: argparse.Namespace) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        FileError: there is one.
+    """
+    if arguments.malleable is None:
+        if arguments.figure is not None:
+            raise FileError("expected --malleable with --figure, which draws its study")
+        return
+    for option in ("order", "estimates", "per_job", "out", "mtbf"):
+        if getattr(arguments, option) is not None:
+            name = option.replace("_", "-")
+            raise FileError(f"expected --malleable or --{name}, got both")
+    if arguments.passes != "per-event":
+        raise FileError(f"expected --malleable with --passes per-event, got {arguments.passes}")
 
 
 def _inputs(arguments: argparse.Namespace) -> tuple[Sequence[JobSpec], Site, dict[str, Any]]:

@@ -1,6 +1,6 @@
 """What a job and its launcher tell each other: typed, versioned messages.
 
-Compute nodes import this module, so it needs nothing but msgspec.
+Compute nodes import this module, so it needs nothing but msgspec and what writes files.
 """
 
 from __future__ import annotations

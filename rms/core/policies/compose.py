@@ -51,7 +51,7 @@ ONLY = {"frequency": {"part": "nominal"}, "node_power": {"part": "always-on"}}
 
 
 @dataclass(frozen=True)
-class Own:
+class UserPart:
     """A user's function with its parameters."""
 
     function: Callable[..., Any]
@@ -179,7 +179,7 @@ def _part(kind: str, table: Any) -> Callable[..., Any]:
     parameters = {key: value for key, value in table.items() if key != "part"}
     part = table["part"]
     if ":" in part:
-        return _own(kind, part, parameters)
+        return _user_part(kind, part, parameters)
     known = PARTS[kind]
     if part not in known:
         raise PolicyError(f"expected {kind} of {', '.join(known)} or module:function, got {part!r}")
@@ -189,7 +189,7 @@ def _part(kind: str, table: Any) -> Callable[..., Any]:
         raise PolicyError(f"{kind} {part}: {error}") from None
 
 
-def _own(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]:
+def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]:
     """Return a user's function with its parameters."""
     module, _, function = part.partition(":")
     try:
@@ -198,4 +198,4 @@ def _own(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]
         raise PolicyError(f"{kind}: expected a function {part}, got: {error}") from None
     if not callable(found):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
-    return Own(found, tuple(sorted(parameters.items())))
+    return UserPart(found, tuple(sorted(parameters.items())))

@@ -81,6 +81,16 @@ def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             "expected --trace and shares",
         ),
         (
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--figure", "f.png"],
+            "expected --malleable with --figure",
+        ),
+        (["--trace", "t.swf", "--malleable", "50", "--per-job", "x.csv"], "--per-job, got both"),
+        (["--trace", "t.swf", "--malleable", "50", "--mtbf", "5"], "--mtbf, got both"),
+        (
+            ["--trace", "t.swf", "--malleable", "50", "--passes", "per-timestamp"],
+            "--passes per-event",
+        ),
+        (
             ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--mtbf", "5"],
             "counted processors do not fail",
         ),
