@@ -1,0 +1,22 @@
+"""What a world imports while it boots: its ranks wait for that, so it is to stay little."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LISTS = """
+import sys
+import dmr.boot.bootstrap, dmr.boot.rendezvous, dmr.api, dmr.session, dmr.resize.merge
+print("\\n".join(sys.modules))
+"""
+HEAVY = {"h5py", "numba", "matplotlib", "cupy", "rich", "starlette", "multiprocessing"}
+
+
+def test_a_world_boots_without_what_it_may_not_need() -> None:
+    done = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    found = set(done.stdout.split())
+    assert "dmr.driver" in found and not found & HEAVY
+    rms = {name for name in found if name.startswith("rms.")}
+    assert {name for name in rms if not name.startswith("rms.wire")} <= {"rms._version"}
