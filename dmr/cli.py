@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from rms.wire.messages import STRATEGIES, ProtocolError, read_completion
+from rms.wire.mpiexec import find_mpiexec
 from rms.wire.terminal import (
     CommandError,
     Parser,
@@ -53,16 +53,11 @@ def _parser() -> Parser:
     return top
 
 
-def _mpiexec() -> str | None:
-    beside = str(Path(sys.executable).parent)
-    return shutil.which("mpiexec") or shutil.which("mpiexec", path=beside)
-
-
 def _probe(arguments: argparse.Namespace) -> int:
     """Print what works here; exit 0 if MPI starts at all."""
     from dmr.boot.probe import probe, table
 
-    mpiexec = _mpiexec()
+    mpiexec = find_mpiexec(None)
     if mpiexec is None:
         raise CommandError("no mpiexec found; expected one on PATH", 1)
     found = probe(mpiexec, os.environ)
@@ -80,7 +75,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     if min(arguments.old, arguments.new, arguments.mib) < 1:
         raise CommandError("expected at least 1 rank and 1 MiB in --from, --to and --mib")
     with refuse_on(BenchError, exit_code=1):
-        found = bench(arguments.old, arguments.new, arguments.mib, arguments.strategy, _mpiexec())
+        found = bench(
+            arguments.old, arguments.new, arguments.mib, arguments.strategy, find_mpiexec(None)
+        )
     done = found["strategy"]
     if done != arguments.strategy:
         words = f"{arguments.strategy} cannot be had for this resize here; measured {done}"
