@@ -292,7 +292,7 @@ class Site:
         old = ranks.world
         assert old is not None
         live = self.daemon.jobs[JobId(ranks.job)]
-        if ranks.over or live.running is None:
+        if ranks.over or live.running_step is None:
             return
         new = live.running_step.worlds[launch]
         assert isinstance(new, World)
@@ -307,7 +307,7 @@ class Site:
         ranks.over, world = True, ranks.world
         assert world is not None
         record = CompletionRecord("COMPLETED", 0, "", 10**6, 0, world.ranks)
-        write_completion(self.launcher.record(ranks.job, 0), record)
+        write_completion(self.launcher.completion_file(ranks.job, 0), record)
         world.code = 0
         self.ended += 1
         self.later(0.1, lambda: self._script_over(ranks))
