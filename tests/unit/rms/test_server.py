@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from routed import SCRIPT, USERS_TOKEN, Routed, routed
 
-from rms.core.cluster import Cluster
-from rms.core.model import JobId, NodePower
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
-from rms.daemon.server import Routes
-from rms.launch.base import ManagedProcess, ScriptLaunch
-from rms.launch.local import LocalLauncher
+from rms.core.model import JobId
 
-TOKEN = "of the users"
-SCRIPT = {"text": "#!/bin/sh\ntrue\n", "name": "job", "cwd": "/", "env": {"A": "1"}, "options": {}}
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
     "energy_j energy_source answer resizes resizing output slurm"
@@ -30,76 +17,13 @@ JOB_ROW = (
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source"
 
 
-class Idle(LocalLauncher):
-    """Starts nothing: a script counts as started, and runs until the daemon ends."""
-
-    meter_token = "of the meters"
-
-    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
-        return ManagedProcess(0, status_file=self.state / "none")
-
-
-@dataclass
-class Server:
-    daemon: Daemon
-    routes: Routes
-    stopped: list[bool]
-
-    def ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        token: str | None = None,
-        over_tcp: bool = False,
-    ) -> tuple[int, Any]:
-        """Send a request; return status and answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
-        path, _, query = path.partition("?")
-        scope = {
-            "type": "http",
-            "method": method,
-            "path": path,
-            "query_string": query.encode(),
-            "headers": [] if token is None else [(b"authorization", f"Bearer {token}".encode())],
-            "server": ("127.0.0.1", 80) if over_tcp else ("socket", None),
-        }
-        said: list[dict[str, Any]] = []
-
-        async def receive() -> dict[str, Any]:
-            return {"type": "http.request", "body": data, "more_body": False}
-
-        async def send(message: dict[str, Any]) -> None:
-            said.append(message)
-
-        asyncio.run(self.routes.app()(scope, receive, send))  # type: ignore[arg-type]
-        answer = b"".join(message.get("body", b"") for message in said)
-        return said[0]["status"], json.loads(answer)
-
-    def submit(self, **options: object) -> str:
-        status, answer = self.ask("POST", "/jobs", SCRIPT | {"options": options})
-        assert status == 200, answer
-        ids: list[str] = answer["ids"]
-        return ids[0]
-
-    def token(self, job: str) -> str:
-        token: str = self.daemon.jobs[JobId(job)].note["token"]
-        return token
-
-
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
-    cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0),) * 2)
-    launcher = Idle(tmp_path, "instance", "unix:none")
-    stopped: list[bool] = []
-    with Journal.open(tmp_path / "journal") as journal:
-        settings = Settings("fifo", lambda: 1_000.0, lambda words: None)
-        daemon = resume(cluster, journal, launcher, settings)
-        yield Server(daemon, Routes(daemon, lambda: stopped.append(True), TOKEN), stopped)
+def server(tmp_path: Path) -> Iterator[Routed]:
+    with routed(tmp_path) as found:
+        yield found
 
 
-def test_answers_have_the_names_of_the_contract(server: Server) -> None:
+def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
     runs = server.submit(nodes=[1, 2], mode="flexible", job_name="runs", cooldown_s=2.5)
     waits = server.submit(nodes=[2, 2])
     status, rows = server.ask("GET", "/jobs")
@@ -152,7 +76,7 @@ def test_answers_have_the_names_of_the_contract(server: Server) -> None:
     assert server.ask("POST", "/shutdown", b"") == (200, {}) and server.stopped == [True]
 
 
-def test_an_array_is_one_number(server: Server) -> None:
+def test_an_array_is_one_number(server: Routed) -> None:
     status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {"array": "3-5%1"}})
     assert (status, answer) == (200, {"ids": ["1_3", "1_4", "1_5"]})
     spec = server.daemon.context.state.job(JobId("1_4"))
@@ -181,7 +105,7 @@ def test_an_array_is_one_number(server: Server) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
-    server: Server, method: str, path: str, body: object, status: int, expected: str
+    server: Routed, method: str, path: str, body: object, status: int, expected: str
 ) -> None:
     server.submit()
     found, answer = server.ask(method, path, body)
@@ -189,19 +113,19 @@ def test_what_cannot_be_is_refused_in_one_sentence(
     assert expected in answer["error"] and "\n" not in answer["error"]
 
 
-def test_over_tcp_users_show_the_servers_token(server: Server) -> None:
+def test_over_tcp_users_show_the_servers_token(server: Routed) -> None:
     for token in (None, "wrong", "of the meters", "fälsch"):
         status, answer = server.ask("GET", "/jobs", token=token, over_tcp=True)
         assert status == 403 and "expected the server's token" in answer["error"]
-    assert server.ask("GET", "/jobs", token=TOKEN, over_tcp=True) == (200, [])
+    assert server.ask("GET", "/jobs", token=USERS_TOKEN, over_tcp=True) == (200, [])
     assert server.ask("GET", "/jobs") == (200, [])  # a Unix socket is its owner's
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
-def test_jobs_show_their_own_token(server: Server, over_tcp: bool) -> None:
+def test_jobs_show_their_own_token(server: Routed, over_tcp: bool) -> None:
     first, second = server.submit(), server.submit()
     line = {"command": ["x"], "cwd": "/", "env": {}}
-    for token in (None, TOKEN, server.token(second)):
+    for token in (None, USERS_TOKEN, server.token(second)):
         found = server.ask("POST", f"/jobs/{first}/steps", line, token=token, over_tcp=over_tcp)
         assert found == (403, {"error": f"expected the token of job {first}"})
     found = server.ask("GET", "/jobs/9/steps/0", token="x", over_tcp=over_tcp)
@@ -210,9 +134,9 @@ def test_jobs_show_their_own_token(server: Server, over_tcp: bool) -> None:
     assert found == (404, {"error": "expected a step below 0, got 0"})
 
 
-def test_meters_show_theirs(server: Server) -> None:
+def test_meters_show_theirs(server: Routed) -> None:
     reading = {"node": "n1", "source": "rapl", "watts": 70.0}
-    for token in (None, TOKEN):
+    for token in (None, USERS_TOKEN):
         found = server.ask("POST", "/meter", reading, token=token)
         assert found == (403, {"error": "expected the token of this daemon's meters"})
     assert server.ask("POST", "/meter", reading, token="of the meters") == (200, {})

@@ -1,0 +1,116 @@
+"""A daemon without processes, asked in this process: its routes as an HTTP server calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from rms.core.cluster import Cluster
+from rms.core.model import JobId, NodePower
+from rms.daemon.context import Settings
+from rms.daemon.daemon import Daemon
+from rms.daemon.journal import Journal
+from rms.daemon.recovery import resume
+from rms.daemon.server import Routes
+from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.local import LocalLauncher
+
+USERS_TOKEN = "of the users"
+SCRIPT = {"text": "#!/bin/sh\ntrue\n", "name": "job", "cwd": "/", "env": {"A": "1"}, "options": {}}
+
+
+class Idle(LocalLauncher):
+    """Starts nothing: a script counts as started, and runs until the daemon ends."""
+
+    meter_token = "of the meters"
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        return ManagedProcess(0, status_file=self.state / "none")
+
+
+@dataclass
+class Routed:
+    """A daemon of two nodes, ``n1`` and ``n2``.
+
+    Attributes:
+        clock: its time in seconds, which stands still unless it is set.
+        stopped: an entry for each time it was told to stop.
+    """
+
+    daemon: Daemon
+    clock: list[float]
+    stopped: list[bool] = field(default_factory=list)
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes = b"",
+        *,
+        token: str | None = None,
+        over_tcp: bool = False,
+    ) -> tuple[int, bytes]:
+        """Send a request; return status and body."""
+        path, _, query = path.partition("?")
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": unquote(path),
+            "query_string": query.encode(),
+            "headers": [] if token is None else [(b"authorization", f"Bearer {token}".encode())],
+            "server": ("127.0.0.1", 80) if over_tcp else ("socket", None),
+        }
+        said: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: dict[str, Any]) -> None:
+            said.append(message)
+
+        routes = Routes(self.daemon, lambda: self.stopped.append(True), USERS_TOKEN)
+        asyncio.run(routes.app()(scope, receive, send))  # type: ignore[arg-type]
+        return said[0]["status"], b"".join(message.get("body", b"") for message in said)
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        *,
+        token: str | None = None,
+        over_tcp: bool = False,
+    ) -> tuple[int, Any]:
+        """Send JSON, or bytes as they are; return status and what the answer's JSON says."""
+        data = body if isinstance(body, bytes) else json.dumps(body or {}).encode()
+        status, answer = self.request(method, path, data, token=token, over_tcp=over_tcp)
+        return status, json.loads(answer)
+
+    def submit(self, **options: object) -> str:
+        """Hand in a script; return the id of its first job."""
+        status, answer = self.ask("POST", "/jobs", SCRIPT | {"options": options})
+        assert status == 200, answer
+        ids: list[str] = answer["ids"]
+        return ids[0]
+
+    def token(self, job: str) -> str:
+        """Return what a job shows."""
+        token: str = self.daemon.jobs[JobId(job)].note["token"]
+        return token
+
+
+@contextlib.contextmanager
+def routed(folder: Path) -> Iterator[Routed]:
+    """Open a daemon whose state is in a folder."""
+    cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0),) * 2)
+    launcher = Idle(folder, "instance", "unix:none")
+    with Journal.open(folder / "journal") as journal:
+        clock = [1_000.0]
+        settings = Settings("fifo", lambda: clock[0], lambda words: None)
+        yield Routed(resume(cluster, journal, launcher, settings), clock)

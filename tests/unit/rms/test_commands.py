@@ -1,0 +1,227 @@
+"""The command ``rms`` against a daemon in this process: tables, JSON, exit statuses, refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from routed import Routed, routed
+
+from rms.cli.main import COMMANDS, main
+from rms.client import connection
+from rms.wire.http import request
+
+HERE = "unix:in-process"
+
+
+class Terminal:
+    """Runs commands, and keeps what they print."""
+
+    def __init__(self, server: Routed, capsys: pytest.CaptureFixture[str]) -> None:
+        self.server, self._capsys = server, capsys
+        self.out = self.err = ""
+
+    def run(self, *words: str) -> int:
+        """Run a command; return its exit status."""
+        try:
+            status = main(words)
+        except SystemExit as left:
+            status = int(left.code or 0)
+        self.out, self.err = self._capsys.readouterr()
+        return status
+
+    def lines(self, *words: str) -> list[list[str]]:
+        """Run a command that must succeed; return the words of its lines."""
+        assert self.run(*words) == 0, self.err
+        return [line.split() for line in self.out.splitlines()]
+
+    def refused(self, status: int, *words: str) -> str:
+        """Run a command that must not succeed; return its sentence."""
+        assert self.run(*words) == status, self.out + self.err
+        (line,) = self.err.splitlines()
+        assert not self.out
+        return line
+
+
+@pytest.fixture
+def terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Terminal]:
+    with routed(tmp_path / "state") as server:
+
+        def send(
+            where: str, method: str, path: str, body: bytes = b"", *, token: str = ""
+        ) -> tuple[int, bytes]:
+            if where != HERE:
+                return request(where, method, path, body, token=token)
+            return server.request(method, path, body, token=token or None)
+
+        monkeypatch.setattr(connection, "request", send)
+        monkeypatch.setenv("RMS_SERVER", HERE)
+        monkeypatch.delenv("RMS_JOB_ID", raising=False)
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "good.sh").write_text("#!/bin/sh\nsleep 100\n")
+        (tmp_path / "empty.sh").write_text("")
+        (tmp_path / "comments.sh").write_text("#!/bin/sh\n# nothing\n\n")
+        (tmp_path / "plain.sh").write_text("echo\n")
+        (tmp_path / "bytes.sh").write_bytes(b"#!/bin/sh\n\xff\xfe\0\n")
+        (tmp_path / "wrong.sh").write_text("#!/bin/sh\n#RMS --nodes=3-1\ntrue\n")
+        yield Terminal(server, capsys)
+
+
+# --- what is printed ----------------------------------------------------------------------------
+
+
+def test_jobs_in_tables(terminal: Terminal, tmp_path: Path) -> None:
+    assert terminal.lines("submit", "--job-name", "runs", "--nodes", "1", "good.sh") == [["1"]]
+    array = ["submit", "--array", "2-4,6%2", "--nodes", "2", "--mode", "malleable"]
+    assert terminal.lines(*array, "--", "sleep", "9") == [["2"]]
+    heads, runs, first, others = terminal.lines("queue")
+    assert heads == ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"]
+    assert runs == ["1", "runs", "RUNNING", "fixed", "1", "n1"]
+    assert first[:6] == ["2_2", "sleep", "PENDING", "malleable", "2", "(Resources:"]
+    assert others[:6] == ["2_[3-4,6]", "sleep", "PENDING", "malleable", "2", "(Priority:"]
+    assert [row[0] for row in terminal.lines("queue", "2_[3-4]")] == ["JOBID", "2_[3-4]"]
+    assert terminal.lines("acct", "1") == [
+        ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"],
+        ["1", "runs", "RUNNING", "fixed", "0.0", "0", "0.0", "model"],
+    ]
+    shown = {row[0]: row[1:] for row in terminal.lines("show", "1")}
+    assert (shown["KEY"], shown["nodes"], shown["resizes"]) == (["VALUE"], ["['n1']"], ["[]"])
+    assert shown["output"] == [str(tmp_path / "rms-1.out")]
+    (heads, decision) = terminal.lines("explain", "1")
+    assert heads == ["TIME", "DECISION", "NODES", "REASON"]
+    assert decision[1:3] == ["start", "n1"]
+    script = Path(terminal.server.daemon.jobs["2_3"].note["script"])  # type: ignore[index]
+    assert script.read_text().endswith("-m rms launch -- sleep 9\n")
+
+
+def test_nodes_policy_and_ends(terminal: Terminal) -> None:
+    terminal.run("submit", "--nodes", "2", "good.sh")
+    terminal.run("submit", "good.sh")
+    heads = ["NODE", "STATE", "SLOTS", "JOB"]
+    assert terminal.lines("nodes") == [
+        heads,
+        ["n1", "allocated", "cpu:0", "1"],
+        ["n2", "allocated", "cpu:1", "1"],
+    ]
+    assert terminal.lines("drain", "n[1-2]") == [["DRAINED"], ["n1"], ["n2"]]
+    assert terminal.lines("nodes")[1] == ["n1", "draining", "cpu:0", "1"]
+    assert terminal.lines("resume", "n2") == [["RESUMED"], ["n2"]]
+    assert terminal.lines("policy") == [["POLICY"], ["fifo"]]
+    assert terminal.lines("policy", "easy") == [["POLICY"], ["easy"]]
+    assert terminal.lines("cancel", "2") == [["CANCELLED"], ["2"]]
+    assert terminal.run("wait", "2") == 1
+    assert terminal.lines("shutdown") == [] and terminal.server.stopped == [True]
+
+
+def test_a_policy_file_is_read_by_the_client(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[order]\npart = "fcfs"\n')
+    assert "mine.toml" in terminal.refused(2, "policy", "none/mine.toml")
+    assert terminal.run("policy", "mine.toml") == 0, terminal.err
+
+
+def test_one_look_and_a_report(terminal: Terminal, tmp_path: Path) -> None:
+    terminal.run("submit", "--job-name", "<runs>", "good.sh")
+    terminal.server.clock[0] += 5.0
+    assert terminal.run("top") == 0
+    assert "policy fifo: 1 of 2 nodes held, 1 jobs run, 0 wait, 0 are over" in terminal.out
+    assert terminal.lines("report", "out") == [["out/report.html"]]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "<td>&lt;runs&gt;</td>" in page and page.count("data:image/png;base64,") == 2
+    (tmp_path / "file").touch()
+    assert "cannot write a report to file/x" in terminal.refused(2, "report", "file/x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("submit good.sh", "queue", "nodes", "show 1", "acct", "explain 1", "policy", "top"),
+        *("cancel 1", "drain n1", "resume n1", "report out"),
+    ],
+)
+@pytest.mark.promise("json")
+def test_json_is_all_that_is_printed_or_goes_to_a_file(terminal: Terminal, words: str) -> None:
+    terminal.run("submit", "good.sh")
+    terminal.server.clock[0] += 5.0
+    assert terminal.run(*words.split(), "--json", "-") == 0
+    printed = json.loads(terminal.out)
+    assert terminal.run(*words.split(), "--json", "out.json") == 0
+    found = json.loads(Path("out.json").read_text())
+    assert type(found) is type(printed)
+    if isinstance(found, dict):
+        assert list(found) == list(printed)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+BAD_REQUESTS = {
+    "submit --mode elastic good.sh": "elastic",
+    "submit nowhere.sh": "nowhere.sh",
+    "submit .": "directory",
+    "submit empty.sh": "empty",
+    "submit comments.sh": "command",
+    "submit plain.sh": "#!/bin/sh",
+    "submit bytes.sh": "bytes.sh",
+    "submit wrong.sh": "MIN",
+    "submit --array= good.sh": "indices",
+    "submit --array=3-1 good.sh": "rising",
+    "submit --nodes 4-2 good.sh": "MIN-MAX",
+    "submit --nodes 1-2 --preferred 3 good.sh": "preferred",
+    "submit --time never good.sh": "time",
+    "submit": "SCRIPT",
+    "submit good.sh -- true": "both",
+    "submit --json /nowhere/out.json good.sh": "/nowhere",
+    "queue --json /nowhere/out.json": "/nowhere",
+    "show 99": "99",
+    "show x": "job id",
+    "show a%20b": "a%20b",
+    "explain 99": "99",
+    "explain 1/2": "1/2",
+    "cancel 99": "99",
+    "cancel 7_[": "7_[",
+    "wait 99": "99",
+    "resize 99 1": "99",
+    "drain n9": "n9",
+    "drain n[2-1]": "rising",
+    "resume n8": "got n8",
+    "policy nonsense": "array-share",
+    "queue --server ftp:x": "ftp:x",
+    "launch -- true": "job script",
+    "nonsense": "nonsense",
+}
+
+
+@pytest.mark.parametrize("line", BAD_REQUESTS)
+@pytest.mark.promise("cli")
+def test_bad_request_is_answered_in_one_sentence(terminal: Terminal, line: str) -> None:
+    assert BAD_REQUESTS[line] in terminal.refused(2, *line.split())
+    assert not terminal.server.daemon.jobs
+
+
+def test_resizes_that_cannot_be(terminal: Terminal) -> None:
+    terminal.run("submit", "good.sh")
+    assert "never: " in terminal.refused(2, "resize", "1", "2")
+    assert "expected a strategy of warm" in terminal.refused(
+        2, "resize", "1", "2", "--strategy", "magic"
+    )
+    assert "expected 2 nodes of this cluster" in terminal.refused(
+        2, "resize", "1", "2", "--on", "n1,n9"
+    )
+
+
+def test_no_daemon(terminal: Terminal, tmp_path: Path) -> None:
+    for words in (["queue"], ["top"], ["report", "out"], ["resize", "1", "2"]):
+        said = terminal.refused(1, *words, "--server", f"unix:{tmp_path}/none")
+        assert "expected a running daemon (rms serve)" in said
+    assert not Path("out").exists()
+
+
+def test_help_names_every_command_and_each_has_its_own(terminal: Terminal) -> None:
+    assert terminal.run("--help") == 0
+    assert set(COMMANDS) <= set(terminal.out.split())
+    for name in COMMANDS:
+        assert terminal.run(name, "--help") == 0
+        assert terminal.out.startswith(f"usage: rms {name} ") and "--json FILE" in terminal.out
