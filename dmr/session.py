@@ -120,7 +120,7 @@ def _check(
     for ranks in (runtime.comm.size, *plan.resizes.values()):
         grid_for(ranks, list(specs.values()))
     asked_for = runtime.strategy if plan.strategy == "auto" else plan.strategy
-    strategy = strategies.choose(asked_for, runtime, asked=bool(plan.resizes))
+    strategy = strategies.choose(asked_for, runtime, scripted=bool(plan.resizes))
     if strategy == "merge" and not supports_merge:
         raise UsageError(NO_BUILD)
     return dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)
@@ -141,7 +141,7 @@ def _enter(
     """Return the state this world starts from: moved, read, or initial."""
     fields = _allocate(world, specs)
     fresh = Progress(launches=[(runtime.launch, world.size)])
-    state = RunState(runtime.comm, can_connect=strategies.meets(runtime))
+    state = RunState(runtime.comm, can_connect=strategies.accept_connect_works(runtime))
     taking_over = runtime.rendezvous is not None
     run = Run(runtime, world, fields, fresh, restored=taking_over, state=state)
     if taking_over:

@@ -10,11 +10,11 @@ from dmr.errors import UsageError
 STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
 
 
-def choose(wanted: str, runtime: Runtime, *, asked: bool) -> str:
+def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
     """Return the strategy to use for ``wanted``.
 
     Args:
-        asked: whether the run itself asks for resizes, so that it should be told now if none
+        scripted: whether the run itself plans resizes, so that it is refused at once where none
             can be had.
 
     Raises:
@@ -25,7 +25,7 @@ def choose(wanted: str, runtime: Runtime, *, asked: bool) -> str:
     managed = runtime.manager is not None
     if wanted == "warm" and not managed:
         raise UsageError("strategy warm needs a launcher; under bare mpirun expected spawn")
-    if asked and not runtime.launched and runtime.mpiexec is None:
+    if scripted and not runtime.launched and runtime.mpiexec is None:
         raise UsageError(
             "no mpiexec found to start a new world with; expected one on PATH "
             "(pip install 'malleable-mpi[mpich]' brings it)"
@@ -33,16 +33,16 @@ def choose(wanted: str, runtime: Runtime, *, asked: bool) -> str:
     best = _best(runtime)
     if wanted == "auto":
         return best
-    lacking = _lacking(wanted, runtime)
-    if lacking is None:
+    obstacle = _obstacle(wanted, runtime)
+    if obstacle is None:
         return wanted
     if runtime.comm.rank == 0 and runtime.rendezvous is None and runtime.parent is None:
-        words = f"strategy {wanted} cannot be had here ({lacking}); using {best}"
+        words = f"strategy {wanted} cannot be had here ({obstacle}); using {best}"
         print(words, file=runtime.log, flush=True)
     return best
 
 
-def meets(runtime: Runtime) -> bool:
+def accept_connect_works(runtime: Runtime) -> bool:
     """Return whether two launches can meet by accept/connect here."""
     if runtime.probed is not None:
         return bool(runtime.probed["accept_connect"])
@@ -55,14 +55,14 @@ def _best(runtime: Runtime) -> str:
         chosen: str = runtime.probed["strategies"]["rms" if managed else "mpirun"]["auto"]
         return chosen
     # Nobody has asked dmr probe: what the two libraries are known to do.
-    return "warm" if managed and meets(runtime) else "spawn"
+    return "warm" if managed and accept_connect_works(runtime) else "spawn"
 
 
-def _lacking(wanted: str, runtime: Runtime) -> str | None:
+def _obstacle(wanted: str, runtime: Runtime) -> str | None:
     """Return what keeps a strategy from working here, None if nothing is known to."""
     joins = "accept/connect" if runtime.manager is not None else "spawn"
     needed = {"warm": "accept/connect", "spawn": "spawn", "merge": joins}.get(wanted)
-    if needed == "accept/connect" and not meets(runtime):
+    if needed == "accept/connect" and not accept_connect_works(runtime):
         return "two launches of this MPI cannot meet by accept/connect"
     if needed == "spawn" and runtime.probed is not None and not runtime.probed["spawn"]:
         return "MPI_Comm_spawn does not work"

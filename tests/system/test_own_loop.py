@@ -31,6 +31,12 @@ def test_code_after_the_block_is_reached_by_the_last_world_alone(run: Run, stead
     assert found.count("after the block") == 1
 
 
+def test_a_second_loop_is_refused_in_words(run: Run) -> None:
+    done = run(MPIEXEC, "-n", "2", *PROGRAM, "twice", "40")
+    assert done.returncode != 0 and "after the block" not in done.stdout
+    assert "expected one run.loop in a block of dmr.malleable, got a second one" in done.stderr
+
+
 def test_the_surroundings_ask_for_resizes_and_backends(run: Run, steady: str) -> None:
     found = lines(run, 2, "plain", DMR_RESIZE_AT="5:3@rule,9:3@rule,10:1,20:1@abacus")
     said, digest = report(found)

@@ -121,6 +121,9 @@ def main(comm):
             here.u, here.v = v, u
             run.fields["u"].rebind(v)
             run.fields["numbers"].items[:, 1] += 1
+        if WHAT == "twice":
+            for _ in run.loop(2 * STEPS):
+                pass
         parts = here.world.gather((run.fields["u"].interior.copy(), run.fields["numbers"].items))
         if here.world.rank == 0:
             whole = np.concatenate([part for part, _ in parts], axis=1)
