@@ -28,7 +28,8 @@ from rms.wire.messages import (
 )
 
 FIRST_POLL, POLLS = 4, 256
-"""Resize points of a world at which the RMS hears what memory is left: once it is alone."""
+"""Resize points of a world at which free memory is looked at for the RMS: the first once the world
+is alone, then every so many."""
 
 NO_BUILD = "strategy merge keeps ranks in their loop; expected build= in dmr.malleable, got none"
 
@@ -122,15 +123,15 @@ class Driver:
         """Agree on whether to stop and on what to become (collective).
 
         Most often there is nothing: one reduction of one number, which takes two thirds of the
-        time that one of four does. Those follow where a rank has something to say.
+        time that one of four does. Those follow where a rank has something to report.
 
         A request of the RMS goes before a scripted resize, and that before one of the
         application. The first is known to rank 0 only; it is broadcast where there is one. What
         comes in a cooldown waits, scripted resizes aside.
         """
         run, state, world = self.run, self.run.state, self.run.world
-        cools = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
-        request = None if state.rms is None or cools else state.rms.request
+        in_cooldown = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
+        request = None if state.rms is None or in_cooldown else state.rms.request
         number, requested = 0 if request is None else request.number, state.requested
         stop = bool(self._sigterm_received)
         if world.size > 1:
@@ -138,15 +139,15 @@ class Driver:
             news[0] = stop or number or requested
             world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
             if news[0]:
-                flags[0], flags[1], flags[2], flags[3] = stop, number, requested, cools
+                flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
                 world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
                 stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
-                cools = bool(flags[3])
+                in_cooldown = bool(flags[3])
         if number:
-            asked: ResizeRequest = world.internal_comm.bcast(request)
-            slots = asked.slots
-            return stop, NextWorld(len(slots), asked.strategy, slots, number, asked.worlds)
-        if requested and scripted is None and not cools:
+            newest: ResizeRequest = world.internal_comm.bcast(request)
+            slots = newest.slots
+            return stop, NextWorld(len(slots), newest.strategy, slots, number, newest.worlds)
+        if requested and scripted is None and not in_cooldown:
             scripted = self._requested(requested)
         return stop, self._own_resize(scripted)
 

@@ -124,14 +124,14 @@ def parse_resizes(text: str, name: str = "") -> tuple[dict[int, int], dict[int, 
     return ranks, backends
 
 
-def fitting(asked: int, limits: Limits, sizes: Sequence[int] = ()) -> int:
-    """Return the size that a request for ``asked`` ranks leads to.
+def fitting(requested: int, limits: Limits, sizes: Sequence[int] = ()) -> int:
+    """Return the size that a request for ``requested`` ranks leads to.
 
-    The largest of ``sizes`` that is not above what was asked for, else their smallest; without
-    any, what was asked for, brought within ``limits``.
+    The largest of ``sizes`` that is not above what was requested, else their smallest; without
+    any, what was requested, brought within ``limits``.
     """
     least, most = limits
-    within = max(least, asked if most is None else min(asked, most))
+    within = max(least, requested if most is None else min(requested, most))
     below = [size for size in sizes if size <= within]
     return max(below) if below else min(sizes, default=within)
 

@@ -30,7 +30,8 @@ class OpenResize(msgspec.Struct):
     phases_s: dict[str, float] = {}
     """Where the time of the old world's stall went."""
     arrived_at: float = 0.0
-    """The new world's clock when the old one let go; clocks of two nodes are never compared."""
+    """The new world's clock when the old one gave the job away: clocks of two nodes are never
+    compared."""
 
 
 class Progress(msgspec.Struct):

@@ -119,8 +119,8 @@ def _check(
         check_size(ranks, plan.limits)
     for ranks in (runtime.comm.size, *plan.resizes.values()):
         grid_for(ranks, list(specs.values()))
-    asked_for = runtime.strategy if plan.strategy == "auto" else plan.strategy
-    strategy = strategies.choose(asked_for, runtime, scripted=bool(plan.resizes))
+    strategy = runtime.strategy if plan.strategy == "auto" else plan.strategy
+    strategy = strategies.choose(strategy, runtime, scripted=bool(plan.resizes))
     if strategy == "merge" and not supports_merge:
         raise UsageError(NO_BUILD)
     return dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)

@@ -69,8 +69,8 @@ def decode_values(
         try:
             values[name] = _value(tree, trusted)
         except Exception as error:  # a class that is gone, a constructor that fails, ...
-            words = str(error) if isinstance(error, ValuesError) else repr(error)
-            raise ValuesError(f"run.values[{name!r}] cannot be read: {words}") from None
+            why = str(error) if isinstance(error, ValuesError) else repr(error)
+            raise ValuesError(f"run.values[{name!r}] cannot be read: {why}") from None
     return values
 
 
@@ -84,6 +84,8 @@ def _is_plain(value: Any) -> bool:
     if kind is str:
         return value.isascii() or _is_unicode(value)
     if kind is list:
+        if set(map(type, value)) == {float}:  # a history may be long, and a resize waits for this
+            return all(map(math.isfinite, value))
         return all(map(_is_plain, value))
     if kind is dict:
         return all(type(key) is str and _is_plain(key) for key in value) and all(

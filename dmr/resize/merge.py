@@ -74,7 +74,7 @@ class MergeSource(Source):
     def grow(self, sigterm_received: Sequence[int]) -> None:
         """Join the launches that wait, or one that is spawned."""
         run, clock = self.run, self.run.runtime.clock
-        asked = clock()
+        begun = clock()
         self.meet()
         met = clock()
         in_host = self.introduce()
@@ -88,12 +88,12 @@ class MergeSource(Source):
             for at, one in enumerate(self.wanted.launches):
                 comm = join(comm, self.connect_to(comm, one.port), high=False, keep=at == 0)
         members = Membership(comm, [*run.progress.launches, *more], in_host)
-        cost = self.open_resize(asked, met, sigterm_received=bool(sigterm_received))
+        cost = self.open_resize(begun, met, sigterm_received=bool(sigterm_received))
         self._go_over(members, cost)
 
     def shrink(self, sigterm_received: Sequence[int]) -> None:
         """Let the last launches go."""
-        run, asked = self.run, self.run.runtime.clock()
+        run, begun = self.run, self.run.runtime.clock()
         kept: list[tuple[int, int]] = []
         for launch in run.progress.launches:
             if sum(ranks for _, ranks in kept) < self.wanted.ranks:
@@ -107,7 +107,7 @@ class MergeSource(Source):
         stays = run.world.rank < self.wanted.ranks
         part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
         in_host = all(block.in_host for block in run.fields.values())
-        cost = self.open_resize(asked, asked, sigterm_received=bool(sigterm_received))
+        cost = self.open_resize(begun, begun, sigterm_received=bool(sigterm_received))
         try:
             self._go_over(Membership(part, kept, in_host, stays), cost)
         except RolledBackError:

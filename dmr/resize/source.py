@@ -1,6 +1,6 @@
 """The source of a resize: the old world's side, which gives the job away or keeps it as it was.
 
-See :mod:`dmr.resize.side` for what the two worlds say to each other.
+See :mod:`dmr.resize.side` for the messages between the two worlds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dmr.wire.ranks import RankMessages
 from dmr.world import grid_for
 
 ERROR_LENGTH = 120
-"""MPI's own words are cut to so many characters."""
+"""MPI's own message is cut to so many characters."""
 
 
 class Phase(StrEnum):
@@ -45,7 +45,7 @@ class Phase(StrEnum):
 def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]) -> None:
     """Replace the whole world of ``run`` (collective).
 
-    ``sigterm_received`` holds the signals that have come in so far; the new world hears of them.
+    ``sigterm_received`` holds the signals that have come in so far; the new world is told of them.
 
     Raises:
         Left: it is done; leave.
@@ -157,11 +157,11 @@ class Source(Side):
 
     # --- the commit --------------------------------------------------------------------------
 
-    def open_resize(self, asked: float, met: float, *, sigterm_received: bool) -> OpenResize:
+    def open_resize(self, begun: float, met: float, *, sigterm_received: bool) -> OpenResize:
         """Return the record that the commit completes: what is known when the worlds have met.
 
         Args:
-            asked, met: the clock when the resize began, and when the new world was there.
+            begun, met: the clock when the resize began, and when the new world was there.
         """
         launches = self.wanted.launches
         return OpenResize(
@@ -169,9 +169,9 @@ class Source(Side):
             from_ranks=self.run.world.size,
             to_ranks=self.wanted.ranks,
             strategy=self.wanted.strategy,
-            boot_s=max(one.boot_s for one in launches) if launches else met - asked,
+            boot_s=max(one.boot_s for one in launches) if launches else met - begun,
             move_s=0.0,
-            old_stall_s=asked,
+            old_stall_s=begun,
             bytes=0,
             sigterm_received=sigterm_received,
             request=self.wanted.request,
@@ -226,7 +226,7 @@ class Replacement(Source):
         """Do it all; the new world has the job then."""
         run, restart = self.run, self.wanted.strategy == "restart"
         clock = run.runtime.clock
-        asked = clock()
+        begun = clock()
         self.meet()
         met = clock()
         in_host = self.introduce()
@@ -238,9 +238,9 @@ class Replacement(Source):
         problem, sent = (None, 0) if restart else attempt(lambda: self._send(in_host))
         if restart:
             self._store()
-        cost = self.open_resize(asked, met, sigterm_received=bool(sigterm_received))
+        cost = self.open_resize(begun, met, sigterm_received=bool(sigterm_received))
         cost.phases_s = {
-            "meet": met - asked,
+            "meet": met - begun,
             "introduce": introduced - met,
             "connect": connected - introduced,
             "send": clock() - connected,

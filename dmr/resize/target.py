@@ -1,6 +1,6 @@
 """The target of a resize: the new world's side, which boots, waits, and takes over or leaves.
 
-See :mod:`dmr.resize.side` for what the two worlds say to each other.
+See :mod:`dmr.resize.side` for the messages between the two worlds.
 """
 
 from __future__ import annotations
