@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from rms.core.engine import Engine
-from rms.core.events import Start, Submitted
-from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site
+from rms.core.events import (
+    Later,
+    Resize,
+    ResizeAsked,
+    ResizePoint,
+    Start,
+    Started,
+    Submitted,
+)
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, PolicyError, adjusted, named, read_policy
 from rms.core.policies.power import PowerRoom, PowerSlot
 from rms.core.state import State
@@ -189,3 +197,26 @@ def test_the_cap_holds_and_the_reason_says_so() -> None:
     assert started(engine, *first) == ["1", "2"]  # nobody overtakes
     engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 800.0}))
     assert started(engine, *first) == ["1", "2", "4"]
+
+
+@pytest.mark.parametrize(("cap_w", "expected"), [(575.0, Later), (600.0, Resize)])
+@pytest.mark.parametrize("sizing", ["as-asked", "equal-share"])
+def test_a_resize_over_the_cap_is_not_made(
+    cap_w: float, expected: type[Later] | type[Resize], sizing: str
+) -> None:
+    """Four idle nodes of 75 W, a job of 200 W on two of them, 50 W more for each it is to have."""
+    site = Site(4, (node(75.0),) * 4)
+    placement = {"part": "power-slot", "cap_w": cap_w, "per": "rack"}
+    policy = adjusted(named("fifo"), placement=placement, sizing={"part": sizing})
+    engine = Engine(site, policy)
+    spec = JobSpec(
+        JobId("1"), 0.0, 2, 4, 2, Mode.MALLEABLE, Speedup((2, 4), (100.0, 50.0)), power_w=200.0
+    )
+    assert started(engine, spec) == ["1"]
+    engine.handle(Started(0.0, spec.id))
+    decided = engine.handle(ResizePoint(1.0, spec.id))
+    if sizing == "as-asked":
+        decided = engine.handle(ResizeAsked(1.0, spec.id, 4))
+        assert [type(decision) for decision in decided] == [expected]
+    else:
+        assert [type(decision) for decision in decided] == [Resize] * (expected is Resize)
