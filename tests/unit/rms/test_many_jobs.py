@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import threading
-import time
-from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -26,9 +21,6 @@ from rms.daemon.recovery import replay, resume
 from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
-from rms.launch.processes import INSTANCE_VARIABLE, Processes
-from rms.launch.slurm.executor import RateLimiter
-from rms.wire.messages import WORLD_VARIABLE
 
 
 def spec(name: str, low: int = 1, high: int = 8, submit_s: float = 0.0) -> JobSpec:
@@ -127,86 +119,7 @@ def test_notes_are_found_by_the_beginning_of_their_keys(tmp_path: Path) -> None:
         assert len(journal.notes()) == 6
 
 
-# -- Processes -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[bytes]]]:
-    found: list[subprocess.Popen[bytes]] = []
-    yield found
-    for process in found:
-        process.kill()
-        process.wait()
-
-
-def start(job: str, launch: str | None = None) -> subprocess.Popen[bytes]:
-    world = {} if launch is None else {WORLD_VARIABLE: launch}
-    env = {"PATH": os.environ["PATH"], INSTANCE_VARIABLE: f"cafe:{job}", **world}
-    return subprocess.Popen(["sleep", "60"], env=env)
-
-
-def test_processes_are_known_by_their_environment(started: list[subprocess.Popen[bytes]]) -> None:
-    processes = Processes("cafe")
-    assert processes.of(None, None) == []
-    started += [start("1"), start("1", "0"), start("1", "1"), start("12", "1")]
-    script, first, second, other = (process.pid for process in started)
-    assert sorted(processes.of("1", None)) == sorted([script, first, second])
-    assert processes.of("1", "1") == [second]
-    assert processes.of("12", None) == [other]
-    assert len(processes.of(None, None)) == 4
-    assert Processes("caf").of(None, None) == []
-
-
-def test_one_that_ends_is_gone_at_once_and_one_that_comes_is_seen(
-    started: list[subprocess.Popen[bytes]],
-) -> None:
-    processes = Processes("cafe")
-    started.append(start("1", "0"))
-    assert processes.of("1", None) == [started[0].pid]
-    started[0].kill()
-    os.waitid(os.P_PID, started[0].pid, os.WEXITED | os.WNOWAIT)
-    assert processes.of("1", None) == []  # a zombie runs no more
-    started.append(start("1", "1"))
-    assert processes.of("1", None) == [started[1].pid]
-
-
-def test_a_number_given_anew_is_nobodys_of_ours(started: list[subprocess.Popen[bytes]]) -> None:
-    processes = Processes("cafe")
-    started.append(start("1"))
-    foreign = subprocess.Popen(["sleep", "60"], env={"PATH": os.environ["PATH"]})
-    started.append(foreign)
-    processes._own[foreign.pid] = ("1", "")  # as if ours had had that number at the last look
-    assert processes.of("1", None) == [started[0].pid]
-
-
-# -- RateLimiter -----------------------------------------------------------------------------------
-
-
-def test_changes_go_one_by_one_and_others_have_as_long() -> None:
-    limiter, spans = RateLimiter(share=0.5), []
-
-    def change() -> None:
-        with limiter:
-            begun = time.monotonic()
-            time.sleep(0.05)
-            spans.append((begun, time.monotonic()))
-
-    threads = [threading.Thread(target=change) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    spans.sort()
-    for (begun, ended), (following, _) in pairwise(spans):
-        assert following - ended >= ended - begun - 1e-3
-
-
-def test_a_change_that_fails_gives_its_turn_back() -> None:
-    limiter = RateLimiter()
-    with pytest.raises(ValueError, match="refused"), limiter:
-        raise ValueError("refused")
-    with limiter:
-        pass
+# -- The server's questions -------------------------------------------------------------------
 
 
 def test_questions_are_held_the_longer_the_more_jobs_ask() -> None:

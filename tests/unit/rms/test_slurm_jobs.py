@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from rms.launch.slurm import resizing
 from rms.launch.slurm.commands import CommandResult, Meaning, Slurm, SlurmError
-from rms.launch.slurm.executor import Executor
+from rms.launch.slurm.executor import Executor, RateLimiter
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.launch.slurm.output import JobDetails
 from rms.launch.slurm.pilot import PilotLauncher
@@ -173,3 +174,30 @@ def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == threads
     jobs.close()
     pilot.close()
+
+
+def test_changes_go_one_by_one_and_others_have_as_long() -> None:
+    limiter, spans = RateLimiter(share=0.5), []
+
+    def change() -> None:
+        with limiter:
+            begun = time.monotonic()
+            time.sleep(0.05)
+            spans.append((begun, time.monotonic()))
+
+    threads = [threading.Thread(target=change) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans.sort()
+    for (begun, ended), (following, _) in pairwise(spans):
+        assert following - ended >= ended - begun - 1e-3
+
+
+def test_a_change_that_fails_gives_its_turn_back() -> None:
+    limiter = RateLimiter()
+    with pytest.raises(ValueError, match="refused"), limiter:
+        raise ValueError("refused")
+    with limiter:
+        pass
