@@ -333,7 +333,7 @@ def one_sentence(done: subprocess.CompletedProcess[str], status: int, *words: st
 
 @pytest.mark.promise("cli")
 def test_bad_request_is_answered_in_one_sentence(idle: Rms) -> None:
-    """As a process; each bad request is in ``tests/unit/rms/test_commands.py``."""
+    """As a process; each bad request is in ``tests/unit/rms/test_rms_commands.py``."""
     before = len(idle.rows())
     one_sentence(idle.rms("submit", "--nodes", "4-2", "good.sh"), 2, "MIN-MAX")
     assert len(idle.rows()) == before
