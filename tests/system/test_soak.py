@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from soak import judge, soak
 
-RESIZES = 30
+RESIZES = 18
 
 
 @pytest.mark.wide

@@ -61,6 +61,7 @@ def test_a_second_process_needs_no_numba_and_has_the_same_bits(tmp_path: Path) -
     assert cold == warm == advanced().hex()
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped"])
 def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str) -> None:
     good, _ = run(tmp_path)
@@ -72,12 +73,14 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert run(tmp_path) == (good, False)
 
 
+@pytest.mark.wide
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     assert run(blocked / "in-a-file")[1]
 
 
+@pytest.mark.wide
 def test_a_numba_of_another_inside_runs_by_its_own_door(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
