@@ -80,7 +80,7 @@ JOB = JobDetails(7, "RUNNING", "None", ("n1",), "n1", False, 1.0, None, None)
 
 
 def answer(change: resizing.Retried) -> resizing.Outcome:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while (found := change()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

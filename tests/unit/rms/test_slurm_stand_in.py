@@ -268,7 +268,7 @@ def test_changes_of_jobs_go_one_by_one_and_others_wait() -> None:
     ]
     for thread in threads:
         thread.start()
-    assert merging.wait(10)
+    assert merging.wait(120)
     assert slurm.jobs("--states=RUNNING")
     order.append("listing")
     for thread in threads:

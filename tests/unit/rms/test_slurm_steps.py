@@ -27,7 +27,7 @@ from rms.launch.slurm.steps import ScriptStep, World
 if TYPE_CHECKING:
     from rms.launch.slurm.commands import Slurm
 
-DEADLINE_S = 20.0
+DEADLINE_S = 120.0
 
 
 @pytest.fixture(autouse=True)
