@@ -29,7 +29,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResizePoint(msgspec.Struct, frozen=True, tag=True):
-    """A job stands where it could be resized; a live job says so once for each world."""
+    """A job stands where it could be resized; a job of a daemon says so once for each world."""
 
     at_s: float
     job: JobId

@@ -112,7 +112,7 @@ class JobRuntime:
         diagnosis: what was asked about the death of a job that failed.
         news: set when there is a resize request that the job does not know.
         rests_until_s: end of its cooldown.
-        requested_ranks: how many its application would have, 0 for no wish of its own.
+        requested_ranks: how many its application would have, 0 where it has not said.
         ending: the state in which it is to end, once it was told to.
     """
 

@@ -160,7 +160,7 @@ class Site:
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
         self.said: Counter[str] = Counter()
-        settings = Settings("array-share", time.time, self._hear, 10.0, 60.0)
+        settings = Settings("array-share", time.time, self._count_words, 10.0, 60.0)
         journal = Journal.open(folder / "journal.sqlite")
         self.daemon = resume(cluster, journal, self.launcher, settings, Counted)
         self.folder, self._draw = folder, random.Random(seed)
@@ -184,7 +184,7 @@ class Site:
         finally:
             self.own_s += time.thread_time() - begun
 
-    def _hear(self, words: str) -> None:
+    def _count_words(self, words: str) -> None:
         self.said[words.partition(": ")[2][:60] or words[:60]] += 1
 
     def ask(self, what: str, method: Callable[..., Any], *words: Any) -> Any:
@@ -217,8 +217,8 @@ class Site:
                 self.submit(wave)
             self._unborn += self.controller.advance()
             self._bear()
-            for job, wish, world in self.launcher.booted:
-                self.later(BOOT_S, lambda j=job, w=wish, o=world: self._booted(j, w, o))  # type: ignore[misc]
+            for job, request, world in self.launcher.booted:
+                self.later(BOOT_S, lambda j=job, w=request, o=world: self._booted(j, w, o))  # type: ignore[misc]
             self.launcher.booted.clear()
             until = time.perf_counter() + WATCH_S
             while self._due and self._due[0][0] <= until:
@@ -241,12 +241,12 @@ class Site:
         line = LaunchCommand(["x"], str(self.folder), {}, str(self.folder / "out"), "")
         self.ask("launch", self.daemon.launch, JobId(ranks.job), line, f"key-{ranks.number}")
 
-    def _booted(self, job: str, wish: int, world: World) -> None:
+    def _booted(self, job: str, request: int, world: World) -> None:
         ranks = self.ranks[job]
         if world.code is not None or ranks.over:
             return
-        if wish:
-            word = Ready(wish, world.launch, "host:1:word", "port")
+        if request:
+            word = Ready(request, world.launch, "host:1:word", "port")
             self.ask("report", self.daemon.report, JobId(job), word)
             if ranks.world is not None:
                 self._poll(ranks)
@@ -262,7 +262,7 @@ class Site:
         self.took[kind].append(time.perf_counter() - at_s)
 
     def _poll(self, ranks: Ranks, question: int | None = None) -> None:
-        """Ask for wishes, as soon as there is one or the last question was held long enough."""
+        """Ask for resize requests: once there is one, or the last poll was held long enough."""
         if question not in (None, ranks.question):
             return
         ranks.question += 1
@@ -278,23 +278,23 @@ class Site:
             return
         groups = ((world.launch, world.ranks),)
         poll = Poll(int(1e6 - ranks.work), 10**6, ranks.known, "warm", groups)
-        wish = self.ask("poll", self.daemon.poll, JobId(ranks.job), poll)
-        if wish is None:
+        request = self.ask("poll", self.daemon.poll, JobId(ranks.job), poll)
+        if request is None:
             hold_s = holding_s(len(self.daemon.context.state.running))
             left_s = max(0.0, ranks.end_s() - now)
             self.later(min(hold_s, left_s), lambda: self._poll(ranks, question))
             return
-        ranks.known = wish.number
-        self.ask("report", self.daemon.report, JobId(ranks.job), Begun(wish.number))
-        self.later(MOVE_S, lambda: self._moved(ranks, wish.number, wish.worlds[0].launch))
+        ranks.known = request.number
+        self.ask("report", self.daemon.report, JobId(ranks.job), Begun(request.number))
+        self.later(MOVE_S, lambda: self._moved(ranks, request.number, request.worlds[0].launch))
 
     def _moved(self, ranks: Ranks, number: int, launch: int) -> None:
         old = ranks.world
         assert old is not None
-        live = self.daemon.jobs[JobId(ranks.job)]
-        if ranks.over or live.running_step is None:
+        job = self.daemon.jobs[JobId(ranks.job)]
+        if ranks.over or job.running_step is None:
             return
-        new = live.running_step.worlds[launch]
+        new = job.running_step.worlds[launch]
         assert isinstance(new, World)
         ranks.world, ranks.since_s = new, time.perf_counter()
         moved = Moved(1, old.ranks, new.ranks, "warm", BOOT_S, MOVE_S, MOVE_S, 1, 1.0)

@@ -1,6 +1,6 @@
 """``rms serve`` that dies when a state is in the journal, once: faulty_serve.py STATE MARKER ...
 
-States are those of :class:`rms.daemon.jobs.Boot`; ``requested`` is the decision itself.
+States are those of :class:`rms.daemon.jobs.PendingResize`; ``requested`` is the decision itself.
 """
 
 from __future__ import annotations

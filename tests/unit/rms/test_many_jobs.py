@@ -129,7 +129,7 @@ def test_questions_are_held_the_longer_the_more_jobs_ask() -> None:
 
 
 def test_a_question_is_held_while_its_wish_is_known() -> None:
-    """Else a job asks without end from its wish to the end of its resize, which takes a core."""
+    """Else a job asks without end from its request to the end of its resize, which takes a core."""
 
     async def ask() -> None:
         job = JobRuntime(JobId("1"))
