@@ -125,17 +125,17 @@ def _stop_on_signals() -> asyncio.Event:
 
 async def _watch(daemon: Daemon, stopping: asyncio.Event, parent: int | None) -> None:
     """Let the daemon look at its processes until it is told to stop and all jobs are over."""
-    told = False
-    while not (told and daemon.idle):
+    ending = False
+    while not (ending and daemon.idle):
         daemon.watch()
         if parent is not None and os.getppid() != parent:
             stopping.set()
-        reason = "" if told else daemon.launcher.shutdown_reason()
+        reason = "" if ending else daemon.launcher.shutdown_reason()
         if reason:
             daemon.say(reason)
             stopping.set()
-        if stopping.is_set() and not told:
-            told = True
+        if stopping.is_set() and not ending:
+            ending = True
             daemon.stop()
         await asyncio.sleep(WATCH_S)
 

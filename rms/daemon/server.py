@@ -209,7 +209,7 @@ class Routes:
         return JobIds([str(job_id) for job_id in ids])
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
-        """Resize a job on a user's word; answer with what was decided."""
+        """Resize a job on a user's behalf; answer with what was decided."""
         job_id = JobId(body.id)
         if job_id not in self.daemon.context.state.running:
             raise RefusedError(404, f"expected a running job, got {job_id}")

@@ -8,7 +8,7 @@ import socket
 from pathlib import Path
 
 LONGEST_UNIX_PATH = 100
-"""Systems allow 104 to 108 bytes; a clear word beats the kernel's."""
+"""Systems allow 104 to 108 bytes, and their own error says nothing of that."""
 
 
 class ServeError(Exception):

@@ -1,6 +1,6 @@
 """One request to the daemon, over a Unix socket or TCP. Standard library only.
 
-Compute nodes import this: a thread of rank 0 uses it to hear of resizes.
+Compute nodes import this: a thread of rank 0 polls for resize requests by it.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def read_completion(path: Path) -> CompletionRecord:
     """Read a record.
 
     Raises:
-        FileNotFoundError: there is none; the job has not ended, or died without a word.
+        FileNotFoundError: there is none; the job has not ended, or died before it could write it.
         ProtocolError: the file is not a record of a format known here.
     """
     data = path.read_bytes()
