@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 
 import pytest
-from promises import enter, promises
+from promises import enter, promises, proven_by
 from selection import covering_rows
 
 
@@ -49,7 +48,17 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Enter what a test has proven, or why it could not."""
     if report.when == "call" or report.outcome != "passed":
         names = [str(value) for key, value in report.user_properties if key == "promise"]
-        why = ""
-        with contextlib.suppress(TypeError, ValueError, IndexError):
-            why = str(report.longrepr[2]) if report.skipped else ""  # type: ignore[index]
-        enter(report.outcome, names, " ".join(why.removeprefix("Skipped: ").split()))
+        enter(report.outcome, names, reason(report))
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    """Enter why a file that is skipped as a whole proves nothing here."""
+    if report.skipped:
+        enter("skipped", proven_by(report.nodeid.removeprefix("tests/")), reason(report))
+
+
+def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
+    """Return in one line why something was skipped."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return " ".join(report.longrepr[2].removeprefix("Skipped: ").split())
+    return ""

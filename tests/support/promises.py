@@ -24,6 +24,12 @@ def promises() -> dict[str, tuple[str, str]]:
     return {name: (text, run) for name, text, run in ROW.findall(LIST.read_text("utf-8"))}
 
 
+def proven_by(file: str) -> list[str]:
+    """Return the names of the promises that the list says a file of tests proves."""
+    rows = LIST.read_text("utf-8").splitlines()
+    return [row.split("`")[1] for row in rows if row.startswith("| `") and f"`{file}`" in row]
+
+
 def enter(outcome: str, names: Iterable[str], why: str = "") -> None:
     """Add outcomes of tests to the file of this run, if there is one."""
     if os.environ.get(FILE):

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from promises import Proof, promises
+from promises import Proof, promises, proven_by
 from selection import all_wide_but, choices, covering_rows
 
 TESTS = Path(__file__).parents[2]
@@ -67,3 +67,9 @@ def test_a_promise_is_kept_by_a_passing_test_and_by_no_failing_one(tmp_path: Pat
     assert said[0] == f"promises of the README: 1 of {len(names)} proven"
     assert said[1].endswith("(no trace)") and len(said) == 1 + 1 + len(proof.missing)
     assert Proof.read(tmp_path / "none", ["slurm"]).kept == set()
+
+
+def test_a_file_that_is_skipped_names_its_promises() -> None:
+    assert proven_by("gpu/test_run.py") == ["gpu"]
+    assert set(proven_by("slurm/test_pilot.py")) == {"slurm-bits", "slurm-pilot"}
+    assert proven_by("gpu/test_nothing.py") == []
