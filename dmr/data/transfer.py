@@ -32,7 +32,8 @@ def drive(transfers: Sequence[Steps], check: Check | None = None) -> None:
         try:
             _drive(transfers, check)
         except MemoryError as error:
-            raise TransferError(f"not enough memory to move the data: {error}") from error
+            detail = f": {error}" if str(error) else ""
+            raise TransferError(f"not enough memory to move the data{detail}") from error
 
 
 def _drive(transfers: Sequence[Steps], check: Check | None) -> None:
