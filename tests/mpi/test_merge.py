@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from dmr.data import transfer
+from dmr.data import streams, transfer
 from dmr.data.decomposition import choose_grid
 from dmr.data.field import Field, FieldSpec
 
@@ -28,7 +28,7 @@ def test_any_size_to_any_other_in_place(
     split: tuple[int, ...],
     in_host: bool,
 ) -> None:
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(streams, "CHUNK_BYTES", 64)
     whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
     spec = FieldSpec(
         shape, "f8", lambda box: whole[box.slices((0,) * len(shape))], halo=1, split=split
@@ -45,12 +45,12 @@ def test_any_size_to_any_other_in_place(
             if world.rank < old_size:
                 before = Field(spec, old, world.rank)
                 before.initialise()
-                transfers.append(transfer.sending(world, before, new, sent, in_host=in_host))
+                transfers.append(before.sending(world, new, sent, in_host=in_host))
             if world.rank < new_size:
                 here = Field(spec, new, world.rank)
-                transfers.append(transfer.receiving(world, here, old, broken, in_host=in_host))
+                transfers.append(here.receiving(world, old, broken, in_host=in_host))
                 if world.rank < old_size:
-                    kept = transfer.copy(before, here)
+                    kept = here.keep(before)
             transfer.drive(transfers)
             right = here is None or np.array_equal(
                 here.interior, whole[here.box.slices((0,) * len(shape))]
