@@ -6,6 +6,7 @@ import pytest
 from processes import MPIEXEC, Run, program
 
 
+@pytest.mark.covering(0)
 @pytest.mark.parametrize("strategy", ["spawn", "merge", "restart"])
 def test_a_pending_receive_of_any_tag_takes_only_the_application_s_messages(
     run: Run, strategy: str

@@ -96,6 +96,7 @@ def test_the_last_world_is_on_the_gpu(rms: Rms) -> None:
     assert found["backend"] == "numpy" and resizes(rms, job) == [(1, 1)]
 
 
+@pytest.mark.wide
 def test_a_world_of_both_computes_as_on_cores(rms: Rms, mpdata_run: Mpirun) -> None:
     steady = mpdata_run(1, *RANDOM, *STEPS, "--backend", "numba")
     job = submit(rms)

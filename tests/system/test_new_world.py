@@ -31,7 +31,7 @@ WHY = {
 @pytest.mark.parametrize("where", WHY)
 @pytest.mark.parametrize("strategy", ["spawn", "merge", "restart"])
 @pytest.mark.promise("new-world")
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_under_mpirun(run: Run, alone: str, strategy: str, where: str) -> None:
     found = run(MPIEXEC, "-n", "1", *PROGRAM, where, strategy)
     assert found.returncode == 0, found.stderr
@@ -95,7 +95,7 @@ def arrays(path: Path, shape: tuple[int, int, int], seed: int) -> None:
 @pytest.mark.parametrize("strategy", ["warm", "merge", "restart"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.promise("new-world")
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_an_input_that_is_not_what_it_was(rms: Rms, strategy: str, change: str) -> None:
     data = rms.work / "data.npz"
     arrays(data, (12, 10, 4), 1)

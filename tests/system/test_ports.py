@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from daemon import Rms, lent, served
 from processes import MPIEXEC, Run, program
-from selection import all_wide_but
 
 PORTS = Path(__file__).parents[2] / "jobs" / "ports"
 PACED = program("paced")[1]
@@ -89,7 +88,8 @@ def rms(daemon: Rms) -> Iterator[Rms]:
         yield found
 
 
-@pytest.mark.parametrize("name", all_wide_but(NAMES, "particles"))
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.wide
 def test_random_resizes_under_the_rms_leave_the_bits(rms: Rms, run: Run, name: str) -> None:
     steps = 3000
     plain = run(MPIEXEC, "-n", "1", *program(f"{name}_plain"), str(steps))

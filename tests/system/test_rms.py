@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from daemon import Rms, served
 from processes import MPDATA, RMS, ROOT, Mpirun, program, started
+from selection import all_wide_but
 
 PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
@@ -170,7 +171,7 @@ def test_a_drained_node_is_left_alone_until_it_is_resumed(rms: Rms) -> None:
 
 
 @manual(2)
-@pytest.mark.parametrize("resized", [False, True])
+@pytest.mark.parametrize("resized", all_wide_but([False, True], True))
 def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
     job = rms.submit(mpdata(3000), "--mode", "malleable", "--nodes", "1-2")
     rms.running(job)
