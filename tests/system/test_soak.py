@@ -1,6 +1,6 @@
 """Resize after resize, all strategies mixed: same bits, nothing grows, nothing is left.
 
-``python tests/system/soak.py 1000`` is the long one.
+``python tests/support/soak.py 1000`` is the long one.
 """
 
 from __future__ import annotations
