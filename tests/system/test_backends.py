@@ -40,6 +40,7 @@ def test_the_last_backend_is_reported(mpdata_run: Mpirun, tmp_path: Path) -> Non
     assert found["backend"] == "numpy" and len(found["resizes"]) == 2
 
 
+@pytest.mark.wide
 def test_ranks_that_could_stay_are_replaced_where_the_backend_changes(
     mpdata_run: Mpirun, tmp_path: Path
 ) -> None:
@@ -49,6 +50,7 @@ def test_ranks_that_could_stay_are_replaced_where_the_backend_changes(
     assert found["backend"] == "numpy"
 
 
+@pytest.mark.wide
 def test_a_backend_that_is_not_there_rolls_back(run: Run, tmp_path: Path) -> None:
     outs = []
     for more in ([], ["--resize-at", "20:1@cupy"]):

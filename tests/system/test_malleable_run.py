@@ -64,7 +64,7 @@ def test_any_number_of_ranks_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 @pytest.mark.promise("bits-killed")
 def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
     run: Run, steady: Steady, tmp_path: Path, boundary: str, dtype: str, limiter: str
@@ -245,6 +245,7 @@ def newest(folder: Path) -> str:
     return max(names, default="")
 
 
+@pytest.mark.wide
 def test_numpy_and_numba_agree(mpdata_run: Mpirun, tmp_path: Path) -> None:
     fields = []
     for backend in ("numpy", "numba"):

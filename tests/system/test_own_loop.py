@@ -64,6 +64,7 @@ def test_a_hook_may_refuse_and_hears_of_it(run: Run, steady: str) -> None:
     assert back in found
 
 
+@pytest.mark.wide
 def test_a_list_without_owners_rolls_back(run: Run, steady: str) -> None:
     found = lines(run, 2, "owner")
     said, digest = report(found)
@@ -78,7 +79,7 @@ def test_the_application_asks_for_its_sizes(run: Run, steady: str) -> None:
 
 
 @pytest.mark.parametrize("cooldown", ["1e-9", "1000"])
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_requests_wait_for_the_end_of_a_cooldown(run: Run, steady: str, cooldown: str) -> None:
     said, digest = report(lines(run, 3, "ask", DMR_COOLDOWN=cooldown))
     once, twice = "[[10, 3, 1]]", "[[10, 3, 1], [25, 1, 4]]"
@@ -86,7 +87,7 @@ def test_requests_wait_for_the_end_of_a_cooldown(run: Run, steady: str, cooldown
 
 
 @pytest.mark.parametrize(("cooldown", "tries"), [("", 2), ("1000", 1)])
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_a_resize_that_was_rolled_back_begins_a_cooldown(
     run: Run, steady: str, cooldown: str, tries: int
 ) -> None:
@@ -130,7 +131,7 @@ def test_ranks_that_stay_keep_their_loop_and_their_items(run: Run, steady: str) 
 
 @pytest.mark.parametrize("how", ["agreed", "alone"])
 @pytest.mark.parametrize("who", ["new", "old", "first"])
-@pytest.mark.covering(1)
+@pytest.mark.covering(0)
 def test_what_fails_to_build_on_one_rank_is_rolled_back_on_all(
     run: Run, steady: str, who: str, how: str
 ) -> None:
@@ -142,6 +143,7 @@ def test_what_fails_to_build_on_one_rank_is_rolled_back_on_all(
     assert "cannot build" in back
 
 
+@pytest.mark.wide
 def test_ranks_caught_in_a_build_end_with_a_word(run: Run) -> None:
     done = run(MPIEXEC, "-n", "2", *PROGRAM, "merge", "40", env={"FAULT": "old while others wait"})
     assert done.returncode != 0 and "ValueError: cannot build" in done.stderr
@@ -175,6 +177,7 @@ def test_sigterm_leaves_a_checkpoint_and_a_sentence(tmp_path: Path, script: str)
     assert list((tmp_path / "saved").glob("checkpoint-*.h5"))
 
 
+@pytest.mark.wide
 def test_ranks_caught_in_a_build_with_a_dead_world_end_with_a_word() -> None:
     with served(2, "--policy", "fifo") as rms:
         job = rms.submit(
