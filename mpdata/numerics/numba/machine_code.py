@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -27,14 +28,20 @@ from typing import Any
 
 import numpy as np
 
-KERNELS = Path(__file__).with_name("fused.py")
+SOURCES = tuple(
+    Path(__file__).with_name(name)
+    for name in ("arguments.py", "formulas.py", "cells.py", "fused.py")
+)
 HASH_BYTES = 32
 
 NOT_OWNED = "define void @NRT_MemInfo_call_dtor(i64 %unused) { ret void }"
 """What would free an array that a kernel owns the last of; these own none."""
 
-Codes = tuple[str, ...]
-"""Types of arguments: of an array its dtype, of a number its own, of None an empty string."""
+Code = str | tuple[Any, ...]
+"""Type of an argument: of an array its dtype, of a number its own, of None an empty string; of a
+tuple the name of its class and its members' own."""
+
+Codes = tuple[Code, ...]
 
 NUMBERS: dict[str, Any] = {
     "int64": ctypes.c_int64,
@@ -45,16 +52,19 @@ NUMBERS: dict[str, Any] = {
 
 
 def kernel(name: str, arguments: tuple[Any, ...]) -> Callable[..., None]:
-    """Return a kernel of :mod:`mpdata.numerics.numba.fused` for arguments of these types.
+    """Return a kernel (``module.function``) for arguments of these types.
 
-    From memory, from disk, or compiled now (some seconds) and kept.
+    From memory, from disk, or compiled now (some seconds) and kept. Of several processes that
+    share a folder one compiles, and the others wait for it.
     """
     return _kernel(name, tuple(_code(argument) for argument in arguments))
 
 
-def _code(argument: Any) -> str:
+def _code(argument: Any) -> Code:
     if argument is None:
         return ""
+    if isinstance(argument, tuple):
+        return (type(argument).__name__, *map(_code, argument))
     if isinstance(argument, np.ndarray):
         return str(argument.dtype.str)
     if isinstance(argument, np.generic):
@@ -70,17 +80,19 @@ def _kernel(name: str, codes: Codes) -> Callable[..., None]:
         ready()
     stamp = _stamp(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
     file = f"{name}-{sha256(repr((stamp, codes)).encode()).hexdigest()[:32]}.o"
-    found = next((kept for folder in _folders() if (kept := _read(folder / file))), None)
+    found = _kept(file)
     if found is None:
-        try:
-            found = _compiled(name, codes)
-        except (ImportError, AttributeError, TypeError):
-            # A Numba whose inside is another: by its own door, with its own cache.
-            by_numba: Callable[..., None] = getattr(_module(), name)
-            return by_numba
-        for folder in _folders():
-            if _write(folder / file, found):
-                break
+        with _compiling():
+            found = _kept(file)
+            if found is None:
+                try:
+                    found = _compiled(name, codes)
+                except (ImportError, AttributeError, TypeError):
+                    # A Numba whose inside is another: by its own door, with its own cache.
+                    return _by_numba(name)
+                for folder in _folders():
+                    if _write(folder / file, found):
+                        break
     symbol, code = found
     machine = llvm.Target.from_default_triple().create_target_machine(opt=3, codemodel="jitdefault")
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly(NOT_OWNED), machine)
@@ -96,7 +108,7 @@ class Loaded:
         self._engine = engine  # owns the code
         words: list[Any] = [ctypes.c_void_p, ctypes.c_void_p]
         for code in codes:
-            words += [NUMBERS[code]] if code in NUMBERS else [ctypes.c_void_p] * (7 if code else 1)
+            words += _word_types(code)
         self._call = ctypes.CFUNCTYPE(ctypes.c_int, *words)(engine.get_function_address(symbol))
 
     def __call__(self, *arguments: Any) -> None:
@@ -108,17 +120,26 @@ class Loaded:
         result, error = ctypes.c_void_p(), ctypes.c_void_p()
         words: list[Any] = [ctypes.addressof(result), ctypes.addressof(error)]
         for argument in arguments:
-            if isinstance(argument, np.ndarray):
-                items, size = argument.size, argument.itemsize
-                address = argument.__array_interface__["data"][0]
-                words += (None, None, items, size, address, items, size)
-            elif isinstance(argument, np.generic):
-                words.append(argument.item())
-            else:
-                words.append(argument)
+            words += _words(argument)
         status = self._call(*words)
         if status:
             raise RuntimeError(f"expected a kernel to end with status 0, got {status}")
+
+
+def _word_types(code: Code) -> list[Any]:
+    if isinstance(code, tuple):
+        return [word for member in code[1:] for word in _word_types(member)]
+    return [NUMBERS[code]] if code in NUMBERS else [ctypes.c_void_p] * (7 if code else 1)
+
+
+def _words(argument: Any) -> list[Any]:
+    if isinstance(argument, tuple):
+        return [word for member in argument for word in _words(member)]
+    if isinstance(argument, np.ndarray):
+        items, size = argument.size, argument.itemsize
+        address = argument.__array_interface__["data"][0]
+        return [None, None, items, size, address, items, size]
+    return [argument.item() if isinstance(argument, np.generic) else argument]
 
 
 def _compiled(name: str, codes: Codes) -> tuple[str, bytes]:
@@ -126,15 +147,19 @@ def _compiled(name: str, codes: Codes) -> tuple[str, bytes]:
     numba: Any = import_module("numba.core.compiler")
     types: Any = import_module("numba.core.types")
 
-    def type_of(code: str) -> Any:
+    def type_of(code: Code) -> Any:
         if not code:
             return types.none
+        if isinstance(code, tuple):
+            grouped = import_module(f"{__package__}.arguments")
+            return types.BaseTuple.from_types(
+                tuple(map(type_of, code[1:])), getattr(grouped, code[0], None)
+            )
         if code in NUMBERS:
             return getattr(types, code)
         return types.Array(getattr(types, np.dtype(code).name), 1, "C")
 
-    module = _module()
-    entry = getattr(module, name)
+    entry = _entry(name)
     target, flags = entry.targetdescr, numba.Flags()
     target.options.parse_as_flags(flags, entry.targetoptions)
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
@@ -146,14 +171,29 @@ def _compiled(name: str, codes: Codes) -> tuple[str, bytes]:
         types.none,
         flags,
         {},
-        pipeline_class=module.NoAlias,
+        pipeline_class=_entry("formulas.NoAlias"),
     )
     _, _, (code, _) = made.library.serialize_using_object_code()
     return made.fndesc.llvm_func_name, code
 
 
-def _module() -> Any:
-    return import_module("mpdata.numerics.numba.fused")
+def _entry(name: str) -> Any:
+    module, _, function = name.partition(".")
+    return getattr(import_module(f"{__package__}.{module}"), function)
+
+
+def _by_numba(name: str) -> Callable[..., None]:
+    """Return a kernel that Numba compiles and keeps when it is called."""
+    numba: Any = import_module("numba")
+    found: Any = _entry(name)
+    for folder in _folders():
+        # By the hash of all sources: Numba itself looks at the age of one of them only.
+        numba.config.CACHE_DIR = str(folder / sha256(_text()).hexdigest()[:32])
+        with contextlib.suppress(OSError, RuntimeError):
+            found.enable_caching()
+            break
+    kernel: Callable[..., None] = found
+    return kernel
 
 
 def _stamp(*machine: str) -> tuple[Any, ...]:
@@ -161,7 +201,11 @@ def _stamp(*machine: str) -> tuple[Any, ...]:
     numba = find_spec("numba")
     state = Path(numba.origin).stat() if numba is not None and numba.origin else None
     compiler = (state.st_mtime_ns, state.st_size) if state is not None else None
-    return sha256(KERNELS.read_bytes()).hexdigest(), compiler, machine
+    return sha256(_text()).hexdigest(), compiler, machine
+
+
+def _text() -> bytes:
+    return b"".join(path.read_bytes() for path in SOURCES)
 
 
 def _folders() -> Iterator[Path]:
@@ -169,9 +213,30 @@ def _folders() -> Iterator[Path]:
     if (chosen := os.environ.get("NUMBA_CACHE_DIR")) is not None:
         yield Path(chosen)
         return
-    yield KERNELS.parent / "__pycache__"
+    yield SOURCES[0].parent / "__pycache__"
     base = os.environ.get("XDG_CACHE_HOME")
     yield (Path(base) if base else Path.home() / ".cache") / "mpdata"
+
+
+def _kept(file: str) -> tuple[str, bytes] | None:
+    """Return symbol and code from the first folder that has them."""
+    return next((kept for folder in _folders() if (kept := _read(folder / file))), None)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Wait until no other process with the same folder compiles, and keep others waiting.
+
+    Where nothing can be locked all compile: that costs time only. A process that ends lets go.
+    """
+    with contextlib.ExitStack() as stack:
+        for folder in _folders():
+            with contextlib.suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((folder / "compiling.lock").open("wb"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                break
+        yield
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import numba
 import numpy as np
 import pytest
 
 from mpdata.cases import Request, make_setup
 from mpdata.numerics.numba import machine_code
+from mpdata.numerics.numba.arguments import Strides
 from mpdata.options import Scheme
 from mpdata.solver import Solver
 
@@ -35,16 +38,19 @@ def nothing_loaded() -> Iterator[None]:
 
 def run(folder: Path) -> tuple[str, bool]:
     """Return the bits of a run in a process of its own, and whether it has imported Numba."""
+    with begun(folder) as process:
+        return ended(process)
+
+
+def begun(folder: Path) -> subprocess.Popen[str]:
     env = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
-    done = subprocess.run(
-        [sys.executable, "-c", RUN],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-    bits, numba = done.stdout.split()
+    return subprocess.Popen([sys.executable, "-c", RUN], env=env, stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, bool]:
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    bits, numba = said.split()
     return bits, numba == "True"
 
 
@@ -73,6 +79,21 @@ def test_a_damaged_file_is_made_anew(tmp_path: Path, damage: str) -> None:
     assert run(tmp_path) == (good, False)
 
 
+def test_of_processes_that_start_together_one_compiles_and_the_others_wait(
+    tmp_path: Path,
+) -> None:
+    # One waits from before any of them can have compiled: they are let go together.
+    with (tmp_path / "compiling.lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        processes = [begun(tmp_path) for _ in range(3)]
+        for process in processes:
+            assert process.poll() is None
+    found = [ended(process) for process in processes]
+    assert len({bits for bits, _ in found}) == 1
+    assert sum(compiled for _, compiled in found) == 1
+    assert len(list(tmp_path.glob("*.o"))) == 1
+
+
 @pytest.mark.wide
 def test_a_folder_that_cannot_be_written_only_costs_time(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
@@ -90,6 +111,8 @@ def test_a_numba_of_another_inside_runs_by_its_own_door(
     def changed(name: str, codes: machine_code.Codes) -> NoReturn:
         raise AttributeError("serialize_using_object_code")
 
+    monkeypatch.setattr(numba.config, "CACHE_DIR", numba.config.CACHE_DIR)
+
     monkeypatch.setattr(machine_code, "_compiled", changed)
     monkeypatch.setattr(machine_code, "_read", lambda path: None)
     machine_code._kernel.cache_clear()
@@ -98,9 +121,11 @@ def test_a_numba_of_another_inside_runs_by_its_own_door(
 
 def test_kernels_are_told_apart_by_the_types_of_their_arguments() -> None:
     doubles, singles = np.zeros(3), np.zeros(3, np.float32)
-    given = (doubles, singles, None, 0, np.uint64(0), 0.5, np.float32(0.5))
+    strides = Strides(np.uint64(0), np.uint64(1), np.uint64(2))
+    given = (doubles, singles, None, 0, np.uint64(0), 0.5, np.float32(0.5), strides, (singles,))
     codes = tuple(machine_code._code(one) for one in given)
-    assert codes == ("<f8", "<f4", "", "int64", "uint64", "float64", "float32")
+    assert codes[:7] == ("<f8", "<f4", "", "int64", "uint64", "float64", "float32")
+    assert codes[7:] == (("Strides", "uint64", "uint64", "uint64"), ("tuple", "<f4"))
 
 
 def test_another_source_or_machine_is_another_stamp(
@@ -108,7 +133,12 @@ def test_another_source_or_machine_is_another_stamp(
 ) -> None:
     stamp = machine_code._stamp("cpu", "+avx")
     assert stamp != machine_code._stamp("cpu", "-avx")
-    other = tmp_path / "numba_kernels.py"
-    other.write_bytes(machine_code.KERNELS.read_bytes() + b"\n")
-    monkeypatch.setattr(machine_code, "KERNELS", other)
-    assert stamp != machine_code._stamp("cpu", "+avx")
+    for number, source in enumerate(machine_code.SOURCES):
+        other = tmp_path / source.name
+        other.write_bytes(source.read_bytes() + b"\n")
+        sources = list(machine_code.SOURCES)
+        sources[number] = other
+        with monkeypatch.context() as patch:
+            patch.setattr(machine_code, "SOURCES", tuple(sources))
+            assert stamp != machine_code._stamp("cpu", "+avx")
+    assert stamp == machine_code._stamp("cpu", "+avx")

@@ -1,0 +1,185 @@
+"""What kernels are given: a block's flat memory, grouped. No Numba here: see machine_code.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mpdata.grid import Geometry
+from mpdata.numerics.reference import epsilon
+from mpdata.options import Scheme
+
+Array = npt.NDArray[Any]
+
+LINE_BYTES = 64
+
+
+class Flow(NamedTuple):
+    """Face values normal to the contiguous, the middle and the slowest axis."""
+
+    c: Any
+    m: Any
+    s: Any
+
+
+class Strides(NamedTuple):
+    """Index of the interior's first cell, and items from a row and from a plane to the next.
+
+    Unsigned: signed indices cost a test for negative values. An axis of one cell has stride 0.
+    """
+
+    base: Any
+    m: Any
+    s: Any
+
+
+class Region(NamedTuple):
+    """First and last + 1 of planes, rows and items, counted from the interior's first cell."""
+
+    plane: int
+    planes: int
+    row: int
+    rows: int
+    item: int
+    items: int
+
+
+def compiled_in(wanted: bool) -> int | None:
+    """Return what a kernel is given for an option: 0 or, where it is left out, None."""
+    return 0 if wanted else None
+
+
+class Terms(NamedTuple):
+    """What the velocities at faces are made of; options are compiled in or None.
+
+    Attributes:
+        eps: what is added to denominators.
+        infinite, third, divergent: see :class:`mpdata.options.Scheme`.
+        keep: faces hold velocities and not fluxes: a further pass takes them for its flow.
+    """
+
+    eps: Any
+    infinite: Any
+    third: Any
+    divergent: Any
+    keep: Any
+
+
+def terms_of(
+    scheme: Scheme,
+    dtype: npt.DTypeLike,
+    divergent: bool,
+    *,
+    third: bool = False,
+    keep: bool = False,
+) -> Terms:
+    """Return the terms of a corrective pass."""
+    wanted = (scheme.infinite_gauge, third, divergent, keep)
+    return Terms(epsilon(dtype), *map(compiled_in, wanted))
+
+
+class Edges(NamedTuple):
+    """What lies outside the domain, of the axes s, m, c.
+
+    Attributes:
+        extents: the interior's cells.
+        kinds: of the edge below and above each axis: 0 none here, 1 nearest cell, 2 fixed value.
+        values: beyond each axis.
+        rank: where two fixed axes meet the lowest decides.
+    """
+
+    extents: Any
+    kinds: Any
+    values: Any
+    rank: Any
+
+
+class Tile(NamedTuple):
+    """The rows that a sweep takes at once.
+
+    Attributes:
+        lead: items that are computed before the interior's first; 0 where the ends of the row
+            are copied from one another: the axis is periodic and whole.
+        count: items of a row that are computed.
+        pitch: items from one row of a buffer to the next.
+        height: rows of the result.
+    """
+
+    lead: Any
+    count: Any
+    pitch: Any
+    height: int
+
+
+class Buffers(NamedTuple):
+    """Rolling planes of a tile: psi, fluxes through faces, betas, the result under way."""
+
+    P: Any
+    Fc: Any
+    Fm: Any
+    Fs: Any
+    U: Any
+    D: Any
+    Q: Any
+    G: Any
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a block's arrays lie in memory.
+
+    Attributes:
+        geometry: the block.
+        axes: its contiguous, its middle and its slowest axis; without some of them a plane is a
+            row, or all is one row (None).
+        strides: of the kernels.
+    """
+
+    geometry: Geometry
+    axes: tuple[int, int | None, int | None]
+    strides: Strides
+
+    @staticmethod
+    def of(geometry: Geometry, array: Array) -> Layout:
+        """Return the layout of a block's arrays, of which this is one.
+
+        Raises:
+            ValueError: no active axis is contiguous.
+        """
+        items = [stride // array.itemsize for stride in array.strides]
+        order = sorted(geometry.active, key=lambda axis: items[axis])
+        if items[order[0]] != 1:
+            raise ValueError(f"expected arrays with an axis of stride 1, got strides {items}")
+        slowest = order[-1] if len(order) > 1 else None
+        middle = order[1] if len(order) == 3 else None
+        base = sum(geometry.halo * items[axis] for axis in geometry.active)
+        m, s = (0 if axis is None else items[axis] for axis in (middle, slowest))
+        strides = Strides(np.uint64(base), np.uint64(m), np.uint64(s))
+        return Layout(geometry, (order[0], middle, slowest), strides)
+
+    def flow(self, C: list[Array], none: Array) -> Flow:
+        """Return the memory of face values; ``none`` is zero where there is no axis."""
+        return Flow(*(flat(none if axis is None else C[axis]) for axis in self.axes))
+
+    def cells(self, axis: int | None) -> int:
+        """Return the interior's cells along an axis."""
+        return 1 if axis is None else self.geometry.interior[axis]
+
+
+def flat(array: Array) -> Array:
+    """Return a block array's memory as one row that starts at its first element."""
+    items = 1 + sum(
+        (n - 1) * (s // array.itemsize) for n, s in zip(array.shape, array.strides, strict=True)
+    )
+    return np.lib.stride_tricks.as_strided(array, (items,), (array.itemsize,))
+
+
+def aligned(items: int, dtype: np.dtype[Any]) -> Array:
+    """Return zeros that start at a cache line."""
+    extra = LINE_BYTES // dtype.itemsize
+    raw = np.zeros(items + extra, dtype)
+    start = -(raw.ctypes.data // dtype.itemsize) % extra
+    return raw[start : start + items]
