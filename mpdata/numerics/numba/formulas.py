@@ -275,9 +275,10 @@ def plane_faces(
     md = sum_m + (C.m[w] + C.m[w + sm])
     me = sum_s + (C.s[w] + C.s[w + ss])
     rl = None if r is None else r[w]
+    # The last argument swaps products where there are third-order terms: the bits of 0.1.0.
     along_c = pseudo_velocity(
         P, y, y - ONE, W, up, up - ONE, down, down - ONE, y + ONE, y - ONE - ONE,
-        C.c[x], md, me, rl, rr, spread, eps, infinite, third, divergent, 0,
+        C.c[x], md, me, rl, rr, spread, eps, infinite, third, divergent, third,
     )
     return along_m, along_c
 
