@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,29 +53,39 @@ def array_module(name: str) -> Any:
     return load_cupy()
 
 
+@dataclass(frozen=True)
+class Means:
+    """What a stepper computes with.
+
+    Attributes:
+        threads: of the CPU.
+        tuned: the file of tuned tiles of GPUs.
+    """
+
+    threads: int = 1
+    tuned: Path | None = None
+
+
 def make_stepper(
     name: str,
     geometry: Geometry,
     scheme: Scheme,
     flow: Flow,
     allocate: Callable[[], Any],
-    threads: int = 1,
-    tuned: Path | None = None,
+    means: Means | None = None,
 ) -> Stepper:
-    """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does.
-
-    ``threads`` are of the CPU; ``tuned`` is the file of tuned tiles of GPUs.
-    """
+    """Return a backend's scheme on one block whose arrays are laid out as ``allocate`` does."""
+    means = means or Means()
     # Imported where chosen: who uses NumPy should not pay half a second for Numba.
     if name == "cupy":
         from mpdata.numerics.cuda.device import CupyStepper
 
-        return CupyStepper(geometry, scheme, flow.h, allocate, tuned=tuned)
+        return CupyStepper(geometry, scheme, flow.h, allocate, tuned=means.tuned)
     if name == "numpy" or not geometry.active:
         return ReferenceStepper(geometry, scheme, flow.h, allocate)
     from mpdata.numerics.numba.stepper import NumbaStepper
 
-    return NumbaStepper(geometry, scheme, flow.h, allocate, threads)
+    return NumbaStepper(geometry, scheme, flow.h, allocate, means.threads)
 
 
 def make_halo_copier(name: str, dtype: npt.DTypeLike, *, messages: bool) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpdata.backends import array_module, choose_backend, make_stepper
+from mpdata.backends import Means, array_module, choose_backend, make_stepper
 from mpdata.cases.setup import Setup, open_mesh
 from mpdata.errors import InputError
 from mpdata.flow.courant import (
@@ -108,7 +108,7 @@ class Solver:
         initial = np.asarray(setup.initial(*open_mesh(*cells)), dtype)
         self._psi[self.geometry.cells(0)] = xp.asarray(initial)
         self._stepper = make_stepper(
-            backend, self.geometry, scheme, self.flow, allocate, threads, tuned
+            backend, self.geometry, scheme, self.flow, allocate, Means(threads, tuned)
         )
 
     @property

@@ -57,25 +57,7 @@ def array_case(
     for name in names:
         if name not in data:
             raise InputError(f"expected {name} in {path}, got {', '.join(data) or 'nothing'}")
-    grid = tuple(data["psi"].shape)
-    if len(grid) != 3:
-        raise InputError(f"expected psi of shape (N, M, L), got {grid} in {path}")
-    if min(grid) < 1:
-        raise InputError(f"expected at least 1 cell on every axis, got {grid} in {path}")
-    n, m, el = grid
-    wanted = dict.fromkeys((*names[1:], "h"), (n, m, el))
-    wanted |= {"c1": (n + 1, m, el), "c2": (n, m + 1, el), "c3": (n, m, el + 1)}
-    for name, shape in wanted.items():
-        if name in data and tuple(data[name].shape) != shape:
-            raise InputError(
-                f"expected {name} of shape {shape}, got {tuple(data[name].shape)} in {path}"
-            )
-        face = name in ("c1", "c2", "c3")
-        if name not in data and face and flow and grid[int(name[1]) - 1] > 1:
-            raise InputError(f"expected {name} of shape {shape}, got none in {path}")
-    for name in data:
-        if np.dtype(data[name].dtype).kind not in "fiu":
-            raise InputError(f"expected numbers in {name}, got {data[name].dtype} in {path}")
+    n, m, el = _fitting(data, names, path, flow=flow)
 
     def cells(name: str, i: Index, j: Index, k: Index) -> Array:
         try:
@@ -99,6 +81,36 @@ def array_case(
         identity=(("input", fingerprint(path)),),
         further_tracers=tuple(field(name) for name in names[1:]),
     )
+
+
+def _fitting(
+    data: Mapping[str, Any], names: list[str], path: Path, *, flow: bool
+) -> tuple[int, int, int]:
+    """Return the grid of arrays that fit together.
+
+    Raises:
+        InputError: they do not; it says which.
+    """
+    grid = tuple(data["psi"].shape)
+    if len(grid) != 3:
+        raise InputError(f"expected psi of shape (N, M, L), got {grid} in {path}")
+    if min(grid) < 1:
+        raise InputError(f"expected at least 1 cell on every axis, got {grid} in {path}")
+    n, m, el = grid
+    wanted = dict.fromkeys((*names[1:], "h"), (n, m, el))
+    wanted |= {"c1": (n + 1, m, el), "c2": (n, m + 1, el), "c3": (n, m, el + 1)}
+    for name, shape in wanted.items():
+        if name in data and tuple(data[name].shape) != shape:
+            raise InputError(
+                f"expected {name} of shape {shape}, got {tuple(data[name].shape)} in {path}"
+            )
+        face = name in ("c1", "c2", "c3")
+        if name not in data and face and flow and grid[int(name[1]) - 1] > 1:
+            raise InputError(f"expected {name} of shape {shape}, got none in {path}")
+    for name in data:
+        if np.dtype(data[name].dtype).kind not in "fiu":
+            raise InputError(f"expected numbers in {name}, got {data[name].dtype} in {path}")
+    return n, m, el
 
 
 def checked(

@@ -126,7 +126,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     from mpdata.backends import choose_backend
     from mpdata.cases import check_grid
-    from mpdata.study.bench import bench
+    from mpdata.study.bench import BenchRequest, bench
 
     for value, option in (
         (arguments.threads, "--threads"),
@@ -137,7 +137,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             raise InputError(f"expected at least 1 in {option}, got {value}")
     n, m, el = arguments.grid
     check_grid((n, m, el))
-    result = bench(
+    asked = BenchRequest(
         (n, m, el),
         choose_backend(arguments.backend),
         threads=arguments.threads,
@@ -145,6 +145,9 @@ def _bench(arguments: argparse.Namespace) -> int:
         ranks=arguments.ranks,
         peer=not arguments.no_peer,
         start=arguments.start,
+    )
+    result = bench(
+        asked,
         env=os.environ,
         say=(lambda line: None)
         if arguments.json == "-"

@@ -14,6 +14,7 @@ from dmr.data.decomposition import ALIGNMENT_BYTES
 from dmr.world import grid_for
 from mpdata.backends import (
     BACKENDS,
+    Means,
     array_module,
     make_halo_copier,
     make_stepper,
@@ -129,8 +130,7 @@ class Advection(dmr.Application):
             config.scheme,
             self.flow,
             psi.scratch,
-            config.threads,
-            config.tuned,
+            Means(config.threads, config.tuned),
         )
         self.stepper.warm()
         self._set_up_for, self._held = psi.box, None

@@ -272,25 +272,38 @@ def device_limits(say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     return limits
 
 
+@dataclass(frozen=True)
+class BenchRequest:
+    """What ``mpdata bench`` was asked for.
+
+    Attributes:
+        rounds: the best of so many counts.
+        ranks: also ``mpdata run`` on so many, if more than 1.
+        peer: also PyMPDATA where it is installed.
+        start: also a process of one step, with a cold and with a warm compile cache.
+    """
+
+    grid: tuple[int, int, int]
+    backend: str
+    threads: int = 1
+    rounds: int = 10
+    ranks: int = 1
+    peer: bool = True
+    start: bool = False
+
+
 def bench(
-    grid: tuple[int, int, int],
-    backend: str,
-    *,
-    threads: int,
-    rounds: int,
-    ranks: int,
-    peer: bool,
-    start: bool,
+    asked: BenchRequest,
     env: Mapping[str, str],
     say: Callable[[str], None],
     clock: Clock = time.perf_counter,
 ) -> dict[str, Any]:
     """Run everything; say it line by line and return it for JSON."""
-    cells = grid[0] * grid[1] * grid[2]
+    grid, backend, threads = asked.grid, asked.backend, asked.threads
     say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
     limits = device_limits(say) if backend == "cupy" else host_limits(clock, say)
     found = list(variants(grid, backend, threads, store_path(env)))
-    for _ in measure(found, rounds, clock):
+    for _ in measure(found, asked.rounds, clock):
         pass
     say(f"{'':28s} {'ns per cell and step':>21s} {'median':>8s} {'bytes per cell':>15s}")
     digits = 4 if backend == "cupy" else 2
@@ -308,6 +321,20 @@ def bench(
         "rows": [row.summary() for row, _ in found],
     }
     del found
+    _bench_processes(asked, result, env, say, clock)
+    return result
+
+
+def _bench_processes(
+    asked: BenchRequest,
+    result: dict[str, Any],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    clock: Clock,
+) -> None:
+    """Add what is measured on other programs and processes."""
+    grid, ranks = asked.grid, asked.ranks
+    cells = grid[0] * grid[1] * grid[2]
     if ranks > 1:
         result["ranks"] = over_ranks(grid, ranks, max(20, 60_000_000 // cells), env)
         for dtype in ("f8", "f4"):
@@ -316,13 +343,13 @@ def bench(
                 f"mpdata run {dtype}: {one:.2f} ns on 1 rank, {more:.2f} on {ranks}: "
                 f"{one / more:.2f} times"
             )
-    if start:
+    if asked.start:
         result["first_step"] = first_steps(env, clock)
         say(
             "a process that makes one step: {cold_s:.1f} s with an empty compile cache, "
             "{warm_s:.1f} s with a full one".format(**result["first_step"])
         )
-    if peer:
+    if asked.peer:
         result["pympdata"] = pympdata(grid, clock)
         if result["pympdata"] is None:
             say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
@@ -331,4 +358,3 @@ def bench(
                 f"PyMPDATA f8 {row['variant']}: {row['ns_per_cell_step']:.1f} ns per cell and "
                 f"step, first step after {row['first_step_s']:.0f} s"
             )
-    return result
