@@ -16,11 +16,12 @@ from mpdata.numerics.numba.formulas import (
     advective_flux,
     allowed,
     betas,
+    contiguous_face,
     correct,
     donor_cell,
     entry,
     inline,
-    plane_faces,
+    middle_face,
     slow_face,
 )
 
@@ -37,12 +38,13 @@ def first_item(strides: Any, plane: int, row: int, item: int) -> Any:
 @entry
 def donor_cell_pass(out: Array, psi: Array, C: Any, r: Array, strides: Any, region: Any) -> None:
     """Set ``out`` to psi after a donor-cell pass."""
+    cc, cm, cs = C
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
                 x = start + q
-                out[x] = donor_cell(psi, x, C, strides.m, strides.s, r)
+                out[x] = donor_cell(psi, x, cc, cm, cs, strides.m, strides.s, r)
 
 
 @entry
@@ -52,6 +54,7 @@ def slow_face_pass(
     """Set V to what the faces along s hold: a flux, or a velocity where that is kept."""
     sm, ss, zero = strides.m, strides.s, P.dtype.type(0)
     bare = terms.infinite is not None or terms.keep is not None
+    cc, cm, cs = C
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
@@ -59,7 +62,7 @@ def slow_face_pass(
                 y = start + q
                 z = y - ss
                 v = slow_face(
-                    P, y, z, y + ss, z - ss, sm, C, r, y, sm, ss,
+                    P, y, z, y + ss, z - ss, sm, cc, cm, cs, r, y, sm, ss,
                     terms.eps, terms.infinite, terms.third, terms.divergent,
                 )
                 V[y] = v if bare else advective_flux(v, P[z], P[y], zero)
@@ -72,18 +75,23 @@ def plane_face_pass(
     """Set Vc and Vm to what the faces along c and m hold."""
     sm, ss, zero = strides.m, strides.s, P.dtype.type(0)
     bare = terms.infinite is not None or terms.keep is not None
+    cc, cm, cs = C
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
                 y = start + q
-                vm, vc = plane_faces(
-                    P, y, y + ss, y - ss, sm, C, r, y, sm, ss,
+                v = middle_face(
+                    P, y, y + ss, y - ss, sm, cc, cm, cs, r, y, sm, ss,
                     terms.eps, terms.infinite, terms.third, terms.divergent,
                 )
                 if sm > u(0):
-                    Vm[y] = vm if bare else advective_flux(vm, P[y - sm], P[y], zero)
-                Vc[y] = vc if bare else advective_flux(vc, P[y - ONE], P[y], zero)
+                    Vm[y] = v if bare else advective_flux(v, P[y - sm], P[y], zero)
+                v = contiguous_face(
+                    P, y, y + ss, y - ss, sm, cc, cm, cs, r, y, sm, ss,
+                    terms.eps, terms.infinite, terms.third, terms.divergent,
+                )
+                Vc[y] = v if bare else advective_flux(v, P[y - ONE], P[y], zero)
 
 
 @entry
@@ -93,6 +101,7 @@ def betas_pass(
 ) -> None:
     """Set both betas of the limiter."""
     sm, ss = strides.m, strides.s
+    vc, vm, vs = V
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
@@ -100,7 +109,7 @@ def betas_pass(
                 x = start + q
                 U[x], D[x] = betas(
                     psi, x, sm, ss, P, x, sm, x + ss, x - ss,
-                    V.c, x, V.m, x, x + sm, V.s, x, x + ss, r, eps, keep,
+                    vc, x, vm, x, x + sm, vs, x, x + ss, r, eps, keep,
                 )
 
 
@@ -110,13 +119,14 @@ def correct_pass(
     limiter: Any, keep: Any,
 ) -> None:
     """Set ``out`` to P after the limited corrective fluxes."""
+    vc, vm, vs = V
     for plane in range(region.plane, region.planes):
         for row in range(region.row, region.rows):
             start = first_item(strides, plane, row, region.item)
             for q in range(u(region.items - region.item)):
                 x = start + q
                 out[x] = correct(
-                    P, x, strides.m, strides.s, V, U, D, r, limiter, keep
+                    P, x, strides.m, strides.s, vc, vm, vs, U, D, r, limiter, keep
                 )
 
 

@@ -90,15 +90,17 @@ def donor_cell_flux(C: Array, x: Any, left: Any, right: Any) -> Any:
 
 
 @inline
-def donor_cell(psi: Array, x: Any, C: Any, sm: Any, ss: Any, r: Array) -> Any:
+def donor_cell(
+    psi: Array, x: Any, cc: Array, cm: Array, cs: Array, sm: Any, ss: Any, r: Array
+) -> Any:
     """Return psi of a cell after one donor-cell pass (S84 equation 2; J15 equation 8)."""
     here = psi[x]
-    total = donor_cell_flux(C.c, x + ONE, here, psi[x + ONE])
-    total -= donor_cell_flux(C.c, x, psi[x - ONE], here)
-    total += donor_cell_flux(C.m, x + sm, here, psi[x + sm])
-    total -= donor_cell_flux(C.m, x, psi[x - sm], here)
-    total += donor_cell_flux(C.s, x + ss, here, psi[x + ss])
-    total -= donor_cell_flux(C.s, x, psi[x - ss], here)
+    total = donor_cell_flux(cc, x + ONE, here, psi[x + ONE])
+    total -= donor_cell_flux(cc, x, psi[x - ONE], here)
+    total += donor_cell_flux(cm, x + sm, here, psi[x + sm])
+    total -= donor_cell_flux(cm, x, psi[x - sm], here)
+    total += donor_cell_flux(cs, x + ss, here, psi[x + ss])
+    total -= donor_cell_flux(cs, x, psi[x - ss], here)
     return here - total if r is None else here - total * r[x]
 
 
@@ -222,21 +224,22 @@ def pseudo_velocity(
 
 @inline
 def slow_face(
-    P: Array, y: Any, z: Any, yy: Any, zz: Any, W: Any, C: Any, r: Array, x: Any, sm: Any, ss: Any,
-    eps: Any, infinite: Any, third: Any, divergent: Any,
+    P: Array, y: Any, z: Any, yy: Any, zz: Any, W: Any,
+    cc: Array, cm: Array, cs: Array, r: Array, x: Any, sm: Any, ss: Any, eps: Any,
+    infinite: Any, third: Any, divergent: Any,
 ) -> Any:
     """Return the pseudo-velocity at the face along s below cell x.
 
     P holds the cells above and below the face at y and z, the next at yy and zz, rows W apart.
     """
     w = x - ss
-    c = C.s[x]
-    md = (C.m[x] + C.m[x + sm]) + (C.m[w] + C.m[w + sm])
-    me = (C.c[x] + C.c[x + ONE]) + (C.c[w] + C.c[w + ONE])
+    c = cs[x]
+    md = (cm[x] + cm[x + sm]) + (cm[w] + cm[w + sm])
+    me = (cc[x] + cc[x + ONE]) + (cc[w] + cc[w + ONE])
     spread = P.dtype.type(0)
     if divergent is not None:
-        spread = (C.s[x + ss] - C.s[w]) + (C.m[x + sm] - C.m[x]) + (C.m[w + sm] - C.m[w])
-        spread += (C.c[x + ONE] - C.c[x]) + (C.c[w + ONE] - C.c[w])
+        spread = (cs[x + ss] - cs[w]) + (cm[x + sm] - cm[x]) + (cm[w + sm] - cm[w])
+        spread += (cc[x + ONE] - cc[x]) + (cc[w + ONE] - cc[w])
     rl = None if r is None else r[w]
     rr = None if r is None else r[x]
     return pseudo_velocity(
@@ -246,41 +249,51 @@ def slow_face(
 
 
 @inline
-def plane_faces(
-    P: Array, y: Any, up: Any, down: Any, W: Any, C: Any, r: Array, x: Any, sm: Any, ss: Any,
-    eps: Any, infinite: Any, third: Any, divergent: Any,
+def middle_face(
+    P: Array, y: Any, up: Any, down: Any, W: Any,
+    cc: Array, cm: Array, cs: Array, r: Array, x: Any, sm: Any, ss: Any, eps: Any,
+    infinite: Any, third: Any, divergent: Any,
 ) -> Any:
-    """Return the pseudo-velocities at the faces along m and along c below cell x.
+    """Return the pseudo-velocity at the face along m below cell x.
 
     P holds that cell at y, those in the planes above and below at up and down, rows W apart.
     """
-    sum_c, sum_m, sum_s = C.c[x] + C.c[x + ONE], C.m[x] + C.m[x + sm], C.s[x] + C.s[x + ss]
-    rr = None if r is None else r[x]
     w = x - sm
+    md = (cc[x] + cc[x + ONE]) + (cc[w] + cc[w + ONE])
+    me = (cs[x] + cs[x + ss]) + (cs[w] + cs[w + ss])
     spread = P.dtype.type(0)
     if divergent is not None:
-        spread = (C.m[x + sm] - C.m[w]) + (C.c[x + ONE] - C.c[x]) + (C.c[w + ONE] - C.c[w])
-        spread += (C.s[x + ss] - C.s[x]) + (C.s[w + ss] - C.s[w])
-    md = sum_c + (C.c[w] + C.c[w + ONE])
-    me = sum_s + (C.s[w] + C.s[w + ss])
+        spread = (cm[x + sm] - cm[w]) + (cc[x + ONE] - cc[x]) + (cc[w + ONE] - cc[w])
+        spread += (cs[x + ss] - cs[x]) + (cs[w + ss] - cs[w])
     rl = None if r is None else r[w]
-    along_m = pseudo_velocity(
+    rr = None if r is None else r[x]
+    return pseudo_velocity(
         P, y, y - W, ONE, up, up - W, down, down - W, y + W, y - W - W,
-        C.m[x], md, me, rl, rr, spread, eps, infinite, third, divergent, None,
+        cm[x], md, me, rl, rr, spread, eps, infinite, third, divergent, None,
     )
+
+
+@inline
+def contiguous_face(
+    P: Array, y: Any, up: Any, down: Any, W: Any,
+    cc: Array, cm: Array, cs: Array, r: Array, x: Any, sm: Any, ss: Any, eps: Any,
+    infinite: Any, third: Any, divergent: Any,
+) -> Any:
+    """Return the same at the face along c."""
     w = x - ONE
+    md = (cm[x] + cm[x + sm]) + (cm[w] + cm[w + sm])
+    me = (cs[x] + cs[x + ss]) + (cs[w] + cs[w + ss])
+    spread = P.dtype.type(0)
     if divergent is not None:
-        spread = (C.c[x + ONE] - C.c[w]) + (C.m[x + sm] - C.m[x]) + (C.m[w + sm] - C.m[w])
-        spread += (C.s[x + ss] - C.s[x]) + (C.s[w + ss] - C.s[w])
-    md = sum_m + (C.m[w] + C.m[w + sm])
-    me = sum_s + (C.s[w] + C.s[w + ss])
+        spread = (cc[x + ONE] - cc[w]) + (cm[x + sm] - cm[x]) + (cm[w + sm] - cm[w])
+        spread += (cs[x + ss] - cs[x]) + (cs[w + ss] - cs[w])
     rl = None if r is None else r[w]
+    rr = None if r is None else r[x]
     # The last argument swaps products where there are third-order terms: the bits of 0.1.0.
-    along_c = pseudo_velocity(
+    return pseudo_velocity(
         P, y, y - ONE, W, up, up - ONE, down, down - ONE, y + ONE, y - ONE - ONE,
-        C.c[x], md, me, rl, rr, spread, eps, infinite, third, divergent, third,
+        cc[x], md, me, rl, rr, spread, eps, infinite, third, divergent, third,
     )
-    return along_m, along_c
 
 
 @inline
@@ -361,17 +374,17 @@ def limited_flux(
 
 @inline
 def correct(
-    P: Array, x: Any, sm: Any, ss: Any, V: Any, U: Array, D: Array, r: Array,
-    limiter: Any, keep: Any,
+    P: Array, x: Any, sm: Any, ss: Any, vc: Array, vm: Array, vs: Array, U: Array, D: Array,
+    r: Array, limiter: Any, keep: Any,
 ) -> Any:
     """Return psi of a cell after the limited corrective fluxes (J15 equation 8)."""
     here = P[x]
-    total = limited_flux(V.c, x + ONE, P, x, x + ONE, U, D, limiter, keep)
-    total -= limited_flux(V.c, x, P, x - ONE, x, U, D, limiter, keep)
-    above = limited_flux(V.m, x + sm, P, x, x + sm, U, D, limiter, keep)
-    total += difference(above, limited_flux(V.m, x, P, x - sm, x, U, D, limiter, keep))
-    above = limited_flux(V.s, x + ss, P, x, x + ss, U, D, limiter, keep)
-    total = difference(total, limited_flux(V.s, x, P, x - ss, x, U, D, limiter, keep))
+    total = limited_flux(vc, x + ONE, P, x, x + ONE, U, D, limiter, keep)
+    total -= limited_flux(vc, x, P, x - ONE, x, U, D, limiter, keep)
+    above = limited_flux(vm, x + sm, P, x, x + sm, U, D, limiter, keep)
+    total += difference(above, limited_flux(vm, x, P, x - sm, x, U, D, limiter, keep))
+    above = limited_flux(vs, x + ss, P, x, x + ss, U, D, limiter, keep)
+    total = difference(total, limited_flux(vs, x, P, x - ss, x, U, D, limiter, keep))
     if r is None:
         return difference(here - total, above)
     return (here - total * r[x]) - above * r[x]

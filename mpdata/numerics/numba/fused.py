@@ -24,10 +24,11 @@ from mpdata.numerics.numba.formulas import (
     advective_flux,
     allowed,
     betas,
+    contiguous_face,
     donor_cell,
     entry,
     inline,
-    plane_faces,
+    middle_face,
     slow_face,
 )
 
@@ -54,15 +55,15 @@ def prefetch(context: Any, array: Any, index: Any) -> Any:
 # fmt: off
 @inline
 def slow_row(
-    F: Array, f: Any, P: Array, b0: Any, b1: Any, W: Any, C: Any, r: Array, x0: Any, n: Any,
-    sm: Any, ss: Any, terms: Any,
+    F: Array, f: Any, P: Array, b0: Any, b1: Any, W: Any,
+    cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
 ) -> None:
     """Faces along s between the planes b0 and b1."""
     zero = P.dtype.type(0)
     for q in range(n):
         y, z = b1 + q, b0 + q
         v = slow_face(
-            P, y, z, y, z, W, C, r, x0 + q, sm, ss,
+            P, y, z, y, z, W, cc, cm, cs, r, x0 + q, sm, ss,
             terms.eps, terms.infinite, None, terms.divergent,
         )
         F[f + q] = v if terms.infinite is not None else advective_flux(v, P[z], P[y], zero)
@@ -71,18 +72,22 @@ def slow_row(
 @inline
 def plane_row(
     Fc: Array, Fm: Array, f: Any, P: Array, b0: Any, b1: Any, b2: Any, W: Any,
-    C: Any, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
+    cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
 ) -> None:
     """Faces along m and c below the cells of a row in plane b1, between the planes b0 and b2."""
     zero, bare = P.dtype.type(0), terms.infinite is not None
     for q in range(n):
-        y = b1 + q
-        vm, vc = plane_faces(
-            P, y, b2 + q, b0 + q, W, C, r, x0 + q, sm, ss,
+        x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
+        v = middle_face(
+            P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
             terms.eps, terms.infinite, None, terms.divergent,
         )
-        Fm[f + q] = vm if bare else advective_flux(vm, P[y - W], P[y], zero)
-        Fc[f + q] = vc if bare else advective_flux(vc, P[y - ONE], P[y], zero)
+        Fm[f + q] = v if bare else advective_flux(v, P[y - W], P[y], zero)
+        v = contiguous_face(
+            P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
+            terms.eps, terms.infinite, None, terms.divergent,
+        )
+        Fc[f + q] = v if bare else advective_flux(v, P[y - ONE], P[y], zero)
 
 
 @inline
@@ -144,14 +149,14 @@ def update_row(
 
 @inline
 def ahead_row(
-    psi: Array, C: Any, r: Array, x: Any, n: Any, line: Any, ss: Any
+    psi: Array, cc: Array, cm: Array, cs: Array, r: Array, x: Any, n: Any, line: Any, ss: Any
 ) -> None:
     """Ask for what the donor cell will read for the first time."""
     for q in range(u(0), n, line):
         prefetch(psi, x + ss + q)
-        prefetch(C.s, x + ss + q)
-        prefetch(C.c, x + q)
-        prefetch(C.m, x + q)
+        prefetch(cs, x + ss + q)
+        prefetch(cc, x + q)
+        prefetch(cm, x + q)
         if r is not None:
             prefetch(r, x + q)
 
@@ -179,49 +184,52 @@ def inside(at: int, cells: int, low: int, high: int) -> tuple[int, int]:
 
 
 @inline
-def fill_ends(P: Array, to: Any, edges: Any, tile: Any, fixed: bool) -> None:
+def fill_ends(
+    P: Array, to: Any, extents: Array, kinds: Array, values: Array, tile: Any, fixed: bool
+) -> None:
     """Set psi of a row beyond the edges of the contiguous axis.
 
     ``fixed``: whether a fixed value of this axis counts there.
     """
     start = to + tile.lead
-    stop = start + u(edges.extents[2])
-    low, high = edges.kinds[4], edges.kinds[5]
+    stop = start + u(extents[2])
+    low, high = kinds[4], kinds[5]
     if low == 1 or (low == 2 and fixed):
-        edge = edges.values[2] if low == 2 else P[start]
+        edge = values[2] if low == 2 else P[start]
         for q in range(to, start):
             P[q] = edge
     if high == 1 or (high == 2 and fixed):
-        edge = edges.values[2] if high == 2 else P[stop - ONE]
+        edge = values[2] if high == 2 else P[stop - ONE]
         for q in range(stop, to + tile.count):
             P[q] = edge
 
 
 @inline
 def donor_tile_row(
-    P: Array, to: Any, psi: Array, C: Any, r: Array, strides: Any, edges: Any, tile: Any,
+    P: Array, to: Any, psi: Array, cc: Array, cm: Array, cs: Array, r: Array, strides: Any,
+    extents: Array, kinds: Array, values: Array, rank: Array, tile: Any,
     plane: int, row: int, more: Any,
 ) -> None:
     """Set a row of P to psi after the donor cell, what lies beyond the domain's edges included.
 
     ``more``: whether the row two further on will be wanted.
     """
-    source, kind_s = inside(plane, edges.extents[0], edges.kinds[0], edges.kinds[1])
-    within, kind_m = inside(row, edges.extents[1], edges.kinds[2], edges.kinds[3])
+    source, kind_s = inside(plane, extents[0], kinds[0], kinds[1])
+    within, kind_m = inside(row, extents[1], kinds[2], kinds[3])
     fixed = 1 if kind_m == 2 else -1
-    if kind_s == 2 and (fixed < 0 or edges.rank[0] < edges.rank[1]):
+    if kind_s == 2 and (fixed < 0 or rank[0] < rank[1]):
         fixed = 0
     x = strides.base + u(source) * strides.s + u(within) * strides.m - tile.lead
     if fixed >= 0:
         for q in range(tile.count):
-            P[to + q] = edges.values[fixed]
+            P[to + q] = values[fixed]
     else:
         if more:
             line = u(64 // P.itemsize)
-            ahead_row(psi, C, r, x + strides.m + strides.m, tile.count, line, strides.s)
+            ahead_row(psi, cc, cm, cs, r, x + strides.m + strides.m, tile.count, line, strides.s)
         for q in range(tile.count):
-            P[to + q] = donor_cell(psi, x + q, C, strides.m, strides.s, r)
-    fill_ends(P, to, edges, tile, fixed < 0 or edges.rank[2] < edges.rank[fixed])
+            P[to + q] = donor_cell(psi, x + q, cc, cm, cs, strides.m, strides.s, r)
+    fill_ends(P, to, extents, kinds, values, tile, fixed < 0 or rank[2] < rank[fixed])
 
 
 @entry
@@ -236,16 +244,19 @@ def sweep(
         strides, edges, tile, buffers, limiter, terms: see arguments.py.
         first, last: planes.
     """
+    # Once: a member of a tuple is counted as held wherever it is asked for.
+    cc, cm, cs = C
     P, Fc, Fm, Fs, U, D, Q, G = buffers
+    extents, kinds, values, rank = edges
     sm, ss, W, height = strides.m, strides.s, tile.pitch, tile.height
     e = 0 if limiter is None else 1
     k = 1 + e
     plane = u(height + 2 * k) * W
     line = u(64 // P.itemsize)
     wraps = tile.lead == u(0)
-    cells = u(edges.extents[2])
-    for begin in range(0, edges.extents[1], height):
-        rows = min(height, edges.extents[1] - begin)
+    cells = u(extents[2])
+    for begin in range(0, extents[1], height):
+        rows = min(height, extents[1] - begin)
         for q in range(G.size):
             G[q] = 0
         for i in range(first - k, last + 2):
@@ -261,7 +272,8 @@ def sweep(
                 if w < rows + k and i < last + k:
                     to = p_up + u(w + k) * W
                     donor_tile_row(
-                        P, to, psi, C, r, strides, edges, tile, i, begin + w, w + 2 < rows + k
+                        P, to, psi, cc, cm, cs, r, strides, extents, kinds, values,
+                        rank, tile, i, begin + w, w + 2 < rows + k,
                     )
                     if wraps:
                         wrap_row(P, to, cells, u(k), u(k))
@@ -271,14 +283,14 @@ def sweep(
                 if v >= -e:
                     if first - e <= i and i <= last + e and v < rows + e:
                         slow_row(
-                            Fs, f_up + at, P, p_mid + at, p_up + at, W, C, r, x, tile.count,
-                            sm, ss, terms,
+                            Fs, f_up + at, P, p_mid + at, p_up + at, W, cc, cm, cs, r, x,
+                            tile.count, sm, ss, terms,
                         )
                     if first - e <= j and j < last + e and v < rows + e + 1:
                         f0 = line + u((v + 8) & 3) * W
                         plane_row(
-                            Fc, Fm, f0, P, p_low + at, p_mid + at, p_up + at, W, C, r, x - ss,
-                            tile.count, sm, ss, terms,
+                            Fc, Fm, f0, P, p_low + at, p_mid + at, p_up + at, W,
+                            cc, cm, cs, r, x - ss, tile.count, sm, ss, terms,
                         )
                         if wraps:
                             wrap_row(Fc, f0, cells, u(0), ONE)
