@@ -165,7 +165,23 @@ class Slurm:
         """End all jobs; wait until every node is idle again."""
         for state in ("PENDING", "RUNNING"):
             self.run("scancel", f"--state={state}")
-        self.wait_until(lambda: len(self.idle()) == self.record["nodes"], "all nodes idle")
+
+        def ready() -> bool:
+            self.resume_drained()
+            return len(self.idle()) == self.record["nodes"]
+
+        self.wait_until(ready, "all nodes idle")
+
+    def resume_drained(self) -> None:
+        """Take back nodes that Slurm has drained itself, as a site's administrator would.
+
+        It drains a node with "Kill task failed" when a step that was cancelled while it was being
+        launched has not ended within a minute.
+        """
+        for line in self("sinfo", "--Node", "--noheader", "--format=%N|%E").splitlines():
+            name, _, reason = line.partition("|")
+            if reason.strip() == "Kill task failed":
+                self.run("scontrol", "update", f"nodename={name}", "state=resume")
 
 
 @contextlib.contextmanager
