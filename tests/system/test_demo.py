@@ -69,9 +69,7 @@ def test_ctrl_c_on_the_demo_leaves_no_process(
     if Path(sys.prefix) != ROOT / ".venv":
         pytest.skip("the demo would first install itself into .venv: run by scripts/test only")
     with started(
-        [str(ROOT / "scripts" / "demo"), "--winds", *map(str, winds), "--out", str(tmp_path)],
-        # Tests that run in a shell's background have been told to ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        [str(ROOT / "scripts" / "demo"), "--winds", *map(str, winds), "--out", str(tmp_path)]
     ) as demo:
         # The demo, mpiexec, its proxy, at least one rank.
         wait_for(lambda: len(marked(demo.mark)) >= 4)
