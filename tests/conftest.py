@@ -9,7 +9,6 @@ import pytest
 from promises import enter, promises, proven_by
 from selection import covering_rows
 
-
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # So it is where a shell runs tests in its background; what they start is to hear of Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
