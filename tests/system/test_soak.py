@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from soak import judge, soak
 
-RESIZES = 18
+RESIZES = 30
 
 
 @pytest.mark.wide
