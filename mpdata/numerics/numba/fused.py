@@ -205,31 +205,11 @@ def fill_ends(
 
 
 @inline
-def donor_tile_row(
-    P: Array, to: Any, psi: Array, cc: Array, cm: Array, cs: Array, r: Array, strides: Any,
-    extents: Array, kinds: Array, values: Array, rank: Array, tile: Any,
-    plane: int, row: int, more: Any,
-) -> None:
-    """Set a row of P to psi after the donor cell, what lies beyond the domain's edges included.
-
-    ``more``: whether the row two further on will be wanted.
-    """
-    source, kind_s = inside(plane, extents[0], kinds[0], kinds[1])
-    within, kind_m = inside(row, extents[1], kinds[2], kinds[3])
-    fixed = 1 if kind_m == 2 else -1
-    if kind_s == 2 and (fixed < 0 or rank[0] < rank[1]):
-        fixed = 0
-    x = strides.base + u(source) * strides.s + u(within) * strides.m - tile.lead
-    if fixed >= 0:
-        for q in range(tile.count):
-            P[to + q] = values[fixed]
-    else:
-        if more:
-            line = u(64 // P.itemsize)
-            ahead_row(psi, cc, cm, cs, r, x + strides.m + strides.m, tile.count, line, strides.s)
-        for q in range(tile.count):
-            P[to + q] = donor_cell(psi, x + q, cc, cm, cs, strides.m, strides.s, r)
-    fill_ends(P, to, extents, kinds, values, tile, fixed < 0 or rank[2] < rank[fixed])
+def fixed_axis(kind_s: int, kind_m: int, rank: Array) -> int:
+    """Return which of the axes s (0) and m (1) gives a row its fixed value, -1 for none."""
+    if kind_s == 2 and (kind_m != 2 or rank[0] < rank[1]):
+        return 0
+    return 1 if kind_m == 2 else -1
 
 
 @entry
@@ -248,12 +228,13 @@ def sweep(
     cc, cm, cs = C
     P, Fc, Fm, Fs, U, D, Q, G = buffers
     extents, kinds, values, rank = edges
-    sm, ss, W, height = strides.m, strides.s, tile.pitch, tile.height
+    base, sm, ss = strides
+    lead, count, W, height = tile
     e = 0 if limiter is None else 1
     k = 1 + e
     plane = u(height + 2 * k) * W
     line = u(64 // P.itemsize)
-    wraps = tile.lead == u(0)
+    wraps = lead == u(0)
     cells = u(extents[2])
     for begin in range(0, extents[1], height):
         rows = min(height, extents[1] - begin)
@@ -268,29 +249,39 @@ def sweep(
             p_low = line + u((i + 46) % 3) * plane
             f_up = line + u((i + 16) & 1) * plane
             f_mid = line + u((j + 16) & 1) * plane
+            source, kind_s = inside(i, extents[0], kinds[0], kinds[1])
             for w in range(-k, rows + 2 + e):
                 if w < rows + k and i < last + k:
                     to = p_up + u(w + k) * W
-                    donor_tile_row(
-                        P, to, psi, cc, cm, cs, r, strides, extents, kinds, values,
-                        rank, tile, i, begin + w, w + 2 < rows + k,
-                    )
+                    row, kind_m = inside(begin + w, extents[1], kinds[2], kinds[3])
+                    fixed = fixed_axis(kind_s, kind_m, rank)
+                    x = base + u(source) * ss + u(row) * sm - lead
+                    if fixed >= 0:
+                        for q in range(count):
+                            P[to + q] = values[fixed]
+                    else:
+                        if w + 2 < rows + k:
+                            ahead_row(psi, cc, cm, cs, r, x + sm + sm, count, line, ss)
+                        for q in range(count):
+                            P[to + q] = donor_cell(psi, x + q, cc, cm, cs, sm, ss, r)
                     if wraps:
                         wrap_row(P, to, cells, u(k), u(k))
+                    decides = fixed < 0 or rank[2] < rank[fixed]
+                    fill_ends(P, to, extents, kinds, values, tile, decides)
                 v = w - 1
                 at = u(v + k) * W
-                x = strides.base + u(i) * ss + u(begin + v) * sm - tile.lead
+                x = base + u(i) * ss + u(begin + v) * sm - lead
                 if v >= -e:
                     if first - e <= i and i <= last + e and v < rows + e:
                         slow_row(
                             Fs, f_up + at, P, p_mid + at, p_up + at, W, cc, cm, cs, r, x,
-                            tile.count, sm, ss, terms,
+                            count, sm, ss, terms,
                         )
                     if first - e <= j and j < last + e and v < rows + e + 1:
                         f0 = line + u((v + 8) & 3) * W
                         plane_row(
                             Fc, Fm, f0, P, p_low + at, p_mid + at, p_up + at, W,
-                            cc, cm, cs, r, x - ss, tile.count, sm, ss, terms,
+                            cc, cm, cs, r, x - ss, count, sm, ss, terms,
                         )
                         if wraps:
                             wrap_row(Fc, f0, cells, u(0), ONE)
@@ -298,22 +289,22 @@ def sweep(
                 if limiter is not None:
                     if v >= -1 and v < rows + 1 and first - 1 <= j and j < last + 1:
                         at = u(v + k) * W
-                        x = strides.base + u(j) * ss + u(begin + v) * sm - tile.lead
+                        x = base + u(j) * ss + u(begin + v) * sm - lead
                         betas_row(
                             U, D, f_mid + at, psi, x, sm, ss, P, p_low + at, p_mid + at,
                             p_up + at, W, Fc, Fm, line + u((v + 8) & 3) * W,
                             line + u((v + 9) & 3) * W, Fs, f_mid + at, f_up + at,
-                            r, tile.count, terms.eps,
+                            r, count, terms.eps,
                         )
                         if wraps:
                             wrap_row(U, f_mid + at, cells, ONE, ONE)
                             wrap_row(D, f_mid + at, cells, ONE, ONE)
                 v = w - 2 - e
                 if v >= -1 and v < rows and first <= j and j <= last:
-                    at = u(v + k) * W + tile.lead
-                    f0 = line + u((v + 8) & 3) * W + tile.lead
-                    f1 = line + u((v + 9) & 3) * W + tile.lead
-                    x = strides.base + u(j) * ss + u(begin + v) * sm
+                    at = u(v + k) * W + lead
+                    f0 = line + u((v + 8) & 3) * W + lead
+                    f1 = line + u((v + 9) & 3) * W + lead
+                    x = base + u(j) * ss + u(begin + v) * sm
                     for q in range(u(0), cells + line, line):
                         prefetch(out, x - ss + sm + sm + q)
                     if v < 0:
