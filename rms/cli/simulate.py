@@ -66,7 +66,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     policy = chosen(
         named(arguments.policy),
         counted=arguments.cluster is None,
-        ahead=not any(spec.resize_every_s for spec in specs),
+        ahead=not any(spec.resize_points_known for spec in specs),
         order=arguments.order,
         estimates=arguments.estimates,
         passes=arguments.passes,

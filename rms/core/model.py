@@ -117,6 +117,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         speedup: run time against nodes, or None where nothing is known.
         limit_s: time limit, or None.
         resize_every_s: running time from one resize point to the next; None where it has none.
+        resize_parts: equal parts of its work; a resize point lies between two. None where that is
+            not known.
         resize_price_s: time without progress that a resize costs it.
         array: name of the job array it belongs to, or None.
         array_limit: how many jobs of that array may run at once, or None.
@@ -141,6 +143,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     run_s: float | None = None
     power_w: float | None = None
     profile: tuple[tuple[float, float], ...] = ()
+    resize_parts: int | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -148,6 +151,11 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
                 f"job {self.id}: expected 1 <= min <= preferred <= max nodes, got "
                 f"{self.nodes_min}, {self.preferred}, {self.nodes_max}"
             )
+
+    @property
+    def resize_points_known(self) -> bool:
+        """Whether it is known when it comes to resize points, as of a simulated job."""
+        return self.resize_every_s is not None or self.resize_parts is not None
 
     def sizes(self) -> Sequence[int]:
         """Return the sizes the job may run at, rising."""

@@ -63,7 +63,7 @@ def _started(state: State, event: Started) -> None:
     job.state, job.start_s, job.since_s = JobState.RUNNING, now, now
     whole = job.spec.time_s(job.size)
     job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
-    if job.spec.resize_every_s is not None:
+    if job.spec.resize_points_known:
         job.at_resize_point = state.needs_pass = True
         if not reindex:
             state.unindex_running(job)

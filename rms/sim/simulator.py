@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import floor, inf
 from operator import attrgetter
 from random import Random
 from typing import Literal
@@ -268,12 +269,12 @@ class Simulation:
         if left is None:
             raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
         version = 0
-        if spec.resize_every_s is not None or self._failing:
+        if spec.resize_points_known or self._failing:
             version = self._versions[spec.id] = self._versions.get(spec.id, 0) + 1
         self._number += 1
         ended = Ended(now + left, spec.id, "COMPLETED")
         heapq.heappush(self._heap, (now + left, 1, self._number, ended, version))
-        if spec.resize_every_s is not None:
+        if spec.resize_points_known:
             self._next_point(job, now)
         if spec.profile and not job.done:
             self._phases(job, now, left)
@@ -295,10 +296,19 @@ class Simulation:
             at_s += span * run_s
 
     def _next_point(self, job: Job, now: float) -> None:
-        every = job.spec.resize_every_s
-        if every is not None and job.spec.mode.resizable:
-            point = ResizePoint(now + every, job.spec.id)
-            self._push(point, self._versions[job.spec.id])
+        """Enter when a job comes to its next resize point."""
+        spec, at_s = job.spec, inf
+        if not spec.mode.resizable:
+            return
+        if spec.resize_every_s is not None:
+            at_s = now + spec.resize_every_s
+        if spec.resize_parts is not None and job.rate:
+            done = 1.0 - job.remaining_share(now)
+            part = floor(done * spec.resize_parts + 1e-6) + 1
+            if part < spec.resize_parts:
+                at_s = min(at_s, now + (part / spec.resize_parts - done) / job.rate)
+        if at_s < inf:
+            self._push(ResizePoint(at_s, spec.id), self._versions[spec.id])
 
     def _resize_or_go_on(self, job: Job, now: float) -> None:
         if job.requested_size is None:
