@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -16,8 +16,11 @@ from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.swf import read_trace, write_trace
 from rms.sim.run import chosen, figures, rows, simulated, write_rows
-from rms.sim.simulator import failing
+from rms.sim.simulator import Passes, failing
 from rms.wire.terminal import check_writable, publish, refuse_on
+
+PASSES = """after every event, submissions before all else of their time; once an instant; after
+every event, submissions after all else"""
 
 
 def add_simulate(command: argparse.ArgumentParser) -> None:
@@ -31,7 +34,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     add("--mode", metavar="MODE")
     add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
     add("--estimates", choices=("requested", "exact"))
-    add("--passes", choices=("per-event", "per-timestamp"), default="per-event")
+    add("--passes", choices=get_args(Passes), default="per-event", help=PASSES)
     add("--per-job", type=Path, metavar="OUT.csv")
     add("--malleable", metavar="PCT[,PCT...]", help="make these shares of a trace's jobs malleable")
     add("--serial", type=float, default=0.05, metavar="F", help="their share that is not parallel")

@@ -33,7 +33,12 @@ from rms.core.ledger import Ledger
 from rms.core.model import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy
 
-Passes = Literal["per-event", "per-timestamp"]
+Passes = Literal["per-event", "per-timestamp", "ends-first"]
+"""How often the policy is asked, and what comes first within an instant.
+
+``per-event``: after every event, submissions before all else of their time. ``ends-first``: after
+every event, submissions after all else. ``per-timestamp``: once all of an instant are in.
+"""
 
 
 class Phase(msgspec.Struct, frozen=True):
@@ -53,7 +58,7 @@ _RANK: dict[type, int] = {
     ResizePoint: 4,
     Phase: 5,
 }
-"""What comes first at one time, after submissions: ends, nodes freed, ticks, resize points."""
+"""What comes first at one time, submissions aside: ends, nodes freed, ticks, resize points."""
 
 
 _IDLE = frozenset((Ticked, NodeDown, NodeUp))
@@ -102,7 +107,8 @@ class Simulation:
         specs: the jobs; all must have a run time or a speedup.
         power: one model per node; their number is the cluster's size. Or a site.
         policy: the policy.
-        passes: whether it is asked after every event, or once all of an instant are in.
+        passes: whether it is asked after every event, or once all of an instant are in; and
+            whether submissions come first or last within an instant.
         hooks: what is kept and told of it while it runs.
         failures: when nodes go down and come back, rising in time (see :func:`failing`). What runs
             on a node that goes down starts again from its beginning, elsewhere.
@@ -128,6 +134,7 @@ class Simulation:
         self._record, self._progress = hooks.record, hooks.progress
         self._observer = hooks.observer
         self._together = passes == "per-timestamp"
+        self._submissions_last = passes == "ends-first"
         self._heap: list[tuple[float, int, int, Event | Phase, int]] = []
         self._number = 0
         # Of the events in the heap about one job, those of its newest version count.
@@ -167,10 +174,14 @@ class Simulation:
         ledger.advance(state, state.now_s)
 
     def _pop(self) -> Event | Phase | None:
-        """Return what happens next; submissions go before all else of their time."""
-        heap, submission = self._heap, self._next_submission
+        """Return what happens next; submissions go before all else of their time, or after it."""
+        heap, submission, last = self._heap, self._next_submission, self._submissions_last
         while True:
-            if submission is not None and (not heap or submission.at_s <= heap[0][0]):
+            if submission is not None and (
+                not heap
+                or submission.at_s < heap[0][0]
+                or (submission.at_s == heap[0][0] and not last)
+            ):
                 self._next_submission = next(self._submissions, None)
                 return submission
             if not heap:
