@@ -14,6 +14,8 @@ from rms.core.events import NodeDown, NodeUp
 from rms.core.model import JobSpec, Mode, Site
 from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError, read_cluster, read_workload
+from rms.formats.joblog import JobLog, Unit, log_lines, read_log
+from rms.formats.sacct import COMMAND
 from rms.formats.swf import read_trace, write_trace
 from rms.sim.run import chosen, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes, failing
@@ -28,8 +30,21 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--workload", type=Path, metavar="FILE.toml")
     add("--trace", type=Path, metavar="FILE.swf[.gz]")
+    add(
+        "--sacct",
+        type=Path,
+        nargs="+",
+        metavar="FILE[.gz]",
+        help=f"a cluster's accounting, as printed by: {COMMAND.replace('%', '%%')}",
+    )
+    add("--by", choices=get_args(Unit), default="nodes", help="what a size of --sacct counts")
     add("--cluster", type=Path, metavar="FILE.toml")
-    add("--processors", type=int, metavar="P", help="default: the trace's")
+    add(
+        "--processors",
+        type=int,
+        metavar="P",
+        help="default: the trace's, or the most that jobs of --sacct held at once",
+    )
     add("--policy", default="array-share", metavar="NAME|FILE.toml")
     add("--mode", metavar="MODE")
     add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
@@ -162,8 +177,9 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
 
 
 def _inputs(arguments: argparse.Namespace) -> tuple[Sequence[JobSpec], Site, dict[str, Any]]:
-    if (arguments.trace is None) == (arguments.workload is None):
-        raise FileError("expected either --trace FILE.swf or --workload FILE.toml")
+    given = [arguments.trace, arguments.sacct, arguments.workload]
+    if sum(each is not None for each in given) != 1:
+        raise FileError("expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml")
     if arguments.mode is not None and arguments.mode not in list(Mode):
         raise FileError(f"expected a mode of {', '.join(Mode)}, got {arguments.mode!r}")
     if arguments.cluster is not None and arguments.processors is not None:
@@ -171,9 +187,15 @@ def _inputs(arguments: argparse.Namespace) -> tuple[Sequence[JobSpec], Site, dic
     if arguments.processors is not None and arguments.processors < 1:
         raise FileError(f"expected at least 1 processor, got {arguments.processors}")
     mode = None if arguments.mode is None else Mode(arguments.mode)
-    processors, notes = arguments.processors, {}
+    processors = arguments.processors
+    log: JobLog | None = None
+    notes: dict[str, Any] = {}
     specs: Sequence[JobSpec]
-    if arguments.trace is not None:
+    if arguments.sacct is not None:
+        log = read_log(arguments.sacct, arguments.by)
+        specs = [job.spec(mode or Mode.FIXED) for job in log.jobs]
+        processors = processors or log.largest
+    elif arguments.trace is not None:
         trace = read_trace(arguments.trace, mode=mode or Mode.FIXED)
         specs = trace.specs
         notes = {"skipped_records": trace.skipped, "raised_estimates": trace.raised}
@@ -182,10 +204,14 @@ def _inputs(arguments: argparse.Namespace) -> tuple[Sequence[JobSpec], Site, dic
         specs = read_workload(arguments.workload, mode, _say)
     if arguments.cluster is not None:
         power = read_cluster(arguments.cluster).power
-        return specs, Site(len(power), power), notes
-    if processors is None:
+        site = Site(len(power), power)
+    elif processors is not None:
+        site = Site(processors)
+    else:
         raise FileError("expected --cluster FILE.toml or --processors P, got neither")
-    return specs, Site(processors), notes
+    if log is not None:
+        notes = {"log": log.figures(site.nodes, arguments.by)}
+    return specs, site, notes
 
 
 class ProgressBar:
@@ -223,6 +249,9 @@ def _table(result: dict[str, Any]) -> list[str]:
         text = f"{value:.10g}" if isinstance(value, float) else str(value)
         if name.startswith("mean_") or name == "p95_bounded_slowdown":
             text = f"{value:.4f}"
+        if name == "log":
+            lines += ["", *log_lines(value)]
+            continue
         if isinstance(value, dict):
             text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())
         lines.append(f"{name:22s} {text}")

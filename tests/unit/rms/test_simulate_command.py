@@ -65,7 +65,7 @@ def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     ("options", "expected"),
     [
         (["--trace", "none.swf"], "does not exist"),
-        ([], "--trace FILE.swf or --workload"),
+        ([], "one of --trace FILE.swf, --sacct FILE and --workload"),
         (["--workload", str(JOBS / "nine-k80.toml")], "--processors P, got neither"),
         (["--workload", str(JOBS / "nine-k80.toml"), "--processors", "0"], "at least 1"),
         (

@@ -1,0 +1,264 @@
+"""What Slurm's ``sacct --parsable2`` prints: one :class:`Record` for each line that is about a job.
+
+Columns go by the names in the header, in any order. A job name may hold the separator: what a line
+has too many fields then belongs to the name, as long as no other column is free text.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+from rms.formats.config import FileError
+
+COMMAND = (
+    "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --noconvert"
+    " --starttime 2025-01-01 --endtime now --format="
+    "JobID,User,Account,Partition,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,"
+    "AllocNodes,NNodes,AllocCPUS,State,JobName"
+)
+"""What to type on a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
+the job's name comes last, so that nothing in it can be taken for another column."""
+
+_NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID"))
+_NO_LIMIT = frozenset(("UNLIMITED", "PARTITION_LIMIT", "INFINITE", "NOT_SET"))
+_FREE_TEXT = ("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir")
+_JOB = re.compile(r"(\d+(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?)(\..*)?", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", re.ASCII)
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KM]?)", re.ASCII)
+_UNITS = {"": 1, "K": 1024, "M": 1024**2}
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One line of accounting: a job, a part of a heterogeneous one, or one of its attempts.
+
+    Attributes:
+        id: as Slurm writes it, also ``123_[5-9]`` and ``123+1``.
+        submit_s, eligible_s, start_s, end_s: times in s, None where there is none yet.
+        elapsed_s: run time, without the time it was suspended; None where it is not stated.
+        limit_s: requested run time, None where it is unlimited or not stated.
+        nodes, cpus: what it was given, 0 if nothing.
+        state: by Slurm's name.
+    """
+
+    id: str
+    submit_s: float
+    eligible_s: float | None
+    start_s: float | None
+    end_s: float | None
+    elapsed_s: float | None
+    limit_s: float | None
+    nodes: int
+    cpus: int
+    state: str
+    user: str = ""
+    account: str = ""
+    partition: str = ""
+    name: str = ""
+
+
+class Clock:
+    """Reads times, and refuses a log that has local times in one place and seconds in another."""
+
+    def __init__(self) -> None:
+        self._absolute: bool | None = None
+
+    def read(self, text: str) -> float | None:
+        """Return seconds since 1970, of a local time as if it were UTC; None of ``Unknown``.
+
+        Raises:
+            ValueError: it is no time, or of another kind than those before it.
+        """
+        if text in _NEVER:
+            return None
+        if text.isdecimal():
+            found, absolute = float(text), True
+            if not found:
+                return None
+        else:
+            at = datetime.fromisoformat(text)
+            absolute = at.tzinfo is not None
+            found = (at if absolute else at.replace(tzinfo=UTC)).timestamp()
+        if self._absolute is None:
+            self._absolute = absolute
+        if absolute is not self._absolute:
+            raise ValueError("times of one kind in all files, local or since 1970")
+        return found
+
+
+def open_text(path: Path) -> TextIO:
+    """Open a text file, also a compressed one."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
+    return path.open("rt", encoding="utf-8", errors="replace")
+
+
+def records(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
+    """Yield the records of a file, in its order.
+
+    Args:
+        clock: one for all files of a log.
+        counts: lines that are no record of a job are entered here, by what they are.
+
+    Raises:
+        FileError: missing, or not what ``sacct --parsable2`` prints.
+    """
+    reader: _Reader | None = None
+    with open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            text = line.rstrip("\r\n")
+            if not text.strip():
+                continue
+            if reader is None or reader.is_header(text):
+                reader = _Reader(text, path, clock)
+                continue
+            try:
+                record = reader.record(text)
+            except ValueError as error:
+                if not line.endswith("\n"):
+                    counts["cut_short_lines"] += 1
+                    continue
+                raise FileError(f"{path}: expected {error} in line {number}") from None
+            if record is None:
+                counts["steps"] += 1
+            else:
+                yield record
+
+
+class _Reader:
+    """Turns lines into records by the names of their columns."""
+
+    def __init__(self, header: str, path: Path, clock: Clock) -> None:
+        self._clock = clock
+        separators = set(re.findall(r"[^A-Za-z0-9]+", header))
+        self._separator = separators.pop() if len(separators) == 1 else "|"
+        names = [name.casefold() for name in header.split(self._separator)]
+        self._at = {name: at for at, name in enumerate(names)}
+        self._width = len(names)
+        self._id = self._first("jobid", "jobidraw")
+        wanted = {
+            "JobID": self._id,
+            "Submit": self._first("submit"),
+            "Start": self._first("start"),
+            "State": self._first("state"),
+            "AllocNodes or NNodes": self._first("allocnodes", "nnodes"),
+            "End or ElapsedRaw": self._first("end", "elapsedraw", "elapsed"),
+        }
+        missing = [name for name, at in wanted.items() if at is None]
+        if missing or " " in self._separator:
+            raise FileError(
+                f"{path}: expected a line of names as `sacct --parsable2` prints it, with "
+                f"{', '.join(missing or wanted)}, got {header[:60]!r}"
+            )
+        free = [name for name in _FREE_TEXT if name in self._at]
+        self._free = self._at[free[0]] if len(free) == 1 else None
+
+    def _first(self, *names: str) -> int | None:
+        return next((self._at[name] for name in names if name in self._at), None)
+
+    def is_header(self, text: str) -> bool:
+        """Return whether the line has names, as where one file was put behind another."""
+        return "JobID" in text and "Submit" in text.split(self._separator)
+
+    def record(self, text: str) -> Record | None:
+        """Return what a line says, None of a step.
+
+        Raises:
+            ValueError: it does not parse; the text goes on after "expected".
+        """
+        fields = self._fields(text)
+        assert self._id is not None
+        found = _JOB.fullmatch(fields[self._id])
+        if found is None:
+            raise ValueError(f"a job's id, got {fields[self._id][:40]!r}")
+        if found[2] is not None:
+            return None
+        submit_s, eligible_s = self._time(fields, "submit"), self._time(fields, "eligible")
+        submit_s = eligible_s if submit_s is None else submit_s
+        if submit_s is None:
+            raise ValueError("a time in Submit, got none")
+        state = self._text(fields, "state").split()
+        return Record(
+            found[1],
+            submit_s,
+            eligible_s,
+            self._time(fields, "start"),
+            self._time(fields, "end"),
+            self._elapsed(fields),
+            self._limit(fields),
+            self._count(fields, "allocnodes", "nnodes"),
+            self._count(fields, "alloccpus", "ncpus"),
+            state[0].rstrip("+") if state else "",
+            self._text(fields, "user"),
+            self._text(fields, "account"),
+            self._text(fields, "partition"),
+            self._text(fields, "jobname"),
+        )
+
+    def _fields(self, text: str) -> Sequence[str]:
+        fields = text.split(self._separator)
+        more = len(fields) - self._width
+        if more > 0 and self._free is not None:
+            end = self._free + more + 1
+            fields[self._free : end] = [self._separator.join(fields[self._free : end])]
+        if len(fields) != self._width:
+            raise ValueError(f"{self._width} fields between {self._separator!r}, got {len(fields)}")
+        return fields
+
+    def _text(self, fields: Sequence[str], name: str) -> str:
+        at = self._at.get(name)
+        return "" if at is None else fields[at]
+
+    def _time(self, fields: Sequence[str], name: str) -> float | None:
+        text = self._text(fields, name)
+        try:
+            return self._clock.read(text)
+        except ValueError as error:
+            wanted = str(error) if str(error).startswith("times") else "a time"
+            raise ValueError(f"{wanted} in {name.capitalize()}, got {text[:40]!r}") from None
+
+    def _elapsed(self, fields: Sequence[str]) -> float | None:
+        text = self._text(fields, "elapsedraw") or self._text(fields, "elapsed")
+        return None if text in _NEVER else duration_s(text, 1.0)
+
+    def _limit(self, fields: Sequence[str]) -> float | None:
+        text = self._text(fields, "timelimitraw") or self._text(fields, "timelimit")
+        if text in _NEVER or text.upper() in _NO_LIMIT:
+            return None
+        return duration_s(text, 60.0) or None
+
+    def _count(self, fields: Sequence[str], *names: str) -> int:
+        """Return the number in the first of these columns that has one; 0 if none has."""
+        name = next((each for each in names if self._text(fields, each) not in _NEVER), None)
+        if name is None:
+            return 0
+        text = self._text(fields, name)
+        found = _COUNT.fullmatch(text)
+        if found is None:
+            raise ValueError(f"a number in {name}, got {text[:40]!r}")
+        return round(float(found[1]) * _UNITS[found[2]])
+
+
+def duration_s(text: str, unit_s: float) -> float:
+    """Return the seconds of ``1-02:03:04``, ``02:03:04``, ``03:04``, or of a bare number.
+
+    Args:
+        unit_s: what a bare number counts.
+
+    Raises:
+        ValueError: it is none of these; the text goes on after "expected".
+    """
+    if text.isdecimal():
+        return float(text) * unit_s
+    found = _CLOCK.fullmatch(text)
+    if found is None:
+        raise ValueError(f"a duration like 1-02:03:04, got {text[:40]!r}")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(86400 * days + 3600 * hours + 60 * minutes + seconds)
