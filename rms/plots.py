@@ -152,17 +152,47 @@ def lines(
     _save(figure, path)
 
 
-def panels(
-    shares: list[float], columns: Mapping[str, list[float]], path: Path, x_label: str, title: str
-) -> None:
-    """Draw several figures against one axis, a panel each."""
-    figure, all_axes = _axes(width=3.2 * len(columns), height=3.2, columns=len(columns))
-    for axes, (name, values) in zip(all_axes, columns.items(), strict=True):
-        axes.plot(shares, values, marker="o")
-        axes.set_xlabel(x_label)
-        axes.set_title(name, fontsize=10)
-        axes.set_ylim(bottom=0)
+@dataclass(frozen=True)
+class Panel:
+    """One small chart: named series ``(x, y)``, as lines over numbers, as bars over names."""
+
+    title: str
+    series: Mapping[str, tuple[Sequence[Any], Sequence[float]]]
+    x_label: str
+
+    def draw(self, axes: Any) -> None:
+        """Draw it."""
+        for at, (name, (xs, ys)) in enumerate(self.series.items()):
+            if xs and isinstance(xs[0], str):
+                width = 0.8 / len(self.series)
+                places = [
+                    place + width * (at - (len(self.series) - 1) / 2) for place in range(len(xs))
+                ]
+                axes.bar(places, ys, width, label=name)
+                axes.set_xticks(range(len(xs)), xs, fontsize=7, rotation=30)
+            else:
+                axes.plot(xs, ys, marker="o", label=name)
+        if len(self.series) > 1:
+            axes.legend(fontsize=8)
+        axes.set_xlabel(self.x_label)
+        axes.set_title(self.title, fontsize=10)
+        axes.set_ylim(bottom=0, top=1.1 * max(self._values(), default=0.0) or 1.0)
         axes.grid(alpha=0.3)
+
+    def _values(self) -> list[float]:
+        return [y for _, ys in self.series.values() for y in ys]
+
+
+def draw_panels(panels: Sequence[Panel], path: Path, title: str, columns: int = 5) -> None:
+    """Draw several small charts side by side, so many in a row."""
+    rows = -(-len(panels) // columns)
+    columns = min(columns, len(panels))
+    figure, axes = _axes(3.2 * columns, 3.2 * rows, columns, rows)
+    places = [place for row in axes for place in row]
+    for place, panel in zip(places, panels, strict=False):
+        panel.draw(place)
+    for place in places[len(panels) :]:
+        place.set_visible(False)
     figure.suptitle(title)
     _save(figure, path)
 

@@ -8,25 +8,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import msgspec
-
+from rms.cli.workloads import candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
 from rms.core.model import JobSpec, Mode, Site
 from rms.core.policies import PolicyError, named
-from rms.formats.config import FileError, read_cluster, read_workload
-from rms.formats.joblog import JobLog, Unit, log_lines, read_log
+from rms.formats.config import FileError
+from rms.formats.joblog import Unit
 from rms.formats.sacct import COMMAND
-from rms.formats.swf import read_trace, write_trace
+from rms.formats.swf import write_trace
+from rms.sim.classes import by_class, class_lines
 from rms.sim.run import chosen, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes, failing
-from rms.wire.terminal import check_writable, publish, refuse_on
+from rms.wire.terminal import check_writable, publish, refuse_on, say
 
 PASSES = """after every event, submissions before all else of their time; once an instant; after
 every event, submissions after all else"""
 
 
+SACCT_HELP = f"""for --sacct, on a login node (add --partition where partitions have other nodes):
+  {COMMAND} > jobs.txt"""
+
+
 def add_simulate(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms simulate``."""
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    command.epilog = SACCT_HELP
     add = command.add_argument
     add("--workload", type=Path, metavar="FILE.toml")
     add("--trace", type=Path, metavar="FILE.swf[.gz]")
@@ -35,7 +41,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="FILE[.gz]",
-        help=f"a cluster's accounting, as printed by: {COMMAND.replace('%', '%%')}",
+        help="a cluster's accounting, printed as below; several files for several years",
     )
     add("--by", choices=get_args(Unit), default="nodes", help="what a size of --sacct counts")
     add("--cluster", type=Path, metavar="FILE.toml")
@@ -46,13 +52,28 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         help="default: the trace's, or the most that jobs of --sacct held at once",
     )
     add("--policy", default="array-share", metavar="NAME|FILE.toml")
-    add("--mode", metavar="MODE")
+    add("--mode", metavar="MODE[,MODE...]", help="what jobs allow; several with --malleable")
     add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
     add("--estimates", choices=("requested", "exact"))
     add("--passes", choices=get_args(Passes), default="per-event", help=PASSES)
     add("--per-job", type=Path, metavar="OUT.csv")
-    add("--malleable", metavar="PCT[,PCT...]", help="make these shares of a trace's jobs malleable")
-    add("--serial", type=float, default=0.05, metavar="F", help="their share that is not parallel")
+    add(
+        "--malleable",
+        metavar="PCT[,PCT...]",
+        help="make these shares of the jobs malleable: what would it bring",
+    )
+    add(
+        "--malleable-jobs",
+        metavar="CRITERIA",
+        help="only jobs like 'user=alice,name=wrf*,nodes=4-64,hours=1-' (also account, partition; "
+        "a key given twice: either)",
+    )
+    add(
+        "--serial",
+        metavar="F[,F...]",
+        help="part of a run time that is not parallel; the first is used, the others are tried "
+        "(default: 0.05,0.01,0.2)",
+    )
     add("--mtbf", type=float, metavar="H", help="each node fails that often")
     add("--repair", type=float, default=1.0, metavar="H", help="and is back after")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
@@ -78,9 +99,13 @@ def _simulate(arguments: argparse.Namespace) -> int:
         if problem is not None:
             raise FileError(problem)
     _refuse_unused(arguments)
-    specs, site, notes = _inputs(arguments)
-    if arguments.malleable is not None:
-        return _malleable(arguments, specs, site)
+    if _asks_study(arguments):
+        return _malleable(arguments)
+    modes = _modes(arguments.mode)
+    if len(modes) > 1:
+        raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
+    work = read_inputs(arguments, modes[0] if modes else None)
+    specs, site = work.specs, work.site
     policy = chosen(
         named(arguments.policy),
         counted=arguments.cluster is None,
@@ -99,7 +124,9 @@ def _simulate(arguments: argparse.Namespace) -> int:
             progress=progress,
             failures=failures,
         )
-    result = figures(simulation, specs, policy, wall_s) | notes
+    result = figures(simulation, specs, policy, wall_s) | work.notes
+    if work.log is not None:
+        result["classes"] = by_class(simulation, specs)
     if arguments.per_job is not None:
         write_rows(arguments.per_job, rows(simulation, specs))
     if arguments.out is not None:
@@ -108,10 +135,6 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_trace(arguments.out, (ended[spec.id] for spec in specs), site.nodes, note)
     publish(arguments.json, result, _table(result))
     return 0
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr)
 
 
 def _failures(
@@ -134,28 +157,58 @@ def _failures(
     )
 
 
-def _malleable(arguments: argparse.Namespace, specs: Sequence[JobSpec], site: Site) -> int:
-    """Answer what malleability would bring on a trace."""
-    from rms.studies.malleability import Change, draw, study, table
+def _malleable(arguments: argparse.Namespace) -> int:
+    """Answer what malleability would bring on a log or a trace."""
+    from rms.studies.malleability import MODES, SERIALS, Question, answer, draw, table
 
-    try:
-        shares = [float(part) / 100.0 for part in arguments.malleable.split(",")]
-        if arguments.trace is None or not all(0.0 <= share <= 1.0 for share in shares):
-            raise ValueError
-    except ValueError:
-        raise FileError(
-            f"expected --trace and shares in per cent like 0,20,100, got {arguments.malleable!r}"
-        ) from None
-    if not 0.0 <= arguments.serial < 1.0:
-        raise FileError(f"expected a serial share of 0 to below 1, got {arguments.serial}")
-    policy = "easy-share" if arguments.policy == "array-share" else arguments.policy
-    change = Change(serial=arguments.serial)
-    found = study(specs, site, shares, change, policy=policy)
-    result = {"trace": arguments.trace.name, "change": change, "rows": found}
+    if arguments.workload is not None:
+        raise FileError("expected --trace or --sacct with --malleable, got --workload")
+    shares = _numbers(arguments.malleable or "0,100", "--malleable as shares in per cent", 100.0)
+    serials: tuple[float, ...] = SERIALS
+    if arguments.serial is not None:
+        serials = _numbers(arguments.serial, "--serial as parts of a run time", 1.0)
+    if max(serials) == 1.0:
+        raise FileError("expected serial parts from 0 to below 1, got 1")
+    work = read_inputs(arguments, None)
+    question = Question(
+        shares=tuple(share / 100.0 for share in shares),
+        modes=_modes(arguments.mode) or MODES,
+        serials=serials,
+        policy="easy-share" if arguments.policy == "array-share" else arguments.policy,
+        candidates=candidates(arguments.malleable_jobs, work),
+    )
+    progress = say if sys.stderr.isatty() else None
+    found = answer(work.specs, work.site, question, progress=progress)
+    result = {"study": "malleability", "trace": work.name, **work.notes, **found}
     if arguments.figure is not None:
-        draw(found, arguments.figure, f"{arguments.trace.name}, policy {policy}")
-    publish(arguments.json, msgspec.to_builtins(result), table(found))
+        draw(result, arguments.figure, f"{work.name}, policy {question.policy}")
+    log = log_lines(work.notes["log"]) if "log" in work.notes else []
+    publish(arguments.json, result, [*log, *table(result)])
     return 0
+
+
+def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
+    """Read ``0,20,100``: numbers from 0 to ``most``."""
+    try:
+        found = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0.0 <= number <= most for number in found):
+        raise FileError(f"expected {what}, each from 0 to {most:g}, got {text!r}")
+    return found
+
+
+def _modes(text: str | None) -> tuple[Mode, ...]:
+    """Read ``malleable,flexible``."""
+    names = () if text is None else tuple(text.split(","))
+    for name in names:
+        if name not in list(Mode):
+            raise FileError(f"expected a mode of {', '.join(Mode)}, got {name!r}")
+    return tuple(Mode(name) for name in names)
+
+
+def _asks_study(arguments: argparse.Namespace) -> bool:
+    return arguments.malleable is not None or arguments.malleable_jobs is not None
 
 
 def _refuse_unused(arguments: argparse.Namespace) -> None:
@@ -164,9 +217,10 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     Raises:
         FileError: there is one.
     """
-    if arguments.malleable is None:
-        if arguments.figure is not None:
-            raise FileError("expected --malleable with --figure, which draws its study")
+    if not _asks_study(arguments):
+        for option in ("figure", "serial"):
+            if getattr(arguments, option) is not None:
+                raise FileError(f"expected --malleable with --{option}, which is of its study")
         return
     for option in ("order", "estimates", "per_job", "out", "mtbf"):
         if getattr(arguments, option) is not None:
@@ -174,44 +228,6 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
             raise FileError(f"expected --malleable or --{name}, got both")
     if arguments.passes != "per-event":
         raise FileError(f"expected --malleable with --passes per-event, got {arguments.passes}")
-
-
-def _inputs(arguments: argparse.Namespace) -> tuple[Sequence[JobSpec], Site, dict[str, Any]]:
-    given = [arguments.trace, arguments.sacct, arguments.workload]
-    if sum(each is not None for each in given) != 1:
-        raise FileError("expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml")
-    if arguments.mode is not None and arguments.mode not in list(Mode):
-        raise FileError(f"expected a mode of {', '.join(Mode)}, got {arguments.mode!r}")
-    if arguments.cluster is not None and arguments.processors is not None:
-        raise FileError("expected either --cluster FILE.toml or --processors P, got both")
-    if arguments.processors is not None and arguments.processors < 1:
-        raise FileError(f"expected at least 1 processor, got {arguments.processors}")
-    mode = None if arguments.mode is None else Mode(arguments.mode)
-    processors = arguments.processors
-    log: JobLog | None = None
-    notes: dict[str, Any] = {}
-    specs: Sequence[JobSpec]
-    if arguments.sacct is not None:
-        log = read_log(arguments.sacct, arguments.by)
-        specs = [job.spec(mode or Mode.FIXED) for job in log.jobs]
-        processors = processors or log.largest
-    elif arguments.trace is not None:
-        trace = read_trace(arguments.trace, mode=mode or Mode.FIXED)
-        specs = trace.specs
-        notes = {"skipped_records": trace.skipped, "raised_estimates": trace.raised}
-        processors = processors or trace.processors
-    else:
-        specs = read_workload(arguments.workload, mode, _say)
-    if arguments.cluster is not None:
-        power = read_cluster(arguments.cluster).power
-        site = Site(len(power), power)
-    elif processors is not None:
-        site = Site(processors)
-    else:
-        raise FileError("expected --cluster FILE.toml or --processors P, got neither")
-    if log is not None:
-        notes = {"log": log.figures(site.nodes, arguments.by)}
-    return specs, site, notes
 
 
 class ProgressBar:
@@ -251,6 +267,9 @@ def _table(result: dict[str, Any]) -> list[str]:
             text = f"{value:.4f}"
         if name == "log":
             lines += ["", *log_lines(value)]
+            continue
+        if name == "classes":
+            lines += ["", *class_lines(value)]
             continue
         if isinstance(value, dict):
             text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())

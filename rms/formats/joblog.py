@@ -17,16 +17,13 @@ from typing import Any, Literal
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError, parse_ids
 from rms.formats.sacct import Clock, Record, records
 
 Unit = Literal["nodes", "cpus"]
 """What a job's size counts."""
-
-SAID_FROM = 0.05
-"""From this share of jobs with a part of a node on it is said that nodes seem to be shared."""
 
 CLOCK_CHANGE_S = 3600.0
 HALF = 0.5
@@ -139,30 +136,6 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
     return log
 
 
-def log_lines(figures: dict[str, Any]) -> list[str]:
-    """Return :meth:`JobLog.figures` in words, as lines of text."""
-    by, size, most = figures["sizes"], figures["cluster"], figures["largest_held_at_once"]
-    lines = [
-        f"the log: {figures['jobs']} jobs that ran, the first submitted at {figures['begin']}; "
-        f"cluster of {size} {by}, the jobs held {most} at once at most",
-        f"  as it was: mean wait {figures['mean_wait_s']:.0f} s, turnaround "
-        f"{figures['mean_turnaround_s']:.0f} s, bounded slowdown "
-        f"{figures['mean_bounded_slowdown']:.2f}, utilization {figures['utilization']:.4f}",
-    ]
-    lines += [
-        f"  {count} {_WORDS.get(name, name.replace('_', ' '))}"
-        for name, count in figures["counts"].items()
-    ]
-    part = figures["share_of_jobs_on_parts_of_nodes"]
-    if by == "nodes" and part > SAID_FROM:
-        node_time = figures["share_of_node_time_on_parts_of_nodes"]
-        lines.append(
-            f"  {100 * part:.0f} % of the jobs ({100 * node_time:.0f} % of the node time) had less "
-            "than half of their nodes' CPUs: if nodes are shared here, --by cpus is closer"
-        )
-    return lines
-
-
 def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
     """Return the jobs that records tell of.
 
@@ -178,9 +151,14 @@ def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
     begin_s = min((job.submit_s for job in jobs), default=0.0)
     jobs = [
         msgspec.structs.replace(job, submit_s=job.submit_s - begin_s, start_s=job.start_s - begin_s)
-        for job in sorted(jobs, key=attrgetter("submit_s", "start_s"))
+        for job in sorted(jobs, key=_in_turn)
     ]
     return JobLog(jobs, begin_s, _most_at_once(jobs), dict(sorted((+counts).items())), shared)
+
+
+def _in_turn(job: LoggedJob) -> tuple[float, tuple[int, int]]:
+    """Return what jobs are sorted by: submission, then id, which rises with it."""
+    return job.submit_s, sort_key(job.id.partition("#")[0])
 
 
 def _once(found: Iterable[Record], counts: Counter[str]) -> Iterator[Record]:
@@ -216,24 +194,6 @@ def _has_run(record: Record, counts: Counter[str]) -> bool:
         return False
     return True
 
-
-_WORDS = {
-    "steps": "steps of jobs (.batch, .extern, .0) left out",
-    "cut_short_lines": "last lines without an end left out",
-    "repeated": "records found again, as in overlapping files, taken once",
-    "waiting": "jobs that were still waiting left out",
-    "cancelled_before_start": "jobs that never started left out",
-    "still_running": "jobs that were still running left out",
-    "ended_before_they_started": "records with an end before their start left out",
-    "heterogeneous": "heterogeneous jobs taken as one each, of all their nodes",
-    "resizes_in_the_log": "resizes in the log: such a job is given its mean size",
-    "requeued": "attempts of requeued jobs, each taken as a job",
-    "clock_changes": "run times across a change of clocks, taken as stated in Elapsed",
-    "suspended": "jobs that were suspended: the time suspended is no run time",
-    "held_back": "jobs held back by a dependency, hold or begin time: they wait from then on",
-    "without_a_limit": "jobs without a time limit: given the longest of their partition",
-    "raised_limits": "jobs beyond their limit: the limit raised to the run time",
-}
 
 _NOT_OVER = frozenset(("RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "STOPPED", "SIGNALING"))
 

@@ -20,7 +20,7 @@ from rms.formats.config import FileError
 
 COMMAND = (
     "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --noconvert"
-    " --starttime 2025-01-01 --endtime now --format="
+    " --starttime 2025-01-01 --endtime now \\\n    --format="
     "JobID,User,Account,Partition,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,"
     "AllocNodes,NNodes,AllocCPUS,State,JobName"
 )

@@ -1,26 +1,33 @@
-"""What would malleability bring on my log: a trace whose jobs can be resized, in part.
+"""What would malleability bring here: a log or trace whose jobs can be resized, in part.
 
-A share of a trace's jobs is given a speedup t(n) = f t + (1 - f) t s / n, where t is the run time
-on its s processors and f the part that does not get faster (Amdahl), and may start and run on a
-quarter to four times its processors. Which jobs: those whose draw falls below the share, so that
-a larger share contains a smaller one.
+Jobs that are chosen get a speedup t(n) = f t + (1 - f) t s / n, where t is the run time on the
+s processors of the log and f the part that does not get faster (Amdahl), and may start or run on a
+quarter to four times their processors. No log tells f, so the answer is given for several.
+Which jobs: those that match criteria, or all; of them those whose draw falls below the share, so
+that a larger share contains a smaller one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import msgspec
 
-from rms.core.model import JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import named
+from rms.sim.classes import averages, by_class
 from rms.sim.run import chosen, figures, simulated
 
 POWER = NodePower(idle_w=100.0, static_w=120.0, dynamic_w=80.0)
 """Power of a processor where no cluster file states one: round numbers, to compare shares by."""
+
+SERIALS = (0.05, 0.01, 0.2)
+MODES = (Mode.FLEXIBLE, Mode.MALLEABLE, Mode.MOLDABLE)
+
+Row = dict[str, Any]
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -42,12 +49,39 @@ class Change(msgspec.Struct, frozen=True):
     seed: int = 1
 
 
+class Question(msgspec.Struct, frozen=True):
+    """What is to be compared.
+
+    Attributes:
+        shares: of the jobs that may be chosen, those that are malleable; of each a row.
+        modes, serials: the first of each is that of all rows; the others are tried at the largest
+            share.
+        candidates: ids of the jobs that may be chosen, None for all.
+    """
+
+    shares: tuple[float, ...]
+    modes: tuple[Mode, ...] = MODES
+    serials: tuple[float, ...] = SERIALS
+    policy: str = "easy-share"
+    candidates: frozenset[JobId] | None = None
+
+
 def malleable(
-    specs: Sequence[JobSpec], share: float, processors: int, change: Change
+    specs: Sequence[JobSpec],
+    share: float,
+    processors: int,
+    change: Change,
+    candidates: Collection[JobId] | None = None,
 ) -> list[JobSpec]:
-    """Return the jobs of a trace, a share of them malleable."""
+    """Return the jobs of a trace, a share of the candidates (all if None) malleable."""
     draw = Random(change.seed)
-    return [_changed(spec, processors, change) if draw.random() < share else spec for spec in specs]
+    chosen_ones = [draw.random() < share for _ in specs]
+    return [
+        _changed(spec, processors, change)
+        if taken and (candidates is None or spec.id in candidates)
+        else spec
+        for spec, taken in zip(specs, chosen_ones, strict=True)
+    ]
 
 
 def _changed(spec: JobSpec, processors: int, change: Change) -> JobSpec:
@@ -74,45 +108,235 @@ def study(
     change: Change,
     *,
     policy: str = "easy-share",
+    candidates: Collection[JobId] | None = None,
     progress: Callable[[float], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Return the figures of ``rms simulate`` for each share of malleable jobs."""
+) -> list[Row]:
+    """Return the figures of ``rms simulate`` for each share of malleable jobs, and by class.
+
+    Those that are malleable at the largest share are one class, also where they are rigid yet.
+    """
     if not site.power:
         site = msgspec.structs.replace(site, power=(POWER,) * site.nodes)
     made = chosen(named(policy), counted=True, ahead=False)
+    largest = malleable(specs, max(shares), site.nodes, change, candidates)
+    ever = frozenset(job.id for job in largest if job.speedup is not None)
     rows = []
     for share in shares:
         if progress is not None:
             progress(share)
-        jobs = malleable(specs, share, site.nodes, change)
+        jobs = malleable(specs, share, site.nodes, change, candidates)
         simulation, wall_s = simulated(jobs, site, made)
-        rows.append({"malleable": share, **figures(simulation, jobs, made, wall_s)})
+        ended = simulation.engine.state.ended
+        started = [
+            (ended[spec.id], spec.run_s or 0.0)
+            for spec in specs
+            if spec.id in ended and ended[spec.id].start_s is not None
+        ]
+        rows.append(
+            {
+                "malleable": share,
+                "malleable_jobs": sum(job.speedup is not None for job in jobs),
+                "mode": change.mode.value,
+                "serial": change.serial,
+                **figures(simulation, jobs, made, wall_s),
+                **{
+                    name: value
+                    for name, value in averages(started, {}).items()
+                    if name in ("p95_wait_s", "mean_turnaround_s", "mean_slowdown")
+                },
+                "classes": by_class(simulation, specs, ever),
+            }
+        )
     return rows
 
 
-def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the study as lines of text."""
-    lines = [
-        "malleable  mean wait  bounded slowdown  utilization  energy (GJ)  makespan (d)  resizes"
-    ]
-    for row in rows:
-        lines.append(
-            f"{100 * row['malleable']:7.0f} %  {row['mean_wait_s']:9.0f}  "
-            f"{row['mean_bounded_slowdown']:16.2f}  {row['utilization']:11.4f}  "
-            f"{row['energy_j']['cluster'] / 1e9:11.3f}  {row['makespan_s'] / 86400:12.2f}  "
-            f"{row['resizes']:7d}"
+def answer(
+    specs: Sequence[JobSpec],
+    site: Site,
+    question: Question,
+    *,
+    change: Change | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> dict[str, Any]:
+    """Return the study as JSON: rows by share, by mode and by serial part, and what is assumed."""
+    first = msgspec.structs.replace(
+        change or Change(), serial=question.serials[0], mode=question.modes[0]
+    )
+
+    def rows(shares: Sequence[float], changed: Change) -> list[Row]:
+        def tell(share: float) -> None:
+            if progress is not None:
+                progress(f"{100 * share:.0f} % {changed.mode}, serial part {changed.serial:g}")
+
+        return study(
+            specs,
+            site,
+            shares,
+            changed,
+            policy=question.policy,
+            candidates=question.candidates,
+            progress=tell,
         )
+
+    found = rows(question.shares, first)
+    most = max(question.shares)
+    largest = found[question.shares.index(most)]
+    by_mode, by_serial = [largest], [largest]
+    if most > 0:
+        for mode in question.modes[1:]:
+            by_mode += rows([most], msgspec.structs.replace(first, mode=mode))
+        for serial in question.serials[1:]:
+            by_serial += rows([most], msgspec.structs.replace(first, serial=serial))
+    return {
+        "policy": question.policy,
+        "model": model(first, site),
+        "candidates": _share_of(specs, question.candidates),
+        "change": msgspec.to_builtins(first),
+        "rows": found,
+        "modes": by_mode,
+        "sensitivity": sorted(by_serial, key=lambda row: row["serial"]),
+    }
+
+
+def model(change: Change, site: Site) -> list[str]:
+    """Return what is assumed, in words."""
+    power = site.power[0] if site.power else POWER
+    source = "of the cluster file" if site.power else "round numbers"
+    return [
+        f"speedup: t(n) = f t + (1 - f) t s / n, t the run time on the s processors of the log, "
+        f"f = {change.serial:g} unless stated; {change.factor} times narrower to "
+        f"{change.factor} times wider",
+        f"resize points {change.every_s:g} s apart, a resize costs {change.price_s:g} s; limits "
+        "are those requested, scaled as the run time",
+        f"power ({source}): idle {power.idle_w:g} W, running {power.static_w:g} W + "
+        f"{power.dynamic_w:g} W x efficiency",
+        "slowdown: turnaround over the run time in the log, of 10 s at least",
+    ]
+
+
+def _share_of(specs: Sequence[JobSpec], candidates: frozenset[JobId] | None) -> dict[str, Any]:
+    meant = [spec for spec in specs if candidates is None or spec.id in candidates]
+    work = sum((spec.run_s or 0.0) * spec.preferred for spec in specs)
+    own = sum((spec.run_s or 0.0) * spec.preferred for spec in meant)
+    return {"jobs": len(meant), "of": len(specs), "share_of_work": own / work if work else 0.0}
+
+
+def table(result: dict[str, Any]) -> list[str]:
+    """Return the study as lines of text."""
+    some = result["candidates"]
+    lines = [
+        f"policy {result['policy']}; {some['jobs']} of {some['of']} jobs may be chosen, "
+        f"{100 * some['share_of_work']:.0f} % of the work",
+        *result["model"],
+        "",
+        *_rows("by share of malleable jobs", result["rows"]),
+    ]
+    if len(result["modes"]) > 1:
+        lines += ["", *_rows("by what they allow", result["modes"])]
+    if len(result["sensitivity"]) > 1:
+        lines += ["", *_rows("by the serial part f: how much hangs on it", result["sensitivity"])]
+    before, after = ends(result["rows"])
+    if before is not after:
+        lines += ["", *_by_class(before, after)]
     return lines
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path, title: str) -> None:
-    """Draw the study."""
-    from rms.plots import panels
+def ends(rows: Sequence[Row]) -> tuple[Row, Row]:
+    """Return the rows with the smallest and the largest share."""
+    return min(rows, key=lambda row: row["malleable"]), max(rows, key=lambda row: row["malleable"])
 
-    columns = {
-        "mean wait (h)": [row["mean_wait_s"] / 3600 for row in rows],
-        "mean bounded slowdown": [row["mean_bounded_slowdown"] for row in rows],
-        "utilization (%)": [100 * row["utilization"] for row in rows],
-        "energy (GJ)": [row["energy_j"]["cluster"] / 1e9 for row in rows],
+
+def _rows(title: str, rows: Sequence[Row]) -> list[str]:
+    lines = [
+        f"{title}:",
+        "malleable  mode       f      mean wait  turnaround  slowdown  utilization  energy (GJ)  "
+        "makespan (d)  resizes",
+    ]
+    lines += [
+        f"{100 * row['malleable']:7.0f} %  {row['mode']:9s}  {row['serial']:4.2f}  "
+        f"{row['mean_wait_s']:9.0f} s  {row['mean_turnaround_s']:8.0f} s  "
+        f"{row['mean_slowdown']:8.2f}  {row['utilization']:11.4f}  "
+        f"{row['energy_j']['cluster'] / 1e9:11.3f}  {row['makespan_s'] / 86400:12.2f}  "
+        f"{row['resizes']:7d}"
+        for row in rows
+    ]
+    return lines
+
+
+def _by_class(before: Row, after: Row) -> list[str]:
+    """Return waits, turnarounds, slowdowns and energy of each class at two shares."""
+    shares = f"{100 * before['malleable']:.0f} % and {100 * after['malleable']:.0f} % malleable"
+    lines = [
+        f"by class of job ({shares}; sizes and run times as in the log):",
+        f"{'':12s}     jobs        mean wait (s)       turnaround (s)           slowdown"
+        "          energy (GJ)",
+    ]
+    for kind, rows in after["classes"].items():
+        known = {row["class"]: row for row in before["classes"][kind]}
+        lines.append(kind)
+        for row in rows:
+            old = known.get(row["class"])
+            lines.append(
+                f"  {row['class']:10s}  {row['jobs']:7d}  "
+                + "  ".join(_pair(old, row, *column) for column in _CLASS_COLUMNS)
+            )
+    return lines
+
+
+_CLASS_COLUMNS = (
+    ("mean_wait_s", 1.0, "9.0f"),
+    ("mean_turnaround_s", 1.0, "9.0f"),
+    ("mean_slowdown", 1.0, "8.2f"),
+    ("energy_j", 1e9, "8.3f"),
+)
+
+
+def _pair(old: Row | None, new: Row, name: str, scale: float, form: str) -> str:
+    width = int(form.partition(".")[0])
+    was = " " * width if old is None else format(old[name] / scale, form)
+    return f"{was} {format(new[name] / scale, form)}"
+
+
+def draw(result: dict[str, Any], path: Path, title: str) -> None:
+    """Draw the study: figures against the share, by class, by mode and by serial part."""
+    from rms.plots import Panel, draw_panels
+
+    rows, (before, after) = result["rows"], ends(result["rows"])
+    shares = [100 * row["malleable"] for row in rows]
+    panels = [
+        Panel(name, {"": (shares, [scale(row) for row in rows])}, "malleable jobs (%)")
+        for name, scale in _OVERALL.items()
+    ]
+    if before is not after:
+        panels += [
+            _class_panel(f"mean wait (h) by {label}", before, after, kind)
+            for kind, label in (("size", "processors"), ("length", "run time"))
+        ]
+    for name, label, key in (("modes", "mode", "mode"), ("sensitivity", "serial part f", "serial")):
+        if len(result[name]) > 1:
+            waits = [row["mean_wait_s"] / 3600 for row in result[name]]
+            series = {"": ([str(row[key]) for row in result[name]], waits)}
+            panels.append(Panel(f"mean wait (h) by {label}", series, label))
+    draw_panels(panels, path, title)
+
+
+_OVERALL: dict[str, Callable[[Row], float]] = {
+    "mean wait (h)": lambda row: row["mean_wait_s"] / 3600,
+    "mean turnaround (h)": lambda row: row["mean_turnaround_s"] / 3600,
+    "mean slowdown": lambda row: row["mean_slowdown"],
+    "utilization (%)": lambda row: 100 * row["utilization"],
+    "energy (GJ)": lambda row: row["energy_j"]["cluster"] / 1e9,
+}
+
+
+def _class_panel(title: str, before: Row, after: Row, kind: str) -> Any:
+    from rms.plots import Panel
+
+    series = {
+        f"{100 * row['malleable']:.0f} %": (
+            [each["class"] for each in row["classes"][kind]],
+            [each["mean_wait_s"] / 3600 for each in row["classes"][kind]],
+        )
+        for row in (before, after)
     }
-    panels([100 * row["malleable"] for row in rows], columns, path, "malleable jobs (%)", title)
+    return Panel(title, series, "")

@@ -347,6 +347,97 @@ def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["simulate", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert COMMAND.partition(" --format=")[0] in said
+    assert " ".join(COMMAND.split()) in said
     columns = COMMAND.partition("--format=")[2].split(",")
     assert "|".join(columns) == NAMES
+
+
+# --- what would malleability bring here ------------------------------------------------------
+
+
+def busy_log(folder: Path) -> Path:
+    """A log of 80 jobs that wait for one another on 16 nodes, of two users in turn."""
+    path = folder / "busy.txt"
+    lines = [
+        line(
+            str(n),
+            submit=60 * n,
+            start=200 * n,
+            run=600 + 37 * (n % 40),
+            nodes=1 + 3 * (n % 5),
+            user=("alice", "bob")[n % 2],
+            name=("wrf", "dns")[n % 2] + str(n),
+        )
+        for n in range(80)
+    ]
+    path.write_text("\n".join([NAMES, *lines, ""]))
+    return path
+
+
+@pytest.mark.promise("site-log")
+def test_what_malleability_would_bring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", "--sacct", str(busy_log(tmp_path)), "--processors", "16"]
+    figure = tmp_path / "f.png"
+    study = ["--malleable", "0,100", "--malleable-jobs", "user=alice,nodes=1-10"]
+    assert main([*command, *study, "--figure", str(figure), "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["candidates"]["jobs"] == 32 and found["candidates"]["of"] == 80
+    none, all_of_them = found["rows"]
+    assert (none["malleable_jobs"], all_of_them["malleable_jobs"]) == (0, 32)
+    assert none["resizes"] == 0 < all_of_them["resizes"]
+    assert all_of_them["mean_turnaround_s"] < none["mean_turnaround_s"]
+    assert [row["mode"] for row in found["modes"]] == ["flexible", "malleable", "moldable"]
+    assert found["modes"][2]["resizes"] == 0
+    assert [row["serial"] for row in found["sensitivity"]] == [0.01, 0.05, 0.2]
+    for row in found["rows"]:
+        for kind in ("size", "length", "mode"):
+            classes = row["classes"][kind]
+            assert sum(each["jobs"] for each in classes) == 80
+            joules = sum(each["energy_j"] for each in classes)
+            assert joules == pytest.approx(row["energy_j"]["busy"], rel=1e-9)
+            waits = sum(each["jobs"] * each["mean_wait_s"] for each in classes)
+            assert waits / 80 == pytest.approx(row["mean_wait_s"])
+        assert {each["class"]: each["jobs"] for each in row["classes"]["mode"]} == {
+            "rigid": 48,
+            "malleable": 32,
+        }
+    assert figure.stat().st_size > 10_000
+
+
+def test_the_study_says_what_it_assumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["simulate", "--sacct", str(busy_log(tmp_path)), "--processors", "16"]
+    assert main([*command, "--malleable-jobs", "name=wrf*", "--mode", "malleable"]) == 0
+    out = capsys.readouterr().out
+    assert "40 of 80 jobs may be chosen" in out
+    assert "t(n) = f t + (1 - f) t s / n" in out and "idle 100 W" in out
+    assert "by what they allow" not in out and "by the serial part f" in out
+    assert out.count("  malleable  0.") == 2 + 3
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--malleable", "0,200"], "shares in per cent, each from 0 to 100, got '0,200'"),
+        (["--malleable", "0", "--serial", "1"], "serial parts from 0 to below 1, got 1"),
+        (["--malleable", "0", "--mode", "elastic"], "expected a mode of fixed"),
+        (["--mode", "fixed,flexible"], "one mode without --malleable"),
+        (["--serial", "0.1"], "expected --malleable with --serial"),
+        (["--malleable-jobs", "user=nobody"], "that some jobs match"),
+        (["--malleable-jobs", "nodes=x"], "a range like 4-64"),
+    ],
+)
+def test_questions_that_cannot_be_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], expected: str
+) -> None:
+    assert main(["simulate", "--sacct", str(busy_log(tmp_path)), *options]) == 2
+    err = capsys.readouterr().err
+    assert expected in err and err.count("\n") == 1
+
+
+def test_a_trace_has_no_users(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.swf"
+    path.write_text("; MaxProcs: 8\n1 0 -1 100 4 -1 -1 4 120 -1 1 1 1 1 1 -1 -1 -1\n")
+    command = ["simulate", "--trace", str(path), "--malleable-jobs"]
+    assert main([*command, "nodes=4-,user=1"]) == 2
+    assert "expected --sacct with user in --malleable-jobs" in capsys.readouterr().err
+    assert main([*command, "nodes=4-"]) == 0

@@ -78,7 +78,7 @@ def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ),
         (
             ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--malleable", "50"],
-            "expected --trace and shares",
+            "expected --trace or --sacct with --malleable",
         ),
         (
             ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--figure", "f.png"],

@@ -1,0 +1,156 @@
+"""What ``rms simulate`` is given: a workload, a trace, or a cluster's accounting."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.formats.config import FileError, read_cluster, read_workload
+from rms.formats.criteria import LABELS, parse_criteria
+from rms.formats.joblog import JobLog, read_log
+from rms.formats.swf import read_trace
+
+SAID_FROM = 0.05
+"""From this share of jobs with a part of a node on it is said that nodes seem to be shared."""
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """Jobs, and the cluster they are for.
+
+    Attributes:
+        name: the file they come from.
+        notes: what the result says of them, beside the figures.
+        log: the log they come from, if it is one.
+    """
+
+    name: str
+    specs: Sequence[JobSpec]
+    site: Site
+    notes: dict[str, Any]
+    log: JobLog | None = None
+
+
+def read_inputs(arguments: argparse.Namespace, mode: Mode | None) -> Workload:
+    """Read what the options of ``rms simulate`` name.
+
+    Args:
+        mode: what all jobs are to allow; None for what the files say.
+
+    Raises:
+        FileError: options do not go together, or a file is not what it should be.
+    """
+    given = [arguments.trace, arguments.sacct, arguments.workload]
+    if sum(each is not None for each in given) != 1:
+        raise FileError("expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml")
+    if arguments.by != "nodes" and arguments.sacct is None:
+        raise FileError(f"expected --sacct with --by {arguments.by}")
+    if arguments.cluster is not None and arguments.processors is not None:
+        raise FileError("expected either --cluster FILE.toml or --processors P, got both")
+    if arguments.processors is not None and arguments.processors < 1:
+        raise FileError(f"expected at least 1 processor, got {arguments.processors}")
+    processors = arguments.processors
+    log: JobLog | None = None
+    notes: dict[str, Any] = {}
+    specs: Sequence[JobSpec]
+    if arguments.sacct is not None:
+        log = read_log(arguments.sacct, arguments.by)
+        specs = [job.spec(mode or Mode.FIXED) for job in log.jobs]
+        processors = processors or log.largest
+    elif arguments.trace is not None:
+        trace = read_trace(arguments.trace, mode=mode or Mode.FIXED)
+        specs = trace.specs
+        notes = {"skipped_records": trace.skipped, "raised_estimates": trace.raised}
+        processors = processors or trace.processors
+    else:
+        specs = read_workload(arguments.workload, mode, _say)
+    if arguments.cluster is not None:
+        power = read_cluster(arguments.cluster).power
+        site = Site(len(power), power)
+    elif processors is not None:
+        site = Site(processors)
+    else:
+        raise FileError("expected --cluster FILE.toml or --processors P, got neither")
+    if log is not None:
+        notes = {"log": log.figures(site.nodes, arguments.by)}
+    files = arguments.sacct or [arguments.trace or arguments.workload]
+    name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    return Workload(name, specs, site, notes, log)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def candidates(text: str | None, work: Workload) -> frozenset[JobId] | None:
+    """Return the jobs that ``--malleable-jobs`` means, None for all.
+
+    Raises:
+        FileError: it does not parse, asks for what a trace does not say, or means no job.
+    """
+    if text is None:
+        return None
+    criteria = parse_criteria(text)
+    if work.log is None:
+        if criteria.labels:
+            names = " and ".join(criteria.labels)
+            raise FileError(f"expected --sacct with {names} in --malleable-jobs, got a trace")
+        found = frozenset(
+            spec.id for spec in work.specs if criteria.match(spec.preferred, spec.run_s or 0.0, {})
+        )
+    else:
+        found = frozenset(
+            JobId(job.id)
+            for job in work.log.jobs
+            if criteria.match(job.size, job.run_s, {kind: getattr(job, kind) for kind in LABELS})
+        )
+    if not found:
+        raise FileError(f"expected --malleable-jobs that some jobs match, got {text!r}")
+    return found
+
+
+def log_lines(figures: dict[str, Any]) -> list[str]:
+    """Return :meth:`JobLog.figures` in words, as lines of text."""
+    by, size, most = figures["sizes"], figures["cluster"], figures["largest_held_at_once"]
+    lines = [
+        f"the log: {figures['jobs']} jobs that ran, the first submitted at {figures['begin']}; "
+        f"cluster of {size} {by}, the jobs held {most} at once at most",
+        f"  as it was: mean wait {figures['mean_wait_s']:.0f} s, turnaround "
+        f"{figures['mean_turnaround_s']:.0f} s, bounded slowdown "
+        f"{figures['mean_bounded_slowdown']:.2f}, utilization {figures['utilization']:.4f}",
+    ]
+    lines += [
+        f"  {count} {_WORDS.get(name, name.replace('_', ' '))}"
+        for name, count in figures["counts"].items()
+    ]
+    part = figures["share_of_jobs_on_parts_of_nodes"]
+    if by == "nodes" and part > SAID_FROM:
+        node_time = figures["share_of_node_time_on_parts_of_nodes"]
+        lines.append(
+            f"  {100 * part:.0f} % of the jobs ({100 * node_time:.0f} % of the node time) had less "
+            "than half of their nodes' CPUs: if nodes are shared here, --by cpus is closer"
+        )
+    return lines
+
+
+_WORDS = {
+    "steps": "steps of jobs (.batch, .extern, .0) left out",
+    "cut_short_lines": "last lines without an end left out",
+    "repeated": "records found again, as in overlapping files, taken once",
+    "waiting": "jobs that were still waiting left out",
+    "cancelled_before_start": "jobs that never started left out",
+    "still_running": "jobs that were still running left out",
+    "ended_before_they_started": "records with an end before their start left out",
+    "heterogeneous": "heterogeneous jobs taken as one each, of all their nodes",
+    "resizes_in_the_log": "resizes in the log: such a job is given its mean size",
+    "requeued": "attempts of requeued jobs, each taken as a job",
+    "clock_changes": "run times across a change of clocks, taken as stated in Elapsed",
+    "suspended": "jobs that were suspended: the time suspended is no run time",
+    "held_back": "jobs held back by a dependency, hold or begin time: they wait from then on",
+    "without_a_limit": "jobs without a time limit: given the longest of their partition",
+    "raised_limits": "jobs beyond their limit: the limit raised to the run time",
+}

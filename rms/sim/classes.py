@@ -1,0 +1,93 @@
+"""Who waits how long: figures of a simulation by class of job."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from rms.core.model import Job, JobId, JobSpec
+from rms.sim.simulator import Simulation
+
+SIZES = (1, 4, 16, 64, 256, 1024)
+SIZE_NAMES = ("1", "2-4", "5-16", "17-64", "65-256", "257-1024", "over 1024")
+LENGTHS_S = (600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
+LENGTH_NAMES = ("to 10 min", "10 min-1 h", "1-6 h", "6-24 h", "over 24 h")
+ORDER = {name: at for at, name in enumerate((*SIZE_NAMES, *LENGTH_NAMES, "rigid", "malleable"))}
+
+Row = dict[str, Any]
+
+
+def by_class(
+    simulation: Simulation, asked: Sequence[JobSpec], chosen: Collection[JobId] = ()
+) -> dict[str, list[Row]]:
+    """Return figures of the jobs by size, by run time, and of malleable and rigid ones apart.
+
+    Args:
+        simulation: one that is over.
+        asked: its jobs as they were before any was made malleable: their preferred sizes and run
+            times there say of which class they are, and what their slowdown is measured by.
+        chosen: which jobs count as malleable ones, also where they have not been made so.
+
+    Returns:
+        For ``size``, ``length`` and ``mode`` the rows of :func:`averages`, with their ``class``.
+    """
+    ended, busy_j = simulation.engine.state.ended, simulation.ledger.busy_j
+    groups: dict[str, defaultdict[str, list[tuple[Job, float]]]] = {
+        kind: defaultdict(list) for kind in ("size", "length", "mode")
+    }
+    for spec in asked:
+        job = ended.get(spec.id)
+        if job is None or job.start_s is None:
+            continue
+        run_s = spec.time_s(spec.preferred) or 0.0
+        one = (job, run_s)
+        groups["size"][SIZE_NAMES[bisect_left(SIZES, spec.preferred)]].append(one)
+        groups["length"][LENGTH_NAMES[bisect_left(LENGTHS_S, run_s)]].append(one)
+        groups["mode"]["malleable" if spec.id in chosen else "rigid"].append(one)
+    return {
+        kind: [
+            {"class": name, **averages(group[name], busy_j)}
+            for name in sorted(group, key=ORDER.__getitem__)
+        ]
+        for kind, group in groups.items()
+    }
+
+
+def averages(jobs: Iterable[tuple[Job, float]], busy_j: Mapping[Any, float]) -> Row:
+    """Return waits, turnarounds, slowdowns and energy of jobs that are over.
+
+    Args:
+        jobs: each with its run time as it was asked for, in s. Its slowdown is its turnaround over
+            that (10 s at least), so that a job does not look better for having run longer.
+        busy_j: energy of each job in J.
+    """
+    found = list(jobs)
+    waits = sorted((job.start_s or 0.0) - job.spec.submit_s for job, _ in found)
+    turnarounds = [(job.end_s or 0.0) - job.spec.submit_s for job, _ in found]
+    slowdowns = [t / max(run_s, 10.0) for t, (_, run_s) in zip(turnarounds, found, strict=True)]
+    return {
+        "jobs": len(found),
+        "mean_wait_s": fmean(waits) if waits else 0.0,
+        "p95_wait_s": waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
+        "mean_turnaround_s": fmean(turnarounds) if turnarounds else 0.0,
+        "mean_slowdown": fmean(slowdowns) if slowdowns else 0.0,
+        "energy_j": sum(busy_j.get(job.spec.id, 0.0) for job, _ in found),
+        "resizes": sum(job.resize_count for job, _ in found),
+    }
+
+
+def class_lines(classes: Mapping[str, Sequence[Row]]) -> list[str]:
+    """Return :func:`by_class` as lines of text."""
+    lines = [f"{'':12s}     jobs  mean wait   p95 wait  turnaround  slowdown  energy (GJ)"]
+    for kind, rows in classes.items():
+        lines.append(kind)
+        lines += [
+            f"  {row['class']:10s}  {row['jobs']:7d}  {row['mean_wait_s']:7.0f} s  "
+            f"{row['p95_wait_s']:7.0f} s  {row['mean_turnaround_s']:8.0f} s  "
+            f"{row['mean_slowdown']:8.2f}  {row['energy_j'] / 1e9:11.3f}"
+            for row in rows
+        ]
+    return lines
