@@ -300,7 +300,7 @@ def shutdown(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# --- top and report ----------------------------------------------------------------------------
+# --- the live view -------------------------------------------------------------------------------
 
 
 def top(arguments: argparse.Namespace) -> int:
@@ -346,18 +346,3 @@ def _view(now: Snapshot, most: int | None) -> Group:
         table.add_row(*row)
     left = len(rows) - len(rows[:most])
     return Group(summary(now), table, *([f"... and {left} more"] if left else []))
-
-
-def add_report(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms report``."""
-    command.add_argument("folder", type=Path, metavar="DIR")
-
-
-def report(arguments: argparse.Namespace) -> int:
-    """``rms report DIR``: a page with figures and a table of all jobs, in one file."""
-    from rms.client.monitor import snapshot, write_report
-
-    now = snapshot(_server(arguments))
-    page = write_report(now, arguments.folder)
-    publish(arguments.json, msgspec.to_builtins(now), [str(page)])
-    return 0

@@ -29,7 +29,7 @@ COMMANDS = {
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
     "top": (CLIENT, "a live view of the daemon"),
-    "report": (CLIENT, "a page about all jobs, with figures"),
+    "report": ("rms.cli.report", "a page with figures: of all jobs, or of a result"),
     "drain": (CLIENT, "give nodes to no more jobs"),
     "resume": (CLIENT, "give drained nodes to jobs again"),
     "simulate": ("rms.cli.simulate", "run a workload on a virtual clock"),

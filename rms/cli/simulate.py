@@ -125,8 +125,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
             failures=failures,
         )
     result = figures(simulation, specs, policy, wall_s) | work.notes
-    if work.log is not None:
-        result["classes"] = by_class(simulation, specs)
+    resizable = {spec.id for spec in specs if spec.mode.resizable}
+    result["classes"] = by_class(simulation, specs, resizable)
     if arguments.per_job is not None:
         write_rows(arguments.per_job, rows(simulation, specs))
     if arguments.out is not None:
@@ -269,7 +269,7 @@ def _table(result: dict[str, Any]) -> list[str]:
             lines += ["", *log_lines(value)]
             continue
         if name == "classes":
-            lines += ["", *class_lines(value)]
+            lines += ["", *class_lines(value)] if "log" in result else []
             continue
         if isinstance(value, dict):
             text = ", ".join(f"{k} {v / 1000:.1f} kJ" for k, v in value.items())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from rms.client.connection import ServerError, ask
+from rms.client.page import heading, page, paragraph, pictures, table
 from rms.wire.files import write_whole
 from rms.wire.users import OVER, BooksAnswer, JobRow, NodeRow, Snapshot
 
@@ -68,14 +67,13 @@ def write_report(now: Snapshot, folder: Path) -> Path:
     Raises:
         ServerError: it cannot be written there.
     """
-    page = folder / "report.html"
+    target = folder / "report.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = _page(now, _figures(now, folder))
-        write_whole(page, text)
+        write_whole(target, _page(now, _figures(now, folder)))
     except OSError as error:
         raise ServerError(f"cannot write a report to {folder}: {error.strerror}") from None
-    return page
+    return target
 
 
 def _figures(now: Snapshot, folder: Path) -> list[Path]:
@@ -95,11 +93,6 @@ def _figures(now: Snapshot, folder: Path) -> list[Path]:
 
 def _page(now: Snapshot, charts: Sequence[Path]) -> str:
     """Return the page; figures are inside it, so that it can be sent as one file."""
-    pictures = [
-        f'<img alt="{chart.stem}" src="data:image/png;base64,'
-        f'{base64.b64encode(chart.read_bytes()).decode()}">'
-        for chart in charts
-    ]
     rows = [
         [
             job.id,
@@ -114,36 +107,26 @@ def _page(now: Snapshot, charts: Sequence[Path]) -> str:
         ]
         for job in now.jobs
     ]
-    cells = "\n".join(
-        f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows
-    )
-    heads = "".join(f"<th>{head}</th>" for head in END_HEADS)
     energy = now.books.energy
-    sums = "".join(
-        f"<tr><td>{name}</td><td>{joules:.1f}</td></tr>"
-        for name, joules in (
-            ("busy", energy.busy_j),
-            ("idle", energy.idle_j),
-            ("off", energy.off_j),
-            ("boot", energy.boot_j),
-            ("cluster", energy.cluster_j),
-        )
+    sums = (
+        ("busy", energy.busy_j),
+        ("idle", energy.idle_j),
+        ("off", energy.off_j),
+        ("boot", energy.boot_j),
+        ("cluster", energy.cluster_j),
     )
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now.books.now_s))
-    return f"""<!doctype html>
-<meta charset="utf-8"><title>rms report</title>
-<style>body {{ font-family: sans-serif; margin: 2em }} td, th {{ padding: 0 1em; text-align: left }}
-img {{ max-width: 100%; display: block }}</style>
-<h1>rms, {at}</h1>
-<p>{html.escape(summary(now))}</p>
-{"".join(pictures)}
-<h2>Energy (J, {html.escape(energy.power_source)})</h2>
-<table>{sums}</table>
-<h2>Jobs</h2>
-<table><tr>{heads}</tr>
-{cells}
-</table>
-"""
+    return page(
+        f"rms, {at}",
+        [
+            paragraph(summary(now)),
+            pictures(charts),
+            heading(f"Energy (J, {energy.power_source})"),
+            table((), [(name, f"{joules:.1f}") for name, joules in sums]),
+            heading("Jobs"),
+            table(END_HEADS, rows),
+        ],
+    )
 
 
 def _span(start: float | None, end: float | None) -> str:

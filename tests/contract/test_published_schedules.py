@@ -63,6 +63,27 @@ def test_every_wait_is_the_published_one(tmp_path: Path) -> None:
     assert f"{found['mean_wait_s']:.2f}" == MEAN_WAIT_S
 
 
+def test_the_same_jobs_as_sacct_prints_them(tmp_path: Path) -> None:
+    """The published schedule also comes out of accounting: a start of its own for each job."""
+    lines = ["JobID|Submit|Start|ElapsedRaw|Timelimit|AllocNodes|State"]
+    with gzip.open(trace("KTH-SP2.recon-input.swf.gz"), "rt") as file:
+        for line in file:
+            if not line.startswith(";"):
+                job, submit, _, run, _, _, _, size, limit = line.split()[:9]
+                at = 10**9 + int(submit)
+                minutes, seconds = divmod(int(limit), 60)
+                lines.append(f"{job}|{at}|{at}|{run}|{minutes}:{seconds:02d}|{size}|COMPLETED")
+    log = tmp_path / "jobs.txt"
+    log.write_text("\n".join([*lines, ""]))
+    command = [sys.executable, "-m", "rms", "simulate", "--sacct", str(log), "--policy", "easy"]
+    command += ["--processors", "100", "--json", "-"]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=120)
+    found = json.loads(done.stdout)
+    assert found["jobs"] == 28481
+    assert f"{found['mean_bounded_slowdown']:.4f}" == PUBLISHED["fcfs", "requested"]
+    assert f"{found['mean_wait_s']:.2f}" == MEAN_WAIT_S
+
+
 def test_one_look_per_instant(tmp_path: Path) -> None:
     found, _ = simulated(tmp_path, "--passes", "per-timestamp")
     assert f"{found['mean_bounded_slowdown']:.4f}" == PER_TIMESTAMP

@@ -1,0 +1,105 @@
+"""``rms report --from``: a page of a result that was kept as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rms.cli.main import main
+
+TRACE = "; MaxProcs: 8\n" + "".join(
+    f"{n} {20 * n} -1 {100 + n} {1 + n % 8} -1 -1 {1 + n % 8} 900 -1 1 1 1 1 1 -1 -1 -1\n"
+    for n in range(1, 40)
+)
+JOB = {"id": "1", "state": "COMPLETED", "start_s": 0.0, "end_s": 9.5, "energy_j": 20.0}
+COMPARISON = {
+    "engine": "local",
+    "nodes": 2,
+    "policy": "array-share",
+    "power_source": "model",
+    "rows": [
+        {"mode": mode, "time_s": time_s, "cluster_j": 90.0, "allocation": 0.5, "jobs": [JOB]}
+        for mode, time_s in (("fixed", 12.0), ("flexible", 9.5))
+    ],
+}
+
+
+def reported(folder: Path, result: dict[str, Any] | Path) -> str:
+    """Return the page of a result."""
+    source = folder / "result.json"
+    if isinstance(result, dict):
+        source.write_text(json.dumps(result))
+    else:
+        source = result
+    assert main(["report", str(folder / "out"), "--from", str(source)]) == 0
+    return (folder / "out" / "report.html").read_text()
+
+
+def simulated(folder: Path, *options: str) -> Path:
+    (folder / "t.swf").write_text(TRACE)
+    result = folder / "result.json"
+    command = ["simulate", "--trace", str(folder / "t.swf"), "--policy", "easy"]
+    assert main([*command, *options, "--json", str(result)]) == 0
+    return result
+
+
+@pytest.mark.promise("site-log")
+def test_a_study(tmp_path: Path) -> None:
+    page = reported(tmp_path, simulated(tmp_path, "--malleable", "0,100", "--mode", "flexible"))
+    assert "What would malleability bring to t.swf?" in page
+    assert "f t + (1 - f) t s / n" in page and "by class of job" in page
+    assert page.count('src="data:image/png;base64,') == 1
+    assert not re.search(r'(?:src|href)="(?!data:)', page)  # nothing outside of the file
+    assert len(page) > 50_000
+
+
+def test_a_simulation(tmp_path: Path) -> None:
+    result = simulated(tmp_path)
+    page = reported(tmp_path, result)
+    wait_s = json.loads(result.read_text())["mean_wait_s"]
+    assert f"<td>mean_wait_s</td><td>{wait_s:.6g}</td>" in page
+    assert "<h2>classes</h2>" in page and page.count("data:image/png") == 1
+
+
+def test_a_comparison(tmp_path: Path) -> None:
+    page = reported(tmp_path, COMPARISON)
+    assert "<td>flexible</td><td>9.5</td>" in page and "flexible, 9.5, 90.0, 0.5: jobs" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, "which does not exist"),
+        ("not JSON", "expected JSON, got"),
+        ("[1]", "expected the JSON of rms simulate or rms compare"),
+        ('{"jobs": []}', "expected the JSON of rms simulate or rms compare"),
+        ('{"makespan_s": 3}', "got one without a good 'energy_j'"),
+        ('{"rows": [1], "policy": "easy"}', "got one without a good"),
+        ('{"rows": [], "study": "malleability"}', "got one without a good 'trace'"),
+    ],
+)
+def test_what_is_no_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, expected: str
+) -> None:
+    source = tmp_path / "result.json"
+    if text is not None:
+        source.write_text(text)
+    assert main(["report", str(tmp_path / "out"), "--from", str(source)]) == 2
+    err = capsys.readouterr().err
+    assert expected in err and str(source) in err and err.count("\n") == 1
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    source = tmp_path / "result.json"
+    source.write_text(json.dumps(COMPARISON))
+    assert main(["report", str(tmp_path / "file" / "x"), "--from", str(source)]) == 1
+    assert "cannot write a report" in capsys.readouterr().err
+    command = ["report", str(tmp_path), "--from", str(source), "--server", "unix:x"]
+    assert main(command) == 2
+    assert "--server or --from" in capsys.readouterr().err
