@@ -213,14 +213,14 @@ class Simulation:
     def _instant(self, event: Event) -> None:
         """Take in all that happens at one time, then decide once."""
         events = [event]
-        self.engine.apply(event)
+        self._apply(event)
         while self._more(event.at_s):
             more = self._pop()
             assert more is not None
             if isinstance(more, Phase):
                 self._phase(more)
                 continue
-            self.engine.apply(more)
+            self._apply(more)
             events.append(more)
             if self._record:
                 self.events.append(more)
@@ -228,6 +228,12 @@ class Simulation:
         for each in events[:-1]:
             self._follow(each, [])
         self._follow(events[-1], decisions)
+
+    def _apply(self, event: Event) -> None:
+        """Take in an event of an instant that goes on; who ends comes to no resize point in it."""
+        self.engine.apply(event)
+        if type(event) is Ended:
+            self._versions.pop(event.job, None)
 
     def _follow(self, event: Event, decisions: list[Decision]) -> None:
         """Let happen what an event and the decisions on it lead to."""

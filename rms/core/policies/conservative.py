@@ -42,15 +42,17 @@ class Profile:
     def earliest(self, size: int, span_s: float) -> float:
         """Return when ``size`` nodes are free for a time, ``inf`` if never."""
         at_s, free = self.at_s, self.free
-        first = 0
-        while first < len(at_s):
-            until = at_s[first] + span_s
-            at = first
-            while at < len(at_s) and at_s[at] < until and free[at] >= size:
+        first, steps = 0, len(at_s)
+        while first < steps:
+            if free[first] < size:
+                first += 1
+                continue
+            until, at = at_s[first] + span_s, first + 1
+            while at < steps and at_s[at] < until and free[at] >= size:
                 at += 1
-            if at == len(at_s) or (at > first and at_s[at] >= until):
+            if at == steps or at_s[at] >= until:
                 return at_s[first]
-            first = max(at, first) + 1
+            first = at + 1
         return inf
 
     def take(self, size: int, since_s: float, span_s: float) -> None:
@@ -90,11 +92,17 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         starts: list[Start] = []
         if room.free <= 0:
             return starts
-        for job, size, at_s in self._planned(state, queue, plan, room):
+        planned = list(islice(queue, self.depth))
+        # Behind the last that is no wider than what is free, nobody could start now.
+        while planned and planned[-1].least > room.free:
+            planned.pop()
+        for job, size, at_s in self._planned(state, planned, plan, room):
             if at_s <= state.now_s and room.fits(job, size):
                 nodes = room.place(job, size)
                 code, reason = Reason.BACKFILLS, "fits its reservation"
                 starts.append(Start(job.spec.id, nodes, reason, code, 0 if nodes else size))
+                if room.free <= 0:
+                    break
         return starts
 
     def _planned(

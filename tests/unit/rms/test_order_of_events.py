@@ -33,3 +33,12 @@ def test_a_moldable_job_takes_what_is_free_when_it_is_looked_at(
     longer = JobSpec(JobId("2"), 0.0, 2, 2, 2, Mode.FIXED, run_s=30.0)
     assert size(1, 10.0, rigid("1", 2), longer) == comes_as_one_ends
     assert size(2, 5.0, rigid("1", 2), rigid("2", 2)) == waits_for_two_ends
+
+
+def test_a_job_that_ends_at_a_resize_point_has_one_event_in_that_instant() -> None:
+    own = JobSpec(
+        JobId("1"), 0.0, 1, 2, 2, Mode.FLEXIBLE, Speedup(law=(40.0, 0.0)), resize_every_s=10.0
+    )
+    simulation = Simulation([own], Site(2), named("easy-share"), passes="per-timestamp")
+    simulation.run()
+    assert simulation.engine.state.ended[own.id].end_s == 20.0
