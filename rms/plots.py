@@ -139,11 +139,21 @@ def lines(
     series: Mapping[str, tuple[list[float], list[float]]],
     path: Path,
     labels: tuple[str, str, str],
+    *,
+    marker: str = "o",
+    linear_to: float | None = None,
 ) -> None:
-    """Draw named series ``(x, y)``; ``labels`` are those of x, of y, and the title."""
+    """Draw named series ``(x, y)``.
+
+    Args:
+        labels: those of x, of y, and the title.
+        linear_to: y is drawn on a logarithmic scale above this; None for a linear one throughout.
+    """
     figure, axes = _axes()
     for name, (xs, ys) in series.items():
-        axes.plot(xs, ys, marker="o", label=name)
+        axes.plot(xs, ys, marker=marker, label=name)
+    if linear_to is not None:
+        axes.set_yscale("symlog", linthresh=linear_to)
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     axes.set_title(labels[2])

@@ -1,0 +1,399 @@
+"""``rms reproduce cirrus``: 11,635 jobs of 28 days on EPCC's Cirrus, first quarter of 2024.
+
+EPCC's study (github EPCCed/mira-cirrus-elastisim) ran them under FCFS, as they were and as
+moldable jobs. Its schedules stand beside ours, then our policies beside what really happened.
+Times of its files are in units of 100 s, cut off; what it calls nodes are cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import fmean, median
+from typing import Annotated, Any
+
+import msgspec
+
+from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.policies import named
+from rms.core.policies.sizing import AsAsked
+from rms.formats.config import FileError
+from rms.sim.run import chosen
+from rms.sim.simulator import Hooks, Passes, Simulation
+from rms.studies.external import read_rows
+from rms.wire.terminal import columns
+
+SOURCE = "the jobs and results of github EPCCed/mira-cirrus-elastisim"
+POLICIES = ("fifo", "easy", "conservative", "easy-share", "array-share")
+CORES = 13_249
+"""As its platform file counts them, from 100 to 13348 with both ends; Cirrus has one less."""
+
+UNIT_S = 100.0
+ALLOWED = 0.005
+"""How far a mean wait of moldable jobs may be from the published one, which is 135.29 units."""
+
+NEAR, SEEDS = 1e-6, 10
+"""Events this near to one another, in units, count as one instant where orders are drawn."""
+
+RESIZE_EVERY, RESIZE_PRICE = 3.0, 0.1
+"""In units: resizable jobs come to a resize point every 300 s, and a resize costs them 10 s."""
+
+REAL = "real log"
+
+ORDERS: dict[Passes, str] = {
+    "ends-first": "a pass per event, ends first",
+    "per-event": "a pass per event, submissions first",
+    "per-timestamp": "a pass per instant",
+}
+HOURS = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_turnaround_s", "start_error_s")
+HEADS = ["policy", "jobs", "mean wait", "median", "p95", "turnaround", "mean |start - real start|"]
+HEADS += ["bounded slowdown", "utilization %", "error of mean wait", "resizes"]
+
+MOLDABLE = "half to twice the cores, cores x run time constant, the first takes all that is free"
+MOLDABLE_NOTE = (
+    "who comes first within an instant decides how many cores a job gets. The study's simulator "
+    "(SimGrid) rounds the work left of each job at every event, so such times differ a little "
+    "there, either way"
+)
+LOG_NOTES = (
+    "Requested times are not in the data: run times stand for them, so reservations are exact.",
+    "The real log obeyed limits of QoS classes, reservations and other partitions: its first job "
+    "waited for 3.5 days, on what is an empty machine here, and half of all did not wait. No "
+    "policy here knows of that, so the errors are not those of a model of Cirrus.",
+    "Moldable jobs are the study's, half to twice their cores with cores x run time constant, "
+    "which flatters them; flexible ones may also be resized, at a resize point every "
+    f"{RESIZE_EVERY * UNIT_S:.0f} s, and stand still for {RESIZE_PRICE * UNIT_S:.0f} s then.",
+    "Times are cut to 100 s, so one pass is made an instant. Utilization is that until the last "
+    "submission, after which the last jobs run for days.",
+)
+
+
+class JobRow(msgspec.Struct):
+    """A job of ``cirrus_2024q1.csv.gz``; times in units."""
+
+    id: str
+    submit: Annotated[float, msgspec.Meta(ge=0)]
+    nodes: Annotated[int, msgspec.Meta(ge=1)]
+    run: Annotated[float, msgspec.Meta(gt=0)]
+    start_rigid: float
+
+
+class MoldableRow(msgspec.Struct):
+    """Its published start as a moldable job, with 6 significant digits."""
+
+    id: str
+    start: float
+
+
+class RealRow(msgspec.Struct):
+    """What really happened to it."""
+
+    id: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Log:
+    """The three files, job by job in the order of submission."""
+
+    jobs: Sequence[JobRow]
+    moldable: Sequence[MoldableRow]
+    real: Sequence[RealRow]
+
+    def first(self, number: int) -> Log:
+        """Return a log of the first jobs only."""
+        return Log(self.jobs[:number], self.moldable[:number], self.real[:number])
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When each job of the log started and ended, in units.
+
+    Attributes:
+        busy: core-units used until the last submission.
+    """
+
+    starts: Sequence[float]
+    ends: Sequence[float]
+    busy: float
+    resizes: int = 0
+
+
+Schedules = dict[tuple[str, Mode], Schedule]
+"""By name of the policy and mode of the jobs; what happened is ``(REAL, Mode.FIXED)``."""
+
+
+def read_log(data: Path) -> Log:
+    """Read the study's three files.
+
+    Raises:
+        FileError: one is missing, or they are not of the same jobs.
+    """
+    files = ("cirrus_2024q1", "cirrus_2024q1_moldable", "cirrus_2024q1_real")
+    paths = [data / f"{name}.csv.gz" for name in files]
+    jobs = read_rows(paths[0], JobRow, SOURCE)
+    moldable = read_rows(paths[1], MoldableRow, SOURCE)
+    real = read_rows(paths[2], RealRow, SOURCE)
+    ids = [job.id for job in jobs]
+    for path, rows in ((paths[1], moldable), (paths[2], real)):
+        if [row.id for row in rows] != ids:
+            raise FileError(f"{path}: expected the {len(ids)} jobs of {paths[0].name}, got others")
+    return Log(jobs, moldable, real)
+
+
+def specs(log: Log, mode: Mode) -> list[JobSpec]:
+    """Return the jobs in a mode: as they were, or on half to twice their cores as in the study."""
+    found = []
+    for job in log.jobs:
+        least, most = job.nodes, job.nodes
+        if mode is not Mode.FIXED:
+            least, most = max(1, job.nodes // 2), 2 * job.nodes
+        found.append(
+            JobSpec(
+                JobId(job.id),
+                job.submit,
+                least,
+                most,
+                most,
+                mode,
+                None if mode is Mode.FIXED else Speedup(law=(job.run * job.nodes, 0.0)),
+                resize_every_s=RESIZE_EVERY if mode.resizable else None,
+                resize_price_s=RESIZE_PRICE if mode.resizable else 0.0,
+                run_s=job.run if mode is Mode.FIXED else None,
+            )
+        )
+    return found
+
+
+def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int = CORES) -> Schedule:
+    """Run the jobs on counted cores."""
+    last, busy = max(job.submit_s for job in jobs), -1.0
+
+    def look(simulation: Simulation) -> None:
+        nonlocal busy
+        if busy < 0.0 and simulation.engine.state.now_s >= last:
+            busy = simulation.ledger.busy_node_s
+
+    made = chosen(named(policy), counted=True, passes=passes, ahead=False)
+    hooks = Hooks(record=False, observer=look)
+    simulation = Simulation(jobs, Site(cores), made, passes=passes, hooks=hooks)
+    simulation.run()
+    ended = [simulation.engine.state.ended[job.id] for job in jobs]
+    starts, ends = [job.start_s or 0.0 for job in ended], [job.end_s or 0.0 for job in ended]
+    return Schedule(starts, ends, busy, simulation.resized)
+
+
+def real_schedule(log: Log) -> Schedule:
+    """Return what really happened."""
+    last = log.jobs[-1].submit
+    busy = sum(
+        job.nodes * max(0.0, min(row.end, last) - row.start)
+        for job, row in zip(log.jobs, log.real, strict=True)
+    )
+    return Schedule([row.start for row in log.real], [row.end for row in log.real], busy)
+
+
+def cirrus(
+    data: Path, figures: Path | None, progress: Callable[[str], None] = lambda text: None
+) -> tuple[dict[str, Any], list[str], bool]:
+    """Return the JSON of the experiment, its tables, and whether its schedules are ours.
+
+    Raises:
+        FileError: its files are not in ``data``.
+    """
+    log = read_log(data)
+    rows, lines, wrong = published(log)
+    schedules = {(REAL, Mode.FIXED): real_schedule(log)}
+    for mode in (Mode.FIXED, Mode.MOLDABLE, Mode.FLEXIBLE):
+        jobs = specs(log, mode)
+        for policy in POLICIES:
+            if mode.resizable and isinstance(named(policy).sizing, AsAsked):
+                continue  # it resizes nobody: the same as with moldable jobs
+            progress(f"{policy}, {mode} jobs")
+            schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
+    more, table = against_the_log(log, schedules)
+    lines += ["", *table, "", *LOG_NOTES, *wrong]
+    if figures is not None:
+        draw(log, schedules, figures)
+        lines += ["", f"figures in {figures}"]
+    result = {"experiment": "cirrus", "unit_s": UNIT_S, "rows": rows + more, "wrong": wrong}
+    return result | {"notes": LOG_NOTES}, lines, not wrong
+
+
+# --- the study's own schedules ---------------------------------------------------------------
+
+
+def published(log: Log) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Return the rows of both published schedules, their lines, and what should be and is not."""
+    jobs, number = specs(log, Mode.FIXED), len(log.jobs)
+    found = simulated(jobs, "fifo", "per-event")
+    equal = _equal(log, found)
+    less = _equal(log, simulated(jobs, "fifo", "per-event", CORES - 1))
+    mean = fmean(job.start_rigid - job.submit for job in log.jobs)
+    note = f"{less} with {CORES - 1} cores, those of the machine"
+    rows = [_row("rigid", Mode.FIXED, (mean, mean_wait(log, found)), (number, equal), note)]
+    lines = [
+        f"Published schedules of {number} jobs on {CORES} cores, FCFS; waits in units of 100 s",
+        f"  rigid: {equal} of {number} starts as published ({note}), mean wait {mean:.4f}",
+    ]
+    wrong = []
+    if equal != number:
+        wrong.append(f"rigid: expected all {number} starts as published, got {equal}")
+    more, others, problems = _moldable(log)
+    return [*rows, *more], [*lines, *others], [*wrong, *problems]
+
+
+def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str], list[str]]:
+    """Return the rows of the moldable schedule by the order of events, lines, and what is wrong."""
+    jobs = specs(log, Mode.MOLDABLE)
+    mean = fmean(row.start - job.submit for job, row in zip(log.jobs, log.moldable, strict=True))
+    schedules = {order: simulated(jobs, "fifo", order) for order in ORDERS}
+    drawn = sorted(mean_wait(log, _drawn(jobs, seed)) for seed in range(SEEDS))
+    together = _shared_instants(log, schedules["ends-first"])
+    rows, lines = [], [f"  moldable: {MOLDABLE}; published mean wait {mean:.4f}"]
+    for order, words in ORDERS.items():
+        ours, equal = mean_wait(log, schedules[order]), _as_printed(log, schedules[order])
+        means, starts = (mean, ours), (len(jobs), equal)
+        rows.append(_row(f"moldable, {order}", Mode.MOLDABLE, means, starts, MOLDABLE_NOTE))
+        lines.append(
+            f"    {words:36s} mean wait {ours:.4f} ({_pct(ours, mean):+.2f} %), "
+            f"{equal} starts as published"
+        )
+    rows[0]["drawn_mean_wait_100s"] = drawn
+    lines += [
+        f"    submissions before or after ends by lot, {SEEDS} times: mean wait {drawn[0]:.2f} to "
+        f"{drawn[-1]:.2f}",
+        f"    At {together} times an end and a submission fall together: {MOLDABLE_NOTE}.",
+    ]
+    best = mean_wait(log, schedules["ends-first"])
+    if abs(best / mean - 1.0) <= ALLOWED:
+        return rows, lines, []
+    return rows, lines, [f"moldable: expected a mean wait of {mean:.4f}, got {best:.4f}"]
+
+
+def _equal(log: Log, found: Schedule) -> int:
+    """Return how many starts are those of the rigid schedule."""
+    return sum(a == job.start_rigid for a, job in zip(found.starts, log.jobs, strict=True))
+
+
+def mean_wait(log: Log, found: Schedule) -> float:
+    """Return the mean wait in units."""
+    return fmean(a - job.submit for a, job in zip(found.starts, log.jobs, strict=True))
+
+
+def _as_printed(log: Log, found: Schedule) -> int:
+    """Return how many starts are the published ones, which have 6 significant digits."""
+    return sum(
+        abs(a - row.start) <= (0.0501 if row.start >= 1e4 else 0.00501)
+        for a, row in zip(found.starts, log.moldable, strict=True)
+    )
+
+
+def _shared_instants(log: Log, found: Schedule) -> int:
+    """Return how many times of submission are also those of an end."""
+    submits = {job.submit for job in log.jobs}
+    return len({round(a) for a in found.ends if abs(a - round(a)) <= NEAR}.intersection(submits))
+
+
+def _drawn(jobs: Sequence[JobSpec], seed: int) -> Schedule:
+    """Run the jobs with each submission just before or just after the ends of its instant."""
+    draw = Random(seed)
+    moved = [
+        msgspec.structs.replace(job, submit_s=max(0.0, job.submit_s + draw.choice((-NEAR, NEAR))))
+        for job in jobs
+    ]
+    return simulated(moved, "fifo", "per-event")
+
+
+def _row(
+    case: str, mode: Mode, means: tuple[float, float], starts: tuple[int, int], note: str
+) -> dict[str, Any]:
+    """Return a row of the result; of both figures first the published one, then ours."""
+    values = {
+        "mean_wait_100s": _value(*means, note),
+        "starts_as_published": _value(*starts, note),
+    }
+    return {"case": case, "mode": str(mode), "against": "published schedule", "values": values}
+
+
+def _value(paper: float | None, ours: float, note: str = "") -> dict[str, Any]:
+    deviation = _pct(ours, paper) if paper else None
+    return {"paper": paper, "ours": ours, "deviation_pct": deviation, "note": note}
+
+
+def _pct(ours: float, paper: float) -> float:
+    return 100.0 * (ours / paper - 1.0)
+
+
+# --- our policies and what happened ----------------------------------------------------------
+
+
+def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return a row for each schedule, with what happened as the paper's figure, and the table."""
+    real = figures_of(log, schedules[REAL, Mode.FIXED])
+    rows, cells = [], []
+    for (policy, mode), found in schedules.items():
+        ours = figures_of(log, found)
+        values = {key: _value(real[key], value) for key, value in ours.items()}
+        rows.append({"case": policy, "mode": str(mode), "against": REAL, "values": values})
+        off = _pct(ours["mean_wait_s"], real["mean_wait_s"])
+        cells.append([policy, str(mode), *(f"{ours[key] / 3600:.2f}" for key in HOURS)])
+        cells[-1] += [f"{ours['mean_bounded_slowdown']:.2f}", f"{100 * ours['utilization']:.2f}"]
+        cells[-1] += [f"{off:+.1f} %", str(found.resizes)]
+    title = "Our policies beside the real log; times in hours"
+    return rows, [title, "", *(f"  {line}" for line in columns(HEADS, cells))]
+
+
+def figures_of(log: Log, found: Schedule) -> dict[str, float]:
+    """Return waits, slowdown and use of a schedule, and how far its starts are from the real ones.
+
+    Times in s. Bounded slowdown as in CLI.md; utilization until the last submission.
+    """
+    rows = list(zip(log.jobs, found.starts, found.ends, strict=True))
+    waits = sorted((start - job.submit) * UNIT_S for job, start, _ in rows)
+    slowdowns = [
+        max(1.0, (end - job.submit) / max(end - start, 10.0 / UNIT_S)) for job, start, end in rows
+    ]
+    off = [abs(start - row.start) for start, row in zip(found.starts, log.real, strict=True)]
+    window = log.jobs[-1].submit - log.jobs[0].submit
+    return {
+        "mean_wait_s": fmean(waits),
+        "median_wait_s": median(waits),
+        "p95_wait_s": waits[int(0.95 * (len(waits) - 1))],
+        "mean_turnaround_s": fmean((end - job.submit) * UNIT_S for job, _, end in rows),
+        "mean_bounded_slowdown": fmean(slowdowns),
+        "utilization": found.busy / (CORES * window) if window else 0.0,
+        "start_error_s": UNIT_S * fmean(off),
+        "resizes": float(found.resizes),
+    }
+
+
+def draw(log: Log, schedules: Schedules, folder: Path) -> None:
+    """Draw the distribution of waits and the mean wait by day of submission."""
+    from rms.plots import lines
+
+    days = [int(job.submit * UNIT_S // 86_400) for job in log.jobs]
+    shares = [float(share) for share in range(101)]
+    for mode in (Mode.FIXED, Mode.MOLDABLE, Mode.FLEXIBLE):
+        distribution, by_day = {}, {}
+        for (policy, own), found in schedules.items():
+            if policy != REAL and own is not mode:
+                continue
+            hours = [
+                (start - job.submit) * UNIT_S / 3600
+                for job, start in zip(log.jobs, found.starts, strict=True)
+            ]
+            rising, most = sorted(hours), len(hours) - 1
+            distribution[policy] = (shares, [rising[int(s * most / 100)] for s in shares])
+            of_day: dict[int, list[float]] = {}
+            for day, wait in zip(days, hours, strict=True):
+                of_day.setdefault(day, []).append(wait)
+            by_day[policy] = ([*map(float, of_day)], [fmean(each) for each in of_day.values()])
+        title = f"Cirrus, 28 days of 2024, {mode} jobs"
+        labels = ("jobs that waited no longer (%)", "wait (h)", title)
+        lines(distribution, folder / f"waits-{mode}.png", labels, marker="", linear_to=0.1)
+        labels = ("day of submission", "mean wait (h)", title)
+        lines(by_day, folder / f"waits-by-day-{mode}.png", labels)
