@@ -20,10 +20,14 @@ import msgspec
 from rms.core.model import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError, parse_ids
+from rms.formats.jobtables import is_table, table_records
 from rms.formats.sacct import Clock, Record, records
 
 Unit = Literal["nodes", "cpus"]
 """What a job's size counts."""
+
+NO_LIMIT_FROM_S = 365 * 86400.0
+"""Slurm calls jobs without a limit unlimited, or gives them a year."""
 
 CLOCK_CHANGE_S = 3600.0
 HALF = 0.5
@@ -125,7 +129,8 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
     found: list[Record] = []
     for path in paths:
         try:
-            found += records(path, clock, counts)
+            read = table_records(path, clock) if is_table(path) else records(path, clock, counts)
+            found += read
         except FileNotFoundError:
             raise FileError(f"expected a log, got {path}, which does not exist") from None
         except (OSError, EOFError) as error:
@@ -146,6 +151,7 @@ def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
     ran = [record for record in _once(found, counts) if _has_run(record, counts)]
     shared = _sharing(ran)
     attempts = [attempt for job in _by_job(ran) for attempt in _attempts(job, counts)]
+    attempts = [(name, _without_endless_limit(record)) for name, record in attempts]
     limits = _longest_limits(attempts)
     jobs = [_logged(name, each, by, limits, counts) for name, each in attempts]
     begin_s = min((job.submit_s for job in jobs), default=0.0)
@@ -267,6 +273,12 @@ def _run_s(record: Record) -> float:
     if record.elapsed_s is not None:
         return record.elapsed_s
     return max(0.0, (record.end_s or 0.0) - (record.start_s or 0.0))
+
+
+def _without_endless_limit(record: Record) -> Record:
+    if record.limit_s is None or record.limit_s < NO_LIMIT_FROM_S:
+        return record
+    return msgspec.structs.replace(record, limit_s=None)
 
 
 def _longest_limits(attempts: Iterable[tuple[str, Record]]) -> dict[str, float]:

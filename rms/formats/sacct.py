@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -27,12 +28,15 @@ COMMAND = (
 """What to type on a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
 the job's name comes last, so that nothing in it can be taken for another column."""
 
-_NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID"))
+_NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID", "NaT", "nan"))
 _NO_LIMIT = frozenset(("UNLIMITED", "PARTITION_LIMIT", "INFINITE", "NOT_SET"))
 _FREE_TEXT = ("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir")
-_JOB = re.compile(r"(\d+(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?)(\..*)?", re.ASCII)
+JOB_ID = re.compile(r"(\d+(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?)(\..*)?", re.ASCII)
 _CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", re.ASCII)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KM]?)", re.ASCII)
+MISSING = -1
+"""Where a column is that a file has not: behind all others, in a field that is empty."""
+
 _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 
 
@@ -143,15 +147,26 @@ class _Reader:
         self._at = {name: at for at, name in enumerate(names)}
         self._width = len(names)
         self._id = self._first("jobid", "jobidraw")
+        self._submit = self._first("submit")
+        self._start = self._first("start")
+        self._end = self._first("end")
+        self._state = self._first("state")
+        self._elapsed = self._first("elapsedraw", "elapsed")
+        self._nodes = [self._first(name) for name in ("allocnodes", "nnodes")]
+        self._cpus = [self._first(name) for name in ("alloccpus", "ncpus")]
+        self._limit = self._first("timelimitraw", "timelimit")
+        self._eligible = self._first("eligible")
+        self._user, self._account = self._first("user"), self._first("account")
+        self._partition, self._name = self._first("partition"), self._first("jobname")
         wanted = {
             "JobID": self._id,
-            "Submit": self._first("submit"),
-            "Start": self._first("start"),
-            "State": self._first("state"),
-            "AllocNodes or NNodes": self._first("allocnodes", "nnodes"),
-            "End or ElapsedRaw": self._first("end", "elapsedraw", "elapsed"),
+            "Submit": self._submit,
+            "Start": self._start,
+            "State": self._state,
+            "AllocNodes or NNodes": max(self._nodes),
+            "End or ElapsedRaw": max(self._end, self._elapsed),
         }
-        missing = [name for name, at in wanted.items() if at is None]
+        missing = [name for name, at in wanted.items() if at == MISSING]
         if missing or " " in self._separator:
             raise FileError(
                 f"{path}: expected a line of names as `sacct --parsable2` prints it, with "
@@ -160,8 +175,9 @@ class _Reader:
         free = [name for name in _FREE_TEXT if name in self._at]
         self._free = self._at[free[0]] if len(free) == 1 else None
 
-    def _first(self, *names: str) -> int | None:
-        return next((self._at[name] for name in names if name in self._at), None)
+    def _first(self, *names: str) -> int:
+        """Return the column with the first of these names that there is."""
+        return next((self._at[name] for name in names if name in self._at), MISSING)
 
     def is_header(self, text: str) -> bool:
         """Return whether the line has names, as where one file was put behind another."""
@@ -174,35 +190,38 @@ class _Reader:
             ValueError: it does not parse; the text goes on after "expected".
         """
         fields = self._fields(text)
-        assert self._id is not None
-        found = _JOB.fullmatch(fields[self._id])
+        found = JOB_ID.fullmatch(fields[self._id])
         if found is None:
             raise ValueError(f"a job's id, got {fields[self._id][:40]!r}")
         if found[2] is not None:
             return None
-        submit_s, eligible_s = self._time(fields, "submit"), self._time(fields, "eligible")
+        submit_s = self._time(fields[self._submit], "Submit")
+        eligible_s = self._time(fields[self._eligible], "Eligible")
         submit_s = eligible_s if submit_s is None else submit_s
         if submit_s is None:
             raise ValueError("a time in Submit, got none")
-        state = self._text(fields, "state").split()
+        elapsed, limit = fields[self._elapsed], fields[self._limit]
+        unlimited = limit in _NEVER or limit.upper() in _NO_LIMIT
+        state = fields[self._state]
         return Record(
             found[1],
             submit_s,
             eligible_s,
-            self._time(fields, "start"),
-            self._time(fields, "end"),
-            self._elapsed(fields),
-            self._limit(fields),
-            self._count(fields, "allocnodes", "nnodes"),
-            self._count(fields, "alloccpus", "ncpus"),
-            state[0].rstrip("+") if state else "",
-            self._text(fields, "user"),
-            self._text(fields, "account"),
-            self._text(fields, "partition"),
-            self._text(fields, "jobname"),
+            self._time(fields[self._start], "Start"),
+            self._time(fields[self._end], "End"),
+            None if elapsed in _NEVER else duration_s(elapsed, 1.0),
+            None if unlimited else duration_s(limit, 60.0) or None,
+            _count(fields[self._nodes[0]]) or self._other(fields, self._nodes),
+            _count(fields[self._cpus[0]]) or self._other(fields, self._cpus),
+            state.partition(" ")[0].rstrip("+"),
+            sys.intern(fields[self._user]),
+            sys.intern(fields[self._account]),
+            sys.intern(fields[self._partition]),
+            fields[self._name],
         )
 
     def _fields(self, text: str) -> Sequence[str]:
+        """Return the fields of a line, and one more that is empty, for columns it has not."""
         fields = text.split(self._separator)
         more = len(fields) - self._width
         if more > 0 and self._free is not None:
@@ -210,40 +229,31 @@ class _Reader:
             fields[self._free : end] = [self._separator.join(fields[self._free : end])]
         if len(fields) != self._width:
             raise ValueError(f"{self._width} fields between {self._separator!r}, got {len(fields)}")
+        fields.append("")
         return fields
 
-    def _text(self, fields: Sequence[str], name: str) -> str:
-        at = self._at.get(name)
-        return "" if at is None else fields[at]
+    def _other(self, fields: Sequence[str], columns: Sequence[int]) -> int:
+        """Return the number of the second column, where the first is not there or says nothing."""
+        return 0 if fields[columns[0]] not in _NEVER else _count(fields[columns[1]])
 
-    def _time(self, fields: Sequence[str], name: str) -> float | None:
-        text = self._text(fields, name)
+    def _time(self, text: str, name: str) -> float | None:
         try:
             return self._clock.read(text)
         except ValueError as error:
             wanted = str(error) if str(error).startswith("times") else "a time"
-            raise ValueError(f"{wanted} in {name.capitalize()}, got {text[:40]!r}") from None
+            raise ValueError(f"{wanted} in {name}, got {text[:40]!r}") from None
 
-    def _elapsed(self, fields: Sequence[str]) -> float | None:
-        text = self._text(fields, "elapsedraw") or self._text(fields, "elapsed")
-        return None if text in _NEVER else duration_s(text, 1.0)
 
-    def _limit(self, fields: Sequence[str]) -> float | None:
-        text = self._text(fields, "timelimitraw") or self._text(fields, "timelimit")
-        if text in _NEVER or text.upper() in _NO_LIMIT:
-            return None
-        return duration_s(text, 60.0) or None
-
-    def _count(self, fields: Sequence[str], *names: str) -> int:
-        """Return the number in the first of these columns that has one; 0 if none has."""
-        name = next((each for each in names if self._text(fields, each) not in _NEVER), None)
-        if name is None:
-            return 0
-        text = self._text(fields, name)
-        found = _COUNT.fullmatch(text)
-        if found is None:
-            raise ValueError(f"a number in {name}, got {text[:40]!r}")
-        return round(float(found[1]) * _UNITS[found[2]])
+def _count(text: str) -> int:
+    """Return the number in ``12``, ``2K`` or nothing."""
+    if text.isdecimal():
+        return int(text)
+    if text in _NEVER:
+        return 0
+    found = _COUNT.fullmatch(text)
+    if found is None:
+        raise ValueError(f"a number of nodes or CPUs, got {text[:40]!r}")
+    return round(float(found[1]) * _UNITS[found[2]])
 
 
 def duration_s(text: str, unit_s: float) -> float:

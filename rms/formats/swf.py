@@ -96,15 +96,19 @@ def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> Non
 
 
 def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
-    """Write jobs that are over as a trace: waits and run times are what they have been."""
+    """Write jobs that are over as a trace: waits and run times are what they have been.
+
+    A job whose id is no number (``7_3``) goes by its place in the order of ``jobs``.
+    """
+    over = [job for job in jobs if job.start_s is not None and job.end_s is not None]
+    numbered = all(job.spec.id.isdecimal() for job in over)
     lines = [f"; MaxProcs: {nodes}", f"; Note: {note}"]
-    for job in jobs:
+    for number, job in enumerate(over, 1):
         spec = job.spec
-        if job.start_s is None or job.end_s is None:
-            continue
+        assert job.start_s is not None and job.end_s is not None
         limit = -1 if spec.limit_s is None else spec.limit_s
         values = [
-            spec.id,
+            spec.id if numbered else number,
             f"{spec.submit_s:.10g}",
             f"{job.start_s - spec.submit_s:.10g}",
             f"{job.end_s - job.start_s:.10g}",

@@ -189,13 +189,15 @@ def test_limits_and_holds(tmp_path: Path) -> None:
         line("1", limit="1", run=95, state="TIMEOUT"),
         line("2", limit="Partition_Limit", submit=1),
         line("3", eligible=5000, start=5010, submit=2, limit="2"),
+        line("4", limit="525600", submit=3),
     )
     assert [(job.id, job.submit_s, job.limit_s) for job in log.jobs] == [
         ("1", 0.0, 95.0),
         ("2", 1.0, 120.0),
+        ("4", 3.0, 120.0),
         ("3", 5000.0, 120.0),
     ]
-    assert log.counts == {"held_back": 1, "raised_limits": 1, "without_a_limit": 1}
+    assert log.counts == {"held_back": 1, "raised_limits": 1, "without_a_limit": 2}
 
 
 @given(st.integers(0, 10**7))
@@ -229,7 +231,7 @@ def test_whatever_the_order_of_lines_and_columns(
     lines = []
     for number, (submit, wait, run, nodes) in enumerate(drawn, 1):
         text = line(
-            str(number), submit=submit, start=submit + wait, run=run, nodes=nodes, limit="9999999"
+            str(number), submit=submit, start=submit + wait, run=run, nodes=nodes, limit="500000"
         )
         fields = dict(zip(NAMES.split("|"), text.split("|"), strict=True))
         lines.append("|".join([*(fields[each] for each in names), name]))
@@ -284,7 +286,7 @@ def test_other_separators(tmp_path: Path) -> None:
         (NAMES, "7|alice", "15 fields between '|', got 2 in line 2"),
         (NAMES + "|Comment", line("7|a|b"), "16 fields between '|', got 17 in line 2"),
         (NAMES, line("7", start="yesterday"), "a time in Start, got 'yesterday' in line 2"),
-        (NAMES, line("7", nodes="many"), "a number in allocnodes, got 'many' in line 2"),
+        (NAMES, line("7", nodes="many"), "a number of nodes or CPUs, got 'many' in line 2"),
         (NAMES, line("7", limit="long"), "a duration like 1-02:03:04, got 'long' in line 2"),
         (NAMES, line("7", submit="Unknown", eligible="None"), "a time in Submit, got none"),
         (
@@ -337,7 +339,10 @@ def test_a_log_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     log = found["log"]
     assert (log["cluster"], log["mean_wait_s"], log["begin"]) == (2, 64.5, "2023-11-14T22:13:20")
     assert rows.read_text().splitlines()[2].startswith("2_7,1.0,100.0,200.0,2,")
-    assert main([*command, "--processors", "4"]) == 0
+    schedule = tmp_path / "out.swf"
+    assert main([*command, "--processors", "4", "--out", str(schedule)]) == 0
+    ids = [words.split()[0] for words in schedule.read_text().splitlines() if words[0] != ";"]
+    assert ids == ["1", "2"]
     out = capsys.readouterr().out
     assert "mean_wait_s            0.0000" in out
     assert "cluster of 4 nodes, the jobs held 2 at once at most" in out
