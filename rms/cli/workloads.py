@@ -127,6 +127,10 @@ def log_lines(figures: dict[str, Any]) -> list[str]:
         f"  {count} {_WORDS.get(name, name.replace('_', ' '))}"
         for name, count in figures["counts"].items()
     ]
+    lines.append(
+        "  waits in the log also come from priorities, partitions, reservations and users' limits, "
+        "which are not in it: compare simulations with one another"
+    )
     part = figures["share_of_jobs_on_parts_of_nodes"]
     if by == "nodes" and part > SAID_FROM:
         node_time = figures["share_of_node_time_on_parts_of_nodes"]

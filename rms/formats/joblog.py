@@ -6,11 +6,11 @@ parts of heterogeneous jobs, attempts that were requeued, records of one job at 
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import groupby
-from operator import attrgetter
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import msgspec
 from rms.core.model import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError, parse_ids
-from rms.formats.jobtables import is_table, table_records
+from rms.formats.jobtables import csv_records, is_table, parquet_records
 from rms.formats.sacct import Clock, Record, records
 
 Unit = Literal["nodes", "cpus"]
@@ -129,8 +129,7 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
     found: list[Record] = []
     for path in paths:
         try:
-            read = table_records(path, clock) if is_table(path) else records(path, clock, counts)
-            found += read
+            found += _read(path, clock, counts)
         except FileNotFoundError:
             raise FileError(f"expected a log, got {path}, which does not exist") from None
         except (OSError, EOFError) as error:
@@ -139,6 +138,21 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
     if not log.jobs:
         raise FileError(f"{paths[0]}: expected at least one job that ran, got none")
     return log
+
+
+def _read(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
+    """Yield the records of a file of whatever kind, read once: it may be a pipe."""
+    if path.suffix == ".parquet":
+        yield from parquet_records(path, clock)
+        return
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8", errors="replace") as file:
+        first = file.readline()
+        lines = chain([first], file)
+        if is_table(first):
+            yield from csv_records(lines, path, clock)
+        else:
+            yield from records(lines, path, clock, counts)
 
 
 def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
@@ -228,17 +242,28 @@ def _attempts(job: Sequence[Record], counts: Counter[str]) -> Iterator[tuple[str
     name = job[0].id.partition("+")[0]
     made: list[Record] = []
     resizing = False
-    for _, together in groupby(job, key=attrgetter("start_s")):
-        record = _heterogeneous(list(together), counts)
+    for parts in _together(job):
+        record = _heterogeneous(parts, counts)
         if resizing:
             made[-1] = _resized(made[-1], record)
         else:
             made.append(record)
-        counts["resizes_in_the_log"] += record.state == "RESIZING"
         resizing = record.state == "RESIZING"
+        counts["resizes_in_the_log"] += resizing
     counts["requeued"] += len(made) - 1
     for number, record in enumerate(made, 1):
         yield (name if number == 1 else f"{name}#{number}"), record
+
+
+def _together(job: Sequence[Record]) -> Iterator[list[Record]]:
+    """Yield the parts of each attempt: ids that differ, until one comes again."""
+    parts: list[Record] = []
+    for record in job:
+        if any(record.id == part.id for part in parts):
+            yield parts
+            parts = []
+        parts.append(record)
+    yield parts
 
 
 def _heterogeneous(parts: Sequence[Record], counts: Counter[str]) -> Record:

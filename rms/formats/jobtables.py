@@ -9,7 +9,7 @@ of github.com/NREL/eagle-jobs. Both as Parquet, or as CSV with the same columns.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from rms.formats.config import FileError
-from rms.formats.sacct import JOB_ID, Clock, Record, duration_s, open_text
+from rms.formats.sacct import JOB_ID, Clock, Record, duration_s
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -69,36 +69,30 @@ OTHER = ("eligible_time", "partition")
 Row = Mapping[str, Any]
 
 
-def table_records(path: Path, clock: Clock) -> Iterator[Record]:
-    """Yield the records of a table.
+def is_table(first: str) -> bool:
+    """Return whether a CSV file is such a table, by its first line."""
+    return "submit_time" in first.strip().split(",")
+
+
+def csv_records(lines: Iterable[str], path: Path, clock: Clock) -> Iterator[Record]:
+    """Yield the records of a table that is CSV.
 
     Raises:
         FileError: it is not one of these tables, or a row does not parse.
     """
-    columns: Columns | None = None
-    for number, row in enumerate(_rows(path), 1):
-        if columns is None:
-            columns = _columns(row, path)
-        try:
-            yield _record(row, columns, clock)
-        except ValueError as error:
-            raise FileError(f"{path}: expected {error} in job {number} of the table") from None
+    csv.field_size_limit(2**30)  # PM100 has a job's power every 20 s in one field
+    try:
+        yield from _records(csv.DictReader(lines), path, clock)
+    except csv.Error as error:
+        raise FileError(f"{path}: expected CSV, got: {error}") from None
 
 
-def is_table(path: Path) -> bool:
-    """Return whether a file is such a table, by its first line or its name."""
-    if path.suffix == ".parquet":
-        return True
-    with open_text(path) as file:
-        first = file.readline()
-    return "submit_time" in first.strip().split(",")
+def parquet_records(path: Path, clock: Clock) -> Iterator[Record]:
+    """Yield the records of a table that is Parquet.
 
-
-def _rows(path: Path) -> Iterator[Row]:
-    if path.suffix != ".parquet":
-        with open_text(path) as file:
-            yield from csv.DictReader(file)
-        return
+    Raises:
+        FileError: pyarrow is not installed, it is not one of these tables, or a row does not parse.
+    """
     try:
         from pyarrow import ArrowException, parquet
     except ImportError:
@@ -109,10 +103,21 @@ def _rows(path: Path) -> Iterator[Row]:
     try:
         file = parquet.ParquetFile(path)
         names = [name for name in file.schema_arrow.names if name in wanted]
-        for batch in file.iter_batches(columns=names):
-            yield from batch.to_pylist()
+        batches = file.iter_batches(columns=names)
+        yield from _records((row for batch in batches for row in batch.to_pylist()), path, clock)
     except ArrowException as error:
         raise FileError(f"{path}: expected a Parquet file, got: {error}") from None
+
+
+def _records(rows: Iterable[Row], path: Path, clock: Clock) -> Iterator[Record]:
+    columns: Columns | None = None
+    for number, row in enumerate(rows, 1):
+        if columns is None:
+            columns = _columns(row, path)
+        try:
+            yield _record(row, columns, clock)
+        except ValueError as error:
+            raise FileError(f"{path}: expected {error} in job {number} of the table") from None
 
 
 def _columns(row: Row, path: Path) -> Columns:

@@ -6,14 +6,12 @@ has too many fields then belongs to the name, as long as no other column is free
 
 from __future__ import annotations
 
-import gzip
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
 
 import msgspec
 
@@ -97,43 +95,38 @@ class Clock:
         return found
 
 
-def open_text(path: Path) -> TextIO:
-    """Open a text file, also a compressed one."""
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", errors="replace")
-    return path.open("rt", encoding="utf-8", errors="replace")
-
-
-def records(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
-    """Yield the records of a file, in its order.
+def records(
+    lines: Iterable[str], path: Path, clock: Clock, counts: Counter[str]
+) -> Iterator[Record]:
+    """Yield the records in the lines of a file, in their order.
 
     Args:
+        path: the file, to be named where a line is wrong.
         clock: one for all files of a log.
         counts: lines that are no record of a job are entered here, by what they are.
 
     Raises:
-        FileError: missing, or not what ``sacct --parsable2`` prints.
+        FileError: it is not what ``sacct --parsable2`` prints.
     """
     reader: _Reader | None = None
-    with open_text(path) as file:
-        for number, line in enumerate(file, 1):
-            text = line.rstrip("\r\n")
-            if not text.strip():
+    for number, line in enumerate(lines, 1):
+        text = line.rstrip("\r\n")
+        if not text.strip():
+            continue
+        if reader is None or reader.is_header(text):
+            reader = _Reader(text, path, clock)
+            continue
+        try:
+            record = reader.record(text)
+        except ValueError as error:
+            if not line.endswith("\n"):
+                counts["cut_short_lines"] += 1
                 continue
-            if reader is None or reader.is_header(text):
-                reader = _Reader(text, path, clock)
-                continue
-            try:
-                record = reader.record(text)
-            except ValueError as error:
-                if not line.endswith("\n"):
-                    counts["cut_short_lines"] += 1
-                    continue
-                raise FileError(f"{path}: expected {error} in line {number}") from None
-            if record is None:
-                counts["steps"] += 1
-            else:
-                yield record
+            raise FileError(f"{path}: expected {error} in line {number}") from None
+        if record is None:
+            counts["steps"] += 1
+        else:
+            yield record
 
 
 class _Reader:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -109,9 +111,20 @@ def test_jobs_steps_arrays_and_those_that_never_ran(tmp_path: Path) -> None:
 
 
 def test_parts_of_a_heterogeneous_job_are_one(tmp_path: Path) -> None:
-    log = read(tmp_path, line("20+0", nodes=1), line("20+1", nodes=3, run=90), line("21", submit=1))
-    assert shown(log) == [("20", 0.0, 10.0, 100.0, 4), ("21", 1.0, 10.0, 100.0, 2)]
-    assert log.counts == {"heterogeneous": 1}
+    log = read(
+        tmp_path,
+        line("20+0", nodes=1, state="NODE_FAIL"),
+        line("20+1", nodes=3, start=11, run=90),
+        line("21", submit=1),
+        line("20+0", nodes=1, submit=200, start=300),
+        line("20+1", nodes=3, submit=200, start=300),
+    )
+    assert shown(log) == [
+        ("20", 0.0, 10.0, 100.0, 4),
+        ("21", 1.0, 10.0, 100.0, 2),
+        ("20#2", 200.0, 300.0, 100.0, 4),
+    ]
+    assert log.counts == {"heterogeneous": 2, "requeued": 1}
 
 
 def test_each_attempt_of_a_requeued_job_is_a_job(tmp_path: Path) -> None:
@@ -346,6 +359,16 @@ def test_a_log_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     out = capsys.readouterr().out
     assert "mean_wait_s            0.0000" in out
     assert "cluster of 4 nodes, the jobs held 2 at once at most" in out
+
+
+def test_a_log_that_is_piped(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = "\n".join([NAMES, line("1"), ""])
+    writer = Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    assert shown(read_log([pipe])) == [("1", 0.0, 10.0, 100.0, 2)]
+    writer.join()
 
 
 def test_help_says_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
