@@ -87,13 +87,14 @@ def _read(path: Path) -> dict[str, Any]:
 def _parts(result: dict[str, Any], folder: Path) -> Iterator[str]:
     """Yield the parts of the page of a result; its figures are written into the folder."""
     figure = folder / "figures.png"
+    if result.get("study") == "malleability":
+        yield paragraph(f"What would malleability bring to {result['trace']}?")
     if "log" in result:
         yield preformatted(log_lines(result["log"]))
     if result.get("study") == "malleability":
         from rms.studies.malleability import draw
         from rms.studies.malleability import table as study_table
 
-        yield paragraph(f"What would malleability bring to {result['trace']}?")
         yield preformatted(study_table(result))
         draw(result, figure, f"{result['trace']}, policy {result['policy']}")
     elif "makespan_s" in result:
