@@ -1,15 +1,15 @@
 """The strategies of Posner, Hupfeld, Finnerty 2023, as compositions of parts.
 
-A waiting job that does not fit is *promised* nodes that running jobs are told to give up, and starts
-when it has them. Who was promised which node cannot be seen from the state (a node that was given up
-is free like any other), so these strategies remember it from pass to pass. That is against the rule
-for policies, whose decisions a restarted daemon must be able to repeat: so they live here, beside
-their study, each made for one simulation, and ``rms serve`` does not know them.
+A waiting job that does not fit is promised nodes that running jobs are told to give up, and starts
+when it has them. Who was promised which node cannot be seen from the state, where a node that was
+given up is free like any other, so these strategies remember it from pass to pass. A policy must
+not: a restarted daemon could not repeat its decisions. So they live here, beside their study, each
+made for one simulation, and ``rms serve`` does not know them.
 
-Rules and their odd consequences are the published ones:
+The rules are the published ones, with what follows from how they were written:
 
-- Only the first waiting job without a promise starts, and only if it fits: their test whether a job
-  delays the first compares an estimate in flop with a time in seconds, so every other job does.
+- Only the first waiting job without a promise starts, and only if it fits: whether another one
+  would delay it is tested by comparing an estimate in flop with a time in seconds, so all would.
 - A promise is made only if shrinking alone covers it; free nodes are not counted.
 - A job that is told to give nodes up may be given free ones in the same pass.
 """
@@ -172,10 +172,14 @@ class _Plan:
 
 
 class Sharing:
-    """Part ``sizing`` of the malleable strategies, for one simulation."""
+    """Part ``sizing`` of the malleable strategies, for one simulation.
+
+    Attributes:
+        changes: shrinks, one for each job that is promised the nodes, and expansions so far.
+    """
 
     def __init__(self, rule: Rule, promises: Promises) -> None:
-        self.rule, self.promises = rule, promises
+        self.rule, self.promises, self.changes = rule, promises, 0
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> _Plan:
         """Return the plan of a pass."""
@@ -215,6 +219,7 @@ class Sharing:
                     self.promises.add(job.spec.id, held[-count:])
                     del held[-count:]
                     left -= count
+                self.changes += len(gifts)
                 if gifts:
                     break
 
@@ -230,7 +235,7 @@ class Sharing:
                 gifts.append((donor, count))
                 need -= count
             if need == 0:
-                return sorted(gifts, key=lambda gift: gift[0].number) if self.rule.at_once else gifts
+                return gifts
         return []
 
     def _expand(self, state: State, plan: _Plan, free: list[Node]) -> None:
@@ -244,6 +249,7 @@ class Sharing:
                 if count > 0:
                     plan.nodes(job).extend(free[:count])
                     del free[:count]
+                    self.changes += 1
 
 
 class AsPreferred:
@@ -276,7 +282,6 @@ class AsPreferred:
         return plan
 
 
-@dataclass(frozen=True)
 class Passes:
     """Part ``passes``: at submissions, ends and resize points, and every minute.
 
@@ -284,7 +289,11 @@ class Passes:
     """
 
     every_s: float | None = 60.0
-    triggers: frozenset[type] = frozenset((Submitted, Ended, ResizePoint, Ticked))
+
+    @property
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
+        return frozenset((Submitted, Ended, ResizePoint, Ticked))
 
     @property
     def start_triggers(self) -> frozenset[type]:
