@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from external import external
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rms.core.model import Mode
+from rms.cli.main import main
+from rms.core.model import Job, JobId, JobSpec, Mode, Node, Site, Speedup
 from rms.formats.config import FileError
-from rms.studies.posner import read_jobs
+from rms.sim.simulator import Simulation
+from rms.studies.posner import AGREES_S, DIFFER, MIXES, Case, cases, posner, read_jobs, run
+from rms.studies.posner_strategies import KEEPING, MALLEABLE, RIGID, Keeping, Promises, strategy
 
 HEAD = "id,submit,type,nodes_min,nodes_pref,nodes_max,flops,parallel,iterations"
-RIGID = "0,60,rigid,4,4,4,8e12,0.75,1"
-MALLEABLE = "1,61.5,malleable,2,4,8,8e12,0.75,5"
+RIGID_JOB = "0,60,rigid,4,4,4,8e12,0.75,1"
+MALLEABLE_JOB = "1,61.5,malleable,2,4,8,8e12,0.75,5"
 
 
-def written(folder: Path, *lines: str) -> Path:
-    (folder / "posner_2023").mkdir()
+def written(folder: Path, mix: str, lines: Sequence[str]) -> Path:
+    (folder / "posner_2023").mkdir(exist_ok=True)
     text = "\n".join((HEAD, *lines)) + "\n"
-    (folder / "posner_2023" / "50-0-50_S9.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (folder / "posner_2023" / f"{mix}_S9.csv.gz").write_bytes(gzip.compress(text.encode()))
     return folder
 
 
 def test_a_job_of_each_kind(tmp_path: Path) -> None:
-    rigid, malleable = read_jobs(written(tmp_path, RIGID, MALLEABLE), "50-0-50", "S9")
+    data = written(tmp_path, "50-0-50", [RIGID_JOB, MALLEABLE_JOB])
+    rigid, malleable = read_jobs(data, "50-0-50", "S9")
     assert (rigid.nodes_min, rigid.nodes_max, rigid.preferred) == (4, 4, 4)
     assert (rigid.mode, rigid.resize_parts, rigid.limit_s) == (Mode.FIXED, None, 3.5)
     assert (malleable.nodes_min, malleable.nodes_max, malleable.preferred) == (2, 8, 4)
@@ -40,18 +51,14 @@ def test_a_job_of_each_kind(tmp_path: Path) -> None:
         ("0,60,evolving,4,4,4,8e12,0.75,1", "evolving"),
         ("0,60,rigid,4,x,4,8e12,0.75,1", "nodes_pref"),
         ("0,60,malleable,4,2,8,8e12,0.75,1", "min <= preferred"),
+        ("0,60,malleable,4,8,129,8e12,0.75,1", "at most 128 nodes, got 129"),
         ("0,60,malleable,1,2,8,8e12,1.5,1", "parallel share of 0 to 1"),
         ("0,-1,malleable,1,2,8,8e12,0.5,1", "submit of at least 0"),
     ],
 )
 def test_what_is_no_job_is_refused(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(FileError, match=said):
-        read_jobs(written(tmp_path, line), "50-0-50", "S9")
-
-
-def test_a_missing_file_is_named_with_its_source(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match=r"0-0-100_S0\.csv\.gz, which does not exist; .*artifact"):
-        read_jobs(tmp_path, "0-0-100", "S0")
+        read_jobs(written(tmp_path, "50-0-50", [line]), "50-0-50", "S9")
 
 
 @pytest.mark.parametrize(("mix", "malleable"), [("0-0-100", 2317), ("100-0-0", 0)])
@@ -60,3 +67,202 @@ def test_the_published_jobs(mix: str, malleable: int) -> None:
     assert len(specs) == 2317
     assert sum(spec.mode is Mode.FLEXIBLE for spec in specs) == malleable
     assert [spec.submit_s for spec in specs] == sorted(spec.submit_s for spec in specs)
+
+
+def agrees(case: Case) -> None:
+    """Run a case of the published ones, compare its means and its number of resizes."""
+    data = external("posner_2023/published.csv")
+    with (data / "posner_2023" / "published.csv").open() as file:
+        rows = {(row["mix"], row["seed"], row["strategy"]): row for row in csv.DictReader(file)}
+    paper, specs = rows[case[:3]], read_jobs(data, case.mix, case.seed)
+    found = run(case, specs)
+    for column in ("turnaround", "wait", "run"):
+        assert found[f"{column}_s"] == pytest.approx(float(paper[column]), abs=AGREES_S, rel=0)
+    resizes = found["resizes_per_malleable_job"] * sum(spec.mode.resizable for spec in specs)
+    assert round(resizes) == int(paper["expand_events"]) + int(paper["shrink_events"])
+
+
+@pytest.mark.promise("reproduce-posner")
+@pytest.mark.parametrize(
+    ("mix", "name"),
+    [
+        ("100-0-0", "rigid_backfill"),
+        ("100-0-0", "rigid_easy_backfill"),
+        ("0-0-100", "min_agreement"),
+        ("50-0-50", "pref_steal_agreement"),
+        ("80-0-20", "average_common_pool"),
+    ],
+)
+def test_published_means_and_resizes_of_a_strategy_of_each_kind(mix: str, name: str) -> None:
+    agrees(Case(mix, "S0", name))
+
+
+@pytest.mark.wide
+@pytest.mark.promise("reproduce-posner")
+@pytest.mark.parametrize("seed", ["S0", "S1", "S2", "S3", "S4"])
+def test_all_published_means_and_resizes(seed: str) -> None:
+    for case in cases([seed]):
+        if case.name in (*RIGID, *MALLEABLE) and case[:3] not in DIFFER:
+            agrees(case)
+
+
+def test_their_easy_is_slower_than_fcfs_and_easy_is_not() -> None:
+    specs = read_jobs(external("posner_2023/100-0-0_S0.csv.gz"), "100-0-0", "S0")
+    theirs, fifo, easy = (
+        run(Case("100-0-0", "S0", name), specs)["turnaround_s"]
+        for name in ("rigid_easy_backfill", "fifo", "easy")
+    )
+    assert theirs == pytest.approx(212_877, abs=1)
+    assert fifo == pytest.approx(210_841, abs=1)
+    assert easy == pytest.approx(47_532, abs=1)
+
+
+# --- promises ------------------------------------------------------------------------------------
+
+
+def waiting(*names: str) -> list[Job]:
+    return [Job(JobSpec(JobId(name), 0.0, 1, 1, 1, Mode.FIXED)) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("keeping", "free", "starts", "left"),
+    [
+        # 1 was promised nodes 0 and 1, 2 was promised 2 and 3.
+        ("agreement", [0, 2], {}, 4),
+        ("steal_agreement", [0, 2], {"1": [0, 2]}, 2),
+        ("agreement", [2, 3, 7], {"2": [2, 3]}, 2),
+        ("steal_agreement", [2, 7], {}, 4),
+        ("common_pool", [2, 7], {"1": [2, 7]}, 2),
+        ("common_pool", [7, 8, 9], {"1": [7, 8]}, 2),
+        ("common_pool", [6, 7, 8, 9], {"1": [6, 7], "2": [8, 9]}, 0),
+    ],
+)
+def test_who_starts_on_promised_nodes(
+    keeping: Keeping, free: list[Node], starts: dict[str, list[Node]], left: int
+) -> None:
+    promises = Promises(keeping)
+    promises.add(JobId("1"), [Node(0), Node(1)])
+    promises.add(JobId("2"), [Node(2), Node(3)])
+    before = list(free)
+    found = promises.keep(waiting("0", "1", "2"), free)
+    assert {job.spec.id: nodes for job, nodes in found} == starts
+    assert free == [node for node in before if all(node not in nodes for _, nodes in found)]
+    assert len(promises.nodes) == sum(promises.counts.values()) == left
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> list[JobSpec]:
+    specs = []
+    for number in range(draw(st.integers(1, 12))):
+        low = draw(st.integers(1, 4))
+        preferred = draw(st.integers(low, 6))
+        high = draw(st.integers(preferred, 8))
+        malleable = draw(st.booleans())
+        specs.append(
+            JobSpec(
+                JobId(str(number)),
+                float(draw(st.integers(0, 400))),
+                low if malleable else preferred,
+                high if malleable else preferred,
+                preferred,
+                Mode.FLEXIBLE if malleable else Mode.FIXED,
+                Speedup(law=(draw(st.floats(1.0, 900.0)), draw(st.floats(0.1, 30.0)))),
+                resize_parts=draw(st.integers(1, 6)) if malleable else None,
+            )
+        )
+    return specs
+
+
+@pytest.mark.parametrize("name", [*RIGID, *MALLEABLE])
+@given(specs=workloads())
+@settings(max_examples=25, deadline=None)
+def test_all_jobs_end_and_no_promise_is_left(name: str, specs: list[JobSpec]) -> None:
+    policy: Any = strategy(name)
+    simulation = Simulation(specs, Site(8), policy, passes="ends-first")
+    simulation.run()  # a node given twice or a size that is not allowed would be a RuleError
+    state = simulation.engine.state
+    assert len(state.ended) == len(specs) and not state.pending and state.free_count == 8
+    if name in MALLEABLE:
+        assert not policy.sizing.promises.counts and not policy.sizing.promises.nodes
+        assert simulation.resized <= policy.sizing.changes
+    else:
+        assert simulation.resized == 0
+
+
+# --- the experiment ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder like the study's, with a few jobs and the means that ours come to."""
+    rigid = [f"{n},{40 * n},rigid,64,64,64,6e15,0.99,1" for n in range(6)]
+    malleable = [f"{n},{40 * n},malleable,32,64,128,6e15,0.99,5" for n in range(6)]
+    for mix in MIXES:
+        written(tmp_path, mix, rigid if mix == "100-0-0" else [*rigid[:3], *malleable[3:]])
+    columns = "wait,turnaround,run"
+    lines = [f"mix,seed,strategy,{columns},expand_events,shrink_events"]
+    for case in cases(["S9"]):
+        if case.name in (*RIGID, *MALLEABLE):
+            found = run(case, read_jobs(tmp_path, case.mix, case.seed))
+            means = ",".join(f"{found[f'{column}_s']:.4f}" for column in columns.split(","))
+            resizes = round(3 * found["resizes_per_malleable_job"])
+            lines.append(f"{case.mix},S9,{case.name},{means},{resizes},0")
+    (tmp_path / "posner_2023" / "published.csv").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def test_its_json_tables_and_figures(data: Path, tmp_path: Path) -> None:
+    figures, told = tmp_path / "figures", []
+    figures.mkdir()
+    result, lines, good = posner(data, ["S9"], 1, figures, told.append)
+    assert good and result["experiment"] == "posner" and result["wrong"] == []
+    assert len(result["rows"]) == len(told) == len(cases(["S9"]))
+    row = next(row for row in result["rows"] if row["mode"] == "pref_agreement")
+    assert set(row["values"]["turnaround_s"]) == {"paper", "ours", "deviation_pct", "note"}
+    assert {row["mode"] for row in result["rows"]} >= {"easy", "array-share", "array-share, 10 s"}
+    assert any("is not EASY" in line for line in lines)
+    assert len(list(figures.glob("posner-*.png"))) == 3
+
+
+def test_what_does_not_agree_is_said_and_the_status_is_1(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = data / "posner_2023" / "published.csv"
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    rows[3]["turnaround"] = "1.5"
+    with path.open("w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    command = ["reproduce", "posner", "--data", str(data), "--seeds", "S9", "--jobs", "2"]
+    assert main([*command, "--json", str(tmp_path / "out.json")]) == 1
+    said = f"80-0-20 S9 {rows[3]['strategy']}: expected turnaround_s of 1.5000, got "
+    assert said in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "out.json").read_text())["wrong"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["posner", "--seeds", "S9,S10"], r"100-0-0_S10\.csv\.gz, which does not exist"),
+        (["posner", "--seeds", "S9,,"], "expected names like S0,S1"),
+        (["posner", "--jobs", "0"], "expected a number of at least 1, got '0'"),
+        (["chiesi", "--seeds", "S9"], "expected --seeds with posner only, got it with chiesi"),
+    ],
+)
+def test_bad_options_are_refused_in_one_sentence(
+    data: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: str
+) -> None:
+    try:
+        status = main(["reproduce", *options, "--data", str(data)])
+    except SystemExit as exit_:
+        status = exit_.code  # type: ignore[assignment]
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1 and re.search(said, error)
+
+
+def test_a_strategy_is_for_one_simulation() -> None:
+    assert {strategy(name).name for name in (*RIGID, *MALLEABLE)} == {*RIGID, *MALLEABLE}
+    one, other = (strategy("min_agreement") for _ in range(2))
+    assert one.sizing is not other.sizing and len(MALLEABLE) == 3 * len(KEEPING)
