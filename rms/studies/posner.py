@@ -11,23 +11,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model import JobSpec
 from rms.core.policies import named
-from rms.formats.config import FileError
 from rms.sim.run import chosen, simulated
 from rms.studies.external import read_rows
+from rms.studies.posner_jobs import FOLDER, SITE, SOURCE, read_jobs
 from rms.studies.posner_strategies import MALLEABLE, RIGID, Sharing, strategy
 from rms.wire.terminal import columns
-
-FOLDER = "posner_2023"
-SOURCE = "the generator and the artifact of the paper (github ProjectWagomu/ArtefactPECS23)"
-SITE = Site(128)
-FLOPS = 1e12
-"""Speed of a node in flop/s."""
 
 RIGID_MIX = "100-0-0"
 MIXES = (RIGID_MIX, "80-0-20", "50-0-50", "0-0-100")
@@ -47,12 +41,13 @@ AGREES_S = 1e-4
 """How far ours may be from published means, which have four decimals."""
 
 DIFFER = {("0-0-100", "S1", "average_common_pool"), ("50-0-50", "S3", "min_common_pool")}
-"""Those of their 145 results on seeds S0 to S4 that ours do not agree with."""
+"""Those of their 145 results on seeds S0 to S4 that are not ours (by 0.48 and 0.002 %).
 
-DIFFER_NOTE = (
-    "not the published schedule, the cause was not found: neither which promise is dropped nor "
-    "activities that end early by less than 1e-5 of their length (as in SimGrid) explain it"
-)
+The cause was not found. It is neither which promise is dropped for a free node, nor the order of
+events that SimGrid takes for one instant because less than 1e-5 of an activity is left.
+"""
+
+DIFFER_NOTE = "not their schedule, though the other 143 results are: the cause was not found"
 NOTES = (
     "rigid_easy_backfill is not EASY: whether a job would delay the first, it tests by the nodes",
     "that the job itself needs, which are free, so the first is taken to start now, and that time",
@@ -61,18 +56,6 @@ NOTES = (
     "same test, so on rigid jobs alone they give what it gives. easy is EASY.",
 )
 """What is said below the tables."""
-
-
-class _JobRow(msgspec.Struct):
-    id: int
-    submit: float
-    type: Literal["rigid", "malleable"]
-    nodes_min: int
-    nodes_pref: int
-    nodes_max: int
-    flops: float
-    parallel: float
-    iterations: int
 
 
 class _Published(msgspec.Struct):
@@ -84,51 +67,6 @@ class _Published(msgspec.Struct):
     run: float
     expand_events: int
     shrink_events: int
-
-
-def read_jobs(data: Path, mix: str, seed: str) -> list[JobSpec]:
-    """Return the jobs of a mix, as ``50-0-50``: per cent rigid, moldable and malleable.
-
-    A job of W flop, a share p of it parallel, takes W ((1 - p) + p / n) / 1e12 s on n nodes. A
-    malleable one can be resized between two of its equal iterations, at no cost, and starts at any
-    size. The time requested is the run time at the preferred size.
-
-    Raises:
-        FileError: no such file in ``data``, or not one of jobs.
-    """
-    path = data / FOLDER / f"{mix}_{seed}.csv.gz"
-    specs = []
-    for number, row in enumerate(read_rows(path, _JobRow, SOURCE), 1):
-        try:
-            specs.append(_spec(row))
-        except ValueError as error:
-            raise FileError(f"{path}, job {number}: {error}") from None
-    return specs
-
-
-def _spec(row: _JobRow) -> JobSpec:
-    if not (row.flops > 0 and 0 <= row.parallel <= 1 and row.iterations >= 1 and row.submit >= 0):
-        raise ValueError(
-            "expected submit of at least 0, flops above 0, a parallel share of 0 to 1 and at "
-            f"least one iteration, got {row.submit:g}, {row.flops:g}, {row.parallel:g} and "
-            f"{row.iterations}"
-        )
-    if max(row.nodes_pref, row.nodes_max) > SITE.nodes:
-        raise ValueError(f"expected at most {SITE.nodes} nodes, got {row.nodes_max}")
-    work_s = row.flops / FLOPS
-    speedup = Speedup(law=(work_s * row.parallel, work_s * (1.0 - row.parallel)))
-    malleable = row.type == "malleable"
-    return JobSpec(
-        JobId(str(row.id)),
-        row.submit,
-        row.nodes_min if malleable else row.nodes_pref,
-        row.nodes_max if malleable else row.nodes_pref,
-        row.nodes_pref,
-        Mode.FLEXIBLE if malleable else Mode.FIXED,
-        speedup,
-        limit_s=speedup.time(row.nodes_pref),
-        resize_parts=row.iterations if malleable else None,
-    )
 
 
 class Case(NamedTuple):

@@ -19,7 +19,8 @@ from rms.cli.main import main
 from rms.core.model import Job, JobId, JobSpec, Mode, Node, Site, Speedup
 from rms.formats.config import FileError
 from rms.sim.simulator import Simulation
-from rms.studies.posner import AGREES_S, DIFFER, MIXES, Case, cases, posner, read_jobs, run
+from rms.studies.posner import AGREES_S, DIFFER, MIXES, Case, cases, posner, run
+from rms.studies.posner_jobs import read_jobs
 from rms.studies.posner_strategies import KEEPING, MALLEABLE, RIGID, Keeping, Promises, strategy
 
 HEAD = "id,submit,type,nodes_min,nodes_pref,nodes_max,flops,parallel,iterations"
