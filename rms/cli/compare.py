@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.core.model import Mode
-from rms.core.policies import PolicyError, named
+from rms.core.policies import DEFAULT, PolicyError, named
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError
 from rms.wire.terminal import CommandError, publish, refuse_on, say
@@ -28,7 +28,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     add("--engine", default="local", metavar="|".join(ENGINES))
     add("--nodes", type=int, metavar="N", help="default: all there are")
     add("--delay", type=float, default=2.0, metavar="S")
-    add("--policy", default="array-share", metavar="NAME")
+    add("--policy", default=DEFAULT, metavar="NAME")
     add("--folder", type=Path, default=Path("compare"), metavar="D")
     add("--figure", type=Path, metavar="FILE.png")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.client.connection import state_folder
-from rms.core.policies import PolicyError, placing
+from rms.core.policies import DEFAULT, PolicyError, placing
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.serve import ServeOptions, run_daemon
@@ -35,7 +35,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     add("--reach", default="slurm", metavar="NAME", help="how mpiexec reaches nodes (-launcher)")
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
     add("--ntasks-per-node", type=int, metavar="N", help="slots of a node (default: its CPUs)")
-    add("--policy", default="array-share", metavar="NAME|FILE.toml")
+    add("--policy", default=DEFAULT, metavar="NAME|FILE.toml")
     add(
         "--grace",
         type=float,

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from rms.cli.workloads import candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
 from rms.core.model import JobSpec, Mode, Site
-from rms.core.policies import PolicyError, named
+from rms.core.policies import DEFAULT, PolicyError, named
 from rms.formats.config import FileError
 from rms.formats.joblog import Unit
 from rms.formats.sacct import COMMAND
@@ -51,7 +51,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         metavar="P",
         help="default: the trace's, or the most that jobs of --sacct held at once",
     )
-    add("--policy", default="array-share", metavar="NAME|FILE.toml")
+    add("--policy", default=DEFAULT, metavar="NAME|FILE.toml")
     add("--mode", metavar="MODE[,MODE...]", help="what jobs allow; several with --malleable")
     add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
     add("--estimates", choices=("requested", "exact"))
@@ -174,7 +174,7 @@ def _malleable(arguments: argparse.Namespace) -> int:
         shares=tuple(share / 100.0 for share in shares),
         modes=_modes(arguments.mode) or MODES,
         serials=serials,
-        policy="easy-share" if arguments.policy == "array-share" else arguments.policy,
+        policy=arguments.policy,
         candidates=candidates(arguments.malleable_jobs, work),
     )
     progress = say if sys.stderr.isatty() else None

@@ -11,7 +11,7 @@ are (and a short copy in memory), not their number nor that of the nodes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
@@ -19,6 +19,9 @@ from rms.core.model import Job, JobId, Node, Site
 
 End = tuple[float, int, Job]
 """When a job is expected to end, its number (no two are alike), the job."""
+
+Key = Callable[[Job], float]
+"""What waiting jobs are sorted by."""
 
 
 @dataclass(slots=True)
@@ -36,7 +39,8 @@ class State:
         down: nodes that have failed or are drained.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
-        by_estimate: waiting jobs by expected run time, once somebody has asked.
+        by_estimate: waiting jobs by expected run time (see also ``queue_by``).
+        arrays: how many jobs wait or run, by the name of their array.
         shrinkable: running jobs that may be shrunk now, by expected end.
         expandable: running jobs that may be expanded now, by the time until which the next size
             saves more than the resize costs: what no longer pays is at the front and is skipped.
@@ -72,7 +76,8 @@ class State:
     array_limited: int = 0
     submitted: int = 0
     max_concurrent_resizes: int = field(default=0, compare=False)
-    _by_estimate: list[End] | None = field(default=None, compare=False)
+    arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
+    _queues: dict[Key, list[End]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         self.free_count = self.site.nodes
@@ -111,16 +116,40 @@ class State:
     @property
     def by_estimate(self) -> list[End]:
         """Waiting jobs by expected run time; of equal ones the first submitted first."""
-        if self._by_estimate is None:
-            self._by_estimate = sorted(
-                ((self.estimate(job), job.number, job) for job in self.pending.values()),
+        return self.queue_by(self.estimate)
+
+    def queue_by(self, key: Key) -> list[End]:
+        """Return the waiting jobs by a key that does not change while a job waits.
+
+        Of equal ones the first submitted is first. The list is kept sorted from the first time
+        on, so a key must be the same function each time.
+        """
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = sorted(
+                ((key(job), job.number, job) for job in self.pending.values()),
                 key=lambda entry: entry[:2],
             )
-        return self._by_estimate
+            self._queues[key] = queue
+        return queue
 
     def estimate(self, job: Job) -> float:
         """Return the expected run time of a waiting job at its preferred size."""
         return job.spec.expected_s(job.spec.preferred, exact=self.exact)
+
+    @property
+    def one_array(self) -> bool:
+        """Whether all jobs there are belong to one array."""
+        return len(self.arrays) == 1 and None not in self.arrays
+
+    def count_array(self, job: Job, more: int) -> None:
+        """Enter that a job came or went."""
+        array = job.spec.array
+        left = self.arrays.get(array, 0) + more
+        if left:
+            self.arrays[array] = left
+        else:
+            del self.arrays[array]
 
     # --- what the transition does ------------------------------------------------------------
 
@@ -138,16 +167,18 @@ class State:
             self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
         if job.spec.array_limit is not None:
             self.array_limited += 1
-        if self._by_estimate is not None:
-            insort(self._by_estimate, (self.estimate(job), job.number, job))
+        self.count_array(job, 1)
+        for key, queue in self._queues.items():
+            insort(queue, (key(job), job.number, job))
 
     def dequeue(self, job_id: JobId) -> Job:
         """Take a job out of the queue."""
         job = self.pending.pop(job_id)
         if job.spec.array_limit is not None:
             self.array_limited -= 1
-        if self._by_estimate is not None:
-            _remove(self._by_estimate, self.estimate(job), job)
+        self.count_array(job, -1)
+        for key, queue in self._queues.items():
+            _remove(queue, key(job), job)
         return job
 
     def take(self, nodes: tuple[Node, ...]) -> None:
@@ -233,9 +264,10 @@ class State:
     def use_estimates(self, *, exact: bool) -> None:
         """Let expected ends follow what is known of run times, or limits."""
         self.needs_pass = True
+        self._queues.clear()
         if exact == self.exact:
             return
-        self.exact, self._by_estimate = exact, None
+        self.exact = exact
         self.ends.clear()
         self.shrinkable.clear()
         self.expandable.clear()

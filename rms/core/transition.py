@@ -168,6 +168,7 @@ def _ended(state: State, event: Ended) -> None:
 def _release(state: State, job: Job) -> None:
     """Take a job from among the running ones, with all it holds."""
     del state.running[job.spec.id]
+    state.count_array(job, -1)
     state.unindex_running(job)
     state.free_count += job.size
     if job.requested_size is not None:
@@ -247,6 +248,7 @@ def take(state: State, decision: Decision) -> None:
         job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
         job.since_s = state.now_s
         state.running[decision.job] = job
+        state.count_array(job, 1)
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
-from rms.core.policies import named
+from rms.core.policies import DEFAULT, named
 from rms.core.policies.sizing import AsAsked
 from rms.formats.config import FileError
 from rms.sim.run import chosen
@@ -26,7 +26,7 @@ from rms.studies.external import read_rows
 from rms.wire.terminal import columns
 
 SOURCE = "the jobs and results of github EPCCed/mira-cirrus-elastisim"
-POLICIES = ("fifo", "easy", "conservative", "easy-share", "array-share")
+POLICIES = ("fifo", "easy", "conservative", "easy-share", "array-share", DEFAULT)
 CORES = 13_249
 """As its platform file counts them, from 100 to 13348 with both ends; Cirrus has one less."""
 

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
-from rms.core.policies import named
+from rms.core.policies import DEFAULT, named
 from rms.sim.classes import averages, by_class
 from rms.sim.run import chosen, figures, simulated
 
@@ -62,7 +62,7 @@ class Question(msgspec.Struct, frozen=True):
     shares: tuple[float, ...]
     modes: tuple[Mode, ...] = MODES
     serials: tuple[float, ...] = SERIALS
-    policy: str = "easy-share"
+    policy: str = DEFAULT
     candidates: frozenset[JobId] | None = None
 
 
@@ -107,7 +107,7 @@ def study(
     shares: Sequence[float],
     change: Change,
     *,
-    policy: str = "easy-share",
+    policy: str = DEFAULT,
     candidates: Collection[JobId] | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> list[Row]:

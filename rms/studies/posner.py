@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from rms.core.model import JobSpec
-from rms.core.policies import named
+from rms.core.policies import DEFAULT, named
 from rms.sim.run import chosen, simulated
 from rms.studies.external import read_rows
 from rms.studies.posner_jobs import FOLDER, SITE, SOURCE, read_jobs
@@ -27,10 +27,10 @@ RIGID_MIX = "100-0-0"
 MIXES = (RIGID_MIX, "80-0-20", "50-0-50", "0-0-100")
 """Per cent of rigid, moldable and malleable jobs."""
 
-OURS = ("fifo", "easy", "easy-share", "array-share")
+OURS = ("fifo", "easy", "easy-share", "array-share", DEFAULT)
 """Our policies that stand beside theirs."""
 
-PRICED = ("easy-share", "array-share")
+PRICED = ("easy-share", "array-share", DEFAULT)
 """Those that resize: also run with resizes that cost something and points that are rarer."""
 
 PRICED_S, PRICED_EVERY_S = 10.0, 60.0

@@ -13,6 +13,7 @@ import msgspec
 
 from rms.core.policies import (
     admission,
+    backfill_share,
     conservative,
     order,
     paper,
@@ -25,16 +26,18 @@ from rms.core.policies import (
 from rms.core.policies.policy import Policy, PolicyError
 
 PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
-    "order": {"fcfs": order.Fcfs, "shortest": order.ShortestFirst},
+    "order": {"fcfs": order.Fcfs, "shortest": order.ShortestFirst, "smallest": order.SmallestFirst},
     "admission": {
         "in-order": admission.InOrder,
         "easy": admission.Easy,
         "conservative": conservative.Conservative,
         "first-fit": admission.FirstFitting,
+        "planned": backfill_share.Planned,
     },
     "sizing": {
         "as-asked": sizing.AsAsked,
         "equal-share": share.EqualShare,
+        "backfill-share": backfill_share.BackfillShare,
         "paper-share": paper.PaperShare,
     },
     "placement": {
@@ -88,6 +91,9 @@ class _Shipped(Mapping[str, Policy]):
 
 
 POLICIES: Mapping[str, Policy] = _Shipped()
+
+DEFAULT = "backfill-share"
+"""What decides where nobody says."""
 
 
 def named(name: str) -> Policy:

@@ -24,13 +24,23 @@ from rms.core.policies.placement import Room
 from rms.core.policies.rotation import RotationJob, rotation_sizes
 from rms.core.state import State
 
+Entry = tuple[float, int, int, Job]
+"""A job that may be expanded: minus its time to go, its size, its number."""
+
 
 @dataclass(slots=True)
 class SharePlan:
-    """Sizes of jobs that should start, and of running ones that should change."""
+    """Sizes of jobs that should start, and of running ones that should change.
+
+    Attributes:
+        sizes: of the jobs that should start, in that order.
+        changes: running jobs, their new size, and why.
+        in_order: none may start before one that stands before it in the queue.
+    """
 
     sizes: dict[JobId, int] = field(default_factory=dict)
     changes: list[tuple[Job, int, str, Reason]] = field(default_factory=list)
+    in_order: bool = True
 
     def start(self, job: Job, free: int) -> int:
         """Return the size at which a waiting job should start."""
@@ -89,7 +99,10 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             plan.sizes[job.spec.id] = job.least
             admitted.append(job)
         if left > state.releasing:
-            self._expand(state, plan, admitted, left - state.releasing)
+            spare = left - state.releasing
+            # No more jobs than nodes can be expanded; a few more, as the index has another order.
+            running = longest(state, min(self.look, spare + 8))[: state.resizes_left]
+            self._expand(state, plan, (admitted, running), spare)
         if self.rotate and not plan.changes and not state.pending and not state.releasing:
             self._rotate(state, plan, room)
         return plan
@@ -118,13 +131,21 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if found >= least:
             plan.changes += changes
 
-    def _expand(self, state: State, plan: SharePlan, admitted: Sequence[Job], spare: int) -> None:
-        """Deal spare nodes out, one size at a time, to whoever has longest to go."""
-        now = state.now_s
+    def _expand(
+        self,
+        state: State,
+        plan: SharePlan,
+        jobs: tuple[Sequence[Job], Sequence[Entry]],
+        spare: int,
+    ) -> None:
+        """Deal spare nodes out, one size at a time, to whoever has longest to go.
+
+        Args:
+            jobs: those about to start, and running ones, the longest to go first.
+        """
+        now, (admitted, running) = state.now_s, jobs
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
-        # No more jobs than nodes can be expanded; a few more, as the index has another order.
-        running = _longest(state, min(self.look, spare + 8))[: state.resizes_left]
         able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
         at, refused = 0, 0
         steps: list[tuple[Job, int]] = []
@@ -203,13 +224,13 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 plan.changes.append((job, size, text, Reason.BALANCES))
 
 
-def _entry(job: Job, size: int, now: float) -> tuple[float, int, int, Job]:
+def _entry(job: Job, size: int, now: float) -> Entry:
     """Return a heap entry: longest to go first; of jobs of which nothing is known, smallest."""
     known = job.remaining_s(size, now)
     return (-inf if known is None else -known, size, job.number, job)
 
 
-def _longest(state: State, look: int) -> list[tuple[float, int, int, Job]]:
+def longest(state: State, look: int) -> list[Entry]:
     """Return the running jobs that may be expanded, as heap entries, the longest to go first."""
     now, found = state.now_s, []
     for until, number, job in reversed(state.expandable[-look:]):
@@ -222,7 +243,7 @@ def _longest(state: State, look: int) -> list[tuple[float, int, int, Job]]:
 
 def _expansion(
     state: State, job: Job, size: int, spare: int, rival: float
-) -> tuple[tuple[float, int, int, Job] | None, list[int]]:
+) -> tuple[Entry | None, list[int]]:
     """Expand one job as long as it has longest to go, it pays and nodes are spare.
 
     Args:

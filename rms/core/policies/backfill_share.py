@@ -1,0 +1,234 @@
+"""Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
+
+1. Jobs that can be resized count with their least size; the nodes above that are lent to them.
+   On what is not held then, jobs start by EASY backfilling in the queue's order, each at its least
+   size: the first that does not fit has a reservation that no later one may delay.
+2. A job that may start by that, but for nodes that are lent, gets them from running jobs, as these
+   come to resize points; of those that can give at once from the one that loses least.
+3. Nodes that no such job needs go, as in ``equal-share``, to whoever has longest to go, as long as
+   that saves more than the resize costs; a job that was often resized is widened no more.
+4. While all jobs are of one array, ``equal-share`` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from math import inf
+
+import msgspec
+
+from rms.core.events import Later, Reason, Start
+from rms.core.model import Job, Mode
+from rms.core.policies.admission import InOrder
+from rms.core.policies.placement import Room
+from rms.core.policies.share import EqualShare, SharePlan, longest
+from rms.core.policies.sizing import Plan
+from rms.core.state import State
+
+
+class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
+    """EASY backfilling over least sizes; what is left is lent to running jobs.
+
+    Attributes:
+        resizes: a job that was resized so often is shrunk only.
+    """
+
+    resizes: int = 24
+
+    def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
+        """Return the plan of a pass."""
+        if state.one_array:
+            return EqualShare.__call__(self, state, queue, room)
+        plan = SharePlan(in_order=False)
+        if not _due(state, room):
+            return plan
+        found = backfilled(state, queue, room)
+        spare, starting, short = room.free, [], 0
+        for job in found.jobs:
+            if job.least <= spare:
+                spare -= job.least
+                plan.sizes[job.spec.id] = job.least
+                starting.append(job)
+            else:
+                short += job.least
+        if short:
+            self._make_room(state, plan, short - spare - state.releasing)
+            return plan
+        for job in starting:
+            if job.spec.mode is Mode.MOLDABLE and found.first is None:
+                # It gives nothing back: no wider than it prefers, and only if nobody waits.
+                size = max(
+                    n
+                    for n in job.spec.sizes()
+                    if n <= job.least + spare and n <= job.spec.preferred
+                )
+                plan.sizes[job.spec.id] = size
+                spare -= size - job.least
+        if spare > 0:
+            flexible = [job for job in starting if job.spec.mode is Mode.FLEXIBLE]
+            running = longest(state, self.look)
+            running = [entry for entry in running if entry[3].resize_count < self.resizes]
+            self._expand(state, plan, (flexible, running[: state.resizes_left]), spare)
+            here = set(map(id, state.reached_resize_point))
+            plan.changes = [change for change in plan.changes if _can(change[0], here)]
+        return plan
+
+    def _make_room(self, state: State, plan: SharePlan, short: int) -> None:
+        """Shrink jobs that are at a resize point, first those that lose least."""
+        here = set(map(id, state.reached_resize_point))
+        able = []
+        for _, _, job in state.shrinkable:
+            left_s = job.remaining_s(job.size, state.now_s)
+            if not _can(job, here) or (left_s is not None and left_s <= job.spec.resize_price_s):
+                continue
+            size = _shrunk(job, short)
+            if size < job.size:
+                able.append((_loss(job, size, state.now_s), -job.size, job.number, job))
+        for _, _, _, job in sorted(able)[: state.resizes_left]:
+            if short <= 0:
+                break
+            size = _shrunk(job, short)
+            short -= job.size - size
+            plan.changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
+
+
+@dataclass(slots=True)
+class Backfilled:
+    """Who may start by EASY over least sizes.
+
+    Attributes:
+        jobs: in order.
+        first: the first that may not, or None.
+        at_s: its reservation.
+        free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    first: Job | None = None
+    at_s: float = inf
+    free: int = 0
+
+
+def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
+    """Return who may start if jobs that can be resized held their least sizes only."""
+    lent = sum([job.size - job.spec.sizes()[0] for _, _, job in state.shrinkable])
+    found = Backfilled(free=room.free + state.releasing + lent)
+    extra = 0
+    for job in queue:
+        if job.least > found.free:
+            if found.first is None:
+                found.first = job
+                found.at_s, extra = _reservation(state, room, found, job.least)
+            continue
+        if found.first is not None and state.now_s + job.spec.expected_s(job.least) > found.at_s:
+            if job.least > extra:
+                continue
+            extra -= job.least
+        found.jobs.append(job)
+        found.free -= job.least
+        if found.free <= 0 and found.first is not None:
+            break
+    return found
+
+
+def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tuple[float, int]:
+    """Return when ``size`` nodes are free if all jobs go on at their least sizes; how many more."""
+    now = state.now_s
+    ends = []
+    for end, _, job in islice(state.ends, room.passed, None):
+        least = job.size if job.requested_size is None else job.size + job.gain - job.loss
+        if job.resizable_now:
+            least = job.spec.sizes()[0]
+            if end < inf and least < job.size:
+                slower = job.spec.expected_s(least) / job.spec.expected_s(job.size)
+                end = now + max(0.0, end - now) * slower
+        ends.append((end, least))
+    ends += [(now + job.spec.expected_s(job.least), job.least) for job in found.jobs]
+    ends.sort()
+    free = found.free
+    for end, nodes in ends:
+        free += nodes
+        if free >= size:
+            return end, free - size
+    return inf, 0
+
+
+def _due(state: State, room: Room) -> bool:
+    """Return whether anything can be decided: something changed, or a job can be resized."""
+    if state.needs_pass or state.new_jobs:
+        return True
+    for job in state.reached_resize_point:
+        if job.resizable_now:
+            sizes = job.spec.sizes()
+            if (room.free > 0 and job.size < sizes[-1]) or (state.pending and job.size > sizes[0]):
+                return True
+    return False
+
+
+def _can(job: Job, here: set[int]) -> bool:
+    """Return whether a job can be resized at once, as far as is known.
+
+    What is decided at the resize point itself holds no nodes back until then.
+    """
+    return not job.spec.resize_points_known or id(job) in here
+
+
+def _shrunk(job: Job, short: int) -> int:
+    """Return the size of a job that gives up to ``short`` nodes or, if it can't, a few more."""
+    sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused_sizes]
+    below = [n for n in sizes if n <= job.size - short]
+    return below[-1] if below else min(sizes, default=job.size)
+
+
+def _loss(job: Job, size: int, now: float) -> float:
+    """Return by how much a job ends later at a smaller size, for each node."""
+    slow, fast = job.remaining_s(size, now), job.remaining_s(job.size, now)
+    if slow is None or fast is None:
+        return 0.0
+    return (slow - fast) / (job.size - size)
+
+
+class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whoever the sizing wants to start, starts.
+
+    Attributes:
+        estimates: run times are those ``requested``.
+    """
+
+    estimates: str = "requested"
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        if not isinstance(plan, SharePlan) or plan.in_order:
+            return _IN_ORDER(state, queue, plan, room)
+        starts = []
+        for job_id, size in plan.sizes.items():
+            job = state.pending[job_id]
+            if room.fits(job, size):
+                nodes = room.place(job, size)
+                starts.append(Start(job_id, nodes, "fits", Reason.FITS, 0 if nodes else size))
+        return starts
+
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
+        """Return why a job waits."""
+        if not isinstance(plan, SharePlan) or plan.in_order:
+            return _IN_ORDER.explain(state, job, queue, plan, room)
+        found = backfilled(state, queue, room)
+        when = "" if found.at_s == inf else f", reserved in {found.at_s - state.now_s:.0f} s"
+        if job in found.jobs:
+            text = f"Resources: waits for running jobs to give {job.least} nodes"
+        elif job is found.first:
+            text = f"Resources: waits for {job.least} nodes, {found.free} can be had{when}"
+        elif job.least > found.free or found.first is None:
+            text = f"Resources: waits for {job.least} nodes, {found.free} can be had"
+        else:
+            text = f"Priority: it would delay {found.first.spec.id}{when}"
+            return Later(job.spec.id, text, Reason.PRIORITY)
+        return Later(job.spec.id, text, Reason.RESOURCES)
+
+
+_IN_ORDER = InOrder()
