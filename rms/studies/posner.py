@@ -55,7 +55,7 @@ NOTES = (
     "it is slower than fifo, and gains claimed against it overstate. All nine start jobs by the",
     "same test, so on rigid jobs alone they give what it gives. easy is EASY.",
     "",
-    "Below the bound no schedule can be, even one that knows all jobs beforehand: each job holds at",
+    "Below the bound no schedule can be, even if all jobs are known before: each job holds at",
     "least the node-seconds of its smallest size, as if one machine of the speed of all nodes did",
     "the jobs with the shortest remaining first, and could interrupt them.",
 )

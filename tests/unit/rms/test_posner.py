@@ -123,7 +123,7 @@ def test_their_easy_is_slower_than_fcfs_and_easy_is_not() -> None:
 @pytest.mark.parametrize(("mix", "most"), [("80-0-20", 0.75), ("50-0-50", 0.88), ("0-0-100", 0.97)])
 def test_the_default_is_ahead_of_their_nine_and_of_easy(mix: str, most: float) -> None:
     specs = read_jobs(external(f"posner_2023/{mix}_S0.csv.gz"), mix, "S0")
-    file = external("posner_2023/published.csv")
+    file = external("posner_2023/published.csv") / "posner_2023" / "published.csv"
     with file.open(newline="") as lines:
         best = min(
             float(row["turnaround"])
