@@ -8,6 +8,9 @@ import pytest
 from daemon import Rms, served
 from faulty_jobs import SMALL, faulty
 from processes import MPDATA
+from selection import all_wide_but
+
+from rms.core.policies import DEFAULT
 
 COOLDOWN_S = 3.0
 
@@ -46,9 +49,10 @@ def test_a_cooldown_ends() -> None:
         assert all(b - a >= COOLDOWN_S for a, b in pairwise(at))
 
 
-def test_a_policy_resizes_once_and_waits_with_the_rest() -> None:
+@pytest.mark.parametrize("policy", all_wide_but(["array-share", DEFAULT], DEFAULT))
+def test_a_policy_resizes_once_and_waits_with_the_rest(policy: str) -> None:
     """A second job makes room, its end would have the first widened again: not while it rests."""
-    with served(2, "--policy", "array-share") as rms:
+    with served(2, "--policy", policy) as rms:
         wide = faulty(rms, "none", options=("--preferred", "2", "--cooldown", "1000"))
         rms.running(wide)
         words = ["mpirun", *MPDATA, "run", *SMALL, "--steps", "3"]

@@ -28,7 +28,7 @@ def mpdata(steps: int, *more: str) -> str:
 
 @pytest.fixture
 def rms(request: pytest.FixtureRequest) -> Iterator[Rms]:
-    """Two nodes and policy array-share, or what a test's parameter says."""
+    """Two nodes and the default policy, or what a test's parameter says."""
     with served(*getattr(request, "param", (2,))) as found:
         yield found
 

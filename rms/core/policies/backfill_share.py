@@ -7,7 +7,8 @@
    come to resize points; of those that can give at once from the one that loses least.
 3. Nodes that no such job needs go, as in ``equal-share``, to whoever has longest to go, as long as
    that saves more than the resize costs; a job that was often resized is widened no more.
-4. While all jobs are of one array, ``equal-share`` decides.
+4. While all jobs are of one array, ``equal-share`` decides, except over nodes that it leaves idle
+   because too few are left for the next task.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
         if state.one_array:
-            return EqualShare.__call__(self, state, queue, room)
+            plan = EqualShare.__call__(self, state, queue, room)
+            left = room.free + state.releasing - sum(plan.sizes.values())
+            if plan.changes or left <= 0 or len(plan.sizes) == len(state.pending):
+                return plan
         plan = SharePlan(in_order=False)
         if not _due(state, room):
             return plan

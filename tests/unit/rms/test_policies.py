@@ -59,6 +59,12 @@ def test_three_jobs_on_six_nodes_run_side_by_side() -> None:
     assert starts(6, fixed, "array-share") == {"1": 4}
 
 
+def test_a_node_too_few_for_the_next_task_is_lent() -> None:
+    tasks = [spec(n, 2, 3, Mode.FLEXIBLE) for n in (1, 2)]
+    assert starts(3, tasks, "backfill-share") == {"1": 3}
+    assert starts(3, tasks, "array-share") == {"1": 2}
+
+
 @pytest.mark.parametrize(("mode", "start"), [("fixed", 4), ("malleable", 4), ("moldable", 2)])
 def test_a_mode_decides_the_starting_size(mode: str, start: int) -> None:
     jobs = [spec(n, 1, 4, Mode(mode)) for n in (1, 2, 3)]

@@ -1,0 +1,43 @@
+"""The default policy on a stream: an array of flexible jobs beside a short job, for real."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from daemon import served
+from processes import ROOT, Mpirun, program
+
+CASE = "--case random --grid 24 20 8 --backend numpy --every 2 --steps 400"
+PACED = " ".join([*program("paced"), str(ROOT / "mpdata" / "__main__.py")])
+ARRAY = f"""#SBATCH --array=1-2
+#SBATCH --nodes=2-3
+#RMS --mode=flexible
+mkdir task-$SLURM_ARRAY_TASK_ID; cd task-$SLURM_ARRAY_TASK_ID
+PACE_S=0.1 mpirun {PACED} run {CASE} --seed $SLURM_ARRAY_TASK_ID"""
+
+
+@pytest.mark.promise("stream")
+def test_a_short_job_does_not_wait_for_an_array(mpdata_run: Mpirun) -> None:
+    """The first task holds all nodes, the second waits for two; one is given back for a while."""
+    with served(3) as rms:
+        array = rms.submit(ARRAY)
+        first, second = f"{array}_1", f"{array}_2"
+        assert rms.running(first)["size"] == 3
+        short = rms.submit("sleep 0.5", "--mode", "fixed", "--nodes", "1", "--time", "1")
+        assert rms.over(short) == ["COMPLETED"]
+        assert rms.resizes(first) == [(3, 2)]
+        assert rms.row(first)["state"] == "RUNNING" and rms.row(second)["state"] == "PENDING"
+        rms.until(lambda: len(rms.resizes(first)) == 2, "the node's way back")
+        for task in ("1", "2"):
+            rms.until((rms.work / f"task-{task}").exists, f"start of task {task}")
+            (rms.work / f"task-{task}" / "go").touch()
+        assert rms.over(array) == ["COMPLETED"] * 2
+        assert rms.resizes(first) == [(3, 2), (2, 3)] and rms.resizes(second) == []
+        for task, job in ("1", first), ("2", second):
+            alone = mpdata_run(1, *CASE.split(), "--seed", task)
+            assert rms.row(job)["answer"] == alone["sha256"]
+        rms.books_balance()
+        assert rms.end(signal.SIGTERM) == 0
+        rms.nothing_left()
+        rms.replays()
