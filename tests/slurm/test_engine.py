@@ -66,7 +66,7 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
 @pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
 @pytest.mark.promise("slurm-bits")
 def test_the_winds_array(rms: SlurmRms, tmp_path: Path) -> None:
-    """Flexible jobs under the default policy: grown and shrunk while they run, the same bits as ever."""
+    """Flexible jobs, the default policy: grown and shrunk while they run, the same bits as ever."""
     winds = os.environ.get("MPDATA_WINDS") or str(ROOT / "demo" / "winds")
     if not Path(winds, "uwnd_mean.nc").exists():
         pytest.skip("needs the wind files: MPDATA_WINDS, or ./scripts/demo once")
