@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import inf, sqrt
@@ -77,7 +78,10 @@ class SmallestQueue:
         return islice(self._all(), self._order.depth)
 
     def _all(self) -> Iterator[Job]:
-        state, first = self._state, next(iter(self._state.pending.values()), None)
+        state = self._state
+        full = _full_arrays(state) if state.array_limited else ()
+        waiting = (job for job in state.pending.values() if job.spec.array not in full)
+        first = next(waiting, None)
         if first is None:
             return
         before = set()
@@ -87,12 +91,22 @@ class SmallestQueue:
         for due_s, number, job in state.queue_by(self._order.due_s):
             if due_s > state.now_s:
                 break
-            if number not in before:
+            if number not in before and job.spec.array not in full:
                 before.add(number)
                 yield job
         for _, number, job in state.queue_by(size):
-            if number not in before:
+            if number not in before and job.spec.array not in full:
                 yield job
+
+
+def _full_arrays(state: State) -> set[str | None]:
+    """Return the arrays of which as many jobs run as may: those that wait are not to be looked at.
+
+    Else they would stand before others, of which ``depth`` lets so many be seen.
+    """
+    running = Counter(job.spec.array for job in state.running.values())
+    limits = {job.spec.array: job.spec.array_limit for job in state.running.values()}
+    return {name for name, most in limits.items() if most is not None and running[name] >= most}
 
 
 def size(job: Job) -> float:
