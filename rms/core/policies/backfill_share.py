@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
+from typing import Literal
 
 import msgspec
 
@@ -24,7 +25,7 @@ from rms.core.events import Later, Reason, Start
 from rms.core.model import Job, Mode
 from rms.core.policies.admission import InOrder
 from rms.core.policies.placement import Room
-from rms.core.policies.share import EqualShare, SharePlan, longest
+from rms.core.policies.share import Entry, EqualShare, SharePlan, longest
 from rms.core.policies.sizing import Plan
 from rms.core.state import State
 
@@ -37,6 +38,11 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
     """
 
     resizes: int = 24
+
+    def __post_init__(self) -> None:
+        EqualShare.__post_init__(self)
+        if self.resizes < 0:
+            raise ValueError(f"expected resizes of at least 0, got {self.resizes}")
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
@@ -63,21 +69,21 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
         for job in starting:
             if job.spec.mode is Mode.MOLDABLE and found.first is None:
                 # It gives nothing back: no wider than it prefers, and only if nobody waits.
-                size = max(
-                    n
-                    for n in job.spec.sizes()
-                    if n <= job.least + spare and n <= job.spec.preferred
-                )
+                most = min(job.least + spare, job.spec.preferred)
+                size = max((n for n in job.spec.sizes() if n <= most), default=job.least)
                 plan.sizes[job.spec.id] = size
                 spare -= size - job.least
         if spare > 0:
-            flexible = [job for job in starting if job.spec.mode is Mode.FLEXIBLE]
-            running = longest(state, self.look)
-            running = [entry for entry in running if entry[3].resize_count < self.resizes]
-            self._expand(state, plan, (flexible, running[: state.resizes_left]), spare)
+            flexible = [job for job in starting if _lends(job, found.first)]
+            running = self.expandable(state, self.look)
+            self._expand(state, plan, (flexible, running), spare)
             here = set(map(id, state.reached_resize_point))
             plan.changes = [change for change in plan.changes if _can(change[0], here)]
         return plan
+
+    def expandable(self, state: State, look: int) -> list[Entry]:
+        """Return the running jobs that may be expanded, without those resized too often."""
+        return longest(state, look, self.resizes)[: state.resizes_left]
 
     def _make_room(self, state: State, plan: SharePlan, short: int) -> None:
         """Shrink jobs that are at a resize point, first those that lose least."""
@@ -105,31 +111,42 @@ class Backfilled:
     Attributes:
         jobs: in order.
         first: the first that may not, or None.
-        at_s: its reservation.
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
+        at_s: the reservation of ``first``; None as long as nobody could have delayed it.
+        extra: how many nodes are free then beside those reserved.
     """
 
     jobs: list[Job] = field(default_factory=list)
     first: Job | None = None
-    at_s: float = inf
     free: int = 0
+    at_s: float | None = None
+    extra: int = 0
+
+    def reserve(self, state: State, room: Room) -> float:
+        """Return the reservation of ``first``, worked out before anybody behind it may start."""
+        if self.at_s is None and self.first is not None:
+            self.at_s, self.extra = _reservation(state, room, self, self.first.least)
+        return inf if self.at_s is None else self.at_s
 
 
 def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
     """Return who may start if jobs that can be resized held their least sizes only."""
-    lent = sum([job.size - job.spec.sizes()[0] for _, _, job in state.shrinkable])
+    lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
     found = Backfilled(free=room.free + state.releasing + lent)
-    extra = 0
     for job in queue:
         if job.least > found.free:
             if found.first is None:
                 found.first = job
-                found.at_s, extra = _reservation(state, room, found, job.least)
+            if found.free <= 0:
+                break
             continue
-        if found.first is not None and state.now_s + job.spec.expected_s(job.least) > found.at_s:
-            if job.least > extra:
-                continue
-            extra -= job.least
+        if found.first is not None:
+            end = state.now_s + job.spec.expected_s(job.least)
+            # Of jobs without a time limit none is sure to end before another.
+            if end > found.reserve(state, room) or end == inf:
+                if job.least > found.extra:
+                    continue
+                found.extra -= job.least
         found.jobs.append(job)
         found.free -= job.least
         if found.free <= 0 and found.first is not None:
@@ -142,13 +159,16 @@ def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tupl
     now = state.now_s
     ends = []
     for end, _, job in islice(state.ends, room.passed, None):
-        least = job.size if job.requested_size is None else job.size + job.gain - job.loss
-        if job.resizable_now:
-            least = job.spec.sizes()[0]
-            if end < inf and least < job.size:
-                slower = job.spec.expected_s(least) / job.spec.expected_s(job.size)
-                end = now + max(0.0, end - now) * slower
-        ends.append((end, least))
+        held = job.size + job.gain - job.loss
+        least = held
+        if job.at_resize_point and job.spec.mode.resizable:
+            least = min(held, _least(job))
+            if job.requested_size is not None:
+                ends.append((now, held - least))  # it gives them once this resize is over
+            whole_s = job.spec.expected_s(job.size)
+            if 0 < whole_s < inf and end < inf:
+                end = now + max(0.0, end - now) * job.spec.expected_s(least) / whole_s
+        ends.append((max(end, now), least))
     ends += [(now + job.spec.expected_s(job.least), job.least) for job in found.jobs]
     ends.sort()
     free = found.free
@@ -179,6 +199,25 @@ def _can(job: Job, here: set[int]) -> bool:
     return not job.spec.resize_points_known or id(job) in here
 
 
+def _least(job: Job) -> int:
+    """Return the least size of a running job, without those to which it could not be brought."""
+    sizes = job.spec.sizes()
+    if not job.refused_sizes:
+        return sizes[0]
+    return min(job.size, next((n for n in sizes if n not in job.refused_sizes), job.size))
+
+
+def _lends(job: Job, first: Job | None) -> bool:
+    """Return whether a job that starts may have more than its least size.
+
+    A flexible job gives it back at a resize point. Where it is not known whether it comes to any,
+    none of the nodes that are reserved for a job of another mode are given to it.
+    """
+    if job.spec.mode is not Mode.FLEXIBLE:
+        return False
+    return job.spec.resize_points_known or first is None or first.spec.mode is Mode.FLEXIBLE
+
+
 def _shrunk(job: Job, short: int) -> int:
     """Return the size of a job that gives up to ``short`` nodes or, if it can't, a few more."""
     sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused_sizes]
@@ -201,7 +240,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         estimates: run times are those ``requested``.
     """
 
-    estimates: str = "requested"
+    estimates: Literal["requested"] = "requested"
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
@@ -222,7 +261,11 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not isinstance(plan, SharePlan) or plan.in_order:
             return _IN_ORDER.explain(state, job, queue, plan, room)
         found = backfilled(state, queue, room)
-        when = "" if found.at_s == inf else f", reserved in {found.at_s - state.now_s:.0f} s"
+        at_s = found.reserve(state, room)
+        when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
+        if job.least <= room.free and not room.fits(job, job.least):
+            text = f"PowerCap: {room.free} nodes are free, but its power fits on too few"
+            return Later(job.spec.id, text, Reason.POWER)
         if job in found.jobs:
             text = f"Resources: waits for running jobs to give {job.least} nodes"
         elif job is found.first:

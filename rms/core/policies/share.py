@@ -101,11 +101,15 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if left > state.releasing:
             spare = left - state.releasing
             # No more jobs than nodes can be expanded; a few more, as the index has another order.
-            running = longest(state, min(self.look, spare + 8))[: state.resizes_left]
+            running = self.expandable(state, min(self.look, spare + 8))
             self._expand(state, plan, (admitted, running), spare)
         if self.rotate and not plan.changes and not state.pending and not state.releasing:
             self._rotate(state, plan, room)
         return plan
+
+    def expandable(self, state: State, look: int) -> list[Entry]:
+        """Return the running jobs that may be expanded now, the longest to go first."""
+        return longest(state, look)[: state.resizes_left]
 
     def _shrink(
         self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: int
@@ -230,10 +234,17 @@ def _entry(job: Job, size: int, now: float) -> Entry:
     return (-inf if known is None else -known, size, job.number, job)
 
 
-def longest(state: State, look: int) -> list[Entry]:
-    """Return the running jobs that may be expanded, as heap entries, the longest to go first."""
+def longest(state: State, look: int, resizes: int | None = None) -> list[Entry]:
+    """Return the running jobs that may be expanded, as heap entries, the longest to go first.
+
+    Args:
+        resizes: none that was resized so often.
+    """
     now, found = state.now_s, []
-    for until, number, job in reversed(state.expandable[-look:]):
+    able = reversed(state.expandable)
+    if resizes is not None:
+        able = (entry for entry in able if entry[2].resize_count < resizes)
+    for until, number, job in islice(able, look):
         if until <= now:
             break
         found.append((now - job.expected_end_s, job.size, number, job))
