@@ -70,7 +70,7 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             if job.spec.mode is Mode.MOLDABLE and found.first is None:
                 # It gives nothing back: no wider than it prefers, and only if nobody waits.
                 most = min(job.least + spare, job.spec.preferred)
-                size = max((n for n in job.spec.sizes() if n <= most), default=job.least)
+                size = max(n for n in job.spec.sizes() if n <= most)
                 plan.sizes[job.spec.id] = size
                 spare -= size - job.least
         if spare > 0:

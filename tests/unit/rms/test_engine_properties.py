@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import islice
 
 import pytest
@@ -256,6 +257,8 @@ class Cluster(RuleBasedStateMachine):
         assert state.array_limited == sum(
             j.spec.array_limit is not None for j in state.pending.values()
         )
+        there = (*state.running.values(), *state.pending.values())
+        assert state.arrays == Counter(job.spec.array for job in there)
         queue = [job.number for job in state.pending.values()]
         assert queue == sorted(queue)
         estimates = [(state.estimate(j), j.number) for j in state.pending.values()]
