@@ -43,21 +43,28 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             overtake it.
         least_s: requests below this (and jobs without one) count as this.
         depth: how many jobs are looked at in a pass.
+        resizable: share of the nodes on which jobs that can be resized must run for this order;
+            below it jobs come in the order of submission. Rigid jobs alone leave nodes idle when
+            wide ones come last: nobody can use the nodes that are gathered for them.
     """
 
     stretch: float = 30.0
+    resizable: float = 0.1
     least_s: float = 600.0
     depth: int = 1000
 
     def __post_init__(self) -> None:
         if not self.stretch > 0 or not self.least_s > 0 or self.depth < 1:
             raise ValueError(f"expected stretch, least_s and depth above 0, got {self}")
+        if not 0.0 <= self.resizable <= 1.0:
+            raise ValueError(f"expected a resizable share of 0 to 1, got {self.resizable}")
 
     def __call__(self, state: State) -> Iterable[Job]:
         """Return the queue."""
         if state.one_array:
             return state.pending.values()
-        return SmallestQueue(self, state)
+        held = sum([job.size for job in state.running.values() if job.spec.mode.resizable])
+        return SmallestQueue(self, state, in_order=held < self.resizable * state.nodes)
 
     def due_s(self, job: Job) -> float:
         """Return from when on a job is overtaken by none that is due later."""
@@ -68,10 +75,10 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class SmallestQueue:
     """The queue of one pass by :class:`SmallestFirst`; it may be gone through again."""
 
-    __slots__ = ("_order", "_state")
+    __slots__ = ("_in_order", "_order", "_state")
 
-    def __init__(self, order: SmallestFirst, state: State) -> None:
-        self._order, self._state = order, state
+    def __init__(self, order: SmallestFirst, state: State, *, in_order: bool) -> None:
+        self._order, self._state, self._in_order = order, state, in_order
 
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs, each once."""
@@ -81,6 +88,9 @@ class SmallestQueue:
         state = self._state
         full = _full_arrays(state) if state.array_limited else ()
         waiting = (job for job in state.pending.values() if job.spec.array not in full)
+        if self._in_order:
+            yield from waiting
+            return
         first = next(waiting, None)
         if first is None:
             return

@@ -26,7 +26,7 @@ from tests.support.driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, j
 
 
 def order(driven: Driven, made: SmallestFirst | None = None) -> list[str]:
-    return [str(j.spec.id) for j in (made or SmallestFirst())(driven.engine.state)]
+    return [str(j.spec.id) for j in (made or SmallestFirst(resizable=0.0))(driven.engine.state)]
 
 
 # --- order -----------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def test_small_is_least_nodes_times_the_root_of_the_time_asked_for() -> None:
 
 
 def test_who_has_waited_long_is_overtaken_no_more() -> None:
-    made = SmallestFirst(stretch=2.0, least_s=100.0)
+    made = SmallestFirst(stretch=2.0, least_s=100.0, resizable=0.0)
     wide = job(2, (4, 8, 8), FLEXIBLE, run_s=300.0)
     short = job(3, (3, 6, 8), FLEXIBLE, run_s=10.0, at_s=1.0)
     tiny = job(4, (1, 1, 2), FLEXIBLE, run_s=1000.0, at_s=2.0)
@@ -68,9 +68,20 @@ def test_who_has_waited_long_is_overtaken_no_more() -> None:
     assert [n for _, n, _ in driven.engine.state.queue_by(made.due_s)] == [3, 2, 4]
 
 
+def test_rigid_jobs_alone_come_in_the_order_of_submission() -> None:
+    wide, tiny, long_ = job(2, (8,)), job(3, (1,), run_s=50), job(4, (1,), run_s=900)
+    driven = full(wide, long_, tiny)
+    assert order(driven, SmallestFirst()) == ["2", "4", "3"]
+    driven = Driven(8)
+    driven.submit(job(1, (8, 8, 8), MALLEABLE, run_s=1e9))
+    for spec in (wide, long_, tiny):
+        driven.submit(spec)
+    assert order(driven, SmallestFirst()) == ["2", "3", "4"]
+
+
 def test_no_more_jobs_are_looked_at_than_depth() -> None:
     driven = full(*(job(n, (1,)) for n in range(2, 9)))
-    assert order(driven, SmallestFirst(depth=3)) == ["2", "3", "4"]
+    assert order(driven, SmallestFirst(depth=3, resizable=0.0)) == ["2", "3", "4"]
 
 
 def test_tasks_that_their_arrays_limit_holds_back_hide_no_other_job() -> None:
