@@ -266,16 +266,17 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if job.least <= room.free and not room.fits(job, job.least):
             text = f"PowerCap: {room.free} nodes are free, but its power fits on too few"
             return Later(job.spec.id, text, Reason.POWER)
+        nodes = f"{job.least} node{'s' * (job.least > 1)}"
         if job in found.jobs:
-            text = f"Resources: waits for running jobs to give {job.least} nodes"
-        elif job is found.first:
-            text = f"Resources: waits for {job.least} nodes, {found.free} can be had{when}"
-        elif job.least > found.free or found.first is None:
-            text = f"Resources: waits for {job.least} nodes, {found.free} can be had"
-        else:
-            text = f"Priority: it would delay {found.first.spec.id}{when}"
+            text = f"Resources: waits for running jobs to give {nodes}"
+            return Later(job.spec.id, text, Reason.RESOURCES)
+        first = job if found.first is None else found.first
+        if job is not first and job.least <= found.free:
+            text = f"Priority: {nodes} can be had, but it would delay {first.spec.id}{when}"
             return Later(job.spec.id, text, Reason.PRIORITY)
-        return Later(job.spec.id, text, Reason.RESOURCES)
+        before = "" if job is first else f"; {first.spec.id} is first"
+        text = f"waits for {nodes}, {max(0, found.free)} can be had{before}{when}"
+        return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
 
 
 _IN_ORDER = InOrder()

@@ -122,9 +122,11 @@ def test_a_short_job_overtakes_and_a_long_one_does_not() -> None:
     assert driven.submit(job(4, (1,), run_s=100)) == [("4", 1)]
     assert found(driven) == ([], "2", 100.0, 0)
     assert driven.why(2) == "Resources: waits for 4 nodes, 0 can be had, reserved in 100 s"
-    assert driven.why(3) == "Resources: waits for 1 nodes, 0 can be had"
+    assert (
+        driven.why(3) == "Resources: waits for 1 node, 0 can be had; 2 is first, reserved in 100 s"
+    )
     driven.happen(Ended(50.0, JobId("4"), "COMPLETED"))
-    assert driven.why(3) == "Priority: it would delay 2, reserved in 50 s"
+    assert driven.why(3) == "Priority: 1 node can be had, but it would delay 2, reserved in 50 s"
 
 
 def test_who_leaves_the_reservation_enough_nodes_may_take_any_time() -> None:
@@ -182,7 +184,7 @@ def test_jobs_of_no_length_or_without_limit_have_reservations_too() -> None:
     # None is sure to end before another: who would hold nodes of the first's does not start.
     assert driven.submit(JobSpec(JobId("3"), 0.0, 1, 1, 1, FIXED)) == []
     assert driven.why(2) == "Resources: waits for 4 nodes, 2 can be had"
-    assert driven.why(3) == "Priority: it would delay 2"
+    assert driven.why(3) == "Priority: 1 node can be had, but it would delay 2"
 
 
 # --- room for waiting jobs, idle nodes -------------------------------------------------------
