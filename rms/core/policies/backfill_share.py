@@ -56,23 +56,16 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             return plan
         found = backfilled(state, queue, room)
         spare, starting, short = room.free, [], 0
-        for job in found.jobs:
-            if job.least <= spare:
-                spare -= job.least
-                plan.sizes[job.spec.id] = job.least
+        for job, size in zip(found.jobs, found.sizes, strict=True):
+            if size <= spare:
+                spare -= size
+                plan.sizes[job.spec.id] = size
                 starting.append(job)
             else:
-                short += job.least
+                short += size
         if short:
             self._make_room(state, plan, short - spare - state.releasing)
             return plan
-        for job in starting:
-            if job.spec.mode is Mode.MOLDABLE and found.first is None:
-                # It gives nothing back: no wider than it prefers, and only if nobody waits.
-                most = min(job.least + spare, job.spec.preferred)
-                size = max(n for n in job.spec.sizes() if n <= most)
-                plan.sizes[job.spec.id] = size
-                spare -= size - job.least
         if spare > 0:
             flexible = [job for job in starting if _lends(job, found.first)]
             running = self.expandable(state, self.look)
@@ -109,7 +102,7 @@ class Backfilled:
     """Who may start by EASY over least sizes.
 
     Attributes:
-        jobs: in order.
+        jobs, sizes: in order, with the nodes each counts with.
         first: the first that may not, or None.
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
         at_s: the reservation of ``first``; None as long as nobody could have delayed it.
@@ -117,6 +110,7 @@ class Backfilled:
     """
 
     jobs: list[Job] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
     first: Job | None = None
     free: int = 0
     at_s: float | None = None
@@ -140,15 +134,17 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
             if found.free <= 0:
                 break
             continue
+        size = _start_size(job, found.free)
         if found.first is not None:
-            end = state.now_s + job.spec.expected_s(job.least)
+            end = state.now_s + job.spec.expected_s(size)
             # Of jobs without a time limit none is sure to end before another.
             if end > found.reserve(state, room) or end == inf:
-                if job.least > found.extra:
+                if size > found.extra:
                     continue
-                found.extra -= job.least
+                found.extra -= size
         found.jobs.append(job)
-        found.free -= job.least
+        found.sizes.append(size)
+        found.free -= size
         if found.free <= 0 and found.first is not None:
             break
     return found
@@ -169,7 +165,8 @@ def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tupl
             if 0 < whole_s < inf and end < inf:
                 end = now + max(0.0, end - now) * job.spec.expected_s(least) / whole_s
         ends.append((max(end, now), least))
-    ends += [(now + job.spec.expected_s(job.least), job.least) for job in found.jobs]
+    starting = zip(found.jobs, found.sizes, strict=True)
+    ends += [(now + job.spec.expected_s(nodes), nodes) for job, nodes in starting]
     ends.sort()
     free = found.free
     for end, nodes in ends:
@@ -177,6 +174,17 @@ def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tupl
         if free >= size:
             return end, free - size
     return inf, 0
+
+
+def _start_size(job: Job, free: int) -> int:
+    """Return the nodes with which a job that fits counts at its start.
+
+    A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had.
+    """
+    if job.spec.mode is not Mode.MOLDABLE:
+        return job.least
+    most = min(free, job.spec.preferred)
+    return max(n for n in job.spec.sizes() if n <= most)
 
 
 def _due(state: State, room: Room) -> bool:

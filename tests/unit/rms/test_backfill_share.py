@@ -255,11 +255,14 @@ def test_a_flexible_job_starts_on_idle_nodes_and_gives_them_back() -> None:
     assert driven.happen(ResizePoint(10.0, JobId("1"))) == [("1", 2), ("2", 6)]
 
 
-def test_a_moldable_job_is_no_wider_than_it_prefers_and_only_if_nobody_waits() -> None:
+def test_a_moldable_job_has_what_it_prefers_or_fits_and_delays_no_reservation() -> None:
     driven = Driven(8)
-    assert driven.submit(job(1, (2, 4, 8), MOLDABLE)) == [("1", 4)]
-    driven.submit(job(2, (6,)))
-    assert driven.submit(job(3, (1, 4, 8), MOLDABLE, run_s=20)) == [("3", 1)]
+    assert driven.submit(job(1, (2, 4, 8), MOLDABLE, run_s=100)) == [("1", 4)]
+    assert driven.submit(job(2, (6,))) == []
+    # Two nodes are left beside those reserved at 100 s.
+    assert driven.submit(job(3, (1, 3, 8), MOLDABLE, run_s=200)) == []
+    assert driven.submit(job(4, (1, 3, 8), MOLDABLE, run_s=50)) == [("4", 3)]
+    assert driven.submit(job(5, (1, 3, 8), MOLDABLE, run_s=200)) == [("5", 1)]
 
 
 def test_where_points_are_unknown_nothing_reserved_for_a_rigid_job_is_lent_at_the_start() -> None:
