@@ -336,7 +336,8 @@ class Simulation:
         if self._record:
             self.events.append(begun)
         self._follow(begun, self.engine.handle(begun))
-        self._push(Resized(now + job.spec.resize_price_s, job.spec.id))
+        over = Resized(now + job.spec.resize_price_s, job.spec.id)
+        self._push(over, self._versions[job.spec.id])  # unless a node of it fails before
 
     def _push(self, event: Event | Phase, version: int = 0) -> None:
         self._number += 1
