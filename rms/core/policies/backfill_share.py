@@ -13,9 +13,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import Literal
 
@@ -127,7 +127,9 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
     """Return who may start if jobs that can be resized held their least sizes only."""
     lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
     found = Backfilled(free=room.free + state.releasing + lent)
-    for job in queue:
+    oldest = list(_oldest(state, queue, found.free))
+    before = set(map(id, oldest))
+    for job in chain(oldest, (job for job in queue if id(job) not in before)):
         if job.least > found.free:
             if found.first is None:
                 found.first = job
@@ -148,6 +150,24 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
         if found.free <= 0 and found.first is not None:
             break
     return found
+
+
+def _oldest(state: State, queue: Iterable[Job], free: int) -> Iterator[Job]:
+    """Yield who is the oldest in turn, as those before it start, up to the first that cannot.
+
+    As in the order ``smallest``, none is flexible. A list holds some of those waiting only: others
+    were refused in this pass or are held back by the limits of their arrays.
+    """
+    there = set(map(id, queue)) if isinstance(queue, list) else None
+    for job in state.pending.values():
+        if there is not None and id(job) not in there:
+            continue
+        if job.spec.mode is Mode.FLEXIBLE:
+            return
+        yield job
+        free -= job.least
+        if free < 0:
+            return
 
 
 def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tuple[float, int]:
