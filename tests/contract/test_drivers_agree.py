@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rms.core.cluster import Cluster
-from rms.core.events import Resize, Started, Submitted
+from rms.core.events import Decision, Resize, Started, Submitted
 from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import POLICIES, named
@@ -48,17 +48,53 @@ def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
     )
 
 
+def stream() -> list[JobSpec]:
+    """Jobs of all modes, with and without a limit, a speedup, resize points and a price."""
+    found = []
+    for number in range(1, 33):
+        low, mode = 1 + number % 3, Mode(list(Mode)[number * 7 % 4])
+        law = Speedup(law=(30.0 + 11.0 * (number % 5), 2.0)) if number % 6 else None
+        found.append(
+            JobSpec(
+                JobId(str(number)),
+                4.0 * (number - number % 3),
+                low,
+                low + number % 4,
+                low + number % 4 // 2,
+                mode,
+                law,
+                limit_s=60.0 + number if number % 4 else None,
+                resize_every_s=3.0 if number % 5 else None,
+                resize_price_s=0.5 * (number % 2),
+                run_s=None if law else 40.0,
+            )
+        )
+    return found
+
+
 @pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"p-fifo", "p-bff"}))
 @pytest.mark.promise("simulate")
 def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> None:
     wide = spec(1, 0.0, 6, None)
-    array = [spec(n, 7.0, 4, "a") for n in range(2, 9)]
-    power = (NodePower(1.0, 2.0, 3.0),) * 6
-    simulation = Simulation([wide, *array], power, named(policy))
-    simulation.run()
-    resizes = sum(isinstance(d, Resize) for _, d in simulation.decisions)
+    decisions = agree(tmp_path, policy, [wide, *(spec(n, 7.0, 4, "a") for n in range(2, 9))])
+    resizes = sum(isinstance(d, Resize) for _, d in decisions)
     assert resizes >= 2 if "share" in policy else resizes == 0
 
+
+@pytest.mark.parametrize("policy", ["easy", "array-share", "backfill-share"])
+@pytest.mark.promise("simulate")
+def test_on_a_stream_of_jobs_of_all_modes_too(tmp_path: Path, policy: str) -> None:
+    decisions = agree(tmp_path, policy, stream())
+    reasons = {d.reason for _, d in decisions if isinstance(d, Resize)}
+    if policy == "backfill-share":
+        assert reasons == {"makes room for waiting jobs", "takes idle nodes"}
+
+
+def agree(tmp_path: Path, policy: str, specs: list[JobSpec]) -> list[tuple[float, Decision]]:
+    """Return what was decided in a simulation, once a daemon told the same decided the same."""
+    power = (NodePower(1.0, 2.0, 3.0),) * 6
+    simulation = Simulation(specs, power, named(policy))
+    simulation.run()
     clock = [0.0]
     names = tuple(f"n{n}" for n in range(6))
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(6)), power)
@@ -87,3 +123,4 @@ def test_live_and_simulated_driver_decide_alike(tmp_path: Path, policy: str) -> 
         assert lived == simulation.decisions
         assert replay(journal.read()).differing == []
     assert daemon.scheduler.ledger.busy_j == simulation.ledger.busy_j
+    return simulation.decisions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, sqrt
 
 import pytest
+from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, job
 
 from rms.core.engine import Engine
 from rms.core.events import (
@@ -22,7 +23,6 @@ from rms.core.policies.backfill_share import backfilled
 from rms.core.policies.order import SmallestFirst
 from rms.core.policies.policy import PolicyError
 from rms.sim.simulator import Simulation
-from tests.support.driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, job
 
 
 def order(driven: Driven, made: SmallestFirst | None = None) -> list[str]:
@@ -127,6 +127,19 @@ def test_a_short_job_overtakes_and_a_long_one_does_not() -> None:
     )
     driven.happen(Ended(50.0, JobId("4"), "COMPLETED"))
     assert driven.why(3) == "Priority: 1 node can be had, but it would delay 2, reserved in 50 s"
+
+
+def test_once_the_oldest_starts_the_next_oldest_goes_before_smaller_ones() -> None:
+    driven = full(job(2, (4,)), job(3, (4,), run_s=9e4), job(4, (1,)))
+    assert driven.happen(Ended(1.0, JobId("1"), "COMPLETED")) == [("2", 4), ("3", 4)]
+
+
+def test_a_job_that_is_refused_holds_up_no_other_of_its_pass() -> None:
+    driven = Driven(8)
+    specs = job(1, (9,), array="a"), job(2, (4,), array="a"), job(3, (9,), array="a")
+    driven.submit(job(9, (2,)))
+    assert driven.submit(*specs) == [("2", 4)]
+    assert set(driven.engine.state.ended) == {"1", "3"}
 
 
 def test_who_leaves_the_reservation_enough_nodes_may_take_any_time() -> None:
