@@ -127,14 +127,17 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
     """Return who may start if jobs that can be resized held their least sizes only."""
     lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
     found = Backfilled(free=room.free + state.releasing + lent)
+    if not state.pending:
+        return found
+    narrowest = state.queue_by(_width)[0][0]
     oldest = list(_oldest(state, queue, found.free))
     before = set(map(id, oldest))
     for job in chain(oldest, (job for job in queue if id(job) not in before)):
         if job.least > found.free:
             if found.first is None:
                 found.first = job
-            if found.free <= 0:
-                break
+            if found.free < narrowest:
+                break  # as nobody fits: a pass costs no more on a long queue
             continue
         size = _start_size(job, found.free)
         if found.first is not None:
@@ -147,9 +150,14 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
         found.jobs.append(job)
         found.sizes.append(size)
         found.free -= size
-        if found.free <= 0 and found.first is not None:
+        if found.free < narrowest and found.first is not None:
             break
     return found
+
+
+def _width(job: Job) -> float:
+    """Return the fewest nodes on which a job may start."""
+    return job.least
 
 
 def _oldest(state: State, queue: Iterable[Job], free: int) -> Iterator[Job]:
