@@ -32,7 +32,9 @@ def recorded(slurm: Slurm, job: str, *states: str) -> None:
     def found() -> list[str]:
         return [state.split()[0] for name, state, _ in slurm.rows(job) if "." not in name]
 
-    slurm.wait_until(lambda: found() == list(states), f"job {job} is {states}")
+    slurm.wait_until(
+        lambda: found() == list(states), f"job {job} is {states}, not {slurm.rows(job)} at first"
+    )
 
 
 @pytest.fixture

@@ -110,12 +110,13 @@ class SlurmRms(Rms):
         """Wait until Slurm has no job and no donor any more, and all its nodes are idle."""
 
         def left() -> list[str]:
-            said = self.bed("squeue", "--noheader", "--states=all", "--format=%T|%j|%N")
-            found = (row.split("|") for row in said.splitlines())
+            # The name last: it may hold any character.
+            said = self.bed("squeue", "--noheader", "--states=all", "--format=%T|%N|%j")
+            found = (row.split("|", 2) for row in said.splitlines())
             # Slurm 22.05 may keep a merged donor COMPLETING for long; it has no nodes any more.
             return [
                 name
-                for state, name, nodes in found
+                for state, nodes, name in found
                 if state in LIVE and name.startswith("rms") and (nodes or state != "COMPLETING")
             ]
 
