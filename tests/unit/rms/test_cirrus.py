@@ -75,6 +75,7 @@ def test_a_part_of_the_log_under_every_mode(log: Log, mode: Mode) -> None:
     assert bool(found.resizes) <= mode.resizable
 
 
+@pytest.mark.wide
 def test_backfilling_waits_less_than_fcfs_and_conservative_is_between(log: Log) -> None:
     jobs = specs(log, Mode.FIXED)
     fifo, easy, conservative = (

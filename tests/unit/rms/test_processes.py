@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rms.launch.processes import INSTANCE_VARIABLE, Processes
+from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment
 from rms.wire.messages import WORLD_VARIABLE
 
 
@@ -24,7 +25,12 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
 def start(job: str, launch: str | None = None) -> subprocess.Popen[bytes]:
     world = {} if launch is None else {WORLD_VARIABLE: launch}
     env = {"PATH": os.environ["PATH"], INSTANCE_VARIABLE: f"cafe:{job}", **world}
-    return subprocess.Popen(["sleep", "60"], env=env)
+    process = subprocess.Popen(["sleep", "60"], env=env)
+    # Popen returns a moment before the kernel has set the new program's environment up.
+    deadline = time.monotonic() + 10
+    while environment(process.pid) == [b""] and time.monotonic() < deadline:
+        time.sleep(0.001)
+    return process
 
 
 def test_processes_are_known_by_their_environment(started: list[subprocess.Popen[bytes]]) -> None:

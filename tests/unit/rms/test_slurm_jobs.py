@@ -70,7 +70,9 @@ def test_one_that_was_told_to_end_has_no_other_end(tmp_path: Path, state: str) -
 
 
 @pytest.fixture
-def executor() -> Iterator[Executor]:
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
+    monkeypatch.setattr(resizing, "LATER_S", 1.0)
+    monkeypatch.setattr(resizing, "AGAIN_S", 0.05)
     found = Executor(Slurm({}, "nobody"))
     yield found
     found.close()
