@@ -22,6 +22,8 @@ from rms.launch.base import Engine
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
 from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
+from rms.power.choice import MeterChoice
+from rms.power.meter import MeterError
 from rms.wire.terminal import CommandError, publish, refuse_on, say
 
 
@@ -56,6 +58,18 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="S",
         help="for a world that boots beside a running one (default 60)",
     )
+    add(
+        "--meters",
+        default="auto",
+        metavar="auto|none|NAME[,NAME]",
+        help="what energy is read by: rapl, nvidia-smi, replay:FILE (default: all there are)",
+    )
+    add(
+        "--meter-command",
+        default="",
+        metavar="CMD",
+        help="a program that prints DEVICE JOULES J or DEVICE WATTS W, one line a reading",
+    )
     add("--with-parent", action="store_true", help="end when the parent ends")
     add("--state", type=Path, metavar="DIR")
     add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
@@ -67,7 +81,9 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return _check(arguments)
     state = (arguments.state or state_folder(os.environ)).absolute()
-    with refuse_on(FileError, PolicyError, JournalError, ServeError, SlurmError, OSError):
+    with refuse_on(
+        FileError, MeterError, PolicyError, JournalError, ServeError, SlurmError, OSError
+    ):
         placing(arguments.policy)
         options = ServeOptions(
             arguments.policy,
@@ -82,17 +98,21 @@ def serve(arguments: argparse.Namespace) -> int:
 
 def _engine(arguments: argparse.Namespace) -> Engine:
     """Return the nodes of an engine and who starts processes there."""
+    meters = MeterChoice.parse(arguments.meters, arguments.meter_command)
     if arguments.engine == "local":
-        if arguments.cluster is not None:
-            return machine.local_engine(machine.from_file(arguments.cluster))
-        return machine.local_engine(machine.this_machine(local_nodes(arguments.nodes)))
+        cluster = (
+            machine.this_machine(local_nodes(arguments.nodes))
+            if arguments.cluster is None
+            else machine.from_file(arguments.cluster)
+        )
+        return machine.local_engine(cluster, meters)
     kind = (
         partial(engines.site, partition=arguments.partition)
         if arguments.engine == "slurm"
         else partial(engines.pilot, margin_s=arguments.margin)
     )
     options = engines.EngineOptions(
-        arguments.reach, arguments.grace, arguments.ntasks_per_node, arguments.cluster
+        arguments.reach, arguments.grace, arguments.ntasks_per_node, arguments.cluster, meters
     )
     return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
 

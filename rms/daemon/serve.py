@@ -9,7 +9,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,25 +23,6 @@ from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
 from rms.launch.base import Engine
-from rms.power.nvidia_smi import NvidiaSmi, Reading
-
-
-@contextlib.contextmanager
-def metered(daemon: Daemon, say: Callable[[str], None]) -> Iterator[None]:
-    """Have nvidia-smi's readings booked while the daemon runs, if it has devices to read."""
-    if not any(slot.startswith("gpu:") for slots in daemon.context.cluster.slots for slot in slots):
-        yield
-        return
-    loop = asyncio.get_running_loop()
-
-    def book(reading: Reading) -> None:
-        loop.call_soon_threadsafe(daemon.meters.device, reading.at_s, reading.gpu, reading.power_w)
-
-    with NvidiaSmi() as sampler:
-        sampler.start(book)
-        if sampler.error is not None:
-            say(f"power of devices is the model's: {sampler.error}")
-        yield
 
 
 @dataclass(frozen=True)
@@ -91,14 +72,13 @@ def run_daemon(
 
         async def main() -> None:
             stopping = _stop_on_signals()
-            with metered(daemon, say):
-                server = _server(Routes(daemon, stopping.set, token))
-                serving = asyncio.create_task(server.serve(sockets=listening))
-                say(f"serving at {address}")
-                launcher.open()
-                await _watch(daemon, stopping, options.parent)
-                server.should_exit = server.force_exit = True
-                await serving
+            server = _server(Routes(daemon, stopping.set, token))
+            serving = asyncio.create_task(server.serve(sockets=listening))
+            say(f"serving at {address}")
+            launcher.open()
+            await _watch(daemon, stopping, options.parent)
+            server.should_exit = server.force_exit = True
+            await serving
 
         asyncio.run(main())
 

@@ -28,6 +28,7 @@ from rms.wire.messages import (
     METER_PATH,
     STRATEGIES,
     LaunchRequest,
+    MeterAnswer,
     Metered,
     Poll,
     PollAnswer,
@@ -310,10 +311,9 @@ class Routes:
             await asyncio.sleep(WATCH_S)
         return StepState(steps[number].exit_code, steps[number].message)
 
-    async def meter(self, request: Request, body: Metered) -> Nothing:
-        """Take a node's reading of its power."""
-        self.daemon.meters.node(body)
-        return Nothing()
+    async def meter(self, request: Request, body: Metered) -> MeterAnswer:
+        """Take what a node's meters have read."""
+        return self.daemon.meters.node(body)
 
 
 def holding_s(jobs: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from rms.launch.agent import MeterAgent
 from rms.launch.base import (
     LaunchError,
     ManagedProcess,
@@ -21,17 +23,23 @@ from rms.launch.base import (
     cores_of,
 )
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
+from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
     LISTENER_VARIABLE,
+    SERVER_VARIABLE,
     SLOTS_VARIABLE,
+    TOKEN_VARIABLE,
     WORLD_VARIABLE,
 )
 from rms.wire.mpiexec import find_mpiexec, mpiexec_command
 from rms.wire.users import SlurmRow
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
+METER = "meter"
+"""What meters carry in their environment instead of a job's id."""
+
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 
@@ -55,13 +63,16 @@ class LocalLauncher:
         state: the daemon's folder.
         instance_id: tells this daemon's processes from those of all others.
         server: address that jobs talk to.
+        meters: which of the nodes' meters are read.
     """
 
     state: Path
     instance_id: str
     server: str
+    meters: MeterChoice = field(default=NONE, kw_only=True)
     shims: Path = field(init=False)
     _processes: Processes = field(init=False, repr=False)
+    _agent: MeterAgent | None = field(default=None, init=False, repr=False)
 
     requeue_on_shutdown = False
     requeue_by_default = False
@@ -84,12 +95,35 @@ class LocalLauncher:
 
     def open(self) -> None:
         """Begin what runs beside the jobs; called once the daemon serves."""
+        if self.meters.worth_starting(os.environ):
+            self.meter_token = secrets.token_hex(16)
+            options = ["--node", "", *self.meters.arguments]
+            self._agent = MeterAgent(self._start_meter, lambda: self.kill(METER), options)
+            self._agent.start()
 
     def poll(self) -> None:
         """Do what is due now."""
+        if self._agent is not None:
+            self._agent.poll()
 
     def close(self) -> None:
         """End what runs beside the jobs; called when the daemon ends."""
+        if self._agent is not None:
+            self._agent.close()
+
+    def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        """Start what reads meters, with what it needs to reach the daemon."""
+        env = {
+            **self.meter_env(),
+            **{key: os.environ[key] for key in (POWERCAP_VARIABLE,) if key in os.environ},
+            SERVER_VARIABLE: self.server,
+            TOKEN_VARIABLE: self.meter_token,
+        }
+        return self._start(command, str(self.state), env, self.state / "meter.log", [])
+
+    def meter_env(self) -> dict[str, str]:
+        """Return the environment of what reads meters, but for how it reaches the daemon."""
+        return {**os.environ, INSTANCE_VARIABLE: f"{self.instance_id}:{METER}"}
 
     # --- scripts and worlds ------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from rms.core.model import NodePower
 from rms.formats.config import read_cluster
 from rms.launch.base import Engine
 from rms.launch.local import LocalLauncher
+from rms.power.choice import AUTO, MeterChoice
 
 CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
 """Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
@@ -47,6 +49,6 @@ def from_file(path: Path) -> Cluster:
     return Cluster(cluster.nodes, slots, cluster.power)
 
 
-def local_engine(cluster: Cluster) -> Engine:
+def local_engine(cluster: Cluster, meters: MeterChoice = AUTO) -> Engine:
     """Return the engine that runs jobs as processes of this machine."""
-    return Engine(cluster, LocalLauncher)
+    return Engine(cluster, partial(LocalLauncher, meters=meters))

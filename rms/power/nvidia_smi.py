@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
+from queue import SimpleQueue
 
-from rms.power.meter import MeterError
+from rms.power.meter import MeterError, Tally
+from rms.wire.messages import DeviceEnergy
 
 QUERY = ("--query-gpu=timestamp,index,power.draw", "--format=csv,noheader,nounits")
 LINE = re.compile(r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*")
@@ -152,33 +154,57 @@ def available(program: str = "nvidia-smi") -> bool:
 
 @dataclass
 class Devices:
-    """All GPUs of this machine together, by nvidia-smi."""
+    """The GPUs of this machine, by nvidia-smi: power integrated over the times that it states."""
 
     program: str = "nvidia-smi"
-    _power_w: dict[int, float] = field(default_factory=dict)
+    sources: Sequence[str] = ("nvidia-smi",)
+    every_s: float = 1.0
+    trouble: str = ""
+    _readings: SimpleQueue[Reading] = field(default_factory=SimpleQueue)
+    _last: dict[int, Reading] = field(default_factory=dict)
+    _tallies: dict[int, Tally] = field(default_factory=dict)
+    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
+    _gap_s: float = 0.0
     _sampler: NvidiaSmi | None = None
 
-    source = "nvidia-smi"
-
-    def read(self, now_s: float) -> float | None:
-        """Return their newest power, W; None while there is no reading yet.
+    def read(self, now_s: float) -> list[DeviceEnergy]:
+        """Return the devices of which there are new readings.
 
         Raises:
             MeterError: there are none, or nvidia-smi has ended.
         """
         if self._sampler is None:
-            if not available(self.program):
-                raise MeterError(f"{self.program} reads no device")
+            self._last.clear()
             self._sampler = NvidiaSmi(self.program)
-            self._sampler.start(self._take)
+            self._sampler.start(self._readings.put)
         if self._sampler.error is not None:
             raise MeterError(self._sampler.error)
-        return sum(self._power_w.values()) if self._power_w else None
+        fresh: dict[int, None] = {}
+        while not self._readings.empty():
+            reading = self._readings.get()
+            self._take(reading)
+            fresh[reading.gpu] = None
+        return [self._tallies[gpu].energy(f"gpu-{gpu}", "nvidia-smi") for gpu in fresh]
 
-    def _take(self, reading: Reading) -> None:
-        self._power_w[reading.gpu] = reading.power_w
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        """Go on from what an earlier agent has read; the time between is unseen."""
+        self._known = {device.device: device for device in known}
+        self._gap_s = gap_s
 
     def close(self) -> None:
         """End nvidia-smi."""
         if self._sampler is not None:
             self._sampler.close()
+            self._sampler = None
+
+    def _take(self, reading: Reading) -> None:
+        gpu = reading.gpu
+        if gpu not in self._tallies:
+            before = self._known.get(f"gpu-{gpu}")
+            self._tallies[gpu] = Tally.after(before)
+            self._tallies[gpu].unseen_s += 0.0 if before is None else self._gap_s
+        last = self._last.get(gpu)
+        if last is not None and reading.at_s > last.at_s:
+            span_s = reading.at_s - last.at_s
+            self._tallies[gpu].joules += (last.power_w + reading.power_w) / 2 * span_s
+        self._last[gpu] = reading

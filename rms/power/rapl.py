@@ -1,85 +1,282 @@
-"""Power of the processors' packages by RAPL, through Linux powercap.
+"""Energy of the processors' packages and memory by RAPL, through Linux powercap.
 
-It shows an energy counter in microjoules for each package, which wraps around at
-``max_energy_range_uj``. Memory, disks and fans are in none of them.
+The kernel shows a counter in microjoules for each zone, which wraps around at
+``max_energy_range_uj`` (Documentation/power/powercap/powercap.rst). Packages and memory (``dram``,
+which is in no package) are counted; what is part of a package (``core``, ``uncore``) is not, and
+the whole platform (``psys``, packages among it) only where no package is shown.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rms.power.meter import MeterError
+from rms.power.meter import MeterError, Tally
+from rms.wire.messages import DeviceEnergy
 
 POWERCAP = Path("/sys/class/powercap")
+
+MOST_W = 1000.0
+"""Bound of a zone's power where it states no limit: twice what the largest sockets draw."""
+
+ABOVE_LIMIT = 2.0
+"""Limits are of means over a time window; within it more may be drawn."""
+
+LATE_S = 0.1
+"""A reading may be so much older than its time."""
+
+ALIKE_S = 5e-3
+"""Counters that mirror one another may be updated so much apart."""
+
+UPDATE_S = 1e-3
+"""The counters are updated about every millisecond (Intel SDM, volume 3B, 15.10)."""
+
+FALLBACKS = ("intel-rapl", "intel-rapl-mmio")
+"""The second shows the same packages by another way; it is read only where the first has none."""
+
+
+def counted(before: int, now: int, range_: int, most: float) -> int | None:
+    """Return what a counter has counted between two readings, None where that cannot be told.
+
+    A counter that falls has wrapped around if it was so near its end that no more than ``most``
+    is in it; else it was reset. Where it may have wrapped around once more than it shows, too
+    much time has gone by.
+
+    Args:
+        range_: where it wraps around, 0 where that is not known.
+        most: bound of what it can have counted, in its unit.
+    """
+    spent = now - before
+    if spent < 0:
+        if not range_:
+            return None
+        spent += range_
+    if not 0 <= spent <= most or (range_ and spent + range_ <= most):
+        return None
+    return spent
+
+
+@dataclass
+class Zone:
+    """A counter: where it is, and what it has counted.
+
+    Attributes:
+        name: the kernel's, with the package's number for memory.
+        device, source: what it is called in the books.
+        range_uj: where it wraps around, 0 where that is not known.
+        most_w: bound of its power, W.
+        twin: an earlier zone of the same package that it may mirror, until they differ.
+        last_uj, last_s: its newest reading, None before the first.
+        counted_uj: what it has counted since it was first read, or gone on with.
+        tally: what earlier agents had read, and what was not seen.
+    """
+
+    path: Path
+    name: str
+    device: str
+    range_uj: int
+    most_w: float
+    twin: Zone | None = None
+    last_uj: int | None = None
+    last_s: float = 0.0
+    counted_uj: int = 0
+    tally: Tally = field(default_factory=Tally)
+
+    @property
+    def source(self) -> str:
+        """What its meter is called in the books."""
+        return "rapl-dram" if self.name.startswith("dram") else "rapl"
+
+    def read(self, now_s: float) -> bool:
+        """Take a reading; return whether there was one."""
+        now_uj = _number(self.path / "energy_uj")
+        if now_uj is None:
+            return False  # the next one holds what this one would have
+        if self.twin is not None and self.twin.last_s == now_s:
+            self._compare(now_uj, self.twin)
+        if self.last_uj is not None:
+            gap_s = now_s - self.last_s
+            most_uj = self.most_w * (gap_s + LATE_S) * 1e6
+            spent_uj = counted(self.last_uj, now_uj, self.range_uj, most_uj)
+            if spent_uj is None:
+                self.tally.unseen_s += gap_s
+            else:
+                self.counted_uj += spent_uj
+        self.last_uj, self.last_s = now_uj, now_s
+        return True
+
+    def _compare(self, now_uj: int, twin: Zone) -> None:
+        """Drop the twin if it differs: a mirror shows what is between two readings of it."""
+        before_uj, after_uj = twin.last_uj, _number(twin.path / "energy_uj")
+        if before_uj is None or after_uj is None:
+            return
+        ahead_uj, moved_uj = now_uj - before_uj, after_uj - before_uj
+        if self.range_uj:
+            ahead_uj, moved_uj = ahead_uj % self.range_uj, moved_uj % self.range_uj
+        behind_uj = self.range_uj - ahead_uj if self.range_uj else -ahead_uj
+        slack_uj = self.most_w * ALIKE_S * 1e6
+        if not (ahead_uj <= moved_uj + slack_uj or 0 <= behind_uj <= slack_uj):
+            self.twin = None
+
+    def energy(self) -> DeviceEnergy:
+        """Return what it has counted, uncertain by an update of the counter at either end."""
+        tally = self.tally
+        seen = Tally(
+            tally.joules + self.counted_uj * 1e-6,
+            tally.unseen_s,
+            max(tally.uncertainty_j, self.most_w * UPDATE_S),
+        )
+        counter = None if self.last_uj is None else self.last_uj * 1e-6
+        return seen.energy(self.device, self.source, counter)
 
 
 @dataclass
 class Rapl:
-    """The packages of this machine: ``intel-rapl:0``, ``intel-rapl:1``, not what they consist of.
+    """The zones of this machine.
 
     Attributes:
         folder: where the kernel shows them.
     """
 
     folder: Path = POWERCAP
-    _last: dict[Path, int] = field(default_factory=dict)
-    _last_s: float | None = None
+    sources: Sequence[str] = ("rapl", "rapl-dram")
+    every_s: float = 1.0
+    trouble: str = ""
+    _listed: list[str] = field(default_factory=list)
+    _found: list[Zone] = field(default_factory=list)
+    _zones: dict[Path, Zone] = field(default_factory=dict)
+    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
+    _known_s: float | None = None
+    _gap_s: float = 0.0
+    _same_boot: bool = False
 
-    source = "rapl"
-
-    def read(self, now_s: float) -> float | None:
-        """Return the mean power since the last call, W; None at the first.
-
-        Args:
-            now_s: a clock that never goes back, seconds.
+    def read(self, now_s: float) -> list[DeviceEnergy]:
+        """Return what each zone has counted; a zone that cannot be read now is left out.
 
         Raises:
-            MeterError: there is no such counter, or it may not be read.
+            MeterError: there is no such counter, or none may be read by this user.
         """
-        packages = self._packages()
-        energies = {package: _number(package / "energy_uj") for package in packages}
-        watts = None
-        same = self._last.keys() == energies.keys()
-        if self._last_s is not None and now_s > self._last_s and same:
-            spent = sum(self._spent(package, energies[package]) for package in packages)
-            watts = spent * 1e-6 / (now_s - self._last_s)
-        if self._last_s is None or now_s > self._last_s:
-            self._last, self._last_s = energies, now_s
-        return watts
+        if self._known_s is None:
+            self._known_s = now_s - self._gap_s
+        found = self._find(now_s)
+        read = [zone for zone in found if zone.read(now_s)]
+        lost = [zone.path for zone in found if zone not in read]
+        self.trouble = _why_not(lost[0]) if lost else ""
+        if not read and all(_locked(path) for path in lost):
+            raise MeterError(self.trouble or f"no processor package in {self.folder}")
+        return [zone.energy() for zone in read if zone.twin is None]
+
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        """Go on from what an earlier agent has read, and from its counters in the same boot."""
+        self._known = {device.device: device for device in known}
+        self._gap_s, self._same_boot = gap_s, same_boot
 
     def close(self) -> None:
         """There is nothing to end."""
 
-    def _packages(self) -> list[Path]:
-        found = [
-            zone
-            for zone in sorted(self.folder.glob("intel-rapl:*"))
-            if zone.name.count(":") == 1 and _text(zone / "name").startswith("package")
-        ]
-        if not found:
-            raise MeterError(f"no processor package in {self.folder}")
-        return found
+    def _find(self, now_s: float) -> list[Zone]:
+        """Return the zones that count; they are looked for again where any has come or gone."""
+        try:
+            listed = sorted(os.listdir(self.folder))  # noqa: PTH208  (a tenth of the time of glob)
+        except OSError:
+            listed = []
+        if listed == self._listed:
+            return self._found
+        self._listed, self._found = listed, []
+        for kind in FALLBACKS:
+            paths = [self.folder / name for name in listed if name.startswith(f"{kind}:")]
+            zones = [self._zone(path, now_s) for path in sorted(paths, key=_place)]
+            counting = [zone for zone in zones if zone is not None]
+            packages = any(zone.name.startswith("package") for zone in counting)
+            self._found = [zone for zone in counting if zone.name != "psys" or not packages]
+            if self._found:
+                break
+        return self._found
 
-    def _spent(self, package: Path, energy_uj: int) -> int:
-        """Return the energy since the last reading; a counter wraps around once at most."""
-        spent = energy_uj - self._last[package]
-        return spent if spent >= 0 else spent + _number(package / "max_energy_range_uj")
+    def _zone(self, path: Path, now_s: float) -> Zone | None:
+        """Return a zone, known or new; None for what is part of another."""
+        name = _text(path / "name") or ""
+        if name == "dram":
+            package = _text(path.with_name(path.name.rpartition(":")[0]) / "name") or ""
+            name = f"dram{package.removeprefix('package')}"
+        if not name.startswith(("package-", "dram", "psys")):
+            return None
+        known = self._zones.get(path)
+        if known is None or known.name != name:
+            self._zones[path] = known = self._new(path, name, now_s)
+        return known
+
+    def _new(self, path: Path, name: str, now_s: float) -> Zone:
+        """Return a zone that was not there before, as it was when an earlier agent read it."""
+        whole = name.partition("-die-")[0]
+        others = [zone for place, zone in self._zones.items() if place != path]
+        twin = next((zone for zone in others if zone.name.partition("-die-")[0] == whole), None)
+        taken = any(zone.device == name for zone in others)
+        zone = Zone(
+            path,
+            name,
+            f"{name}-zone-{path.name.partition(':')[2]}" if taken else name,
+            _number(path / "max_energy_range_uj") or 0,
+            _most_w(path),
+            twin,
+        )
+        before = self._known.get(zone.device)
+        if before is not None and self._known_s is not None:
+            zone.tally = Tally.after(before)
+            if self._same_boot and before.source == zone.source and before.counter is not None:
+                zone.last_uj, zone.last_s = round(before.counter * 1e6), self._known_s
+            else:
+                zone.tally.unseen_s += now_s - self._known_s
+        return zone
 
 
-def _text(path: Path) -> str:
+def _place(path: Path) -> list[int]:
+    """Return a key by which ``intel-rapl:10`` comes after ``intel-rapl:2``."""
+    return [int(part) if part.isdecimal() else -1 for part in path.name.split(":")[1:]]
+
+
+def _most_w(path: Path) -> float:
+    """Return a bound of a zone's power from the limits it states, W."""
+    limits = (
+        _number(file)
+        for pattern in ("constraint_*_power_limit_uw", "constraint_*_max_power_uw")
+        for file in path.glob(pattern)
+    )
+    stated = max((limit for limit in limits if limit), default=0) * 1e-6
+    return stated * ABOVE_LIMIT if stated else MOST_W
+
+
+def _locked(path: Path) -> bool:
+    try:
+        (path / "energy_uj").read_bytes()
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _why_not(path: Path) -> str:
+    """Return why a counter cannot be read."""
+    file = path / "energy_uj"
+    if not _locked(path):
+        return f"{file} could not be read"
+    return (
+        f"{file} may be read by root alone (since 2020, CVE-2020-8694); a site opens it to a group"
+        f" at each boot by tmpfiles.d: z {path.parent}/intel-rapl*/energy_uj 0440 root GROUP"
+    )
+
+
+def _text(path: Path) -> str | None:
+    """Return what a file says, None where it cannot be read now."""
     try:
         return path.read_text().strip()
-    except PermissionError:
-        raise MeterError(
-            f"{path.parent.parent}: its counters may not be read by this user"
-        ) from None
-    except OSError:
-        return ""
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
-def _number(path: Path) -> int:
+def _number(path: Path) -> int | None:
     text = _text(path)
-    if not text.isdecimal():
-        raise MeterError(f"expected a number in {path}, got {text[:40]!r}")
-    return int(text)
+    return int(text) if text is not None and text.isdecimal() else None

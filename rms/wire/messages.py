@@ -287,16 +287,65 @@ class StepState(msgspec.Struct, frozen=True):
     message: str
 
 
-# --- what a node's power meter says to the daemon -----------------------------------------------
+# --- what a node's power meters say to the daemon -----------------------------------------------
 
 METER_PATH = "/meter"
-"""Where a daemon takes readings of power, from its own meters on the nodes."""
+"""Where a daemon takes readings of energy, from its own meters on the nodes."""
 
 
-class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"reason": "why"}):
-    """What a node draws, W, or None and the reason why that is not known."""
+class DeviceEnergy(msgspec.Struct, frozen=True):
+    """What a meter has read of one device, cumulative: a lost report loses nothing.
+
+    Attributes:
+        device: ``package-0``, ``dram-0``, ``psys``, ``gpu-0``, or ``node`` for all of it.
+        source: which meter: ``rapl``, ``rapl-dram``, ``nvml-counter``, ``nvml-power``,
+            ``nvidia-smi``, ``command``, ``replay``.
+        joules: since it was first read; never falls, and holds only what was measured.
+        unseen_s: how much of the time since then nothing was measured (a gap, a reset): no joules
+            are in it, s.
+        uncertainty_j: half-width of ``joules``, about 95 %, J.
+        counter: the device's own counter at that time, J, from which a later agent may go on.
+    """
+
+    device: str
+    source: str
+    joules: float
+    unseen_s: float = 0.0
+    uncertainty_j: float = 0.0
+    counter: float | None = None
+
+
+class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A node's agent to the daemon: all that was read so far; answered by a :class:`MeterAnswer`.
+
+    Attributes:
+        node: its name; "" for the daemon's own machine, whose cores and devices are nodes.
+        agent: a random id of this run of the agent.
+        number: rises with each report of this agent, so that a repeated one counts once; 0 is its
+            first word, which brings no devices and asks what is known.
+        at_s: when that was read, wall clock, s since the epoch.
+        boot: the kernel's id of this boot: counters begin anew with it.
+        devices: those that can be read now; of others the last report holds.
+        reason: why nothing, or something, cannot be read: the model speaks for it.
+    """
 
     node: str
-    source: str
-    watts: float | None = None
+    agent: str
+    number: int
+    at_s: float
+    boot: str
+    devices: list[DeviceEnergy] = []
     reason: str = ""
+
+
+class MeterAnswer(msgspec.Struct, frozen=True):
+    """The daemon to an agent; to its first word: what was booked of this node last, to go on from.
+
+    Attributes:
+        known: the devices as they were reported then.
+        boot, at_s: of that report.
+    """
+
+    known: list[DeviceEnergy] = []
+    boot: str = ""
+    at_s: float = 0.0

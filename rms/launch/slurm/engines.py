@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from rms.launch.slurm.jobs import JobsLauncher
 from rms.launch.slurm.output import Partition, SiteNode
 from rms.launch.slurm.pilot import PilotLauncher
 from rms.launch.slurm.site import inspect_site, measures, refusals, serves, verdicts
+from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
 """From the last kill of a job to the end of the allocation: its steps have to be gone by then."""
@@ -34,12 +36,19 @@ class EngineOptions:
         grace_s: what a job is given to end by itself.
         tasks: slots of each node; None for what was asked of Slurm, or else for its GPUs or CPUs.
         file: a cluster file with the power of each node, and its slots.
+        meters: which of the nodes' meters are read.
     """
 
     reach: str
     grace_s: float
     tasks: int | None = None
     file: Path | None = None
+    meters: MeterChoice = AUTO
+
+    @property
+    def meter_token(self) -> str:
+        """What meters show; none where none are read."""
+        return "" if self.meters.none else secrets.token_hex(16)
 
 
 def pilot(
@@ -85,6 +94,8 @@ def pilot(
             hosts=hosts,
             margin_s=margin_s,
             environment=plain,
+            meters=options.meters,
+            meter_token=options.meter_token,
         )
 
     return Engine(cluster, launcher, True, f"slurm:{within}")
@@ -127,6 +138,8 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
             no_grow=refused.get("grow", ""),
             no_shrink=refused.get("shrink", ""),
             measures=measures(found),
+            meters=options.meters,
+            meter_token=options.meter_token,
         )
 
     return Engine(cluster, launcher, remote=True)

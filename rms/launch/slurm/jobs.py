@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,11 +18,12 @@ import msgspec
 
 from rms.formats.jobscript import parse_script
 from rms.launch.base import ManagedProcess, PendingCall, ScriptLaunch, hosts_of
+from rms.launch.local import METER
 from rms.launch.processes import INSTANCE_VARIABLE
 from rms.launch.slurm import options, resizing
 from rms.launch.slurm.commands import SlurmError
 from rms.launch.slurm.launcher import SlurmLauncher
-from rms.launch.slurm.meters import JOB_METERS, JobMeters
+from rms.launch.slurm.meters import JobMeters
 from rms.launch.slurm.poller import QueuePoller
 from rms.launch.slurm.submitted import (
     SLURM_NUMBER_VARIABLE,
@@ -75,7 +75,7 @@ class JobsLauncher(SlurmLauncher):
         self._wrapper.write_text(WRAPPER)
         self._wrapper.chmod(0o755)
         self._poller = QueuePoller(self.executor, self._is_own)
-        meters = JobMeters(self._start_meter, self.step_options(self.name(JOB_METERS)))
+        meters = JobMeters(self._start_meter, self.step_options(self.name(METER)), self.meters)
         self._meters = meters if self.meter_token else None
         self._tracker = JobTracker(self.executor, self._meters, self.measures)
 
@@ -96,7 +96,7 @@ class JobsLauncher(SlurmLauncher):
 
     def open(self) -> None:
         """End the meters of a daemon that was killed: their token is not this one's."""
-        super().kill(JOB_METERS)
+        super().kill(METER)
 
     def poll(self) -> None:
         """Take in what Slurm has reported of all jobs, and ask again when it is time."""
@@ -112,17 +112,15 @@ class JobsLauncher(SlurmLauncher):
             self._meters.close()
         self.executor.close()
 
-    def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    def meter_env(self) -> dict[str, str]:
+        """Return the environment of the steps that read meters."""
         outer = self.executor.slurm.outer
         plain = {k: v for k, v in outer.items() if not k.startswith(("SLURM_", "RMS_"))}
-        env = {
+        return {
             **plain,
             **{key: outer[key] for key in ("SLURM_CONF",) if key in outer},
-            INSTANCE_VARIABLE: f"{self.instance_id}:{JOB_METERS}",
-            "RMS_SERVER": self.server,
-            "RMS_TOKEN": self.meter_token,
+            INSTANCE_VARIABLE: f"{self.instance_id}:{METER}",
         }
-        return self._start(command, str(self.state), env, self.state / "meter.log", [])
 
     # --- a job's script ----------------------------------------------------------------------
 

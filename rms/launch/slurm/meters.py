@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from rms.launch.agent import agent_command
 from rms.launch.base import LaunchError
 from rms.launch.slurm.steps import step_on_each
+from rms.power.choice import AUTO, MeterChoice
 
 StartMeter = Callable[[Sequence[str]], subprocess.Popen[bytes]]
 """Starts a command on the daemon's machine, with what the agents need in its environment."""
 
-JOB_METERS = "meter"
-"""What meters of jobs carry in their environment instead of a job's id."""
+UNTIL_DONE = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 5; done'
+"""Shell around an agent: starts it again where it was killed."""
 
 EVERY_S = 2.0
 """Time between readings of a job's nodes."""
@@ -52,11 +53,13 @@ class JobMeters:
     Attributes:
         launch: starts a step.
         options: srun's for every step.
+        meters: which are read.
         unreadable: nodes that have nothing to read, and until when they are not asked again.
     """
 
     launch: StartMeter
     options: Sequence[str]
+    meters: MeterChoice = AUTO
     unreadable: dict[str, float] = field(default_factory=dict)
     _running: list[_JobMeter] = field(default_factory=list)
 
@@ -64,8 +67,9 @@ class JobMeters:
         """Have the power of these nodes of a running job of Slurm's read."""
         now = time.monotonic()
         chosen = sorted(host for host in hosts if self.unreadable.get(host, 0.0) < now)
-        command = _agents(number, chosen, self.options, EVERY_S) if chosen else None
-        if command is not None:
+        step = _step(number, chosen, self.options) if chosen else None
+        if step is not None:
+            command = [*step, *_agent(self.meters, EVERY_S)]
             with contextlib.suppress(LaunchError):
                 self._running.append(_JobMeter(number, chosen, now, self.launch(command)))
 
@@ -100,6 +104,7 @@ class AllocationMeters:
         launch: starts the step.
         options: srun's for it.
         may_start: whether that can work now.
+        meters: which are read.
     """
 
     launch: StartMeter
@@ -107,17 +112,18 @@ class AllocationMeters:
     hosts: Sequence[str]
     options: Sequence[str]
     may_start: Callable[[], bool]
+    meters: MeterChoice = AUTO
     _process: subprocess.Popen[bytes] | None = None
     _started_s: float = 0.0
 
     def start(self) -> None:
         """Start a meter on every node, if there is an srun."""
         every_s = max(1.0, len(self.hosts) / READINGS_PER_S)
-        command = _agents(self.allocation, self.hosts, self.options, every_s)
-        if command is not None:
+        step = _step(self.allocation, self.hosts, self.options)
+        if step is not None:
             self._started_s = time.monotonic()
             with contextlib.suppress(LaunchError):
-                self._process = self.launch(command)
+                self._process = self.launch([*step, *_agent(self.meters, every_s)])
 
     def poll(self) -> None:
         """Start them again where they died; they end well where there is nothing to read."""
@@ -135,12 +141,15 @@ class AllocationMeters:
         return True
 
 
-def _agents(
-    allocation: int, hosts: Sequence[str], options: Sequence[str], every_s: float
-) -> list[str] | None:
-    """Return the command of a step that reads the power of nodes; None where there is no srun."""
+def _step(allocation: int, hosts: Sequence[str], options: Sequence[str]) -> list[str] | None:
+    """Return the command of a step on nodes, but for what it runs; None where there is no srun."""
     srun = shutil.which("srun")
     if srun is None:
         return None
-    agent = [sys.executable, "-m", "rms.power.agent", "--every", f"{every_s:g}"]
-    return [*step_on_each(srun, allocation, hosts, ["--quiet", *options]), *agent]
+    return step_on_each(srun, allocation, hosts, ["--quiet", *options])
+
+
+def _agent(meters: MeterChoice, every_s: float) -> list[str]:
+    """Return what such a step runs on each node."""
+    agent = agent_command(["--every", f"{every_s:g}", *meters.arguments])
+    return ["/bin/sh", "-c", UNTIL_DONE, "meter", *agent]

@@ -72,6 +72,7 @@ class PilotLauncher(SlurmLauncher):
             self.hosts,
             self.step_options(self.name(self._meter_name)),
             self.controller_answers,
+            self.meters,
         )
 
     def allocation(self, job: str) -> int:
@@ -82,7 +83,8 @@ class PilotLauncher(SlurmLauncher):
 
     def open(self) -> None:
         """Start a meter on every node; end those of a daemon that was killed."""
-        self._meters.start()
+        if self.meter_token:
+            self._meters.start()
         own, prefix = self.name(self._meter_name), self.name("meter-")
         self.executor.ask(lambda: self._end_meters(prefix, own))
 
@@ -104,14 +106,10 @@ class PilotLauncher(SlurmLauncher):
     def _meter_name(self) -> str:
         return f"meter-{self.meter_token[:6]}"
 
-    def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
-        env = {
-            **self.environment,
-            INSTANCE_VARIABLE: f"{self.instance_id}:{self._meter_name}",
-            "RMS_SERVER": self.server,
-            "RMS_TOKEN": self.meter_token,
-        }
-        return self._start(command, str(self.state), env, self.state / "meter.log", [])
+    def meter_env(self) -> dict[str, str]:
+        """Return the environment of the step that reads meters."""
+        mark = f"{self.instance_id}:{self._meter_name}"
+        return {**self.environment, INSTANCE_VARIABLE: mark}
 
     def _end_meters(self, prefix: str, own: str) -> None:
         slurm = self.executor.slurm

@@ -18,7 +18,7 @@ from rms.daemon.journal import Journal
 from rms.daemon.recovery import resume
 from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
-from rms.wire.messages import Begun, Done, Metered, Poll
+from rms.wire.messages import Begun, DeviceEnergy, Done, Metered, Poll
 from rms.wire.messages import Resize as ResizeReport
 
 ONE, WALL = JobId("1"), JobId("2")
@@ -158,9 +158,10 @@ def test_looking_books_nothing(bench: Bench) -> None:
 def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Bench) -> None:
     daemon = bench.daemon
     bench.run(ONE, 1, 1, 1, Mode.FIXED)
-    for watts in (50.0, 60.0):
-        bench.now_s += 10.0
-        daemon.meters.node(Metered("n1", "rapl", watts))
+    for number, joules in enumerate((0.0, 500.0, 1_100.0), 1):
+        device = DeviceEnergy("package-0", "rapl", joules)
+        daemon.meters.node(Metered("n1", "agent", number, bench.now_s, "boot", [device]))
+        bench.now_s += 10.0 if number < 3 else 0.0
     bench.now_s += 100.0
     daemon.watch()
     curve = daemon.scheduler.timeline.power_w

@@ -1,4 +1,4 @@
-"""A node's meter, on a tree of files like the kernel's."""
+"""A node's agent: what it reports, when, and how it goes on from an earlier one."""
 
 from __future__ import annotations
 
@@ -6,140 +6,168 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rms.power.agent import run
-from rms.power.meter import MeterError, NodeMeter
-from rms.power.nvidia_smi import Devices
-from rms.power.rapl import Rapl
-from rms.wire.messages import Metered
+from rms.power.agent import Agent
+from rms.power.choice import MeterChoice
+from rms.power.meter import Ladder, MeterError, NodeMeter
+from rms.wire.http import UnreachableError
+from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
 
-RANGE_UJ = 262_143_328_850
+DEADLINE_S = 60.0
 
 
-def zone(folder: Path, name: str, what: str, energy_uj: int) -> Path:
-    place = folder / name
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "name").write_text(f"{what}\n")
-    (place / "energy_uj").write_text(f"{energy_uj}\n")
-    (place / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
-    return place
+class Played:
+    """A meter that says what it is told to: joules of ``gpu-0``, None for nothing, or an error."""
+
+    sources = ("nvml-counter",)
+    every_s = 0.01
+
+    def __init__(self, *steps: float | str | None, device: str = "gpu-0") -> None:
+        self.steps, self.device = list(steps), device
+        self.trouble, self.closed = "", 0
+        self.resumed: tuple[object, ...] = ()
+
+    def read(self, now_s: float) -> list[DeviceEnergy]:
+        step = self.steps.pop(0) if len(self.steps) > 1 else self.steps[0]
+        if isinstance(step, str):
+            raise MeterError(step)
+        return [] if step is None else [DeviceEnergy(self.device, self.sources[0], step)]
+
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        self.resumed = known, gap_s, same_boot
+
+    def close(self) -> None:
+        self.closed += 1
 
 
-@pytest.fixture
-def powercap(tmp_path: Path) -> Path:
-    """Two packages, of which one shows a part of itself, and a zone that is none."""
-    zone(tmp_path, "intel-rapl:0", "package-0", 1_000_000)
-    zone(tmp_path, "intel-rapl:0:0", "core", 900_000)
-    zone(tmp_path, "intel-rapl:1", "package-1", 5_000_000)
-    zone(tmp_path, "intel-rapl:2", "psys", 7_000_000)
-    zone(tmp_path, "intel-rapl-mmio:0", "package-0", 1_000_000)
-    return tmp_path
+class Told:
+    """Stands in for the daemon: keeps what it is told, and ends the agent after so many reports."""
+
+    def __init__(self, most: int, answer: MeterAnswer | None = None) -> None:
+        self.reports: list[Metered] = []
+        self.over = threading.Event()
+        self.most, self.answer = most, answer or MeterAnswer()
+        self.fails: list[Exception] = []
+
+    def send(self, report: Metered, timeout_s: float) -> MeterAnswer:
+        if self.fails:
+            raise self.fails.pop(0)
+        self.reports.append(report)
+        if len(self.reports) > self.most:
+            self.over.set()
+        return self.answer
+
+    def run(self, *meters: Sequence[Played], every_s: float = 0.0) -> list[Metered]:
+        node = NodeMeter([Ladder(ladder) for ladder in meters])
+        watch = threading.Timer(DEADLINE_S, self.over.set)
+        watch.start()
+        try:
+            Agent("n1", node, self.send, every_s, self.over, boot="this").run()
+        finally:
+            watch.cancel()
+        return self.reports
 
 
-def meter(folder: Path, program: str = "no-such-program") -> NodeMeter:
-    return NodeMeter("n1", [Rapl(folder), Devices(program)])
+def test_first_word_then_cumulative_reports_in_order() -> None:
+    first, *reports = Told(3).run([Played(0.0, 1.0, 2.0, 3.0)])
+    assert (first.number, first.devices, first.node, first.boot) == (0, [], "n1", "this")
+    assert [report.number for report in reports] == sorted({r.number for r in reports})
+    joules = [device.joules for report in reports for device in report.devices]
+    assert joules == sorted(joules) and joules[0] == 0.0
+    assert {report.agent for report in reports} == {first.agent}
 
 
-def test_packages_only_are_summed(powercap: Path) -> None:
-    rapl = Rapl(powercap)
-    assert rapl.read(10.0) is None
-    zone(powercap, "intel-rapl:0", "package-0", 1_000_000 + 40_000_000)
-    zone(powercap, "intel-rapl:0:0", "core", 900_000 + 30_000_000)
-    zone(powercap, "intel-rapl:1", "package-1", 5_000_000 + 20_000_000)
-    zone(powercap, "intel-rapl:2", "psys", 7_000_000 + 99_000_000)
-    assert rapl.read(12.0) == pytest.approx(30.0)
-    assert rapl.read(12.0) is None  # no time has gone by
-    assert rapl.read(14.0) == 0.0
+def test_it_goes_on_from_what_the_daemon_knows() -> None:
+    known = [DeviceEnergy("gpu-0", "nvml-counter", 5.0)]
+    meter = Played(5.0)
+    Told(1, MeterAnswer(known, "this", 0.0)).run([meter])
+    devices, gap_s, same_boot = meter.resumed
+    assert devices == known and same_boot is True and isinstance(gap_s, float) and gap_s > 0
+    Told(1, MeterAnswer(known, "another", 0.0)).run([meter])
+    assert meter.resumed[2] is False
 
 
-def test_a_counter_wraps_around(powercap: Path) -> None:
-    rapl = Rapl(powercap)
-    zone(powercap, "intel-rapl:0", "package-0", RANGE_UJ - 3_000_000)
-    assert rapl.read(0.0) is None
-    zone(powercap, "intel-rapl:0", "package-0", 7_000_000)
-    assert rapl.read(0.5) == pytest.approx(20.0)
+def test_reading_goes_on_while_the_daemon_is_away() -> None:
+    told = Told(2)
+    told.fails = []
+    meter = Played(*map(float, range(50)))
+
+    def away(report: Metered, timeout_s: float) -> MeterAnswer:
+        if report.number == 1:
+            while len(meter.steps) > 30:  # it reads meanwhile
+                pass
+            told.fails = [UnreachableError("away")]
+        return Told.send(told, report, timeout_s)
+
+    told.send = away  # type: ignore[method-assign]
+    _, *reports = told.run([meter], every_s=0.005)
+    assert reports[0].devices[0].joules >= 10.0  # as one with what was not delivered
 
 
-@given(st.lists(st.integers(0, RANGE_UJ - 1), min_size=1, max_size=8), st.integers(0, RANGE_UJ - 1))
-def test_wraps_lose_no_energy(
-    tmp_path_factory: pytest.TempPathFactory, steps_uj: list[int], begun_uj: int
-) -> None:
-    folder = tmp_path_factory.mktemp("powercap")
-    rapl, at_uj, joules = Rapl(folder), begun_uj, 0.0
-    zone(folder, "intel-rapl:0", "package-0", at_uj)
-    rapl.read(0.0)
-    for second, step in enumerate(steps_uj, 1):
-        at_uj = (at_uj + step) % RANGE_UJ
-        zone(folder, "intel-rapl:0", "package-0", at_uj)
-        joules += rapl.read(float(second)) or 0.0
-    assert joules == pytest.approx(sum(steps_uj) * 1e-6)
+def test_an_agent_of_another_daemon_ends_itself() -> None:
+    told = Told(5)
+
+    def refuse(report: Metered, timeout_s: float) -> MeterAnswer:
+        raise MeterError("the daemon answered 403: expected the token of this daemon's meters")
+
+    told.send = refuse  # type: ignore[method-assign]
+    with pytest.raises(MeterError, match="403"):
+        told.run([Played(0.0)])
 
 
-def test_a_package_that_comes_or_goes_begins_anew(powercap: Path) -> None:
-    rapl = Rapl(powercap)
-    rapl.read(0.0)
-    zone(powercap, "intel-rapl:3", "package-3", 9_000_000)
-    assert rapl.read(1.0) is None
-    assert rapl.read(2.0) == 0.0
+def test_a_node_without_meters_says_so_once() -> None:
+    told = Told(5)
+    _, said = told.run([Played("no package")], [Played("no device")])
+    assert (said.devices, said.reason) == ([], "no package; no device")
+    assert not told.over.is_set()  # it ended by itself
 
 
-def test_what_can_not_be_read_is_said(powercap: Path, tmp_path: Path) -> None:
-    with pytest.raises(MeterError, match="no processor package"):
-        Rapl(tmp_path / "nothing").read(0.0)
-    (powercap / "intel-rapl:1" / "energy_uj").write_text("much\n")
-    with pytest.raises(MeterError, match=r"expected a number .* got 'much'"):
-        Rapl(powercap).read(0.0)
+def test_a_meter_that_comes_late_is_waited_for() -> None:
+    _, *reports = Told(4).run([Played(None, None, 0.0, 1.0)])
+    joules = [d.joules for r in reports for d in r.devices]
+    assert reports[0].devices == [] and joules and set(joules) <= {0.0, 1.0}
 
 
-def test_counters_for_root_alone(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(path: Path, *_: object) -> str:
-        if path.name == "energy_uj":
-            raise PermissionError(13, "Permission denied")
-        return "package-0"
-
-    monkeypatch.setattr(Path, "read_text", refused)
-    told: list[Metered] = []
-    run(meter(powercap), told.append, 0.0, threading.Event())
-    assert len(told) == 1 and told[0].watts is None and told[0].source == "model"
-    assert f"{powercap}: its counters may not be read by this user" in told[0].reason
+def test_a_device_goes_over_to_the_next_meter_and_back() -> None:
+    best, next_ = Played(10.0, 20.0, "lost", "lost", 100.0, 103.0), Played(7.0, 8.0)
+    node = NodeMeter([Ladder([best, next_])])
+    found = [node.read(at_s)[0] for at_s in (0.0, 1.0, 2.0, 3.0, 63.0, 124.0, 125.0)]
+    assert [d.joules for d in found] == [10.0, 20.0, 20.0, 21.0, 21.0, 21.0, 24.0]
+    assert [d.unseen_s for d in found] == [0.0, 0.0, 1.0, 1.0, 1.0, 62.0, 62.0]
+    assert next_.closed == 1
 
 
-def test_a_node_without_counters_says_so_once(tmp_path: Path) -> None:
-    told: list[Metered] = []
-    run(meter(tmp_path / "none"), told.append, 0.0, threading.Event())
-    (said,) = told
-    assert (said.node, said.source, said.watts) == ("n1", "model", None)
-    assert (
-        "no processor package" in said.reason and "no-such-program reads no device" in said.reason
-    )
+def test_each_device_is_read_by_the_first_that_knows_it() -> None:
+    command, gpu, package = Played(1.0), Played(2.0), Played(3.0, device="package-0")
+    found = NodeMeter([Ladder([command]), Ladder([gpu]), Ladder([package])]).read(0.0)
+    assert [(d.device, d.joules) for d in found] == [("gpu-0", 1.0), ("package-0", 3.0)]
 
 
-def test_packages_and_devices_are_one_node(powercap: Path, tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    line = "2024/05/06 12:34:56.000, {}, {}.00"
-    lines = f"{line.format(0, 60)}\n{line.format(1, 40)}"
-    program.write_text(
-        f"#!/bin/sh\necho '{lines}'\ncase \"$*\" in *-lms*) exec sleep 1000 ;; esac\n"
-    )
-    program.chmod(0o755)
-    over, told = threading.Event(), list[Metered]()
-    found = meter(powercap, str(program))
-    clock = iter(float(n) for n in range(10_000))
+@pytest.mark.parametrize("text", ["auto", "none", "rapl", "rapl,nvidia-smi"])
+def test_a_choice_is_handed_to_the_agents(text: str) -> None:
+    choice = MeterChoice.parse(text, "cat readings")
+    assert choice.arguments == ["--meters", text, "--meter-command", "cat readings"]
+    assert not choice.none and MeterChoice.parse("none").none
 
-    def tell(said: Metered) -> None:
-        told.append(said)
-        over.set()
 
-    try:
-        run(found, tell, 0.01, over, lambda: next(clock))
-    finally:
-        found.close()
-    assert told == [Metered("n1", "rapl and nvidia-smi", 100.0)]
+def test_a_meter_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MeterError, match=r"expected meters auto, none, or names of .* got 'watts'"):
+        MeterChoice.parse("rapl,watts")
+    with pytest.raises(MeterError, match=r"expected a recording in .* got No such file"):
+        MeterChoice.parse(f"replay:{tmp_path}/none.csv")
+
+
+def test_no_agent_where_there_is_nothing_to_read(tmp_path: Path) -> None:
+    env = {"PATH": str(tmp_path), "RMS_POWERCAP": str(tmp_path)}
+    assert not MeterChoice.parse("auto").worth_starting(env)
+    assert MeterChoice.parse("rapl").worth_starting(env)
+    (tmp_path / "intel-rapl:0").mkdir()
+    assert MeterChoice.parse("auto").worth_starting(env)
+    assert not MeterChoice.parse("none").worth_starting(env)
 
 
 LISTS_MODULES = "import sys; print('\\n'.join(sys.modules))"

@@ -135,11 +135,29 @@ def test_jobs_show_their_own_token(server: Routed, over_tcp: bool) -> None:
 
 
 def test_meters_show_theirs(server: Routed) -> None:
-    reading = {"node": "n1", "source": "rapl", "watts": 70.0}
+    def reading(number: int, at_s: float, joules: float, node: str = "n1") -> dict[str, object]:
+        device = {"device": "package-0", "source": "rapl", "joules": joules}
+        devices = [device] if number else []
+        return {
+            "node": node,
+            "agent": "a",
+            "number": number,
+            "at_s": at_s,
+            "boot": "b",
+            "devices": devices,
+        }
+
     for token in (None, USERS_TOKEN):
-        found = server.ask("POST", "/meter", reading, token=token)
+        found = server.ask("POST", "/meter", reading(1, 0.0, 0.0), token=token)
         assert found == (403, {"error": "expected the token of this daemon's meters"})
-    assert server.ask("POST", "/meter", reading, token="of the meters") == (200, {})
+    nothing = {"known": [], "boot": "", "at_s": 0.0}
+    token = "of the meters"
+    assert server.ask("POST", "/meter", reading(0, 0.0, 0.0), token=token) == (200, nothing)
+    for number, at_s in ((1, 1_000.0), (2, 1_001.0)):
+        said = reading(number, at_s, 70.0 * number)
+        assert server.ask("POST", "/meter", said, token=token) == (200, nothing)
     assert server.ask("GET", "/nodes")[1][0]["power_source"] == "rapl"
-    found = server.ask("POST", "/meter", reading | {"node": "n9"}, token="of the meters")
+    _, known = server.ask("POST", "/meter", reading(0, 0.0, 0.0), token=token)
+    assert (known["boot"], known["at_s"], known["known"][0]["joules"]) == ("b", 1_001.0, 140.0)
+    found = server.ask("POST", "/meter", reading(1, 0.0, 0.0, "n9"), token=token)
     assert found == (400, {"error": "expected a node of this cluster, got n9"})

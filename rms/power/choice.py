@@ -1,0 +1,109 @@
+"""Which meters a node has: chosen by the user, or all that can be read there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rms.power.command import Command
+from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
+from rms.power.nvidia_smi import Devices
+from rms.power.rapl import POWERCAP, Rapl
+from rms.power.replay import Replay
+
+POWERCAP_VARIABLE = "RMS_POWERCAP"
+"""Environment variable that names another folder than the kernel's, for tests."""
+
+DRIVER = Path("/dev/nvidiactl")
+RAPL = "rapl"
+REPLAY = "replay:"
+
+GPUS: Mapping[str, Callable[[], Meter]] = {"nvidia-smi": Devices}
+"""Meters of GPUs, the best first."""
+
+
+@dataclass(frozen=True)
+class MeterChoice:
+    """The meters that are to be read.
+
+    Attributes:
+        names: of meters.
+        auto: all that can be read.
+        command: a program of the user's that prints readings, "" for none.
+    """
+
+    names: tuple[str, ...] = ()
+    auto: bool = True
+    command: str = ""
+
+    @classmethod
+    def parse(cls, text: str, command: str = "") -> MeterChoice:
+        """Read ``auto``, ``none``, or names of meters separated by commas.
+
+        Raises:
+            MeterError: it names a meter or a recording that there is not.
+        """
+        if text in ("auto", "none"):
+            return cls((), text == "auto", command)
+        names: list[str] = []
+        for name in text.split(","):
+            if name.startswith(REPLAY):
+                file = Path(name.removeprefix(REPLAY)).absolute()
+                Replay(file).open()
+                names.append(f"{REPLAY}{file}")
+            elif name == RAPL or name in GPUS:
+                names.append(name)
+            else:
+                known = ", ".join((RAPL, *GPUS))
+                raise MeterError(
+                    f"expected meters auto, none, or names of {known}, {REPLAY}FILE, got {name!r}"
+                )
+        return cls(tuple(names), False, command)
+
+    @property
+    def none(self) -> bool:
+        """Whether nothing is to be read: the model speaks for all."""
+        return not (self.auto or self.names or self.command)
+
+    @property
+    def arguments(self) -> list[str]:
+        """The options by which an agent is told."""
+        names = "auto" if self.auto else ",".join(self.names) or "none"
+        return ["--meters", names, *(["--meter-command", self.command] if self.command else [])]
+
+    def worth_starting(self, env: Mapping[str, str]) -> bool:
+        """Return whether an agent on this machine may find something to read."""
+        if not self.auto or self.command:
+            return not self.none
+        return has_gpus(env) or any(_powercap(env).glob("intel-rapl*"))
+
+    def open(self, env: Mapping[str, str]) -> NodeMeter:
+        """Return this machine's meters; a command goes before all for the devices it names."""
+        ladders: list[list[Meter]] = []
+        if self.command:
+            ladders.append([Command(self.command)])
+        ladders += [
+            [Replay(Path(name.removeprefix(REPLAY)))]
+            for name in self.names
+            if name.startswith(REPLAY)
+        ]
+        if self.auto or RAPL in self.names:
+            ladders.append([Rapl(_powercap(env))])
+        gpus = self.auto and has_gpus(env)
+        ladders.append([make() for name, make in GPUS.items() if gpus or name in self.names])
+        return NodeMeter([Ladder(ladder) for ladder in ladders if ladder])
+
+
+AUTO = MeterChoice()
+NONE = MeterChoice(auto=False)
+
+
+def has_gpus(env: Mapping[str, str]) -> bool:
+    """Return whether this machine has NVIDIA's driver or its program."""
+    return DRIVER.exists() or shutil.which("nvidia-smi", path=env.get("PATH")) is not None
+
+
+def _powercap(env: Mapping[str, str]) -> Path:
+    return Path(env.get(POWERCAP_VARIABLE) or POWERCAP)

@@ -1,0 +1,181 @@
+"""Energy by a program of the user's, which prints a line for each reading and goes on.
+
+A line is ``DEVICE JOULES J``, where the program itself sums up, or ``DEVICE WATTS W``, which is
+integrated here over the times at which lines come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from rms.power.meter import MeterError, Tally, boottime
+from rms.wire.messages import DeviceEnergy
+
+GAP_S = 10.0
+"""Between two powers further apart than this nothing is known."""
+
+FIRST_WAIT_S = 1.0
+MOST_WAIT_S = 60.0
+"""Before a program that has ended is started again: doubled each time, until it prints a line."""
+
+NOT_FOUND = (126, 127)
+"""Statuses of a shell that could not start it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A reading: of which device, joules or watts, and when it came (s, the meter's clock)."""
+
+    device: str
+    value: float
+    unit: str
+    at_s: float
+
+
+def parse_line(text: str, at_s: float) -> Line | None:
+    """Read ``gpu-0 61.7 W`` or ``node 4711 J``; None for anything else."""
+    words = text.split()
+    if len(words) != 3 or words[2] not in ("J", "W"):
+        return None
+    try:
+        value = float(words[1])
+    except ValueError:
+        return None
+    return Line(words[0], value, words[2], at_s) if 0 <= value < math.inf else None
+
+
+@dataclass
+class _Device:
+    """A device, until when it was read, and its newest line, None after a gap."""
+
+    tally: Tally
+    seen_s: float
+    last: Line | None = None
+
+    def take(self, line: Line) -> None:
+        last, self.last = self.last, line
+        span_s, self.seen_s = line.at_s - self.seen_s, line.at_s
+        if last is not None and line.unit == last.unit == "J" and line.value >= last.value:
+            self.tally.joules += line.value - last.value
+        elif last is not None and line.unit == last.unit == "W" and span_s <= GAP_S:
+            # A trapezoid: in between it may have been at either end all the time.
+            self.tally.joules += (line.value + last.value) / 2 * span_s
+            self.tally.uncertainty_j += abs(line.value - last.value) / 2 * span_s
+        else:  # its first line, or it counts from 0 again, or has said nothing for long
+            self.tally.unseen_s += span_s
+
+
+@dataclass
+class Command:
+    """Runs the program, and again where it ends; what it does not tell is a gap.
+
+    Attributes:
+        command: for the shell.
+        clock: by which lines come; that of :meth:`read`.
+    """
+
+    command: str
+    clock: Callable[[], float] = boottime
+    sources: Sequence[str] = ("command",)
+    every_s: float = 1.0
+    trouble: str = ""
+    _lines: SimpleQueue[Line | str] = field(default_factory=SimpleQueue)
+    _devices: dict[str, _Device] = field(default_factory=dict)
+    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
+    _gap_s: float = 0.0
+    _known_s: float | None = None
+    _process: subprocess.Popen[str] | None = None
+    _wait_s: float = FIRST_WAIT_S
+    _start_s: float = 0.0
+    _bad: bool = False
+
+    def read(self, now_s: float) -> list[DeviceEnergy]:
+        """Return the devices that lines have come of since the last time.
+
+        Raises:
+            MeterError: it could not be started.
+        """
+        if self._known_s is None:
+            self._known_s = now_s - self._gap_s
+        if self._process is not None and self._process.poll() is not None:
+            self._ended(self._process, now_s)
+        if self._process is None and now_s >= self._start_s:
+            self._start()
+        fresh = self._take_lines()
+        return [self._devices[name].tally.energy(name, "command") for name in fresh]
+
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        """Go on from what an earlier agent has read; the time between is unseen.
+
+        The program begins anew with its agent, and so may what it counts.
+        """
+        self._known = {device.device: device for device in known}
+        self._gap_s = gap_s
+
+    def close(self) -> None:
+        """End the program and what it has started."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", self.command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            encoding="utf-8", errors="replace", start_new_session=True,
+        )  # fmt: skip
+        threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+
+    def _listen(self, process: subprocess.Popen[str]) -> None:
+        """Pass on what it prints, on a thread of its own, each line with its time."""
+        with process.stdout or contextlib.nullcontext(()) as lines:
+            for text in lines:
+                self._lines.put(parse_line(text, self.clock()) or text.strip())
+
+    def _ended(self, process: subprocess.Popen[str], now_s: float) -> None:
+        """Take in that it has ended: it is started again after a while."""
+        self.close()
+        for device in self._devices.values():
+            device.last = None
+        if process.returncode in NOT_FOUND:
+            raise MeterError(f"could not start the meter command {self.command!r}")
+        self.trouble = (
+            f"the meter command ended with status {process.returncode}; it is started again"
+        )
+        self._start_s = now_s + self._wait_s
+        self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+
+    def _take_lines(self) -> list[str]:
+        """Take in all lines that have come; return the devices they name, each once."""
+        fresh: dict[str, None] = {}
+        while not self._lines.empty():
+            line = self._lines.get()
+            if isinstance(line, str):
+                if line and not self._bad:
+                    self._bad = True
+                    self.trouble = (
+                        "expected lines DEVICE JOULES J or DEVICE WATTS W of the meter command,"
+                        f" got {line[:60]!r}"
+                    )
+                continue
+            self._wait_s = FIRST_WAIT_S
+            self._device(line).take(line)
+            fresh[line.device] = None
+        return list(fresh)
+
+    def _device(self, line: Line) -> _Device:
+        """Return the device of a line, new ones as an earlier agent had read them."""
+        if line.device not in self._devices:
+            before = self._known.get(line.device)
+            known_s = line.at_s if before is None else self._known_s
+            self._devices[line.device] = _Device(Tally.after(before), known_s or line.at_s)
+        return self._devices[line.device]
