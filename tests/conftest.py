@@ -6,12 +6,31 @@ import signal
 from collections import defaultdict
 
 import pytest
+from hypothesis import HealthCheck, Phase, settings
 from promises import enter, promises, proven_by
 from selection import covering_rows
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # So it is where a shell runs tests in its background; what they start is to hear of Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No example may cost minutes: what fails is reported as it was found. To have it made smaller,
+# run that test with ``--hypothesis-profile default``.
+PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+QUIET = [HealthCheck.too_slow]
+settings.register_profile(
+    "quick", derandomize=True, deadline=None, phases=PHASES, suppress_health_check=QUIET
+)
+settings.register_profile(
+    "all", deadline=None, phases=PHASES, suppress_health_check=QUIET, print_blob=True
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let a quick run try the same examples every time, and a wide one others each time."""
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("all" if config.getoption("--all") else "quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

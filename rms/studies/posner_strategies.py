@@ -25,6 +25,7 @@ from rms.core.model import Job, JobId, Node
 from rms.core.policies import Policy
 from rms.core.policies.order import Fcfs
 from rms.core.policies.placement import FirstFit, Room
+from rms.core.policies.sizing import Plan
 from rms.core.state import State
 
 Size = Callable[[Job], int]
@@ -301,8 +302,9 @@ class Passes:
         return self.triggers
 
 
-def _as_planned(state: State, queue: Iterable[Job], plan: _Plan, room: Room) -> list[Start]:
-    """Part ``admission``: who the plan says."""
+def _as_planned(state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+    """Part ``admission``: who the plan says, which is one of the sizings above."""
+    assert isinstance(plan, _Plan)
     return plan.starts
 
 
@@ -318,13 +320,13 @@ def strategy(name: str) -> Policy:
         sizing = AsPreferred(overtake=name == "rigid_backfill")
     else:
         rule, _, keeping = name.partition("_")
-        known = {each: each for each in KEEPING}
-        sizing = Sharing(RULES[rule], Promises(known[keeping]))  # type: ignore[index]
+        known: dict[str, Keeping] = {each: each for each in KEEPING}
+        sizing = Sharing(RULES[rule], Promises(known[keeping]))
     return Policy(
         name=name,
         order=Fcfs(),
         sizing=sizing,
-        admission=_as_planned,  # type: ignore[arg-type]
+        admission=_as_planned,
         placement=FirstFit(),
         passes=Passes(),
         text=f'{{"name": "{name}"}}',

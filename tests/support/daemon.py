@@ -284,6 +284,24 @@ class LocalRms(Rms):
         return [*RMS, "serve", *where, *self._options]
 
 
+def short_job_beside_array(rms: Rms, script: str, most: int) -> tuple[str, str]:
+    """Submit an array of two flexible tasks, then a job of a moment; return the tasks.
+
+    The first holds all ``most`` nodes, the second waits for all but one, and one is given back for
+    as long as the job runs. The default policy is to decide so.
+    """
+    array = rms.submit(script)
+    first, second = f"{array}_1", f"{array}_2"
+    assert rms.running(first)["size"] == most
+    short = rms.submit("sleep 0.5", "--mode", "fixed", "--nodes", "1", "--time", "1")
+    assert rms.over(short) == ["COMPLETED"]
+    assert rms.resizes(first) == [(most, most - 1)]
+    assert rms.row(first)["state"] == "RUNNING" and rms.row(second)["state"] == "PENDING"
+    rms.until(lambda: len(rms.resizes(first)) == 2, "the node's way back")
+    assert rms.resizes(first)[1] == (most - 1, most)
+    return first, second
+
+
 @contextlib.contextmanager
 def closing(rms: Any) -> Iterator[Any]:
     """Use a daemon; at the end everything of it is killed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
-from daemon import served
+from daemon import served, short_job_beside_array
 from processes import ROOT, Mpirun, program
 
 CASE = "--case random --grid 24 20 8 --backend numpy --every 2 --steps 400"
@@ -21,19 +21,12 @@ PACE_S=0.1 mpirun {PACED} run {CASE} --seed $SLURM_ARRAY_TASK_ID"""
 def test_a_short_job_does_not_wait_for_an_array(mpdata_run: Mpirun) -> None:
     """The first task holds all nodes, the second waits for two; one is given back for a while."""
     with served(3) as rms:
-        array = rms.submit(ARRAY)
-        first, second = f"{array}_1", f"{array}_2"
-        assert rms.running(first)["size"] == 3
-        short = rms.submit("sleep 0.5", "--mode", "fixed", "--nodes", "1", "--time", "1")
-        assert rms.over(short) == ["COMPLETED"]
-        assert rms.resizes(first) == [(3, 2)]
-        assert rms.row(first)["state"] == "RUNNING" and rms.row(second)["state"] == "PENDING"
-        rms.until(lambda: len(rms.resizes(first)) == 2, "the node's way back")
+        first, second = short_job_beside_array(rms, ARRAY, 3)
         for task in ("1", "2"):
             rms.until((rms.work / f"task-{task}").exists, f"start of task {task}")
             (rms.work / f"task-{task}" / "go").touch()
-        assert rms.over(array) == ["COMPLETED"] * 2
-        assert rms.resizes(first) == [(3, 2), (2, 3)] and rms.resizes(second) == []
+        assert rms.over(first, second) == ["COMPLETED"] * 2
+        assert len(rms.resizes(first)) == 2 and rms.resizes(second) == []
         for task, job in ("1", first), ("2", second):
             alone = mpdata_run(1, *CASE.split(), "--seed", task)
             assert rms.row(job)["answer"] == alone["sha256"]

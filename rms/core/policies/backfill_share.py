@@ -141,7 +141,7 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
             continue
         size = _start_size(job, found.free)
         if found.first is not None:
-            end = state.now_s + job.spec.expected_s(size)
+            end = state.now_s + _longest_s(job, size)
             # Of jobs without a time limit none is sure to end before another.
             if end > found.reserve(state, room) or end == inf:
                 if size > found.extra:
@@ -213,6 +213,17 @@ def _start_size(job: Job, free: int) -> int:
         return job.least
     most = min(free, job.spec.preferred)
     return max(n for n in job.spec.sizes() if n <= most)
+
+
+def _longest_s(job: Job, size: int) -> float:
+    """Return how long a job that starts on ``size`` nodes may hold nodes of them.
+
+    One that can be resized counts with its least size from then on: it may have to lend the rest.
+    """
+    whole_s = job.spec.expected_s(size)
+    if not job.spec.mode.resizable:
+        return whole_s
+    return max(whole_s, job.spec.expected_s(job.spec.sizes()[0]))
 
 
 def _due(state: State, room: Room) -> bool:

@@ -149,6 +149,16 @@ def test_who_leaves_the_reservation_enough_nodes_may_take_any_time() -> None:
     assert driven.submit(job(3, (1,), run_s=1e6), job(4, (1,), run_s=1e6)) == [("3", 1)]
 
 
+def test_a_malleable_job_overtakes_only_if_it_ends_in_time_at_its_least_size_too() -> None:
+    driven = Driven(3)
+    driven.submit(job(1, (1,), run_s=5.0))
+    driven.submit(job(2, (3,)))  # reserved at 5 s
+    # Once it lends a node to another it may need twice as long.
+    assert driven.submit(job(3, (1, 2, 2), MALLEABLE, run_s=2.6)) == []
+    assert driven.submit(job(4, (1, 2, 2), MALLEABLE, run_s=2.5)) == [("4", 2)]
+    assert found(driven)[1:3] == ("2", 5.0)
+
+
 def test_nodes_lent_count_as_free_and_their_holder_as_slower() -> None:
     driven = Driven(8)
     assert driven.submit(job(1, (2, 8, 8), FLEXIBLE, run_s=100)) == [("1", 8)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import inf
 
+import msgspec
 import pytest
 from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, job
 from hypothesis import given, settings
@@ -51,23 +52,19 @@ def streams(draw: st.DrawFn, kind: Kind) -> list[JobSpec]:
         run_s = speedup.time(preferred)
         longer = draw(st.sampled_from([None, 1.0, 1.5, 4.0]))
         array, limit = draw(st.sampled_from(kind.arrays))
-        specs.append(
-            JobSpec(
-                JobId(str(number)),
-                at_s,
-                low,
-                high,
-                preferred,
-                mode,
-                speedup if law else None,
-                limit_s=None if longer is None else longer * run_s,
-                resize_every_s=draw(st.sampled_from(kind.points)),
-                resize_price_s=draw(st.sampled_from(kind.prices)),
-                array=array,
-                array_limit=limit,
-                run_s=None if law else run_s,
-            )
+        spec = job(
+            number,
+            (low, preferred, high),
+            mode,
+            at_s=at_s,
+            limit_s=None if longer is None else longer * run_s,
+            every_s=draw(st.sampled_from(kind.points)),
+            price_s=draw(st.sampled_from(kind.prices)),
+            array=array,
+            array_limit=limit,
         )
+        known = {"speedup": speedup} if law else {"speedup": None, "run_s": run_s}
+        specs.append(msgspec.structs.replace(spec, **known))
     return specs
 
 
@@ -142,7 +139,7 @@ def interval_s(specs: list[JobSpec]) -> float:
 ARRAYS = ((None, None), ("a", 2), ("b", None))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     streams(Kind(prices=(0.0, 4.0), points=(1.0, 7.0, None), arrays=ARRAYS)),
     st.sampled_from([0, 2, 24]),
@@ -173,13 +170,13 @@ def test_a_node_that_fails_while_its_job_is_resized_ends_that_resize() -> None:
     assert over.start_s == 11.0 and over.state is JobState.COMPLETED
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(streams(Kind(prices=(0.0, 4.0))), st.integers(1, 3))
 def test_no_more_than_allowed_are_resized_at_once(specs: list[JobSpec], at_once: int) -> None:
     assert Watched(specs, at_once=at_once).resizing <= at_once
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(streams(Kind(modes=(FIXED, MOLDABLE))))
 @pytest.mark.promise("default-policy")
 def test_without_resizes_no_reservation_of_the_oldest_slips(specs: list[JobSpec]) -> None:
@@ -188,7 +185,7 @@ def test_without_resizes_no_reservation_of_the_oldest_slips(specs: list[JobSpec]
         assert watched.start_s(name) <= at_s + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(streams(Kind()))
 @pytest.mark.promise("default-policy")
 def test_the_oldest_starts_by_its_reservation_once_all_came_to_a_point(
@@ -200,7 +197,7 @@ def test_the_oldest_starts_by_its_reservation_once_all_came_to_a_point(
         assert watched.start_s(name) <= at_s + more_s + 1e-6
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(streams(Kind(most=40)), st.sampled_from([0.5, 2.0]))
 @pytest.mark.promise("default-policy")
 def test_who_is_due_waits_for_those_due_before_it_only(

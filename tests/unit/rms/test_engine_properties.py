@@ -289,7 +289,7 @@ class Cluster(RuleBasedStateMachine):
 
 
 TestCluster = Cluster.TestCase
-TestCluster.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestCluster.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 @st.composite
@@ -314,7 +314,7 @@ def rigid(draw: st.DrawFn) -> list[JobSpec]:
     return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(rigid(), st.sampled_from(["queue", "shortest"]), st.booleans())
 def test_the_first_jobs_reservation_never_slips_under_exact_estimates(
     specs: list[JobSpec], tail: str, counted: bool
@@ -339,7 +339,7 @@ def test_the_first_jobs_reservation_never_slips_under_exact_estimates(
         assert start_s is not None and start_s <= at_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(rigid())
 def test_no_reservation_slips_where_every_job_has_one(specs: list[JobSpec]) -> None:
     policy = adjusted(named("conservative"), admission={"estimates": "exact"})

@@ -173,7 +173,7 @@ def workloads(draw: st.DrawFn) -> tuple[int, list[JobSpec]]:
     return nodes, specs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(workloads(), st.sampled_from(sorted(POLICIES)))
 def test_every_policy_ends_every_job_within_the_rules(
     workload: tuple[int, list[JobSpec]], policy: str
@@ -191,7 +191,7 @@ def test_every_policy_ends_every_job_within_the_rules(
             assert job.resize_count == 0
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(workloads(), st.sampled_from(sorted(POLICIES)))
 def test_the_same_events_give_the_same_decisions(
     workload: tuple[int, list[JobSpec]], policy: str

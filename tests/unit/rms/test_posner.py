@@ -209,7 +209,7 @@ def workloads(draw: st.DrawFn) -> list[JobSpec]:
 
 @pytest.mark.parametrize("name", [*RIGID, *MALLEABLE])
 @given(specs=workloads())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_all_jobs_end_and_no_promise_is_left(name: str, specs: list[JobSpec]) -> None:
     policy: Any = strategy(name)
     simulation = Simulation(specs, Site(8), policy, passes="ends-first")
