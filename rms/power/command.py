@@ -123,7 +123,7 @@ class Command:
     def close(self) -> None:
         """End the program and what it has started."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and process.returncode is None:  # else its number may be another's
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -82,14 +82,18 @@ def read_recording(file: Path) -> dict[str, Curve]:
             rows = csv.reader(lines)
             header = tuple(next(rows, ()))
             if header not in COLUMNS:
-                raise ValueError(f"columns at_s,device,joules or at_s,device,watts, got {header}")
+                raise ValueError(
+                    f"expected columns at_s,device,joules or at_s,device,watts, got {header}"
+                )
             begun_s = None
             for row in rows:
                 if len(row) != 3:
-                    raise ValueError(f"three values in line {rows.line_num}, got {len(row)}")
-                begun_s = float(row[0]) if begun_s is None else begun_s
-                curve = curves.setdefault(row[1], Curve(header[2]))
-                curve.add(float(row[0]) - begun_s, float(row[2]))
+                    raise ValueError(
+                        f"expected three values in line {rows.line_num}, got {len(row)}"
+                    )
+                at_s, value = _numbers(row, rows.line_num)
+                begun_s = at_s if begun_s is None else begun_s
+                curves.setdefault(row[1], Curve(header[2])).add(at_s - begun_s, value)
     except OSError as error:
         raise MeterError(f"expected a recording in {file}, got {error.strerror}") from None
     except (ValueError, csv.Error) as error:
@@ -97,6 +101,15 @@ def read_recording(file: Path) -> dict[str, Curve]:
     if not curves:
         raise MeterError(f"{file}: expected at least one row, got none")
     return curves
+
+
+def _numbers(row: Sequence[str], line: int) -> tuple[float, float]:
+    try:
+        return float(row[0]), float(row[2])
+    except ValueError:
+        raise ValueError(
+            f"expected numbers in line {line}, got {row[0]!r} and {row[2]!r}"
+        ) from None
 
 
 @dataclass
