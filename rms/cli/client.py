@@ -17,6 +17,7 @@ import msgspec
 from rms.client.commands import jobs, read_script, wait_for
 from rms.client.commands import submit as send
 from rms.client.connection import ServerError, ask, server_address
+from rms.formats.energy import resize_words
 from rms.formats.jobscript import (
     Options,
     ScriptError,
@@ -71,7 +72,9 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         command.add_argument(option)
     command.add_argument("--preferred", type=int)
     command.add_argument("--cooldown", metavar="S", help="from one resize to the next, at least")
-    command.add_argument("--wait", action="store_true")
+    command.add_argument(
+        "--wait", action="store_true", help="until they are over; say how they went"
+    )
 
 
 def submit(arguments: argparse.Namespace) -> int:
@@ -82,7 +85,12 @@ def submit(arguments: argparse.Namespace) -> int:
         ids = send(server, text, name, _options(arguments))
     number = ids[0].partition("_")[0]
     publish(arguments.json, {"id": number, "ids": ids}, [number])
-    return wait_for(server, number) if arguments.wait else 0
+    return wait_for(server, number, _say) if arguments.wait else 0
+
+
+def _say(line: str) -> None:
+    """Tell the user, beside what is printed for scripts."""
+    print(f"rms: {line}", file=sys.stderr, flush=True)
 
 
 def _script(arguments: argparse.Namespace) -> tuple[str, str]:
@@ -158,38 +166,30 @@ def _queue_row(name: str, job: JobRow) -> list[str]:
     ]
 
 
-add_acct = add_queue
-
-
-def acct(arguments: argparse.Namespace) -> int:
-    """``rms acct``: every job, its times and energy."""
-    rows = jobs(_server(arguments), arguments.id)
-    table = [
-        [
-            job.id,
-            job.name,
-            job.state,
-            job.mode,
-            f"{(job.start_s or job.submit_s) - job.submit_s:.1f}",
-            f"{job.end_s - job.start_s:.1f}" if job.end_s and job.start_s else "",
-            str(len(job.resizes)),
-            f"{job.energy_j:.1f}",
-            job.energy_source,
-        ]
-        for job in rows
-    ]
-    heads = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
-    return _show(arguments, rows, heads, table)
-
-
 add_show = add_wait
 
 
 def show(arguments: argparse.Namespace) -> int:
     """``rms show ID``: all that is known of a job."""
     rows = jobs(_server(arguments), arguments.id)
-    table = [[key, str(value)] for job in rows for key, value in msgspec.to_builtins(job).items()]
+    table = [line for job in rows for line in _all_of(job)]
     return _show(arguments, rows, ["KEY", "VALUE"], table)
+
+
+def _all_of(job: JobRow) -> list[list[str]]:
+    """Return a line for each thing that is known of a job, resizes one by one."""
+    found = msgspec.to_builtins(job)
+    resizes = found.pop("resizes")
+    lines = [[key, str(value)] for key, value in found.items()]
+    lines.append(["resizes", str(len(resizes))])
+    lines += [[f"resize {n}", resize_words(row)] for n, row in enumerate(job.resizes, 1)]
+    consumed_j = found["slurm"].get("consumed_energy_j")
+    if consumed_j is not None:
+        ratio = found["slurm"].get("consumed_energy_ratio")
+        of_ours = "" if ratio is None else f", {ratio:.2f} of ours"
+        said = f"{consumed_j:.1f} J, Slurm's ConsumedEnergy, unverified{of_ours}"
+        lines.append(["slurm energy", said])
+    return lines
 
 
 add_explain = add_wait

@@ -17,6 +17,7 @@ from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.serve import ServeOptions, run_daemon
 from rms.daemon.sockets import ServeError
 from rms.formats.config import FileError
+from rms.formats.prices import read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
 from rms.launch.slurm import engines
@@ -70,6 +71,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="CMD",
         help="a program that prints DEVICE JOULES J or DEVICE WATTS W, one line a reading",
     )
+    add(
+        "--prices",
+        type=Path,
+        metavar="FILE",
+        help="what electricity costs and emits: TOML (constant, by hour of day) or CSV of times",
+    )
     add("--with-parent", action="store_true", help="end when the parent ends")
     add("--state", type=Path, metavar="DIR")
     add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
@@ -91,6 +98,7 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.grace,
             arguments.boot_deadline,
             os.getppid() if arguments.with_parent else None,
+            None if arguments.prices is None else read_prices(arguments.prices),
         )
         run_daemon(state, _engine(arguments), options, say)
     return 0

@@ -23,7 +23,7 @@ COMMANDS = {
     "show": (CLIENT, "all that is known of a job"),
     "cancel": (CLIENT, "end jobs"),
     "wait": (CLIENT, "wait for jobs"),
-    "acct": (CLIENT, "times and energy of jobs"),
+    "acct": ("rms.cli.acct", "times, energy and cost of jobs"),
     "resize": (CLIENT, "change the size of a running job"),
     "policy": (CLIENT, "show or swap the policy"),
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),

@@ -15,7 +15,8 @@ from rms.cli.workloads import log_lines
 from rms.client.connection import server_address
 from rms.client.page import heading, page, paragraph, pictures, preformatted, table
 from rms.wire.files import write_whole
-from rms.wire.terminal import CommandError, publish
+from rms.wire.terminal import CommandError, publish, refuse_on
+from rms.wire.users import Snapshot
 
 Row = dict[str, Any]
 
@@ -23,6 +24,12 @@ Row = dict[str, Any]
 def add_report(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms report``."""
     command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument(
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="of a daemon's journal (journal.sqlite in its state folder), which nobody may use now",
+    )
     command.add_argument(
         "--from",
         dest="source",
@@ -34,10 +41,11 @@ def add_report(command: argparse.ArgumentParser) -> None:
 
 def report(arguments: argparse.Namespace) -> int:
     """``rms report DIR``: a page with figures and tables, in one file."""
+    given = (arguments.source, arguments.journal, arguments.server)
+    if sum(each is not None for each in given) > 1:
+        raise CommandError("expected one of --server, --journal FILE and --from RESULT.json")
     if arguments.source is None:
-        return _of_daemon(arguments)
-    if arguments.server is not None:
-        raise CommandError("expected --server or --from RESULT.json, got both")
+        return _of_jobs(arguments)
     result = _read(arguments.source)
     try:
         arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -58,13 +66,29 @@ def report(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _of_daemon(arguments: argparse.Namespace) -> int:
-    from rms.client.monitor import snapshot, write_report
+def _of_jobs(arguments: argparse.Namespace) -> int:
+    from rms.client.monitor import full_snapshot, imbalance, write_report
 
-    now = snapshot(server_address(arguments.server, os.environ))
+    if arguments.journal is not None:
+        now = _of_journal(arguments.journal)
+    else:
+        now = full_snapshot(server_address(arguments.server, os.environ))
     target = write_report(now, arguments.folder)
     publish(arguments.json, msgspec.to_builtins(now), [str(target)])
+    wrong = imbalance(now)
+    if wrong:
+        raise CommandError(wrong, 1)
     return 0
+
+
+def _of_journal(path: Path) -> Snapshot:
+    from rms.daemon.journal import JournalError
+    from rms.daemon.past import past
+
+    if not path.is_file():
+        raise CommandError(f"expected a journal, got {path}, which does not exist")
+    with refuse_on(JournalError):
+        return past(path)
 
 
 def _read(path: Path) -> dict[str, Any]:

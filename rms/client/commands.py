@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -15,6 +15,9 @@ from rms.formats.jobscript import Options, ScriptError, parse_script
 from rms.wire.users import OVER, JobIds, JobRow, Submission, SubmitOptions
 
 POLL_S = 0.1
+
+SUMMARY_S = 10.0
+"""How long the last lines of jobs that are over are waited for."""
 
 
 def read_script(path: Path) -> str:
@@ -53,10 +56,24 @@ def jobs(server: str, wanted: str | None = None) -> list[JobRow]:
     return ask(list[JobRow], server, "GET", path)
 
 
-def wait_for(server: str, wanted: str) -> int:
-    """Return when the jobs are over: 0 if all are COMPLETED, 1 otherwise."""
+def wait_for(server: str, wanted: str, say: Callable[[str], None] | None = None) -> int:
+    """Return when the jobs are over: 0 if all are COMPLETED, 1 otherwise.
+
+    Args:
+        say: told the last line of each job's output.
+    """
+    over_s = None
     while True:
-        states = {job.state for job in jobs(server, wanted)}
+        rows = jobs(server, wanted)
+        states = {job.state for job in rows}
         if states <= set(OVER):
-            return 0 if states <= {"COMPLETED"} else 1
+            over_s = over_s or time.monotonic()
+            # The line waits for the last readings of meters.
+            late = time.monotonic() > over_s + SUMMARY_S
+            if say is None or late or all(job.summary != "" for job in rows):
+                break
         time.sleep(POLL_S)
+    for job in rows:
+        if say is not None and job.summary:
+            say(job.summary)
+    return 0 if states <= {"COMPLETED"} else 1

@@ -6,13 +6,23 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from rms.client.connection import ServerError, ask
 from rms.client.page import heading, page, paragraph, pictures, table
+from rms.core.ledger import BALANCE, BalanceError
+from rms.formats.energy import Account, accounts, check_accounts
 from rms.wire.files import write_whole
-from rms.wire.users import OVER, BooksAnswer, JobRow, NodeRow, Snapshot
+from rms.wire.users import OVER, Accounts, BooksAnswer, JobRow, NodeRow, Snapshot
 
-JOB_HEADS = ("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "NODELIST(REASON)")
-END_HEADS = ("JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "REASON")
+JOB_HEADS = (
+    *("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "SOURCE"),
+    "NODELIST(REASON)",
+)
+END_HEADS = (
+    *("JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"),
+    "REASON",
+)
 
 
 def snapshot(server: str) -> Snapshot:
@@ -26,6 +36,28 @@ def snapshot(server: str) -> Snapshot:
         ask(list[NodeRow], server, "GET", "/nodes"),
         ask(BooksAnswer, server, "GET", "/books"),
     )
+
+
+def full_snapshot(server: str) -> Snapshot:
+    """Ask a daemon for all that it tells, energy by owner, node, device and source included.
+
+    Raises:
+        ServerError: it is not there, or refuses.
+    """
+    now = snapshot(server)
+    found = ask(Accounts, server, "GET", "/acct")  # jobs, sums and rows of one time
+    books = msgspec.structs.replace(now.books, energy=found.energy)
+    return Snapshot(found.jobs, now.nodes, books, found.rows)
+
+
+def imbalance(now: Snapshot) -> str:
+    """Return in a sentence how the energy of a full snapshot does not add up, "" if it does."""
+    try:
+        found = Accounts(now.jobs, now.books.energy, now.rows)
+        check_accounts(found, accounts(now.rows), whole=True)
+    except BalanceError as error:
+        return str(error)
+    return ""
 
 
 def summary(now: Snapshot) -> str:
@@ -55,6 +87,7 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
             str(job.size or job.nodes_max),
             f"{job.step}/{job.steps}" if job.steps else "",
             f"{job.energy_j:.0f}",
+            Account.of(job.energy).sources,
             ",".join(job.nodes) or f"({job.reason})",
         ]
         for job in alive
@@ -102,7 +135,7 @@ def _page(now: Snapshot, charts: Sequence[Path]) -> str:
             _span(job.submit_s, job.start_s),
             _span(job.start_s, job.end_s),
             " ".join(f"{r.from_ranks}→{r.to_ranks}" for r in job.resizes) or "0",
-            f"{job.energy_j:.1f}",
+            *Account.of(job.energy).cells,
             job.reason,
         ]
         for job in now.jobs
@@ -123,10 +156,28 @@ def _page(now: Snapshot, charts: Sequence[Path]) -> str:
             pictures(charts),
             heading(f"Energy (J, {energy.power_source})"),
             table((), [(name, f"{joules:.1f}") for name, joules in sums]),
+            *_sources(now),
             heading("Jobs"),
             table(END_HEADS, rows),
         ],
     )
+
+
+def _sources(now: Snapshot) -> list[str]:
+    """Return a table of who was measured by what, if that is known."""
+    if not now.rows:
+        return []
+    jobs = {job.id for job in now.jobs}
+    owners: dict[str, Account] = {}
+    for owner, account in accounts(now.rows).items():
+        name = "jobs" if owner in jobs else owner
+        owners[name] = owners.get(name, Account()) + account
+    wrong = imbalance(now)
+    agree = f"Jobs, idle, off and boot are the cluster's energy to {BALANCE:g} of it."
+    return [
+        table(("", "energy, source"), [(name, each.words) for name, each in owners.items()]),
+        paragraph(f"The books do not balance: {wrong}" if wrong else agree),
+    ]
 
 
 def _span(start: float | None, end: float | None) -> str:

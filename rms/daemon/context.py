@@ -15,6 +15,7 @@ from rms.core.state import State
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
 from rms.daemon.resize import BOOT_S, GRACE_S
+from rms.formats.prices import Prices
 from rms.launch.base import Launcher
 
 Handle = Callable[[Event], list[Decision]]
@@ -33,6 +34,7 @@ class Settings:
             checkpoint.
         boot_s: deadline for a world that boots beside a running one.
         where: what tells the nodes from others of the same names: an allocation's id, or "".
+        prices: of electricity, None where they are not known.
     """
 
     policy: str
@@ -41,6 +43,7 @@ class Settings:
     grace_s: float = GRACE_S
     boot_s: float = BOOT_S
     where: str = ""
+    prices: Prices | None = None
 
 
 @dataclass

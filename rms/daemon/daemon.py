@@ -16,6 +16,7 @@ import msgspec
 
 from rms.core.events import (
     Decision,
+    Ended,
     Event,
     Never,
     Resize,
@@ -30,6 +31,7 @@ from rms.core.events import (
 from rms.core.model import Job, JobId, JobSpec, JobState, Node
 from rms.core.policies import placing
 from rms.daemon.context import Context
+from rms.daemon.endings import Endings
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.meters import Meters
@@ -51,6 +53,7 @@ class Daemon:
         scripts, worlds: processes of jobs.
         nodes: which of them are given to nobody.
         meters: readings of power.
+        endings: the last line of each job's output.
     """
 
     def __init__(self, context: Context) -> None:
@@ -61,6 +64,7 @@ class Daemon:
         self.worlds = Worlds(context, self.scripts, self.handle)
         self.nodes = Nodes(context, self.handle)
         self.meters = Meters(context.scheduler, self.now, self.say)
+        self.endings = Endings(context)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s = 0.0
         self._unseen = 0
@@ -92,6 +96,8 @@ class Daemon:
         self.journal.decided(number, decisions)
         if decisions:
             self.journal.flush()
+        if isinstance(event, Ended):
+            self.endings.add(event.job)
         for decision in decisions:
             self._act(decision)
         return decisions
@@ -238,6 +244,7 @@ class Daemon:
         self.launcher.poll()
         self.nodes.watch()
         self.meters.forget_stale(self.time())
+        self.endings.watch()
         jobs = list(self.context.state.running.items())
         begun, first, self._unseen = self.now(), self._unseen, 0
         jobs = [*jobs[first:], *jobs[:first]]

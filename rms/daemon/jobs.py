@@ -114,6 +114,7 @@ class JobRuntime:
         rests_until_s: end of its cooldown.
         requested_ranks: how many its application would have, 0 where it has not said.
         ending: the state in which it is to end, once it was told to.
+        summary: the last line of its output, "" while that is due, None where none is.
     """
 
     id: JobId
@@ -134,6 +135,7 @@ class JobRuntime:
     ending: str | None = None
     kill_at: float | None = None
     answer: str = ""
+    summary: str | None = None
 
     @property
     def running_step(self) -> Step | None:

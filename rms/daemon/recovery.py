@@ -21,6 +21,7 @@ from rms.core.policies import named, placing
 from rms.core.rules import RuleError
 from rms.core.scheduler import Scheduler
 from rms.core.transition import TransitionError
+from rms.daemon import endings
 from rms.daemon.context import Context, Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.inputs import Adopted
@@ -162,6 +163,13 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
         settings.say(f"before the restart: {sentence}")
     for number, decisions in found.unrecorded.items():
         journal.decided(number, decisions)
+    jobs = known_jobs(journal, found.scheduler)
+    drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
+    return Context(settings, found.scheduler, jobs, journal, launcher, drained)
+
+
+def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:
+    """Return what was noted of each job but its processes; tell the scheduler how they ended."""
     jobs = {}
     for key, note in journal.notes("job/").items():
         job = JobRuntime(JobId(key.removeprefix("job/")), note)
@@ -171,9 +179,9 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
         end = noted(journal, "end", job.id)
         job.answer = end.get("answer", "")
         if "reason" in end:
-            found.scheduler.reasons[job.id] = end["reason"]
-    drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
-    return Context(settings, found.scheduler, jobs, journal, launcher, drained)
+            scheduler.reasons[job.id] = end["reason"]
+        job.summary = noted(journal, endings.NOTE, job.id).get("line")
+    return jobs
 
 
 # --- the same nodes ------------------------------------------------------------------------------

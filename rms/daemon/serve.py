@@ -22,6 +22,7 @@ from rms.daemon.journal import Journal
 from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
+from rms.formats.prices import Prices
 from rms.launch.base import Engine
 
 
@@ -34,6 +35,7 @@ class ServeOptions:
         grace_s: from SIGTERM to SIGKILL of a job.
         boot_s: deadline for a world that boots beside a running one.
         parent: process whose end is the daemon's too, or None.
+        prices: of electricity, None where they are not known.
     """
 
     policy: str
@@ -41,6 +43,7 @@ class ServeOptions:
     grace_s: float = GRACE_S
     boot_s: float = BOOT_S
     parent: int | None = None
+    prices: Prices | None = None
 
 
 def run_daemon(
@@ -66,7 +69,9 @@ def run_daemon(
         launcher = engine.launcher(state, _instance_id(journal), address)
         stack.callback(launcher.close)
         deadlines = options.grace_s, options.boot_s
-        settings = Settings(options.policy, time.time, say, *deadlines, engine.where)
+        settings = Settings(
+            options.policy, time.time, say, *deadlines, engine.where, options.prices
+        )
         daemon = resume(engine.cluster, journal, launcher, settings)
         token = _token(state / "token")
 
@@ -77,6 +82,7 @@ def run_daemon(
             say(f"serving at {address}")
             launcher.open()
             await _watch(daemon, stopping, options.parent)
+            daemon.endings.close()
             server.should_exit = server.force_exit = True
             await serving
 

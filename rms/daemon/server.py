@@ -23,6 +23,7 @@ from rms.daemon.daemon import Daemon
 from rms.daemon.submit import admit
 from rms.formats.jobscript import ScriptError, parse_ids
 from rms.formats.nodelist import expand
+from rms.formats.prices import PricesAnswer
 from rms.launch.base import LaunchCommand
 from rms.wire.messages import (
     METER_PATH,
@@ -37,6 +38,7 @@ from rms.wire.messages import (
     StepState,
 )
 from rms.wire.users import (
+    Accounts,
     BooksAnswer,
     ErrorAnswer,
     HistoryEntry,
@@ -70,6 +72,8 @@ than this, but not as long as a job waits for an answer (10 s)."""
 
 MOST_FILES = 16384
 """A poll that is held is an open file."""
+
+UNKNOWN = "expected the id of a job, got {}, which is not known"
 
 B = TypeVar("B")
 
@@ -111,6 +115,8 @@ class Routes:
                 post("/drain", user, Decoder(NodePattern), self.drain),
                 post("/resume", user, Decoder(NodePattern), self.drain),
                 get("/books", user, self.books),
+                get("/acct", user, self.acct),
+                get("/prices", user, self.prices),
                 get("/policy", user, self.policy),
                 post("/policy", user, Decoder(PolicyName), self.set_policy),
                 post("/shutdown", user, Decoder(Nothing), self.shutdown),
@@ -194,7 +200,7 @@ class Routes:
             return views.jobs(self.daemon.context)
         found = views.jobs(self.daemon.context, parse_ids(wanted).matches)
         if not found:
-            raise RefusedError(404, f"expected the id of a job, got {wanted}, which is not known")
+            raise RefusedError(404, UNKNOWN.format(wanted))
         return found
 
     async def cancel(self, request: Request, body: IdPattern) -> JobIds:
@@ -241,6 +247,20 @@ class Routes:
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""
         return views.books(self.daemon.context)
+
+    async def acct(self, request: Request) -> Accounts:
+        """Return all jobs, or those an id selects, and what energy was booked to whom."""
+        wanted = request.query_params.get("id")
+        if wanted is None:
+            return views.acct(self.daemon.context)
+        found = views.acct(self.daemon.context, parse_ids(wanted).matches)
+        if not found.jobs:
+            raise RefusedError(404, UNKNOWN.format(wanted))
+        return found
+
+    async def prices(self, request: Request) -> PricesAnswer:
+        """Return what electricity costs, if the daemon was told."""
+        return PricesAnswer(self.daemon.context.settings.prices)
 
     async def policy(self, request: Request) -> PolicyName:
         """Show the policy."""

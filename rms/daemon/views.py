@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.scheduler import repeats
+from rms.daemon.accounts import job_rows, other_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
-from rms.wire.users import BooksAnswer, HistoryEntry, JobRow, NodeRow
+from rms.wire.users import (
+    Accounts,
+    BooksAnswer,
+    EnergyPart,
+    HistoryEntry,
+    JobRow,
+    NodeRow,
+    SlurmRow,
+)
 
 
 def jobs(context: Context, wanted: Callable[[str], bool] = lambda _: True) -> list[JobRow]:
@@ -22,7 +33,8 @@ def jobs(context: Context, wanted: Callable[[str], bool] = lambda _: True) -> li
 def _row(context: Context, job: Job, now_s: float) -> JobRow:
     spec, scheduler = job.spec, context.scheduler
     known = context.jobs.get(spec.id, JobRuntime(spec.id))
-    details = context.launcher.job_details(spec.id)
+    energy_j = scheduler.ledger.job_j(spec.id, now_s)
+    details = _compared(context.launcher.job_details(spec.id), energy_j)
     return JobRow(
         id=spec.id,
         name=known.note.get("name", ""),
@@ -38,14 +50,24 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         reason=_reason(context, job) or details.waits or "",
         step=known.step,
         steps=known.total,
-        energy_j=scheduler.ledger.job_j(spec.id, now_s),
+        energy_j=energy_j,
         energy_source=scheduler.power_source,
+        energy=[EnergyPart(scheduler.power_source, energy_j)],
         answer=known.answer,
         resizes=known.resizes,
         resizing=known.resizing,
         output=known.note.get("output", ""),
         slurm=details,
+        summary=known.summary,
     )
+
+
+def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
+    """Return what Slurm tells of a job, its energy beside ours."""
+    consumed_j = details.consumed_energy_j
+    if isinstance(consumed_j, msgspec.UnsetType) or not energy_j:
+        return details
+    return msgspec.structs.replace(details, consumed_energy_ratio=consumed_j / energy_j)
 
 
 def nodes(context: Context) -> list[NodeRow]:
@@ -77,6 +99,15 @@ def _reason(context: Context, job: Job) -> str:
     """Return why a job waits, or what was said of it last."""
     waits = context.scheduler.engine.explain(job.spec.id)
     return context.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason
+
+
+def acct(context: Context, wanted: Callable[[str], bool] | None = None) -> Accounts:
+    """Return jobs and what was booked to them, all at one time; of all jobs, to nobody too."""
+    with context.as_of(context.now()):
+        found = jobs(context) if wanted is None else jobs(context, wanted)
+        rows = [row for job in found for row in job_rows(context, JobId(job.id))]
+        rows += other_rows(context) if wanted is None else []
+        return Accounts(found, context.scheduler.books(context.time()), rows)
 
 
 def history(context: Context, job_id: JobId) -> list[HistoryEntry]:

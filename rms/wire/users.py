@@ -110,13 +110,57 @@ class NodesHeld(msgspec.Struct, frozen=True):
 class SlurmRow(msgspec.Struct, frozen=True, kw_only=True):
     """What Slurm knows of a job of the engine ``slurm``; of others, nothing is set.
 
-    ``waits`` is Slurm's reason, ``consumed_energy_j`` its own count, once it is known.
+    ``waits`` is Slurm's reason, ``consumed_energy_j`` its own count, once it is known: nobody has
+    verified it, ``consumed_energy_ratio`` is it over ours.
     """
 
     slurm_job: int | UnsetType | None = UNSET
     waits: str | UnsetType = UNSET
     held: list[NodesHeld] | UnsetType = UNSET
     consumed_energy_j: float | UnsetType = UNSET
+    consumed_energy_ratio: float | UnsetType = UNSET
+
+
+class EnergyPart(msgspec.Struct, frozen=True):
+    """Energy from one source.
+
+    Attributes:
+        source: ``model``, or which meter.
+        uncertainty_j: half-width of what was measured, about 95 %; 0 for the model.
+        estimate: some of it is a part of a device that several nodes share, divided over them.
+    """
+
+    source: str
+    joules: float
+    uncertainty_j: float = 0.0
+    estimate: bool = False
+
+
+class EnergyRow(msgspec.Struct, frozen=True):
+    """Energy of a device of a node while it was in one pair of hands; all rows make the cluster's.
+
+    Attributes:
+        owner: a job's id, ``idle``, ``off`` or ``boot``.
+        world: number of the launch among the job's, None where there was none.
+        resize: number of the job's resize that this was in, 0 for none.
+        device: such as ``package-0`` or ``gpu-0``; of the model it is ``node``.
+        joules: of the model, what no measurement stands for.
+        uncertainty_j, estimate: as in :class:`EnergyPart`.
+        replaced_j: of the model, what a measurement stands for.
+    """
+
+    owner: str
+    world: int | None
+    resize: int
+    node: str
+    device: str
+    source: str
+    begin_s: float
+    end_s: float
+    joules: float
+    uncertainty_j: float
+    estimate: bool
+    replaced_j: float
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +171,12 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it waits, or what was said of it last.
         step, steps: how far its program is.
         energy_source: ``model``, or which meters.
+        energy: by source; it adds up to ``energy_j``.
         answer: what the application states of its result.
         resizing: state of the resize in flight, or "".
         output: file of its standard output.
+        summary: the last line of its output, once it is over; "" while that is still to be
+            written, None where there is none to come.
     """
 
     id: str
@@ -148,11 +195,13 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     energy_j: float
     energy_source: str
+    energy: list[EnergyPart] = []
     answer: str
     resizes: list[ResizeRow]
     resizing: str
     output: str
     slurm: SlurmRow
+    summary: str | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -200,7 +249,10 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Books(msgspec.Struct, frozen=True):
-    """Energy of the cluster from the first event up to ``at_s``, by the words of the contract."""
+    """Energy of the cluster from the first event up to ``at_s``, by the words of the contract.
+
+    ``sources`` are those of ``cluster_j``; of books that are closed they are not told.
+    """
 
     at_s: float | None
     busy_j: float
@@ -210,6 +262,7 @@ class Books(msgspec.Struct, frozen=True):
     cluster_j: float
     busy_node_s: float
     power_source: str
+    sources: list[EnergyPart] = []
 
 
 class NodeSpan(msgspec.Struct):
@@ -236,9 +289,24 @@ class BooksAnswer(msgspec.Struct, frozen=True):
     closed: Books | None
 
 
+class Accounts(msgspec.Struct, frozen=True):
+    """Jobs and all energy at one time: ``rms acct``.
+
+    ``rows`` are of the jobs and, where all jobs are asked for, of the other owners too.
+    """
+
+    jobs: list[JobRow]
+    energy: Books
+    rows: list[EnergyRow]
+
+
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that a daemon tells of its present and past: ``rms top``, ``rms report``."""
+    """All that a daemon tells of its present and past: ``rms top``, ``rms report``.
+
+    ``rows`` are there for reports.
+    """
 
     jobs: list[JobRow]
     nodes: list[NodeRow]
     books: BooksAnswer
+    rows: list[EnergyRow] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -147,8 +148,8 @@ class Rms:
         return found
 
     def output(self, job: str) -> str:
-        """Return what a job has printed."""
-        return Path(self.row(job)["output"]).read_text()
+        """Return what a job has printed, without the line that the daemon adds at its end."""
+        return re.sub(r"rms: job [^\n]*\n\Z", "", Path(self.row(job)["output"]).read_text())
 
     def resizes(self, job: str) -> list[tuple[int, int]]:
         """Return the sizes before and after each resize of a job."""

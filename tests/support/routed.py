@@ -108,7 +108,9 @@ class Routed:
 @contextlib.contextmanager
 def routed(folder: Path) -> Iterator[Routed]:
     """Open a daemon whose state is in a folder."""
-    cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0),) * 2)
+    cluster = Cluster(
+        ("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0, static_w=5.0),) * 2
+    )
     launcher = Idle(folder, "instance", "unix:none")
     with Journal.open(folder / "journal") as journal:
         clock = [1_000.0]

@@ -44,6 +44,49 @@ def test_a_look_and_a_report() -> None:
         assert len(wrong.stderr.splitlines()) == 1
 
 
+@pytest.mark.promise("cost")
+def test_a_job_says_at_its_end_what_it_took_and_the_costs_add_up(tmp_path: Path) -> None:
+    prices = tmp_path / "prices.toml"
+    prices.write_text("currency = 'EUR'\nprice_per_kwh = 0.5\nco2_g_per_kwh = 90\n")
+    with served(2, "--prices", str(prices)) as rms:
+        script = rms.work / "short.sh"
+        script.write_text("#!/bin/sh\nprintf 'no end of line'\n")
+        done = rms.rms("submit", "--nodes", "2", "--wait", str(script))
+        assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+        row = rms.row("1")
+        text = Path(row["output"]).read_text()
+        assert text == f"no end of line\nrms: {row['summary']}\n"
+        assert done.stderr == f"rms: {row['summary']}\n"
+        run_s = row["end_s"] - row["start_s"]
+        said = f"job 1 COMPLETED: {run_s:.1f} s on 2 nodes, {row['energy_j']:.1f} J (model), "
+        assert row["summary"].startswith(said)
+        assert row["summary"].endswith(" g CO2") and " EUR, " in row["summary"]
+
+        found = rms.ask("acct", "--cost")
+        sums = found["sums"]
+        for each, per_kwh in (("cost", 0.5), ("co2_g", 90.0)):
+            parts = sum(sums[part][each] for part in ("jobs", "idle", "off", "boot"))
+            whole = sums["cluster"][each]
+            assert parts == pytest.approx(whole, rel=1e-9)
+            assert whole == pytest.approx(sums["cluster"]["energy_j"] / 3.6e6 * per_kwh, rel=1e-9)
+        (job,) = found["jobs"]
+        assert job["cost"] == sums["jobs"]["cost"] > 0
+
+        rms.end()
+        wrong = rms.rms("report", "past", "--journal", str(prices))
+        assert wrong.returncode == 2 and "expected a journal" in wrong.stderr
+        done = rms.rms("report", "past", "--journal", str(rms.state / "journal.sqlite"))
+        assert done.returncode == 0, done.stderr
+        page = (rms.work / done.stdout.strip()).read_text()
+        assert f"<td>{row['energy_j']:.1f}</td><td>model</td>" in page
+        assert "Jobs, idle, off and boot are the cluster" in page
+        prices.write_text("currency = 'EUR'\n")
+        wrong = rms.rms("serve", "--state", str(tmp_path / "s"), "--prices", str(prices))
+        assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
+        assert "expected price_per_kwh, co2_g_per_kwh or both, got neither" in wrong.stderr
+        assert not (tmp_path / "s").exists()
+
+
 def test_no_daemon_is_said(tmp_path: Path) -> None:
     with served(1) as rms:
         for command in (["top"], ["report", str(tmp_path)]):

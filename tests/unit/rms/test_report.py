@@ -102,4 +102,4 @@ def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "cannot write a report" in capsys.readouterr().err
     command = ["report", str(tmp_path), "--from", str(source), "--server", "unix:x"]
     assert main(command) == 2
-    assert "--server or --from" in capsys.readouterr().err
+    assert "one of --server, --journal FILE and --from" in capsys.readouterr().err

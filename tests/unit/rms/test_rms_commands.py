@@ -14,6 +14,7 @@ from rms.client import connection
 from rms.wire.http import request
 
 HERE = "unix:in-process"
+HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
 
 
 class Terminal:
@@ -85,17 +86,62 @@ def test_jobs_in_tables(terminal: Terminal, tmp_path: Path) -> None:
     assert others[:6] == ["2_[3-4,6]", "sleep", "PENDING", "malleable", "2", "(Priority:"]
     assert [row[0] for row in terminal.lines("queue", "2_[3-4]")] == ["JOBID", "2_[3-4]"]
     assert terminal.lines("acct", "1") == [
-        ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"],
+        HEADS,
         ["1", "runs", "RUNNING", "fixed", "0.0", "0", "0.0", "model"],
     ]
     shown = {row[0]: row[1:] for row in terminal.lines("show", "1")}
-    assert (shown["KEY"], shown["nodes"], shown["resizes"]) == (["VALUE"], ["['n1']"], ["[]"])
+    assert (shown["KEY"], shown["nodes"], shown["resizes"]) == (["VALUE"], ["['n1']"], ["0"])
     assert shown["output"] == [str(tmp_path / "rms-1.out")]
     (heads, decision) = terminal.lines("explain", "1")
     assert heads == ["TIME", "DECISION", "NODES", "REASON"]
     assert decision[1:3] == ["start", "n1"]
     script = Path(terminal.server.daemon.jobs["2_3"].note["script"])  # type: ignore[index]
     assert script.read_text().endswith("-m rms launch -- sleep 9\n")
+
+
+def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "prices.toml").write_text(
+        'currency = "EUR"\nprice_per_kwh = 3600.0\nco2_g_per_kwh = 7200.0\n'
+    )
+    terminal.run("submit", "good.sh")
+    terminal.server.clock[0] += 5.0
+    (heads, _, gap, sums) = terminal.lines("acct")
+    assert (heads, gap) == (HEADS, [])
+    assert " ".join(sums) == "cluster 50.0 J (model) = jobs 25.0 + idle 25.0 + off 0.0 + boot 0.0"
+    table = terminal.lines("acct", "--energy", "1")
+    assert table[3:] == [["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"], table[4]]
+    assert table[4][0] == "1" and table[4][-2:] == ["25.0", "model"]
+
+    priced = ["acct", "--cost", "--prices", "prices.toml"]
+    table = terminal.lines(*priced)
+    assert table[0] == [*HEADS, "EUR", "CO2_G"] and table[1][-2:] == ["0.025", "0.05"]
+    said = [" ".join(line) for line in table[4:]]
+    assert said[0] == "jobs 0.025 EUR, 0.05 g CO2" and said[-2] == "cluster 0.05 EUR, 0.1 g CO2"
+    assert said[-1] == "prices of prices.toml: EUR/kWh constant, g CO2/kWh constant"
+    assert terminal.run(*priced, "--json", "-") == 0
+    found = json.loads(terminal.out)
+    parts = [found["sums"][part]["cost"] for part in ("jobs", "idle", "off", "boot")]
+    assert sum(parts) == pytest.approx(found["sums"]["cluster"]["cost"]) == pytest.approx(0.05)
+    assert found["jobs"][0]["cost"] == sum(row["cost"] for row in found["jobs"])
+    assert terminal.run("acct", "--json", "-") == 0
+    (job,) = json.loads(terminal.out)
+    assert sum(row["joules"] for row in job["energy"]) == job["energy_j"] == 25.0
+
+    assert "expected --prices FILE" in terminal.refused(2, "acct", "--cost")
+    assert "expected --cost" in terminal.refused(2, "acct", "--prices", "prices.toml")
+    assert "does not exist" in terminal.refused(2, "acct", "--cost", "--prices", "none")
+    said = terminal.refused(2, "acct", "--cost", "--prices", "plain.sh")
+    assert said.startswith("rms: error: plain.sh: ")
+
+
+def test_books_that_do_not_balance_are_told(terminal: Terminal) -> None:
+    terminal.run("submit", "good.sh")
+    terminal.server.clock[0] += 5.0
+    terminal.server.daemon.scheduler.ledger.idle_j += 1.0
+    for words in (["acct"], ["report", "out"]):
+        assert terminal.run(*words) == 1
+        assert "expected owners' and nodes' energies to agree, got 51.0 J" in terminal.err
+    assert "The books do not balance: expected" in Path("out/report.html").read_text()
 
 
 def test_nodes_policy_and_ends(terminal: Terminal) -> None:

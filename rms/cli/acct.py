@@ -1,0 +1,211 @@
+"""``rms acct``: times, energy and cost of jobs, and whether the energy books balance."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from rms.client.connection import ask, server_address
+from rms.core.ledger import BalanceError
+from rms.formats.config import FileError
+from rms.formats.energy import Account, accounts, amount, check_accounts, cost_words
+from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
+from rms.wire.terminal import CommandError, columns, publish, refuse_on
+from rms.wire.users import Accounts, EnergyRow, JobRow
+
+HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
+ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
+PARTS = ("jobs", "idle", "off", "boot")
+
+
+def add_acct(command: argparse.ArgumentParser) -> None:
+    """Add the options of ``rms acct``."""
+    command.add_argument("id", nargs="?")
+    command.add_argument(
+        "--energy", action="store_true", help="by job, world, node, device and source too"
+    )
+    command.add_argument("--cost", action="store_true", help="what the energy costs and emits")
+    command.add_argument(
+        "--prices", type=Path, metavar="FILE", help="with --cost (default: that of rms serve)"
+    )
+
+
+@dataclass(frozen=True)
+class Books:
+    """What ``rms acct`` shows.
+
+    Attributes:
+        found: jobs, sums and rows of the daemon.
+        owners: the account of each job, and of idle, off and boot.
+        prices: what the costs in the accounts go by, None where none are asked for.
+    """
+
+    found: Accounts
+    owners: Mapping[str, Account]
+    prices: Prices | None
+
+    def of(self, owner: str) -> Account:
+        """Return an owner's account."""
+        return self.owners.get(owner, Account())
+
+    @property
+    def parts(self) -> dict[str, Account]:
+        """The accounts of all jobs together, idle, off and boot, and of the cluster: their sum."""
+        jobs = {job.id for job in self.found.jobs}
+        found = {part: Account() for part in (*PARTS, "cluster")}
+        for owner, account in self.owners.items():
+            found["jobs" if owner in jobs else owner] += account
+            found["cluster"] += account
+        return found
+
+
+def acct(arguments: argparse.Namespace) -> int:
+    """``rms acct``: every job, its times, energy and cost; 1 if the books do not balance."""
+    server = server_address(arguments.server, os.environ)
+    if arguments.prices is not None and not arguments.cost:
+        raise CommandError("expected --cost with --prices")
+    prices = _prices(server, arguments.prices) if arguments.cost else None
+    query = "" if arguments.id is None else f"?id={quote(arguments.id)}"
+    found = ask(Accounts, server, "GET", f"/acct{query}")
+    books = Books(found, accounts(found.rows, prices), prices)
+    whole = arguments.id is None
+    lines = columns(*_jobs(books))
+    if arguments.energy:
+        lines += ["", *columns(*_rows(found.rows))]
+    if whole:
+        lines += ["", *_sums(books)]
+    if prices is not None:
+        lines += _notes(books.parts["cluster"].cost, prices)
+    publish(arguments.json, _as_json(books, arguments), lines)
+    with refuse_on(BalanceError, exit_code=1):
+        check_accounts(found, books.owners, whole=whole)
+    return 0
+
+
+def _prices(server: str, path: Path | None) -> Prices:
+    """Return the prices of a file, else those that the daemon was told.
+
+    Raises:
+        CommandError: the file is none, or there are no prices.
+    """
+    if path is not None:
+        with refuse_on(FileError):
+            return read_prices(path)
+    prices = ask(PricesAnswer, server, "GET", "/prices").prices
+    if prices is None:
+        raise CommandError("expected --prices FILE, here or of rms serve, got neither")
+    return prices
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def _jobs(books: Books) -> tuple[list[str], list[list[str]]]:
+    heads = HEADS if books.prices is None else [*HEADS, *_cost_heads(books.prices)]
+    return heads, [_job_row(job, books.of(job.id), books.prices) for job in books.found.jobs]
+
+
+def _job_row(job: JobRow, account: Account, prices: Prices | None) -> list[str]:
+    return [
+        job.id,
+        job.name,
+        job.state,
+        job.mode,
+        f"{(job.start_s or job.submit_s) - job.submit_s:.1f}",
+        f"{job.end_s - job.start_s:.1f}" if job.end_s and job.start_s else "",
+        str(len(job.resizes)),
+        *account.cells,
+        *([] if prices is None else _cost_cells(account.cost, prices)),
+    ]
+
+
+def _cost_heads(prices: Prices) -> list[str]:
+    heads = [prices.currency.upper()] if prices.price is not None else []
+    return [*heads, "CO2_G"] if prices.carbon is not None else heads
+
+
+def _cost_cells(cost: Cost, prices: Prices) -> list[str]:
+    cells = [amount(cost.price)] if prices.price is not None else []
+    return [*cells, amount(cost.co2_g)] if prices.carbon is not None else cells
+
+
+def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
+    """Return a table of all spans of an owner, world, node, device and source together."""
+    sums: dict[tuple[str, ...], Account] = {}
+    for row in rows:
+        world = "-" if row.world is None else str(row.world)
+        key = row.owner, world, row.node, row.device, row.source
+        sums.setdefault(key, Account()).add(row)
+    return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in sums.items()]
+
+
+def _sums(books: Books) -> list[str]:
+    """Return lines about the cluster: whose its energy is, what measured it, what it cost."""
+    parts = books.parts
+    whole = parts.pop("cluster")
+    owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())
+    lines = [f"cluster {whole.words} = {owned}"]
+    if books.prices is not None:
+        for name, part in {**parts, "cluster": whole}.items():
+            lines.append(f"{name} {', '.join(cost_words(part.cost, books.prices))}")
+    return lines
+
+
+def _notes(cost: Cost, prices: Prices) -> list[str]:
+    """Return lines about the prices and what they do not cover."""
+    lines = [f"prices of {prices.words}"]
+    gaps = (("price", prices.price, cost.unpriced_j), ("CO2", prices.carbon, cost.unrated_j))
+    for name, series, joules in gaps:
+        if series is not None and joules:
+            when = "before their first time, after their last or in a gap"
+            lines.append(f"{joules:.1f} J {when} have no {name} and are not in these sums")
+    return lines
+
+
+# --- JSON --------------------------------------------------------------------------------------
+
+
+def _as_json(books: Books, arguments: argparse.Namespace) -> Any:
+    """Return the jobs with their rows; with ``--energy`` or ``--cost`` all that is known."""
+    rows: dict[str, list[EnergyRow]] = {}
+    for row in books.found.rows:
+        rows.setdefault(row.owner, []).append(row)
+    jobs = [
+        msgspec.to_builtins(job)
+        | {"rows": msgspec.to_builtins(rows.get(job.id, []))}
+        | _costs(books.of(job.id), books.prices)
+        for job in books.found.jobs
+    ]
+    if not (arguments.energy or arguments.cost):
+        return jobs
+    prices = books.prices
+    parts = {
+        name: {
+            "energy_j": part.joules,
+            "uncertainty_j": part.uncertainty_j,
+            "by_source_j": part.by_source,
+            **_costs(part, prices),
+        }
+        for name, part in books.parts.items()
+        if arguments.id is None or name == "jobs"
+    }
+    said = {} if prices is None else {"currency": prices.currency, "prices": prices.words}
+    return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(books.found.rows), **said}
+
+
+def _costs(account: Account, prices: Prices | None) -> dict[str, Any]:
+    if prices is None:
+        return {}
+    found: dict[str, Any] = {}
+    if prices.price is not None:
+        found |= {"cost": account.cost.price, "unpriced_j": account.cost.unpriced_j}
+    if prices.carbon is not None:
+        found |= {"co2_g": account.cost.co2_g, "unrated_j": account.cost.unrated_j}
+    return found

@@ -1,0 +1,166 @@
+"""Energy in words: how much, how certain, by which meters, at what cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from rms.core.ledger import check_balance
+from rms.formats.prices import Cost, Prices
+from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow
+
+MODEL = "model"
+
+
+@dataclass
+class Account:
+    """The energy of one owner: a job, or idle, off and boot.
+
+    Attributes:
+        joules: all of it.
+        uncertainty_j: half-width of what was measured of it: the sum over its rows, as if all
+            erred the same way. The model's error is not known, and in no sum.
+        by_source: joules of each meter, and of the model.
+        estimate: whether part of it is a share of a device that others used too.
+        cost: what it has cost; all zero without prices.
+    """
+
+    joules: float = 0.0
+    uncertainty_j: float = 0.0
+    by_source: dict[str, float] = field(default_factory=dict)
+    estimate: bool = False
+    cost: Cost = field(default_factory=Cost)
+
+    @classmethod
+    def of(cls, parts: Iterable[EnergyPart | EnergyRow], prices: Prices | None = None) -> Account:
+        """Return the account of these parts of an owner's energy."""
+        found = cls()
+        for part in parts:
+            found.add(part)
+            if prices is not None and isinstance(part, EnergyRow):
+                found.cost += prices.cost(part.joules, part.begin_s, part.end_s)
+        return found
+
+    def add(self, part: EnergyPart | EnergyRow) -> None:
+        """Take in more energy."""
+        self.joules += part.joules
+        self.uncertainty_j += part.uncertainty_j
+        self.by_source[part.source] = self.by_source.get(part.source, 0.0) + part.joules
+        self.estimate |= part.estimate
+
+    def __add__(self, other: Account) -> Account:
+        by_source = dict(self.by_source)
+        for source, joules in other.by_source.items():
+            by_source[source] = by_source.get(source, 0.0) + joules
+        return Account(
+            self.joules + other.joules,
+            self.uncertainty_j + other.uncertainty_j,
+            by_source,
+            self.estimate or other.estimate,
+            self.cost + other.cost,
+        )
+
+    @property
+    def sources(self) -> str:
+        """Where it comes from, with shares where it is mixed."""
+        return source_words(self.by_source)
+
+    @property
+    def words(self) -> str:
+        """How much, how certain, by what: ``245.2 +- 3.1 J (81 % rapl, 19 % model)``."""
+        shared = "; an estimate, from devices that were shared" if self.estimate else ""
+        return f"{self.amount} J ({self.sources}{shared})"
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """How much, and by what, for a table: ``245.2 +- 3.1``, ``rapl (estimate)``."""
+        return self.amount, f"{self.sources}{' (estimate)' if self.estimate else ''}"
+
+    @property
+    def amount(self) -> str:
+        """How much, and how certain where that is known: ``245.2 +- 3.1``, in J."""
+        error = f" +- {self.uncertainty_j:.1f}" if self.uncertainty_j else ""
+        return f"{self.joules:.1f}{error}"
+
+
+def accounts(rows: Iterable[EnergyRow], prices: Prices | None = None) -> dict[str, Account]:
+    """Return the account of each owner."""
+    found: dict[str, list[EnergyRow]] = {}
+    for row in rows:
+        found.setdefault(row.owner, []).append(row)
+    return {owner: Account.of(own, prices) for owner, own in found.items()}
+
+
+def check_accounts(found: Accounts, owners: Mapping[str, Account], *, whole: bool) -> None:
+    """Refuse energy that does not add up to 1e-9 of the cluster's.
+
+    Of each job and its rows; where they are all jobs (``whole``), of all owners and the cluster.
+
+    Raises:
+        BalanceError: two sums of one energy differ.
+    """
+    energy = found.energy
+    for job in found.jobs:
+        rows_j = owners[job.id].joules if job.id in owners else 0.0
+        what = f"the rows of job {job.id} to be its energy"
+        check_balance(what, rows_j, job.energy_j, energy.cluster_j)
+    if not whole:
+        return
+    parts = energy.busy_j, energy.idle_j, energy.off_j, energy.boot_j
+    jobs_j = sum(job.energy_j for job in found.jobs)
+    rows_j = sum(account.joules for account in owners.values())
+    for what, got_j, expected_j in (
+        ("jobs' energies to be the busy energy", jobs_j, energy.busy_j),
+        ("owners' and nodes' energies to agree", sum(parts), energy.cluster_j),
+        ("the rows of all owners to be the cluster's energy", rows_j, energy.cluster_j),
+    ):
+        check_balance(what, got_j, expected_j, energy.cluster_j)
+
+
+def source_words(by_source: Mapping[str, float]) -> str:
+    """Return the source, or the share of each where there are several: ``81 % rapl, 19 % model``.
+
+    Of energy below zero (a correction of the model by a meter) shares are by size.
+    """
+    total = sum(map(abs, by_source.values()))
+    if not total:
+        return " and ".join(sorted(by_source)) or MODEL
+    largest_first = sorted(by_source.items(), key=lambda item: (-abs(item[1]), item[0]))
+    found = [(name, 100 * abs(joules) / total) for name, joules in largest_first if joules]
+    if len(found) == 1:
+        return found[0][0]
+    return ", ".join(f"{_percent(share)} % {name}" for name, share in found)
+
+
+def _percent(share: float) -> str:
+    """Return a share as a whole number, but not 0 or 100 of what is neither."""
+    if share < 1.0:
+        return "<1"
+    return ">99" if share > 99.0 else f"{share:.0f}"
+
+
+def resize_words(row: ResizeRow) -> str:
+    """Return how a resize went, in a line."""
+    return (
+        f"{row.from_ranks} to {row.to_ranks} ranks at step {row.step} by {row.strategy}: "
+        f"boot {row.boot_s:.2f} s, stopped {row.stall_s:.2f} s, {row.bytes / 1e6:.1f} MB moved"
+    )
+
+
+def cost_words(cost: Cost, prices: Prices) -> list[str]:
+    """Return what energy has cost, and of how much of it that is not known."""
+    found = []
+    if prices.price is not None:
+        found.append(f"{amount(cost.price)} {prices.currency}{_gap(cost.unpriced_j)}")
+    if prices.carbon is not None:
+        found.append(f"{amount(cost.co2_g)} g CO2{_gap(cost.unrated_j)}")
+    return found
+
+
+def _gap(joules: float) -> str:
+    return f" without {joules:.1f} J" if joules else ""
+
+
+def amount(value: float) -> str:
+    """Return an amount of money or of CO2: two decimals, three figures where it is small."""
+    return f"{value:.2f}" if abs(value) >= 1.0 or not value else f"{value:.3g}"
