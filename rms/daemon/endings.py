@@ -28,13 +28,14 @@ class Endings:
         }
 
     def add(self, job_id: JobId) -> None:
-        """Let the line of a job that is over be written soon, if the job has ever run."""
+        """Write the line of a job that is over, or let it wait, if the job has ever run."""
         if self._context.state.ended[job_id].start_s is None:
             return
         job = self._context.jobs[job_id]
         job.summary = ""
         self._context.note(NOTE, job, {"line": ""})
         self._due[job_id] = self._context.now() + SETTLE_S
+        self.watch()
 
     def watch(self) -> None:
         """Write the lines that are due."""

@@ -91,7 +91,9 @@ def test_array_runs_so_many_tasks_at_once(rms: Rms) -> None:
     job = rms.submit(body + 'echo "$SLURM_ARRAY_JOB_ID $SLURM_ARRAY_TASK_ID"; sleep 0.5')
     assert rms.over(job) == ["COMPLETED"] * 4
     for index in range(4):
-        assert (rms.work / f"out/{job}_{index}.txt").read_text() == f"{job} {index}\n"
+        lines = (rms.work / f"out/{job}_{index}.txt").read_text().splitlines()
+        assert lines[0] == f"{job} {index}" and lines[1].startswith(f"rms: job {job}_{index} ")
+        assert len(lines) == 2
     spans = rms.books()["spans"]
     assert {span["job"] for span in spans} == {f"{job}_{index}" for index in range(4)}
     for span in spans:
