@@ -18,6 +18,7 @@ def table(found):
             lines += ["", f"{name}: {brief(found[name])}"]
     lines += ladder_lines(found.get("ladder", {}).get("rows", []))
     lines += job_lines(found.get("job", {}))
+    lines += power_lines(found.get("power", {}))
     lines += resize_lines(found.get("resizes", {}))
     return "\n".join(lines)
 
@@ -51,19 +52,58 @@ def job_lines(job):
         f"{job['gcells_s']:.2f} Gcells/s, so {job[f'seconds_for_{PAPER_STEPS}']:.0f} s for "
         f"{PAPER_STEPS} steps.",
         "",
-        "| power by | mean W | energy J | largest W | readings |",
-        "| --- | ---: | ---: | ---: | ---: |",
     ]
-    for name, power in job["power"].items():
-        if "error" in power:
-            lines.append(f"| {name} | {power['error']} | | | |")
+    return lines + meter_lines(job["power"])
+
+
+def power_lines(power):
+    """Return what the meters say beside each other."""
+    if "windows" not in power:
+        return ["", f"power: {brief(power)}"] if power else []
+    lines = []
+    for row in power["windows"]:
+        if "meters" not in row:
+            lines += ["", f"The kernel for {row['seconds']:g} s: {row['skipped']}"]
             continue
+        rate = f"{row['gcells_s']:.2f} Gcells/s"
+        lines += ["", f"The kernel for {row['seconds']:.2f} s, {rate}:", ""]
+        lines += meter_lines(row["meters"])
+        for name, found in row["rise"].items():
+            if found:
+                watts = f"from {found['idle_w']:.0f} to {found['plateau_w']:.0f} W"
+                times = (
+                    f"{found['lag_s']:.2f} s after the start, 10 to 90 % in {found['rise_s']:.2f} s"
+                )
+                lines += ["", f"{name}: {watts}, half of it {times}."]
+    for row in power.get("ranks", []):
+        lines += ["", f"mpdata run, ranks on this GPU: {row['ranks']}{skipped(row)}", ""]
+        lines += meter_lines(row.get("meters", {}))
+    return lines
+
+
+def skipped(row):
+    return f": {row['skipped']}" if "skipped" in row else ""
+
+
+def meter_lines(meters):
+    """Return a table of the energy by each meter; `!` where a figure is hardly one."""
+    if not meters:
+        return []
+    lines = [
+        "| by | energy J | +- J | mean W | J per 1e9 cell updates | renewed every s | readings |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, found in meters.items():
+        if "error" in found:
+            lines.append(f"| {name} | {found['error']} | | | | | |")
+            continue
+        period = found["period_s"]
         lines.append(
-            f"| {name} | {power['mean_w']:.1f} | {power['energy_j']:.0f} | {power['max_w']:.1f} "
-            f"| {power['readings']} |"
+            f"| {name} | {found['energy_j']:.1f} | {found['uncertainty_j']:.1f}"
+            f"{' !' if found['short'] else ''} | {found['mean_w']:.1f} "
+            f"| {found['j_per_1e9_updates']:.3f} | {'' if period is None else f'{period:.3f}'} "
+            f"| {found['readings']} |"
         )
-        if "counter_mean_w" in power:
-            lines.append(f"| {name}, energy counter | {power['counter_mean_w']:.1f} | | | |")
     return lines
 
 

@@ -63,7 +63,7 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         "--meters",
         default="auto",
         metavar="auto|none|NAME[,NAME]",
-        help="what energy is read by: rapl, nvidia-smi, replay:FILE (default: all there are)",
+        help="what energy is read by: rapl, nvml, nvidia-smi, replay:FILE (default: all there are)",
     )
     add(
         "--meter-command",

@@ -10,6 +10,7 @@ from pathlib import Path
 from rms.power.command import Command
 from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices
+from rms.power.nvml import Nvml
 from rms.power.rapl import POWERCAP, Rapl
 from rms.power.replay import Replay
 
@@ -20,7 +21,7 @@ DRIVER = Path("/dev/nvidiactl")
 RAPL = "rapl"
 REPLAY = "replay:"
 
-GPUS: Mapping[str, Callable[[], Meter]] = {"nvidia-smi": Devices}
+GPUS: Mapping[str, Callable[[], Meter]] = {"nvml": Nvml, "nvidia-smi": Devices}
 """Meters of GPUs, the best first."""
 
 

@@ -15,12 +15,19 @@ from datetime import datetime
 from itertools import pairwise
 from queue import SimpleQueue
 
+from rms.power.integral import PowerIntegral
 from rms.power.meter import MeterError, Tally
 from rms.wire.messages import DeviceEnergy
 
+SOURCE = "nvidia-smi"
 QUERY = ("--query-gpu=timestamp,index,power.draw", "--format=csv,noheader,nounits")
 LINE = re.compile(r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*")
 END_S = 5.0
+EVERY_MS = 100
+AVERAGE_S = 1.0
+"""Over how long a reading is a mean, on Ampere and later; less on others."""
+JUMP_S = 5.0
+LONGEST_PAUSE_S = 60.0
 PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
 
 
@@ -55,7 +62,7 @@ class NvidiaSmi:
     ``error`` is one sentence, once the program could not start or ended on its own.
     """
 
-    source = "nvidia-smi"
+    source = SOURCE
 
     def __init__(self, program: str = "nvidia-smi", every_ms: int = 200) -> None:
         self.program = program
@@ -154,57 +161,90 @@ def available(program: str = "nvidia-smi") -> bool:
 
 @dataclass
 class Devices:
-    """The GPUs of this machine, by nvidia-smi: power integrated over the times that it states."""
+    """All GPUs of this machine by nvidia-smi, which is started anew where it ends."""
 
     program: str = "nvidia-smi"
-    sources: Sequence[str] = ("nvidia-smi",)
+    sources: Sequence[str] = (SOURCE,)
     every_s: float = 1.0
     trouble: str = ""
     _readings: SimpleQueue[Reading] = field(default_factory=SimpleQueue)
-    _last: dict[int, Reading] = field(default_factory=dict)
-    _tallies: dict[int, Tally] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
-    _gap_s: float = 0.0
     _sampler: NvidiaSmi | None = None
-
-    def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the devices of which there are new readings.
-
-        Raises:
-            MeterError: there are none, or nvidia-smi has ended.
-        """
-        if self._sampler is None:
-            self._last.clear()
-            self._sampler = NvidiaSmi(self.program)
-            self._sampler.start(self._readings.put)
-        if self._sampler.error is not None:
-            raise MeterError(self._sampler.error)
-        fresh: dict[int, None] = {}
-        while not self._readings.empty():
-            reading = self._readings.get()
-            self._take(reading)
-            fresh[reading.gpu] = None
-        return [self._tallies[gpu].energy(f"gpu-{gpu}", "nvidia-smi") for gpu in fresh]
+    _curves: dict[int, PowerIntegral] = field(default_factory=dict)
+    _before: dict[str, Tally] = field(default_factory=dict)
+    _begun_s: float | None = None
+    _shift_s: float | None = None
+    _started_s: float = 0.0
+    _tries: int = 0
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; the time between is unseen."""
-        self._known = {device.device: device for device in known}
-        self._gap_s = gap_s
+        """Go on from what an earlier agent has read; the time between nobody has seen."""
+        for device in known:
+            self._before[device.device] = Tally.after(device)
+            self._before[device.device].unseen_s += gap_s
+
+    def read(self, now_s: float) -> list[DeviceEnergy]:
+        """Return the GPUs of which there are new readings.
+
+        Raises:
+            MeterError: nvidia-smi tells of none.
+        """
+        if self._begun_s is None:
+            self._begun_s = now_s
+        if self._sampler is None:
+            self._start(now_s)
+        fresh = self._take_all(now_s)
+        assert self._sampler is not None
+        if self._sampler.error is not None:
+            self.trouble = self._sampler.error
+            if not self._curves:
+                raise MeterError(self.trouble)
+            if now_s >= self._started_s + min(2.0**self._tries, LONGEST_PAUSE_S):
+                self._start(now_s)
+        elif not self._curves and now_s > self._started_s + PROBE_S:
+            raise MeterError(f"{self.program} tells no power of any device")
+        return [self._energy(gpu, now_s) for gpu in fresh]
 
     def close(self) -> None:
-        """End nvidia-smi."""
+        """End nvidia-smi; a later reading starts it again and goes on."""
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
+        self._tries = 0
 
-    def _take(self, reading: Reading) -> None:
-        gpu = reading.gpu
-        if gpu not in self._tallies:
-            before = self._known.get(f"gpu-{gpu}")
-            self._tallies[gpu] = Tally.after(before)
-            self._tallies[gpu].unseen_s += 0.0 if before is None else self._gap_s
-        last = self._last.get(gpu)
-        if last is not None and reading.at_s > last.at_s:
-            span_s = reading.at_s - last.at_s
-            self._tallies[gpu].joules += (last.power_w + reading.power_w) / 2 * span_s
-        self._last[gpu] = reading
+    def _start(self, now_s: float) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+        self._sampler = NvidiaSmi(self.program, EVERY_MS)
+        self._sampler.start(self._readings.put)
+        self._started_s, self._tries = now_s, self._tries + 1
+
+    def _take_all(self, now_s: float) -> list[int]:
+        """Take the readings that have come, at times of the caller's clock; return whose they are.
+
+        Its own times are the local time of day, which is set now and then: they tell how far apart
+        readings are, and where they jump they begin anew.
+        """
+        readings = [self._readings.get_nowait() for _ in range(self._readings.qsize())]
+        if not readings:
+            return []
+        self.trouble, self._tries = "", 0
+        newest_s = max(reading.at_s for reading in readings)
+        if self._shift_s is None or abs(newest_s + self._shift_s - now_s) > JUMP_S:
+            self._shift_s = now_s - newest_s
+        for reading in readings:
+            if reading.gpu not in self._curves:
+                self._curves[reading.gpu] = PowerIntegral(AVERAGE_S)
+                if before := self._before.get(f"gpu-{reading.gpu}"):
+                    before.unseen_s += now_s - (self._begun_s or now_s)
+            at_s = reading.at_s + self._shift_s
+            self._curves[reading.gpu].add(at_s, reading.power_w)
+        return sorted({reading.gpu for reading in readings})
+
+    def _energy(self, gpu: int, now_s: float) -> DeviceEnergy:
+        name, curve = f"gpu-{gpu}", self._curves[gpu]
+        before = self._before.get(name, Tally())
+        return Tally(
+            before.joules + curve.joules,
+            before.unseen_s + curve.unseen_s(now_s),
+            before.uncertainty_j + curve.uncertainty_j(),
+        ).energy(name, SOURCE)

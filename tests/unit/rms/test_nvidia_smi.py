@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rms.launch.processes import alive
-from rms.power.nvidia_smi import NvidiaSmi, Reading, available, integrate, parse_line
+from rms.power.meter import MeterError
+from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, available, integrate, parse_line
+from rms.wire.messages import DeviceEnergy
 
 DEADLINE_S = 120.0
 RECORDING = """\
@@ -147,6 +150,83 @@ def test_available(tmp_path: Path) -> None:
     assert not available(stand_in(tmp_path, "exit 1", "2024/05/06 12:34:56.000, 0, [N/A]\n"))
     assert not available(stand_in(tmp_path, "exit 1", NO_DRIVER + "\n"))
     assert not available(str(tmp_path / "missing"))
+
+
+class News:
+    """What a meter has told last of each device, read at one time until that is as wanted."""
+
+    def __init__(self, meter: Devices) -> None:
+        self.meter, self.last = meter, dict[str, DeviceEnergy]()
+
+    def read(self, now_s: float, until: Callable[[], object]) -> None:
+        def wanted() -> object:
+            self.last |= {device.device: device for device in self.meter.read(now_s)}
+            return until()
+
+        wait_for(wanted)
+
+    def joules(self, gpu: int) -> float:
+        device = self.last.get(f"gpu-{gpu}")
+        return device.joules if device else 0.0
+
+
+WHOLE_J = 0.2 * (61.72 / 2 + 210.44 + 402.90 + 188.03 + 62.01 / 2)
+"""The energy of GPU 0 in the recording."""
+
+
+def test_devices_are_integrated(tmp_path: Path) -> None:
+    with closing(Devices(stand_in(tmp_path, "exec sleep 1000"))) as meter:
+        news = News(meter)
+        news.read(50.0, lambda: news.joules(0) > 0.99 * WHOLE_J)
+        first, second = news.last["gpu-0"], news.last["gpu-1"]
+        assert (first.source, second.source) == ("nvidia-smi", "nvidia-smi")
+        assert first.joules == pytest.approx(WHOLE_J, rel=1e-5)
+        assert first.unseen_s == 0.0 and first.uncertainty_j > 0.1 * first.joules
+        assert meter.read(60.0) == []  # it has told nothing since
+
+
+def test_devices_of_a_program_that_ends_are_a_gap(tmp_path: Path) -> None:
+    with closing(Devices(stand_in(tmp_path, "exit 9"))) as meter:
+        news = News(meter)
+        news.read(50.0, lambda: meter.trouble)
+        assert "ended on its own with status 9" in meter.trouble
+        stand_in(tmp_path, "exec sleep 1000", RECORDING.replace("12:34:56", "12:34:59"))
+        meter.read(51.0)
+        assert meter.trouble  # not at once
+        news.read(53.0, lambda: news.joules(0) > 1.99 * WHOLE_J)
+        assert meter.trouble == ""
+        assert news.joules(0) == pytest.approx(2 * WHOLE_J, rel=1e-5)
+        assert news.last["gpu-0"].unseen_s == pytest.approx(2.2, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("recording", "words"),
+    [("", "ended on its own with status 9"), (NO_DRIVER + "\n", "ended on its own .* NVIDIA-SMI")],
+)
+def test_devices_that_tell_nothing(tmp_path: Path, recording: str, words: str) -> None:
+    meter = Devices(stand_in(tmp_path, "exit 9", recording))
+    with pytest.raises(MeterError, match=words):
+        wait_for(lambda: meter.read(0.0))
+    with pytest.raises(MeterError, match="could not start"):
+        Devices(str(tmp_path / "missing")).read(0.0)
+
+
+def test_devices_without_power(tmp_path: Path) -> None:
+    lines = "2024/05/06 12:34:56.000, 0, [N/A]\n"
+    with closing(Devices(stand_in(tmp_path, "exec sleep 1000", lines))) as meter:
+        assert meter.read(0.0) == []
+        with pytest.raises(MeterError, match="tells no power of any device"):
+            meter.read(31.0)
+
+
+def test_devices_go_on_from_what_is_known(tmp_path: Path) -> None:
+    with closing(Devices(stand_in(tmp_path, "exec sleep 1000"))) as meter:
+        meter.resume([DeviceEnergy("gpu-0", "nvidia-smi", 500.0, 2.0, 9.0)], 7.0, True)
+        news = News(meter)
+        news.read(50.0, lambda: len(news.last) == 2)
+        first, second = news.last["gpu-0"], news.last["gpu-1"]
+        assert first.joules >= 500.0 and first.unseen_s == 9.0 and first.uncertainty_j >= 9.0
+        assert second.unseen_s == 0.0
 
 
 def test_a_line() -> None:

@@ -1,0 +1,311 @@
+"""Frequencies of processors and GPUs: those there are, and one held for a while.
+
+Processors by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of every policy), GPUs by
+NVML's locked clocks; both are for root, or for whom a site lets write those files. What was found
+is put back by a process of its own, which waits for the end of this one: however that comes, by
+``kill -9`` too. Only where both are killed, or the machine goes down, is it not; after a restart of
+the machine all is as configured anyway. NVML does not tell of a lock that was there before, so
+GPUs are left unlocked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rms.power.meter import MeterError
+from rms.power.nvml import in_words, load, uuid_of
+
+CPUFREQ = Path("/sys/devices/system/cpu/cpufreq")
+CPUFREQ_VARIABLE = "RMS_CPUFREQ"
+"""Names another folder than :data:`CPUFREQ`, for tests."""
+STEP_MHZ = 100
+"""Between the frequencies offered where a driver names its least and largest only."""
+PACKAGES = Path(__file__).parents[2]
+READY = "ready"
+END_S = 30.0
+
+
+class FrequencyError(Exception):
+    """A frequency cannot be set, or not be put back; one sentence."""
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What is set to one frequency together.
+
+    Attributes:
+        name: ``cpu``, all processors of this machine, or ``gpu-0`` and so on, as NVML counts.
+        mhz: the frequencies it can be set to, MHz, ascending.
+        settable: whether this user may, as far as can be told without trying.
+        reason: why not.
+    """
+
+    name: str
+    mhz: tuple[int, ...] = ()
+    settable: bool = False
+    reason: str = ""
+
+
+def available(env: Mapping[str, str] = os.environ) -> list[Domain]:
+    """Return this machine's processors, whether they can be set or not, and its GPUs."""
+    return [_processors(env), *_gpus()]
+
+
+@contextlib.contextmanager
+def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Hold a domain at a frequency; afterwards it is as it was found, however this ends.
+
+    Raises:
+        FrequencyError: it cannot be set, or could not be put back.
+    """
+    if not domain.settable:
+        raise FrequencyError(f"{domain.name} can not be set: {domain.reason}")
+    if mhz not in domain.mhz:
+        there = ", ".join(map(str, domain.mhz))
+        raise FrequencyError(f"expected a frequency of {domain.name} ({there} MHz), got {mhz}")
+    if domain.name == "cpu":
+        policies = _policies(env)
+        with _restored([{"policy": str(policy), "khz": _limits(policy)} for policy in policies]):
+            for policy in policies:
+                _limit(policy, mhz * 1000, mhz * 1000)
+                _check(policy, mhz)
+            yield
+    else:
+        number = int(domain.name.removeprefix("gpu-"))
+        with _restored([{"gpu": _uuid(number)}]):
+            _lock(number, mhz)
+            yield
+
+
+# ---------------------------------------------------------------- processors, by cpufreq
+
+
+def _policies(env: Mapping[str, str]) -> list[Path]:
+    folder = Path(env.get(CPUFREQ_VARIABLE) or CPUFREQ)
+    found = folder.glob("policy*")
+    return sorted(path for path in found if (path / "scaling_max_freq").exists())
+
+
+def _processors(env: Mapping[str, str]) -> Domain:
+    policies = _policies(env)
+    if not policies:
+        folder = env.get(CPUFREQ_VARIABLE) or CPUFREQ
+        return Domain("cpu", reason=f"no frequencies in {folder}: the kernel shows none here")
+    try:
+        each = [_steps(policy) for policy in policies]
+    except FrequencyError as error:
+        return Domain("cpu", reason=str(error))
+    mhz = tuple(sorted(set[int].intersection(*each)))
+    if not mhz:
+        return Domain("cpu", reason="its processors have no frequency in common")
+    for policy in policies:
+        for name in ("scaling_min_freq", "scaling_max_freq"):
+            if not os.access(policy / name, os.W_OK):
+                return Domain("cpu", mhz, False, f"this user may not write {policy / name}")
+    return Domain("cpu", mhz, True)
+
+
+def _steps(policy: Path) -> set[int]:
+    """Return a policy's frequencies, MHz, as its driver lists them, else in steps."""
+    with contextlib.suppress(OSError, ValueError):
+        listed = (policy / "scaling_available_frequencies").read_text().split()
+        if listed:
+            return {int(khz) // 1000 for khz in listed}
+    low, high = (_khz(policy / f"cpuinfo_{end}_freq") // 1000 for end in ("min", "max"))
+    first = -(-low // STEP_MHZ) * STEP_MHZ
+    return {low, high, *range(first, high, STEP_MHZ)}
+
+
+def _limits(policy: Path) -> tuple[int, int]:
+    return _khz(policy / "scaling_min_freq"), _khz(policy / "scaling_max_freq")
+
+
+def _limit(policy: Path, low_khz: int, high_khz: int) -> None:
+    """Set a policy's limits in the order in which the lower one is never above the upper one."""
+    names = [("scaling_min_freq", low_khz), ("scaling_max_freq", high_khz)]
+    if low_khz > _limits(policy)[1]:
+        names.reverse()
+    for name, khz in names:
+        try:
+            (policy / name).write_text(f"{khz}\n")
+        except OSError as error:
+            raise FrequencyError(f"could not write {policy / name}: {error.strerror}") from None
+
+
+def _check(policy: Path, mhz: int) -> None:
+    """Drivers take what they like and say nothing: see what they took."""
+    got = [khz // 1000 for khz in _limits(policy)]
+    if any(abs(limit - mhz) > STEP_MHZ // 2 for limit in got):
+        raise FrequencyError(
+            f"expected {policy} to be held at {mhz} MHz, got {got[0]} to {got[1]} MHz"
+        )
+
+
+def _khz(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except OSError as error:
+        raise FrequencyError(f"could not read {path}: {error.strerror}") from None
+    except ValueError:
+        raise FrequencyError(f"expected a frequency in {path}, got something else") from None
+
+
+# ---------------------------------------------------------------- GPUs, by NVML
+
+
+def _gpus() -> list[Domain]:
+    try:
+        nvml = load()
+    except MeterError as error:
+        driver = Path("/proc/driver/nvidia/version").exists()
+        return [Domain("gpu", reason=str(error))] if driver else []
+    try:
+        return [_gpu_domain(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
+    except nvml.NVMLError as error:
+        return [Domain("gpu", reason=in_words(nvml, error))]
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu_domain(nvml: Any, number: int) -> Domain:
+    name = f"gpu-{number}"
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(number)
+        memory = max(nvml.nvmlDeviceGetSupportedMemoryClocks(handle))
+        mhz = tuple(sorted(nvml.nvmlDeviceGetSupportedGraphicsClocks(handle, memory)))
+    except nvml.NVMLError as error:
+        return Domain(name, reason=in_words(nvml, error))
+    if os.geteuid() != 0:
+        return Domain(name, mhz, False, "only root may lock the clocks of a GPU")
+    return Domain(name, mhz, True)
+
+
+def _uuid(number: int) -> str:
+    with _nvml() as nvml:
+        return uuid_of(nvml, nvml.nvmlDeviceGetHandleByIndex(number))
+
+
+def _lock(number: int, mhz: int) -> None:
+    with _nvml() as nvml:
+        nvml.nvmlDeviceSetGpuLockedClocks(nvml.nvmlDeviceGetHandleByIndex(number), mhz, mhz)
+
+
+def _unlock(uuid: str) -> None:
+    with _nvml() as nvml:
+        nvml.nvmlDeviceResetGpuLockedClocks(nvml.nvmlDeviceGetHandleByUUID(uuid.encode()))
+
+
+@contextlib.contextmanager
+def _nvml() -> Iterator[Any]:
+    """Give NVML, and say in a sentence what it refuses.
+
+    Raises:
+        FrequencyError: there is none, or it raised an error inside.
+    """
+    try:
+        nvml = load()
+    except MeterError as error:
+        raise FrequencyError(str(error)) from None
+    try:
+        yield nvml
+    except nvml.NVMLError as error:
+        raise FrequencyError(
+            f"the GPU's clocks could not be set: {in_words(nvml, error)}"
+        ) from None
+    finally:
+        nvml.nvmlShutdown()
+
+
+# ---------------------------------------------------------------- who puts back what was found
+
+
+@contextlib.contextmanager
+def _restored(found: Sequence[Mapping[str, Any]]) -> Iterator[None]:
+    """Start the process that puts back what was found, and have it do so at the end.
+
+    Raises:
+        FrequencyError: it could not start, or something could not be put back.
+    """
+    path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "rms.power.frequency"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True, env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
+    assert guard.stdin is not None and guard.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            guard.stdin.write(json.dumps(found) + "\n")
+            guard.stdin.flush()
+        said = guard.stdout.readline().strip()
+        if said != READY:
+            raise FrequencyError(f"nothing was set: {said or 'no process could stand by'}")
+        yield
+    except BaseException as error:
+        if said := _end(guard, found):
+            error.add_note(said)
+        raise
+    if said := _end(guard, found):
+        raise FrequencyError(said)
+
+
+def _end(guard: subprocess.Popen[str], found: Sequence[Mapping[str, Any]]) -> str:
+    """Have all put back; return what went wrong, in a sentence, or nothing."""
+    try:
+        said, _ = guard.communicate(timeout=END_S)  # closes its input, for which it waits
+    except subprocess.TimeoutExpired:
+        guard.kill()
+        said, _ = guard.communicate()
+    # Where it was killed, or failed: try from here.
+    return restore(found) if guard.returncode else said.strip()
+
+
+def restore(found: Sequence[Mapping[str, Any]]) -> str:
+    """Put back what was found; return what went wrong, in a sentence, or nothing."""
+    wrong = []
+    for one in found:
+        try:
+            if "policy" in one:
+                _limit(Path(one["policy"]), *one["khz"])
+            else:
+                _unlock(one["gpu"])
+        except FrequencyError as error:
+            wrong.append(f"{next(iter(one.values()))} could not be put back: {error}")
+    return "; ".join(wrong)
+
+
+def guard() -> int:
+    """Wait for the end of who started this, then put back what was found; 0 if that went well."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    found = json.loads(sys.stdin.readline() or "[]")
+    with contextlib.ExitStack() as held:
+        try:
+            for one in found[:1]:  # of two, the second to end would put back what the first set
+                if "policy" in one:
+                    file = held.enter_context(Path(one["policy"], "scaling_max_freq").open())
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            print("another process holds the frequency of these processors", flush=True)
+            return 0
+        print(READY, flush=True)
+        sys.stdin.read()  # until the other end is closed, by its end if by nothing else
+        wrong = restore(found)
+    if wrong:
+        with contextlib.suppress(OSError):
+            print(wrong, flush=True)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(guard())

@@ -1,0 +1,350 @@
+"""Energy of GPUs by NVML: the driver's own counter, else the integral of its readings of power.
+
+The counter (``nvmlDeviceGetTotalEnergyConsumption``, Volta and later, mJ since the driver was
+loaded) is renewed every 20 to 100 ms. Where there is none (Pascal and before, most virtual GPUs)
+the power is integrated: the instantaneous field where the driver has it, as the plain call gives
+the mean of a second on Ampere and later, but GA100 (NVML API reference, nvmlDeviceGetPowerUsage).
+A GPU divided by MIG has one meter for all its parts.
+
+pynvml, of the package nvidia-ml-py, is imported when it is wanted and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rms.power.integral import PowerIntegral, gain_j
+from rms.power.meter import MeterError, Tally
+from rms.wire.messages import DeviceEnergy
+
+COUNTER, POWER = "nvml-counter", "nvml-power"
+COUNTER_PERIOD_S = 0.1
+"""The longest time that is known between two changes of the counter (H100 and others)."""
+INSTANT_S, AVERAGE_S = 0.1, 1.0
+"""Over how long at most a reading of power is a mean, s."""
+MOST_W = 3000.0
+"""No GPU draws more: a counter that rises faster is another one's, or begun anew."""
+RETRY_S = 5.0
+"""How long a GPU that is lost is left alone."""
+STUCK_S = 10.0
+"""A counter that stands still so long, of a GPU that draws power, counts nothing."""
+POWER_EVERY_S = 0.1
+COUNTER_LEAST_S, COUNTER_MOST_S = 0.45, 60.0
+"""A counter takes milliseconds to be read: not sooner again than after the first."""
+REFUSALS = (2, 3, 4, 13)
+"""Errors that say no for good: invalid argument, not supported, no permission, no such function."""
+WORDS = {
+    1: "NVML is not initialised",
+    3: "it is not supported on this GPU (a virtual one, or too old)",
+    4: "this user may not",
+    6: "there is no such GPU any more",
+    9: "the NVIDIA driver is not loaded",
+    12: "libnvidia-ml.so, a part of the driver, was not found",
+    15: "the GPU has fallen off the bus or is not reachable",
+    16: "the GPU needs a reset",
+    18: "the driver and its library have different versions",
+    999: "NVML failed without saying why",
+}
+
+
+def load() -> Any:
+    """Return pynvml, ready for use; call its ``nvmlShutdown`` when it is no more wanted.
+
+    Raises:
+        MeterError: it is not installed, or there is no driver.
+    """
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        raise MeterError(
+            "expected the package nvidia-ml-py to read GPUs by NVML, got none "
+            "(pip install 'malleable-mpi[nvml]')"
+        ) from None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise MeterError(in_words(nvml, error)) from None
+    return nvml
+
+
+def in_words(nvml: Any, error: Exception) -> str:
+    """Return what an error of NVML means."""
+    code = getattr(error, "value", None)
+    return WORDS.get(code if isinstance(code, int) else -1, f"NVML says: {error}")
+
+
+@dataclass
+class Counter:
+    """What a counter of joules has counted since it was first read.
+
+    Attributes:
+        joules: never falls.
+        unseen_s: how much of the time was lost, as the counter began anew.
+    """
+
+    joules: float = 0.0
+    unseen_s: float = 0.0
+    at_s: float | None = None
+    counted_j: float = 0.0
+    most_w: float = 0.0
+    changed_s: float = 0.0
+
+    def add(self, at_s: float, counted_j: float) -> None:
+        """Take a reading.
+
+        Args:
+            at_s: when, on a clock that never goes back, s.
+            counted_j: what the counter shows, J.
+        """
+        if self.at_s is None:
+            self.at_s, self.counted_j, self.changed_s = at_s, counted_j, at_s
+            return
+        seconds, spent = at_s - self.at_s, counted_j - self.counted_j
+        if seconds <= 0:
+            return
+        if 0 <= spent <= MOST_W * (seconds + COUNTER_PERIOD_S):
+            self.joules += spent
+            self.most_w = max(self.most_w, spent / max(seconds, 2 * COUNTER_PERIOD_S))
+        else:  # the driver was loaded anew: how much it was before that, nobody has counted
+            self.unseen_s += seconds
+        if spent:
+            self.changed_s = at_s
+        self.at_s, self.counted_j = at_s, counted_j
+
+    def uncertainty_j(self) -> float:
+        """Return half of the interval around the joules in which they truly are, J.
+
+        The sensor's gain, and what was not yet counted at the first and at the last reading.
+        """
+        return gain_j(self.joules) + COUNTER_PERIOD_S * self.most_w
+
+
+@dataclass
+class _Gpu:
+    """One GPU: what it has had, by which of both ways, and how it is reached."""
+
+    name: str
+    uuid: str
+    handle: Any
+    source: str = ""
+    known: DeviceEnergy | None = None
+    before: Tally = field(default_factory=Tally)
+    counter: Counter = field(default_factory=Counter)
+    integral: PowerIntegral | None = None
+    instant: bool = False
+    trouble: str = ""
+
+    def energy(self, now_s: float) -> DeviceEnergy:
+        tally = Tally(
+            self.before.joules + self.counter.joules,
+            self.before.unseen_s + self.counter.unseen_s,
+            self.before.uncertainty_j + self.counter.uncertainty_j(),
+        )
+        if self.integral is not None:
+            tally.joules += self.integral.joules
+            tally.unseen_s += self.integral.unseen_s(now_s)
+            tally.uncertainty_j += self.integral.uncertainty_j()
+        counted_j = self.counter.counted_j if self.source == COUNTER else None
+        return tally.energy(self.name, self.source, counted_j)
+
+
+@dataclass
+class Nvml:
+    """The GPUs of this machine, each by its counter or else by its power.
+
+    What cannot be read for a while is left out meanwhile: a counter goes on by itself, and where it
+    began anew, or power was to be read, the time between is unseen.
+    """
+
+    sources: Sequence[str] = (COUNTER, POWER)
+    trouble: str = ""
+    _nvml: Any = None
+    _gpus: dict[str, _Gpu] = field(default_factory=dict)
+    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
+    _gap_s: float = 0.0
+    _same_boot: bool = False
+    _again_s: float = -math.inf
+
+    @property
+    def every_s(self) -> float:
+        """The longest time between two readings at which this is right, s."""
+        power = any(gpu.source == POWER for gpu in self._gpus.values())
+        return POWER_EVERY_S if power else COUNTER_MOST_S
+
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        """Go on from what an earlier agent has read; see :class:`rms.power.meter.Meter`."""
+        self._known = {device.device: device for device in known}
+        self._gap_s, self._same_boot = gap_s, same_boot
+
+    def read(self, now_s: float) -> list[DeviceEnergy]:
+        """Return the GPUs of which there is news; none while they are lost.
+
+        Raises:
+            MeterError: there is no NVML, or no GPU that it can read.
+        """
+        lost = any(gpu.handle is None for gpu in self._gpus.values())
+        if (self._nvml is None or lost) and now_s >= self._again_s:
+            self._open(now_s)
+        found = [gpu.energy(now_s) for gpu in self._gpus.values() if self._read(gpu, now_s)]
+        gpus = self._gpus.values()
+        if self._nvml is not None:
+            self.trouble = "; ".join(f"{gpu.name}: {gpu.trouble}" for gpu in gpus if gpu.trouble)
+            if not any(gpu.source or gpu.handle is None for gpu in gpus):
+                raise MeterError(self.trouble or "NVML shows no GPU")
+        return found
+
+    def close(self) -> None:
+        """Let NVML go; a later reading opens it again and goes on."""
+        self._shut()
+        self._again_s = -math.inf
+
+    def _shut(self) -> None:
+        if self._nvml is not None:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlShutdown()
+            self._nvml = None
+        for gpu in self._gpus.values():
+            gpu.handle = None
+
+    def _open(self, now_s: float) -> None:
+        """Find the GPUs, anew where some were lost: by a reset, or as the driver was reloaded.
+
+        Raises:
+            MeterError: there is no NVML, and never was.
+        """
+        self._shut()
+        self._again_s = now_s + RETRY_S
+        try:
+            self._nvml = nvml = load()
+        except MeterError as error:
+            if not self._gpus:
+                raise
+            self.trouble = str(error)
+            return
+        for number in range(nvml.nvmlDeviceGetCount()):
+            name = f"gpu-{number}"
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(number)
+                uuid = uuid_of(nvml, handle)  # its number may be another one by now
+                if uuid not in self._gpus:
+                    known = self._known.pop(name, None)
+                    self._gpus[uuid] = _Gpu(name, uuid, None, "", known, Tally.after(known))
+                gpu = self._gpus[uuid]
+                gpu.handle, gpu.trouble = handle, ""
+                if not gpu.source:
+                    self._choose(gpu)
+            except nvml.NVMLError as error:
+                self.trouble = f"{name}: {in_words(nvml, error)}"
+
+    def _choose(self, gpu: _Gpu) -> None:
+        """Take the first way of reading that this GPU has."""
+        trouble = ""
+        try:
+            if COUNTER in self.sources:
+                self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle)
+                gpu.source = COUNTER
+        except self._nvml.NVMLError as error:
+            trouble = f"no energy counter: {in_words(self._nvml, error)}"
+        if not gpu.source and POWER in self.sources:
+            trouble = self._choose_power(gpu)
+        if gpu.source and divided(self._nvml, gpu.handle):
+            trouble = "it is divided by MIG, and what is read is of all its parts"
+        if gpu.source == POWER and gpu.known is not None:
+            gpu.before.unseen_s += self._gap_s
+            gpu.known = None
+        gpu.trouble = trouble
+
+    def _choose_power(self, gpu: _Gpu) -> str:
+        """Read its power from now on; return why not, if not."""
+        try:
+            gpu.instant = instant_w(self._nvml, gpu.handle) is not None
+            if not gpu.instant:
+                self._nvml.nvmlDeviceGetPowerUsage(gpu.handle)
+        except self._nvml.NVMLError as error:
+            return f"neither its energy nor its power can be read: {in_words(self._nvml, error)}"
+        gpu.source = POWER
+        gpu.integral = PowerIntegral(INSTANT_S if gpu.instant else AVERAGE_S)
+        return ""
+
+    def _read(self, gpu: _Gpu, now_s: float) -> bool:
+        """Read one GPU; return whether that brought anything."""
+        if gpu.handle is None or not gpu.source:
+            return False
+        try:
+            if gpu.integral is None:
+                return self._count(gpu, now_s)
+            gpu.integral.add(now_s, power_w(self._nvml, gpu.handle, gpu.instant))
+        except self._nvml.NVMLError as error:
+            gpu.handle, gpu.trouble = None, in_words(self._nvml, error)
+            self._again_s = max(self._again_s, now_s + RETRY_S)
+            return False
+        return True
+
+    def _count(self, gpu: _Gpu, now_s: float) -> bool:
+        """Read a counter, if the last time was long enough ago."""
+        counter = gpu.counter
+        if counter.at_s is not None and now_s < counter.at_s + COUNTER_LEAST_S:
+            return False
+        counted_j = self._nvml.nvmlDeviceGetTotalEnergyConsumption(gpu.handle) / 1e3
+        if gpu.known is not None:  # begin where an earlier agent left, if that is the same counter
+            if self._same_boot and gpu.known.counter is not None:
+                counter.add(now_s - max(self._gap_s, COUNTER_PERIOD_S), gpu.known.counter)
+            else:
+                gpu.before.unseen_s += self._gap_s
+            gpu.known = None
+        counter.add(now_s, counted_j)
+        still_s = now_s - counter.changed_s
+        if still_s > STUCK_S and power_w(self._nvml, gpu.handle, False) > 0:
+            trouble = self._choose_power(gpu)
+            gpu.trouble = f"its energy counter stands still; {trouble}".rstrip("; ")
+            if gpu.source == POWER:
+                gpu.before.unseen_s += still_s
+        return True
+
+
+def uuid_of(nvml: Any, handle: Any) -> str:
+    """Return what tells a GPU from all others."""
+    uuid = nvml.nvmlDeviceGetUUID(handle)
+    return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
+
+
+def power_w(nvml: Any, handle: Any, instant: bool) -> float:
+    """Return a GPU's power, W: the instantaneous field if that is wanted and there."""
+    watts = instant_w(nvml, handle) if instant else None
+    return nvml.nvmlDeviceGetPowerUsage(handle) / 1e3 if watts is None else watts
+
+
+def instant_w(nvml: Any, handle: Any) -> float | None:
+    """Return the instantaneous power, W; None where this GPU, driver or pynvml has no such field.
+
+    Raises:
+        NVMLError: the GPU cannot be reached.
+    """
+    name = getattr(nvml, "NVML_FI_DEV_POWER_INSTANT", None)
+    if name is None:
+        return None
+    try:
+        (field_value,) = nvml.nvmlDeviceGetFieldValues(handle, [name])
+    except nvml.NVMLError as error:
+        if getattr(error, "value", None) in REFUSALS:
+            return None
+        raise
+    if field_value.nvmlReturn != nvml.NVML_SUCCESS:
+        return None
+    value = field_value.value
+    wide = field_value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
+    milliwatts = value.ullVal if wide else value.uiVal
+    return milliwatts / 1e3 if milliwatts > 0 else None
+
+
+def divided(nvml: Any, handle: Any) -> bool:
+    """Return whether a GPU is divided by MIG."""
+    try:
+        return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
+    except nvml.NVMLError:
+        return False

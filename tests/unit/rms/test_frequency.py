@@ -1,0 +1,238 @@
+"""Frequencies on a tree of files like the kernel's, and on a stand-in for NVML."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from device_runs import STAND_IN
+
+from rms.power.frequency import CPUFREQ_VARIABLE, Domain, FrequencyError, available, locked
+
+DEADLINE_S = 60.0
+POLICIES = ("policy0", "policy1")
+
+
+@pytest.fixture
+def cpufreq(tmp_path: Path) -> Path:
+    """Two policies with different limits, frequencies listed."""
+    folder = tmp_path / "cpufreq"
+    for policy, low_khz in zip(POLICIES, (800_000, 1_000_000), strict=True):
+        place = folder / policy
+        place.mkdir(parents=True)
+        for name, text in (
+            ("scaling_available_frequencies", "2000000 1500000 1000000 800000"),
+            ("scaling_min_freq", str(low_khz)),
+            ("scaling_max_freq", "2000000"),
+            ("cpuinfo_min_freq", "800000"),
+            ("cpuinfo_max_freq", "2000000"),
+        ):
+            (place / name).write_text(f"{text}\n")
+    return folder
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A GPU, to this process and to those that it starts; return where its clocks are noted."""
+    (tmp_path / "gpus.json").write_text(json.dumps([{"uuid": "GPU-a"}]))
+    monkeypatch.setenv("STAND_IN_NVML", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return tmp_path / "clocks"
+
+
+def env_of(folder: Path) -> dict[str, str]:
+    return {CPUFREQ_VARIABLE: str(folder)}
+
+
+def limits(folder: Path) -> list[tuple[int, int]]:
+    ends = ("min", "max")
+    return [
+        tuple(int((folder / policy / f"scaling_{end}_freq").read_text()) for end in ends)  # type: ignore[misc]
+        for policy in POLICIES
+    ]
+
+
+FOUND = [(800_000, 2_000_000), (1_000_000, 2_000_000)]
+
+
+def processors(folder: Path) -> Domain:
+    (domain,) = (one for one in available(env_of(folder)) if one.name == "cpu")
+    return domain
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened in time"
+        time.sleep(0.005)
+
+
+def test_what_there_is(cpufreq: Path) -> None:
+    assert processors(cpufreq) == Domain("cpu", (800, 1000, 1500, 2000), True)
+
+
+def test_a_driver_that_lists_none_is_asked_in_steps(cpufreq: Path) -> None:
+    for policy in POLICIES:
+        (cpufreq / policy / "scaling_available_frequencies").unlink()
+        (cpufreq / policy / "cpuinfo_min_freq").write_text("1750000\n")
+    assert processors(cpufreq).mhz == (1750, 1800, 1900, 2000)
+
+
+def test_a_machine_without_cpufreq_says_so(tmp_path: Path) -> None:
+    domain = processors(tmp_path)
+    assert not domain.settable and str(tmp_path) in domain.reason
+    with pytest.raises(FrequencyError, match="cpu can not be set"), locked(domain, 1000):
+        pass
+
+
+def test_a_user_who_may_not_is_told(cpufreq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    domain = processors(cpufreq)
+    assert not domain.settable and "this user may not write" in domain.reason
+    assert domain.mhz == (800, 1000, 1500, 2000)
+
+
+def test_held_and_left_as_found(cpufreq: Path) -> None:
+    domain = processors(cpufreq)
+    for mhz in (1500, 800, 2000):
+        with locked(domain, mhz, env_of(cpufreq)):
+            assert limits(cpufreq) == [(mhz * 1000,) * 2] * 2
+        assert limits(cpufreq) == FOUND
+
+
+def test_left_as_found_by_an_error(cpufreq: Path) -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        locked(processors(cpufreq), 1000, env_of(cpufreq)),
+    ):
+        raise ZeroDivisionError
+    assert limits(cpufreq) == FOUND
+
+
+def test_one_holder_at_a_time(cpufreq: Path) -> None:
+    domain = processors(cpufreq)
+    with locked(domain, 1500, env_of(cpufreq)):
+        with (
+            pytest.raises(FrequencyError, match="another process holds"),
+            locked(domain, 1000, env_of(cpufreq)),
+        ):
+            pass
+        assert limits(cpufreq) == [(1_500_000,) * 2] * 2
+    assert limits(cpufreq) == FOUND
+
+
+def test_a_frequency_that_there_is_not(cpufreq: Path) -> None:
+    with (
+        pytest.raises(FrequencyError, match=r"expected .* 800, 1000, 1500, 2000 MHz\), got 1234"),
+        locked(processors(cpufreq), 1234, env_of(cpufreq)),
+    ):
+        pass
+    assert limits(cpufreq) == FOUND
+
+
+def test_a_driver_that_takes_something_else(cpufreq: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    domain = processors(cpufreq)
+    write = Path.write_text
+
+    def rounded(path: Path, text: str) -> int:
+        return write(path, "2000000\n" if path.name == "scaling_max_freq" else text)
+
+    monkeypatch.setattr(Path, "write_text", rounded)
+    with (
+        pytest.raises(FrequencyError, match="to be held at 1000 MHz, got 1000 to 2000"),
+        locked(domain, 1000, env_of(cpufreq)),
+    ):
+        pass
+    assert limits(cpufreq) == FOUND
+
+
+HOLDER = """
+import sys, time
+from rms.power.frequency import available, locked
+domain = next(one for one in available() if one.name == sys.argv[1])
+with locked(domain, int(sys.argv[2])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.promise("frequency")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_left_as_found_when_killed(cpufreq: Path, number: int) -> None:
+    command = [sys.executable, "-c", HOLDER, "cpu", "1500"]
+    with subprocess.Popen(
+        command, env=os.environ | env_of(cpufreq), stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as holder:  # fmt: skip
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        assert limits(cpufreq) == [(1_500_000,) * 2] * 2
+        os.killpg(holder.pid, number)
+    wait_for(lambda: limits(cpufreq) == FOUND)
+
+
+def test_who_puts_back_may_be_killed(cpufreq: Path) -> None:
+    with locked(processors(cpufreq), 1000, env_of(cpufreq)):
+        for guard in guards():
+            os.kill(guard, signal.SIGKILL)
+    assert limits(cpufreq) == FOUND
+
+
+def guards() -> list[int]:
+    """Return this process's children that put frequencies back."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            words = (place / "cmdline").read_text()
+        except OSError:
+            continue
+        if int(fields[1]) == os.getpid() and "rms.power.frequency" in words:
+            found.append(int(place.name))
+    assert found
+    return found
+
+
+def test_a_gpu_is_locked_and_reset(gpu: Path) -> None:
+    (domain,) = (one for one in available({}) if one.name == "gpu-0")
+    assert domain == Domain("gpu-0", (600, 900, 1200), True)
+    with locked(domain, 900):
+        assert gpu.read_text() == "lock GPU-a 900 900\n"
+    assert gpu.read_text() == "lock GPU-a 900 900\nreset GPU-a\n"
+
+
+def test_a_gpu_is_reset_when_its_holder_is_killed(gpu: Path) -> None:
+    holder = HOLDER.replace("import sys", "import os, sys").replace(
+        "domain =", "os.geteuid = lambda: 0\ndomain ="
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", holder, "gpu-0", "600"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        process.kill()
+    wait_for(lambda: gpu.read_text() == "lock GPU-a 600 600\nreset GPU-a\n")
+
+
+def test_a_gpu_that_refuses(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (domain,) = (one for one in available({}) if one.name == "gpu-0")
+    import pynvml
+
+    monkeypatch.setitem(pynvml.gpus[0].refuses, "nvmlDeviceSetGpuLockedClocks", 4)
+    with pytest.raises(FrequencyError, match="this user may not"), locked(domain, 900):
+        pass
+    assert gpu.read_text() == "reset GPU-a\n"
+
+
+def test_a_user_may_not_lock_gpus(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (domain,) = (one for one in available({}) if one.name == "gpu-0")
+    assert not domain.settable and "root" in domain.reason
