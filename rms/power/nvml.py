@@ -162,6 +162,7 @@ class Nvml:
     """
 
     sources: Sequence[str] = (COUNTER, POWER)
+    every_s: float = COUNTER_MOST_S
     trouble: str = ""
     _nvml: Any = None
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
@@ -169,12 +170,6 @@ class Nvml:
     _gap_s: float = 0.0
     _same_boot: bool = False
     _again_s: float = -math.inf
-
-    @property
-    def every_s(self) -> float:
-        """The longest time between two readings at which this is right, s."""
-        power = any(gpu.source == POWER for gpu in self._gpus.values())
-        return POWER_EVERY_S if power else COUNTER_MOST_S
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Go on from what an earlier agent has read; see :class:`rms.power.meter.Meter`."""
@@ -267,7 +262,7 @@ class Nvml:
                 self._nvml.nvmlDeviceGetPowerUsage(gpu.handle)
         except self._nvml.NVMLError as error:
             return f"neither its energy nor its power can be read: {in_words(self._nvml, error)}"
-        gpu.source = POWER
+        gpu.source, self.every_s = POWER, POWER_EVERY_S
         gpu.integral = PowerIntegral(INSTANT_S if gpu.instant else AVERAGE_S)
         return ""
 

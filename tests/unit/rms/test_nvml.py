@@ -38,7 +38,8 @@ class Machine:
 
     def read(self, meter: Nvml, seconds: float, step_s: float = 0.5) -> list[DeviceEnergy]:
         """Read for so long, and return the news of the last second."""
-        end_s, news = self.now_s + seconds, {}
+        end_s, news = self.now_s + seconds, dict[str, DeviceEnergy]()
+        meter.read(self.now_s)
         while self.now_s < end_s - step_s / 2:
             self.now_s += step_s
             found = meter.read(self.now_s)
@@ -86,7 +87,8 @@ def test_a_counter_is_not_read_more_often_than_it_is_renewed(machine: Machine) -
 @pytest.mark.parametrize("instant", [True, False])
 def test_power_is_integrated_where_nothing_counts(machine: Machine, instant: bool) -> None:
     refuses = no_counter(**({} if instant else {"nvmlDeviceGetFieldValues": 3}))
-    gpu = machine.gpu(watts=lambda at_s: 100.0 + 200.0 * (at_s >= 1010.0), refuses=refuses)
+    gpu = machine.gpu(refuses=refuses)
+    gpu.watts = lambda at_s: 100.0 + 200.0 * (at_s >= 1010.0)
     if instant:
         gpu.refuses["nvmlDeviceGetPowerUsage"] = 3
     meter = Nvml()
@@ -134,7 +136,7 @@ def test_nothing_to_read_is_an_error_in_words(machine: Machine) -> None:
 
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(MeterError, match=r"nvidia-ml-py .* pip install 'malleable-mpi\[nvml\]'"):
+    with pytest.raises(MeterError, match=r"nvidia-ml-py .*pip install 'malleable-mpi\[nvml\]'"):
         load()
 
 
