@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from rms.client.commands import jobs, read_script, wait_for
+from rms.client.commands import jobs, read_script, script_of, wait_for
 from rms.client.commands import submit as send
 from rms.client.connection import ServerError, ask, server_address
 from rms.formats.energy import resize_words
@@ -67,11 +66,22 @@ def _show(
 
 def add_submit(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms submit``."""
+    command.description = (
+        "Hand in a job script or a command. One whose program was measured by rms profile on this "
+        "machine needs no table of run times: it is found by all words of the command (of a "
+        "script, of its one launcher line), the contents of the program's file (of an interpreter, "
+        "its script's too) and the machine (processor, cores, GPUs)."
+    )
     command.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
     for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
         command.add_argument(option)
     command.add_argument("--preferred", type=int)
     command.add_argument("--cooldown", metavar="S", help="from one resize to the next, at least")
+    command.add_argument(
+        "--profile",
+        metavar="NAME|FILE|none",
+        help="a measured profile, instead of the one that is looked up",
+    )
     command.add_argument(
         "--wait", action="store_true", help="until they are over; say how they went"
     )
@@ -101,8 +111,7 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
         raise ScriptError(f"expected a SCRIPT or -- COMMAND, got {got}")
     if script is not None:
         return read_script(script), script.name
-    line = shlex.join([sys.executable, "-m", "rms", "launch", "--", *arguments.command_line])
-    return f"#!/bin/sh\nexec {line}\n", Path(arguments.command_line[0]).name
+    return script_of(arguments.command_line), Path(arguments.command_line[0]).name
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -117,6 +126,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         job_name=arguments.job_name,
         output=arguments.output,
         cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
+        profile=arguments.profile,
     )
 
 

@@ -16,6 +16,7 @@ from rms.daemon.journal import Journal, JournalError
 from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.serve import ServeOptions, run_daemon
 from rms.daemon.sockets import ServeError
+from rms.formats import profiles
 from rms.formats.config import FileError
 from rms.formats.prices import read_prices
 from rms.launch import machine
@@ -99,6 +100,7 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.boot_deadline,
             os.getppid() if arguments.with_parent else None,
             None if arguments.prices is None else read_prices(arguments.prices),
+            profiles.folder(os.environ, state_folder(os.environ)),
         )
         run_daemon(state, _engine(arguments), options, say)
     return 0

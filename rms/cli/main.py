@@ -35,15 +35,16 @@ COMMANDS = {
     "simulate": ("rms.cli.simulate", "run a workload on a virtual clock"),
     "reproduce": ("rms.cli.reproduce", "a published experiment, paper against ours"),
     "compare": ("rms.cli.compare", "run scripts for real, once per mode"),
+    "profile": ("rms.cli.profile", "time, power and energy of a command at each size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
 """Of each command the module that has a function of its name, and one that adds its options
 (``add_NAME``) where it has any; and what ``rms --help`` says."""
 
-WITH_COMMAND_LINE = ("submit", "launch")
+WITH_COMMAND_LINE = ("submit", "launch", "profile")
 """Commands that end with ``-- COMMAND``."""
 
-WITHOUT_SERVER = ("serve", "simulate", "reproduce", "compare", "replay")
+WITHOUT_SERVER = ("serve", "simulate", "reproduce", "compare", "profile", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from rms.client.connection import state_folder
 from rms.core.model import JobId, JobSpec, Mode, Site
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.criteria import LABELS, parse_criteria
 from rms.formats.joblog import JobLog, read_log
+from rms.formats.profiles import folder
 from rms.formats.swf import read_trace
 
 SAID_FROM = 0.05
@@ -67,7 +70,8 @@ def read_inputs(arguments: argparse.Namespace, mode: Mode | None) -> Workload:
         notes = {"skipped_records": trace.skipped, "raised_estimates": trace.raised}
         processors = processors or trace.processors
     else:
-        specs = read_workload(arguments.workload, mode, _say)
+        base = folder(os.environ, state_folder(os.environ))
+        specs = read_workload(arguments.workload, mode, _say, base)
     if arguments.cluster is not None:
         power = read_cluster(arguments.cluster).power
         site = Site(len(power), power)

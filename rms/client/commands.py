@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shlex
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
 
 from rms.client.connection import ask, sendable
+from rms.client.launch import strip_options
 from rms.formats.jobscript import Options, ScriptError, parse_script
 from rms.wire.users import OVER, JobIds, JobRow, Submission, SubmitOptions
 
@@ -18,6 +23,12 @@ POLL_S = 0.1
 
 SUMMARY_S = 10.0
 """How long the last lines of jobs that are over are waited for."""
+
+LAUNCHERS = ("srun", "mpirun", "mpiexec")
+"""What a script starts a parallel program by."""
+
+_EXPANDED = re.compile(r"[$`*?|<>;&]")
+"""What a shell puts something else for, or a line does beside running its command."""
 
 
 def read_script(path: Path) -> str:
@@ -35,6 +46,30 @@ def read_script(path: Path) -> str:
         raise ScriptError(f"expected a job script, got {path}: {error}") from None
 
 
+def script_of(command: Sequence[str]) -> str:
+    """Return a script that does nothing but run a command on the job's nodes."""
+    line = shlex.join([sys.executable, "-m", "rms", "launch", "--", *command])
+    return f"#!/bin/sh\nexec {line}\n"
+
+
+def launcher_words(text: str) -> list[str]:
+    """Return the command of a script's launcher line; nothing where it has none, or several.
+
+    Nor where the shell would put something in place of its words.
+    """
+    found: list[list[str]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        with contextlib.suppress(ValueError):
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["exec"]:
+                words = words[1:]
+            if words and words[0] in LAUNCHERS:
+                found.append([] if _EXPANDED.search(line) else strip_options(words[1:])[0])
+            elif words[1:4] == ["-m", "rms", "launch"]:
+                found.append(words[words.index("--") + 1 :])
+    return found[0] if len(found) == 1 else []
+
+
 def submit(
     server: str,
     text: str,
@@ -46,7 +81,7 @@ def submit(
     """Submit a script; return the ids of its jobs."""
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
     given = msgspec.convert(options, SubmitOptions, from_attributes=True)
-    body = Submission(text, name, str(cwd or Path.cwd()), keep, given)
+    body = Submission(text, name, str(cwd or Path.cwd()), keep, given, launcher_words(text))
     return ask(JobIds, server, "POST", "/jobs", body).ids
 
 

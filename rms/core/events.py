@@ -35,6 +35,20 @@ class ResizePoint(msgspec.Struct, frozen=True, tag=True):
     job: JobId
 
 
+class Stepped(msgspec.Struct, frozen=True, tag=True):
+    """A job has made ``steps`` steps in ``span_s`` at its present size, none of it in a resize.
+
+    It is at ``step`` of ``total``. A daemon says so after a while at a size, then ever more seldom.
+    """
+
+    at_s: float
+    job: JobId
+    step: int
+    total: int
+    steps: int
+    span_s: float
+
+
 class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
     """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy."""
 
@@ -135,6 +149,7 @@ Event = (
     Submitted
     | Started
     | ResizePoint
+    | Stepped
     | ResizeAsked
     | ResizeBegun
     | Resized

@@ -6,14 +6,17 @@ A job's progress is the integral of its present rate, so a rate may change while
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf
 from typing import NewType
 
 import msgspec
+
+from rms.core.speedup import Speedup as Speedup
+from rms.core.speedup import corrected
 
 JobId = NewType("JobId", str)
 """As Slurm writes it: ``7``, ``7_3``."""
@@ -57,56 +60,6 @@ class JobState(StrEnum):
     FAILED = "FAILED"
     CANCELLED = "CANCELLED"
     TIMEOUT = "TIMEOUT"
-
-
-@dataclass(frozen=True)
-class Speedup:
-    """Run time and power of a job against its number of nodes.
-
-    Attributes:
-        nodes: sizes with known figures, rising.
-        time_s: run time of the whole job at each.
-        power_w_per_node: power of each node while it runs, or empty.
-        law: ``(t1_s, tc_s)`` of t(n) = tc + t1 / n (Iserte & Rojek, section 3), or None.
-        interpolate: whether sizes between the known ones may be used, linear in 1/n.
-    """
-
-    nodes: tuple[int, ...] = ()
-    time_s: tuple[float, ...] = ()
-    power_w_per_node: tuple[float, ...] = ()
-    law: tuple[float, float] | None = None
-    interpolate: bool = False
-
-    def allows(self, n: int) -> bool:
-        """Return whether a job may run on ``n`` nodes."""
-        if self.law is not None:
-            return n >= 1
-        return n in self.nodes or (self.interpolate and self.nodes[0] <= n <= self.nodes[-1])
-
-    def time(self, n: int) -> float:
-        """Return the run time of the whole job on ``n`` nodes."""
-        if self.law is not None:
-            return self.law[1] + self.law[0] / n
-        return self._at(self.time_s, n)
-
-    def power(self, n: int) -> float | None:
-        """Return the power of each of ``n`` nodes, None where it is not stated."""
-        return self._at(self.power_w_per_node, n) if self.power_w_per_node else None
-
-    def efficiency(self, n: int) -> float:
-        """Return Eff(n) = t(1) / (n t(n)) (Iserte & Rojek, section 3)."""
-        smallest = 1 if self.law is not None else self.nodes[0]
-        return smallest * self.time(smallest) / (n * self.time(n))
-
-    def _at(self, values: tuple[float, ...], n: int) -> float:
-        at = bisect_left(self.nodes, n)
-        if at < len(self.nodes) and self.nodes[at] == n:
-            return values[at]
-        if not self.interpolate or not 0 < at < len(self.nodes):
-            raise ValueError(f"expected a size of {self.nodes}, got {n}")
-        low, high = self.nodes[at - 1], self.nodes[at]
-        share = (1 / n - 1 / low) / (1 / high - 1 / low)
-        return values[at - 1] + share * (values[at] - values[at - 1])
 
 
 class JobSpec(msgspec.Struct, frozen=True, gc=False):
@@ -213,6 +166,8 @@ class Job:
         pays_until_s: until when the next larger size saves more time than the resize costs.
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
         resize_count: how often it was resized so far.
+        seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``.
+        speedup: what it is planned by: what its ``spec`` states, corrected by what was seen.
     """
 
     spec: JobSpec
@@ -234,6 +189,12 @@ class Job:
     rate: float = 0.0
     since_s: float = 0.0
     resize_count: int = 0
+    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    speedup: Speedup | None = None
+
+    def __post_init__(self) -> None:
+        if self.speedup is None:
+            self.speedup = self.spec.speedup
 
     __hash__ = object.__hash__
 
@@ -276,6 +237,19 @@ class Job:
             at += 1
         return sizes[at] if at < len(sizes) else None
 
+    def time_s(self, n: int) -> float | None:
+        """Return the run time of the whole job on ``n`` nodes, None where it is not known."""
+        return self.spec.run_s if self.speedup is None else self.speedup.time(n)
+
+    def stepped(self, steps: int, span_s: float, step: int, total: int, now: float) -> None:
+        """Take in that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
+        before, so_far_s = self.seen.get(self.size, (0, 0.0))
+        self.seen[self.size] = before + steps, so_far_s + span_s
+        seen_s = {n: total * seconds / made for n, (made, seconds) in self.seen.items()}
+        self.speedup = corrected(self.spec.speedup, self.spec.sizes(), seen_s)
+        self.done, self.since_s = min(1.0, step / total), now
+        self.rate = steps / span_s / total
+
     def progress_to(self, now: float) -> None:
         """Bring ``done`` up to date before the rate changes."""
         if self.rate:
@@ -288,7 +262,7 @@ class Job:
 
     def remaining_s(self, n: int, now: float) -> float | None:
         """Return the time to its end if it ran on ``n`` nodes from now, None if unknown."""
-        whole = self.spec.time_s(n)
+        whole = self.time_s(n)
         return None if whole is None else self.remaining_share(now) * whole
 
 

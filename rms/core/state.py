@@ -242,7 +242,7 @@ class State:
         With t(n) the run time on n nodes and m the next size, it saves 1 - t(m) / t(n) of what is
         left, which is what the time to the end must exceed the price by.
         """
-        speedup, wider = job.spec.speedup, job.next_larger(job.size)
+        speedup, wider = job.speedup, job.next_larger(job.size)
         if wider is None:
             return -inf
         if speedup is None:

@@ -23,6 +23,7 @@ from rms.core.events import (
     ResizeRolledBack,
     Start,
     Started,
+    Stepped,
     Submitted,
     Ticked,
 )
@@ -61,7 +62,7 @@ def _started(state: State, event: Started) -> None:
         state.needs_pass = True
         state.unindex_running(job)
     job.state, job.start_s, job.since_s = JobState.RUNNING, now, now
-    whole = job.spec.time_s(job.size)
+    whole = job.time_s(job.size)
     job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
     if job.spec.resize_points_known:
         job.at_resize_point = state.needs_pass = True
@@ -81,6 +82,18 @@ def _point(state: State, event: ResizePoint) -> None:
         state.unindex_running(job)
         job.at_resize_point, state.needs_pass = True, True
         state.index_running(job)
+
+
+def _stepped(state: State, event: Stepped) -> None:
+    job = _running(state, event)
+    if min(event.steps, event.total) < 1 or event.span_s <= 0.0:
+        raise TransitionError(f"expected steps that took time, got {event}")
+    state.now_s = event.at_s
+    if job.resize_begun:
+        return  # it stands still now
+    state.unindex_running(job)
+    job.stepped(event.steps, event.span_s, event.step, event.total, event.at_s)
+    state.index_running(job)
 
 
 def _asked(state: State, event: ResizeAsked) -> None:
@@ -133,7 +146,7 @@ def _resume(state: State, job: Job, *, rests: bool) -> None:
     job.progress_to(state.now_s)
     job.at_resize_point &= not rests
     job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
-    whole = job.spec.time_s(job.size)
+    whole = job.time_s(job.size)
     job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
     state.index_running(job)
     state.changed[job.spec.id] = job
@@ -144,7 +157,7 @@ def _requeued(state: State, event: Requeued) -> None:
     state.now_s = event.at_s
     _release(state, job)
     job.size, job.nodes = 0, ()  # who still looks at it sees that it holds nothing
-    state.enqueue(Job(job.spec, job.number, job.least))
+    state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
 
 
 def _ended(state: State, event: Ended) -> None:
@@ -215,7 +228,7 @@ def _reopened(state: State, event: Reopened) -> None:
             job.state, job.end_s = JobState.FAILED, event.at_s
             state.ended[job.spec.id] = job
         else:
-            state.enqueue(Job(job.spec, job.number, job.least))
+            state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
     state.reopen(Site(len(event.nodes), event.power), event.down)
 
 
@@ -223,6 +236,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Submitted: _submitted,
     Started: _started,
     ResizePoint: _point,
+    Stepped: _stepped,
     ResizeAsked: _asked,
     ResizeBegun: _begun,
     Resized: _resized,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rms.core.cluster import Cluster
@@ -35,6 +36,7 @@ class Settings:
         boot_s: deadline for a world that boots beside a running one.
         where: what tells the nodes from others of the same names: an allocation's id, or "".
         prices: of electricity, None where they are not known.
+        profiles: folder of measured profiles, or None.
     """
 
     policy: str
@@ -44,6 +46,7 @@ class Settings:
     boot_s: float = BOOT_S
     where: str = ""
     prices: Prices | None = None
+    profiles: Path | None = None
 
 
 @dataclass

@@ -25,6 +25,7 @@ from rms.core.events import (
     ResizeRolledBack,
     Start,
     Started,
+    Stepped,
     Submitted,
     Ticked,
 )
@@ -192,6 +193,7 @@ class Daemon:
                 step.strategy, step.ranks = poll.strategy, poll.launches
                 self.worlds.save_steps(job)
         if running is not None:
+            self._count_steps(job, running)
             self._at_resize_point(job, running)
         return self.request(job_id, poll.known)
 
@@ -202,6 +204,15 @@ class Daemon:
         if job.requested_ranks and running.resizable_now:
             self.resize(job.id, job.requested_ranks)
             job.requested_ranks = 0
+
+    def _count_steps(self, job: JobRuntime, running: Job) -> None:
+        """Enter now and then how fast a job steps at its size."""
+        if running.state is not JobState.RUNNING:
+            return
+        at_s = self.time()
+        counted = job.stepped(at_s)
+        if counted is not None:
+            self.handle(Stepped(at_s, job.id, job.step, job.total, *counted))
 
     def request(self, job_id: JobId, known: int) -> ResizeRequest | None:
         """Return what a job is to do, unless it knows."""

@@ -98,6 +98,22 @@ class PendingResize(msgspec.Struct, rename={"reason": "why"}):
         return msgspec.convert(note, cls, strict=False) if note else None
 
 
+PACE_S = 5.0
+"""How long a job's steps are counted at a size before the scheduler is told; then twice as long."""
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """Steps being counted at one size: from when and which step on, and for how long.
+
+    The first moments at a size do not count (``span_s`` is 0 then): caches are cold.
+    """
+
+    since_s: float
+    step: int
+    span_s: float
+
+
 @dataclass
 class JobRuntime:
     """All of it.
@@ -115,6 +131,7 @@ class JobRuntime:
         requested_ranks: how many its application would have, 0 where it has not said.
         ending: the state in which it is to end, once it was told to.
         summary: the last line of its output, "" while that is due, None where none is.
+        count: steps being counted at its present size; None while it is resized.
     """
 
     id: JobId
@@ -136,6 +153,25 @@ class JobRuntime:
     kill_at: float | None = None
     answer: str = ""
     summary: str | None = None
+    count: StepCount | None = None
+
+    def stepped(self, now_s: float) -> tuple[int, float] | None:
+        """Count the steps it has told; return steps and seconds when they are to be entered.
+
+        Only of a script with one launcher line: of several each has its own steps.
+        """
+        count = self.count
+        if self.resize is not None or len(self.steps) != 1 or not 0 < self.step < self.total:
+            self.count = None
+            return None
+        if count is None or self.step < count.step:
+            self.count = StepCount(now_s, self.step, 0.0)
+            return None
+        steps, span_s = self.step - count.step, now_s - count.since_s
+        if not steps or span_s <= count.span_s:
+            return None
+        self.count = StepCount(now_s, self.step, 2.0 * count.span_s or PACE_S)
+        return (steps, span_s) if count.span_s else None
 
     @property
     def running_step(self) -> Step | None:
@@ -176,5 +212,5 @@ class JobRuntime:
         """Drop what was known of its processes, of which there are none any more."""
         self.script = self.resize = self.call = self.diagnosis = None
         self.ending = self.kill_at = None
-        self.steps, self.keys = [], []
+        self.steps, self.keys, self.count = [], [], None
         self.step = self.total = self.requested_ranks = 0

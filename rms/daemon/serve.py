@@ -36,6 +36,7 @@ class ServeOptions:
         boot_s: deadline for a world that boots beside a running one.
         parent: process whose end is the daemon's too, or None.
         prices: of electricity, None where they are not known.
+        profiles: folder of measured profiles, or None.
     """
 
     policy: str
@@ -44,6 +45,7 @@ class ServeOptions:
     boot_s: float = BOOT_S
     parent: int | None = None
     prices: Prices | None = None
+    profiles: Path | None = None
 
 
 def run_daemon(
@@ -70,7 +72,13 @@ def run_daemon(
         stack.callback(launcher.close)
         deadlines = options.grace_s, options.boot_s
         settings = Settings(
-            options.policy, time.time, say, *deadlines, engine.where, options.prices
+            options.policy,
+            time.time,
+            say,
+            *deadlines,
+            engine.where,
+            options.prices,
+            options.profiles,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
         token = _token(state / "token")

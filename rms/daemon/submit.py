@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode
 from rms.daemon.daemon import Daemon
+from rms.formats import profiles
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
@@ -23,6 +25,8 @@ from rms.formats.jobscript import (
     parse_script,
     refuse_unsupported,
 )
+from rms.formats.profiles import Profile, ProfileError, Program
+from rms.launch.machine import hardware
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import Submission, SubmitOptions
 
@@ -42,11 +46,12 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     indices: list[int | None] = [None] if array is None else list(array.indices)
     requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
     name = options.job_name or body.name
+    profile = _profile(daemon, body, options)
     specs: list[JobSpec] = []
     notes: dict[JobId, dict[str, Any]] = {}
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
-        specs.append(_spec(job_id, daemon.time(), options, array))
+        specs.append(_spec(job_id, daemon.time(), options, array, profile))
         names = OutputNames(
             array_id=str(number),
             index=index,
@@ -66,6 +71,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "array": str(number),
             "index": index,
             "requeue": requeue,
+            "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
         }
         (jobs / job_id).mkdir(parents=True, exist_ok=True)
     daemon.submit(specs, notes)
@@ -92,8 +98,36 @@ def _cooldown(options: Options) -> dict[str, str]:
     return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
 
 
-def _spec(job_id: JobId, now: float, options: Options, array: Array | None) -> JobSpec:
+def _profile(daemon: Daemon, body: Submission, options: Options) -> Profile | None:
+    """Return the measured profile of a submission: the one it names, or that of its program.
+
+    Raises:
+        ScriptError: it names one that there is not.
+    """
+    base, cwd, wanted = daemon.context.settings.profiles, Path(body.cwd), options.profile
+    if wanted == "none" or (wanted is None and (base is None or not body.command)):
+        return None
+    if wanted is not None:
+        try:
+            file = wanted.endswith(".json")
+            return profiles.read(cwd / wanted) if file else profiles.named(base, wanted)
+        except ProfileError as error:
+            raise ScriptError(f"--profile: {error}") from None
+    try:
+        found = Program.find(body.command, cwd, body.env.get("PATH", os.defpath))
+        return profiles.find(base, found, hardware)
+    except ProfileError as error:
+        daemon.say(f"no profile of {body.name}: {error}")  # it runs without one as well
+        return None
+
+
+def _spec(
+    job_id: JobId, now: float, options: Options, array: Array | None, profile: Profile | None
+) -> JobSpec:
     low, high = options.nodes or (1, 1)
+    speedup = None
+    if profile is not None:
+        speedup = profile.speedup(low, high, power=options.power_w is None)
     try:
         return JobSpec(
             id=job_id,
@@ -106,6 +140,7 @@ def _spec(job_id: JobId, now: float, options: Options, array: Array | None) -> J
             array=None if array is None else job_id.partition("_")[0],
             array_limit=None if array is None else array.limit,
             power_w=options.power_w,
+            speedup=speedup,
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None

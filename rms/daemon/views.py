@@ -18,6 +18,7 @@ from rms.wire.users import (
     HistoryEntry,
     JobRow,
     NodeRow,
+    SeenSteps,
     SlurmRow,
 )
 
@@ -59,6 +60,8 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         output=known.note.get("output", ""),
         slurm=details,
         summary=known.summary,
+        seen=[SeenSteps(n, *job.seen[n]) for n in sorted(job.seen)],
+        profile=known.note.get("profile", ""),
     )
 
 

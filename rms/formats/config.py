@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.speedup import fit_law
 from rms.formats.nodelist import NodeListError, expand
+from rms.formats.profiles import Profile, ProfileError
+from rms.formats.profiles import named as read_named
+from rms.formats.profiles import read as read_profile
 
 Shape = TypeVar("Shape")
 
@@ -116,12 +120,16 @@ def read_cluster(path: Path) -> ClusterFile:
 
 
 def read_workload(
-    path: Path, mode: Mode | None = None, say: Callable[[str], None] | None = None
+    path: Path,
+    mode: Mode | None = None,
+    say: Callable[[str], None] | None = None,
+    profiles: Path | None = None,
 ) -> list[JobSpec]:
     """Read a workload file; ``mode`` overrides what its jobs say.
 
     Args:
         say: told how well a fitted law fits.
+        profiles: folder of measured profiles that a workload may name.
 
     Raises:
         FileError: missing, not TOML, or not a workload.
@@ -132,7 +140,7 @@ def read_workload(
             raise FileError(f"{path}: expected count of at least 1, got {entry.count}")
         if entry.power_w is not None and entry.power_w < 0:
             raise FileError(f"{path}: expected power_w of at least 0, got {entry.power_w:g}")
-        speedup = _speedup(entry.speedup, path, say)
+        speedup = _speedup(entry.speedup, path, say, profiles)
         low, high = entry.nodes
         for _ in range(entry.count):
             try:
@@ -160,9 +168,11 @@ def read_workload(
     return specs
 
 
-def _speedup(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
+def _speedup(
+    table: _Table, path: Path, say: Callable[[str], None] | None, profiles: Path | None
+) -> Speedup:
     if table.profile is not None:
-        table = _profile(table, path)
+        table = _profile(table, path, profiles)
     if table.t1_s is not None or table.tc_s is not None:
         if table.t1_s is None or table.tc_s is None or table.nodes or table.time_s:
             raise FileError(f"{path}: expected speedup as t1_s and tc_s, or as nodes and time_s")
@@ -186,17 +196,40 @@ def _speedup(table: _Table, path: Path, say: Callable[[str], None] | None) -> Sp
     )
 
 
-def _profile(table: _Table, path: Path) -> _Table:
-    """Return a measured profile (JSON: nodes, time_s, power_w_per_node) as a table."""
-    name = path.parent / str(table.profile)
+def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
+    """Return a measured profile as a table.
+
+    It is a file, one of ``rms profile`` or a table in JSON (nodes, time_s, power_w_per_node), or
+    else the name of one that is kept.
+    """
+    name = str(table.profile)
+    file = path.parent / name
     if table.nodes or table.time_s or table.t1_s is not None:
         raise FileError(f"{path}: expected a profile or a table in speedup, got both")
     try:
-        found = msgspec.json.decode(name.read_bytes(), type=_Table)
-    except (OSError, msgspec.DecodeError) as error:
-        raise FileError(f"{path}: expected a profile {name}, got: {error}") from None
+        if file.suffix != ".json" and not file.exists():
+            found = _measured(read_named(profiles, name))
+        else:
+            data = file.read_bytes()
+            if "points" in msgspec.json.decode(data, type=dict[str, Any]):
+                found = _measured(read_profile(file))
+            else:
+                found = msgspec.json.decode(data, type=_Table)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: expected a profile {file}, got: {error}") from None
+    except ProfileError as error:
+        raise FileError(f"{path}: {error}") from None
     found.interpolate, found.fit = table.interpolate, table.fit
     return found
+
+
+def _measured(profile: Profile) -> _Table:
+    points = profile.matrix()
+    return _Table(
+        [point.nodes for point in points],
+        [point.run_s for point in points],
+        [point.node_w for point in points],
+    )
 
 
 def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
@@ -205,12 +238,7 @@ def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Spe
         raise FileError(
             f'{path}: expected fit = "law" for two sizes or more, without powers, got {table.fit!r}'
         )
-    inverse = [1.0 / n for n in table.nodes]
-    middle, mean_s = fmean(inverse), fmean(table.time_s)
-    t1_s = sum((x - middle) * t for x, t in zip(inverse, table.time_s, strict=True)) / sum(
-        (x - middle) ** 2 for x in inverse
-    )
-    tc_s = mean_s - t1_s * middle
+    t1_s, tc_s = fit_law(table.nodes, table.time_s)
     law = Speedup(law=(t1_s, tc_s))
     errors = [abs(law.time(n) / t - 1.0) for n, t in zip(table.nodes, table.time_s, strict=True)]
     if min(law.time(n) for n in (1, table.nodes[-1], 10**6)) <= 0:

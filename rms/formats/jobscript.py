@@ -51,6 +51,7 @@ class Options:
     memory_bandwidth_gb_s: float | None = None
     power_w: float | None = None
     cooldown_s: float | None = None
+    profile: str | None = None  # a name, a file, or none
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -333,7 +334,10 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "memory-bandwidth": ("memory_bandwidth_gb_s", _amount),
     "power": ("power_w", _amount),
     "cooldown": ("cooldown_s", _amount),
+    "profile": ("profile", _text),
 }
-_NOT_SLURMS = {"preferred", "mode", "resize-factor", "memory-bandwidth", "power", "cooldown"}
+_NOT_SLURMS = {
+    *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "cooldown", "profile")
+}
 _FLAGS = {"--requeue": True, "--no-requeue": False}
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from functools import partial
+import platform
+import subprocess
+from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
 from rms.core.cluster import Cluster
 from rms.core.model import NodePower
 from rms.formats.config import read_cluster
+from rms.formats.profiles import Machine
 from rms.launch.base import Engine
 from rms.launch.local import LocalLauncher
 from rms.power.choice import AUTO, MeterChoice
@@ -31,6 +35,24 @@ def this_machine(nodes: int | None = None) -> Cluster:
         tuple((f"cpu:{n}",) for n in chosen),
         (CORE_POWER,) * len(chosen),
     )
+
+
+@cache
+def hardware() -> Machine:
+    """Return what this machine is: processor model, cores, GPUs (asks nvidia-smi, once)."""
+    model = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                model = value.strip()
+                break
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    gpus: list[str] = []
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
+        gpus = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    return Machine(model, os.cpu_count() or 1, tuple(gpus))
 
 
 def from_file(path: Path) -> Cluster:

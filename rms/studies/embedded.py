@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rms.client.commands import jobs
@@ -26,12 +26,15 @@ class EmbeddedError(Exception):
 
 
 @contextlib.contextmanager
-def embedded_daemon(options: Sequence[str], folder: Path, *, local: bool) -> Iterator[str]:
+def embedded_daemon(
+    options: Sequence[str], folder: Path, *, local: bool, env: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Run ``rms serve`` with these options; yield its address, end it and its jobs at the end.
 
     Args:
         folder: made where it does not exist; ``daemon.log`` in it has what the daemon says.
         local: its jobs run on this machine, so that its state may be in a folder of this machine.
+        env: its environment; None for that of this process.
 
     Raises:
         EmbeddedError: it did not start.
@@ -44,7 +47,7 @@ def embedded_daemon(options: Sequence[str], folder: Path, *, local: bool) -> Ite
         command += [*options, "--grace", "1", "--with-parent"]
         with (folder / "daemon.log").open("w") as log:
             daemon = subprocess.Popen(
-                command, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                command, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=env
             )
             try:
                 _wait_until_ready(server, daemon)

@@ -40,16 +40,21 @@ class SubmitOptions(
     job_name: str | None = None
     output: str | None = None
     cooldown_s: float | None = None
+    profile: str | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``rms submit`` sends: the script as it is now, and where and how to run it."""
+    """What ``rms submit`` sends: the script as it is now, and where and how to run it.
+
+    ``command`` are the words of its one launcher line, by which a measured profile is found.
+    """
 
     text: str
     name: str
     cwd: str
     env: dict[str, str]
     options: SubmitOptions
+    command: list[str] = []
 
 
 class JobIds(msgspec.Struct, frozen=True):
@@ -163,6 +168,14 @@ class EnergyRow(msgspec.Struct, frozen=True):
     replaced_j: float
 
 
+class SeenSteps(msgspec.Struct, frozen=True):
+    """Steps that a job was seen to make on so many nodes, and the seconds they took."""
+
+    nodes: int
+    steps: int
+    seconds: float
+
+
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job, as queue, show, acct, top and reports have it.
 
@@ -177,6 +190,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         output: file of its standard output.
         summary: the last line of its output, once it is over; "" while that is still to be
             written, None where there is none to come.
+        seen: how fast it was seen to step at each size.
+        profile: the measured profile that it is planned by, and since when there is one; or "".
     """
 
     id: str
@@ -202,6 +217,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     output: str
     slurm: SlurmRow
     summary: str | None = None
+    seen: list[SeenSteps] = []
+    profile: str = ""
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):

@@ -54,7 +54,7 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
         plan = SharePlan(in_order=False)
         if not _due(state, room):
             return plan
-        found = backfilled(state, queue, room)
+        found = backfilled(state, queue, room, self.energy)
         spare, starting, short = room.free, [], 0
         for job, size in zip(found.jobs, found.sizes, strict=True):
             if size <= spare:
@@ -123,8 +123,12 @@ class Backfilled:
         return inf if self.at_s is None else self.at_s
 
 
-def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
-    """Return who may start if jobs that can be resized held their least sizes only."""
+def backfilled(state: State, queue: Iterable[Job], room: Room, energy: float = 0.0) -> Backfilled:
+    """Return who may start if jobs that can be resized held their least sizes only.
+
+    Args:
+        energy: weight of energy against time in the sizes of moldable jobs.
+    """
     lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
     found = Backfilled(free=room.free + state.releasing + lent)
     if not state.pending:
@@ -139,7 +143,7 @@ def backfilled(state: State, queue: Iterable[Job], room: Room) -> Backfilled:
             if found.free < narrowest:
                 break  # as nobody fits: a pass costs no more on a long queue
             continue
-        size = _start_size(job, found.free)
+        size = _start_size(state, job, found.free, energy)
         if found.first is not None:
             end = state.now_s + _longest_s(job, size)
             # Of jobs without a time limit none is sure to end before another.
@@ -204,15 +208,29 @@ def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tupl
     return inf, 0
 
 
-def _start_size(job: Job, free: int) -> int:
+def _start_size(state: State, job: Job, free: int, energy: float) -> int:
     """Return the nodes with which a job that fits counts at its start.
 
-    A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had.
+    A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had;
+    where energy counts and its run times are known, the size with the least weighted sum of time
+    and energy, each in units of what it is at that size.
     """
     if job.spec.mode is not Mode.MOLDABLE:
         return job.least
     most = min(free, job.spec.preferred)
-    return max(n for n in job.spec.sizes() if n <= most)
+    sizes = [n for n in job.spec.sizes() if n <= most]
+    speedup, model = job.speedup, state.site.power[0] if state.site.power else None
+    if not energy or speedup is None or model is None:
+        return sizes[-1]
+
+    def joules(n: int) -> float:
+        return n * speedup.time(n) * model.busy_w(job.spec, n)
+
+    whole_s, whole_j = speedup.time(sizes[-1]), joules(sizes[-1]) or 1.0
+    return min(
+        reversed(sizes),
+        key=lambda n: (1 - energy) * speedup.time(n) / whole_s + energy * joules(n) / whole_j,
+    )
 
 
 def _longest_s(job: Job, size: int) -> float:

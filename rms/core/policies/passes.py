@@ -12,12 +12,16 @@ from rms.core.events import (
     Resized,
     ResizePoint,
     ResizeRolledBack,
+    Stepped,
     Submitted,
     Ticked,
 )
 
 TRIGGERS: frozenset[type] = frozenset(
-    (Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, NodeUp, Ticked, Reopened)
+    (
+        *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
+        *(NodeUp, Ticked, Reopened),
+    )
 )
 """Events after which there may be something to decide."""
 

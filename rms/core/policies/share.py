@@ -22,6 +22,7 @@ from rms.core.events import Reason, Resize
 from rms.core.model import Job, JobId
 from rms.core.policies.placement import Room
 from rms.core.policies.rotation import RotationJob, rotation_sizes
+from rms.core.speedup import some_sizes
 from rms.core.state import State
 
 Entry = tuple[float, int, int, Job]
@@ -213,11 +214,11 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         array, handed_in = jobs[0].spec.array, jobs[0].spec.submit_s
         candidates = []
         for job in jobs:
-            if not job.resizable_now or job.spec.speedup is None:
+            if not job.resizable_now or job.speedup is None:
                 return
             if job.spec.array != array or job.spec.submit_s != handed_in:
                 return  # jobs that come and go have no common end to work towards
-            time_s = {n: job.spec.speedup.time(n) for n in _some(job.spec.sizes(), job.size)}
+            time_s = {n: job.speedup.time(n) for n in some_sizes(job.spec.sizes(), job.size)}
             left = job.remaining_share(state.now_s)
             delay_s = job.spec.resize_every_s or 0.0
             candidates.append(RotationJob(left, job.size, time_s, job.spec.resize_price_s, delay_s))
@@ -263,7 +264,7 @@ def _expansion(
     Returns:
         Its heap entry, if it may have more when its turn comes again, and its sizes on the way.
     """
-    speedup = job.spec.speedup
+    speedup = job.speedup
     if speedup is None:
         wider = job.next_larger(size)
         if wider is None or wider - size > spare:
@@ -303,15 +304,3 @@ def _cost(state: State, sizes: dict[Job, int], others_s: float) -> tuple[float, 
             busy_j += size * to_go * model.busy_w(job.spec, size)
     idle_w = 0.0 if model is None else model.idle_w
     return max(span, 1e-9), busy_j + idle_w * (state.nodes * span - busy_s)
-
-
-def _some(sizes: Sequence[int], size: int) -> Sequence[int]:
-    """Return the sizes a rotation looks at: all of a table, doublings of a long range."""
-    if len(sizes) <= 16:
-        return sizes
-    found = {sizes[0], sizes[-1], size}
-    n = sizes[0]
-    while n < sizes[-1]:
-        found.add(n)
-        n *= 2
-    return sorted(found)

@@ -12,7 +12,7 @@ from rms.core.model import JobId
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
-    "energy_j energy_source energy answer resizes resizing output slurm summary"
+    "energy_j energy_source energy answer resizes resizing output slurm summary seen profile"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources"
 
@@ -53,6 +53,8 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "output": "/rms-1.out",
         "slurm": {},
         "summary": None,
+        "seen": [],
+        "profile": "",
     }
     assert server.daemon.jobs[JobId(runs)].note["env"] == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]

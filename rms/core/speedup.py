@@ -1,0 +1,116 @@
+"""Run time and power of a job against its number of nodes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """Run time and power of a job against its number of nodes.
+
+    Attributes:
+        nodes: sizes with known figures, rising.
+        time_s: run time of the whole job at each.
+        power_w_per_node: power of each node while it runs, or empty.
+        law: ``(t1_s, tc_s)`` of t(n) = tc + t1 / n (Iserte & Rojek, section 3), or None.
+        interpolate: whether sizes between the known ones may be used, linear in 1/n.
+    """
+
+    nodes: tuple[int, ...] = ()
+    time_s: tuple[float, ...] = ()
+    power_w_per_node: tuple[float, ...] = ()
+    law: tuple[float, float] | None = None
+    interpolate: bool = False
+
+    def allows(self, n: int) -> bool:
+        """Return whether a job may run on ``n`` nodes."""
+        if self.law is not None:
+            return n >= 1
+        return n in self.nodes or (self.interpolate and self.nodes[0] <= n <= self.nodes[-1])
+
+    def time(self, n: int) -> float:
+        """Return the run time of the whole job on ``n`` nodes."""
+        if self.law is not None:
+            return self.law[1] + self.law[0] / n
+        return self._at(self.time_s, n)
+
+    def power(self, n: int) -> float | None:
+        """Return the power of each of ``n`` nodes, None where it is not stated."""
+        return self._at(self.power_w_per_node, n) if self.power_w_per_node else None
+
+    def efficiency(self, n: int) -> float:
+        """Return Eff(n) = t(1) / (n t(n)) (Iserte & Rojek, section 3)."""
+        smallest = 1 if self.law is not None else self.nodes[0]
+        return smallest * self.time(smallest) / (n * self.time(n))
+
+    def _at(self, values: tuple[float, ...], n: int) -> float:
+        at = bisect_left(self.nodes, n)
+        if at < len(self.nodes) and self.nodes[at] == n:
+            return values[at]
+        if not self.interpolate or not 0 < at < len(self.nodes):
+            raise ValueError(f"expected a size of {self.nodes}, got {n}")
+        low, high = self.nodes[at - 1], self.nodes[at]
+        share = (1 / n - 1 / low) / (1 / high - 1 / low)
+        return values[at - 1] + share * (values[at] - values[at - 1])
+
+
+def fit_law(nodes: Sequence[int], time_s: Sequence[float]) -> tuple[float, float]:
+    """Return ``(t1_s, tc_s)`` of t(n) = tc + t1 / n by least squares, of two sizes or more."""
+    inverse = [1.0 / n for n in nodes]
+    middle, mean_s = fmean(inverse), fmean(time_s)
+    spread = sum((x - middle) ** 2 for x in inverse)
+    t1_s = sum((x - middle) * t for x, t in zip(inverse, time_s, strict=True)) / spread
+    return t1_s, mean_s - t1_s * middle
+
+
+def some_sizes(sizes: Sequence[int], *more: int) -> Sequence[int]:
+    """Return all of a few sizes; of a long range its ends, doublings between, and ``more``."""
+    if len(sizes) <= 16:
+        return sizes
+    found = {sizes[0], sizes[-1], *more}
+    n = sizes[0]
+    while n < sizes[-1]:
+        found.add(n)
+        n *= 2
+    return sorted(n for n in found if n in sizes)
+
+
+def corrected(
+    stated: Speedup | None, sizes: Sequence[int], seen_s: Mapping[int, float]
+) -> Speedup | None:
+    """Return run time against nodes as it was seen, at other sizes as that makes it likely.
+
+    Those are what is stated, times the ratio of seen to stated, linear in 1/n between sizes seen.
+    Where nothing is stated, t(n) = tc + t1 / n through two sizes or more takes its place.
+
+    Args:
+        stated: what is known beforehand, or None.
+        sizes: at which the job may run, rising.
+        seen_s: run time of the whole job at sizes at which it ran.
+
+    Returns:
+        What is stated, where nothing can be said of sizes at which it did not run.
+    """
+    seen_s = {n: seen_s[n] for n in sorted(seen_s) if n in sizes}
+    if not seen_s or (stated is None and len(seen_s) < 2):
+        return stated
+    if stated is None:
+        t1_s, tc_s = fit_law(list(seen_s), list(seen_s.values()))
+        if t1_s < 0.0:
+            t1_s, tc_s = 0.0, fmean(seen_s.values())
+        elif tc_s < 0.0:
+            t1_s, tc_s = fmean([n * time_s for n, time_s in seen_s.items()]), 0.0
+        stated = Speedup(law=(t1_s, tc_s))
+    ratios = tuple(time_s / stated.time(n) for n, time_s in seen_s.items())
+    ratio = Speedup(tuple(seen_s), ratios, interpolate=True)
+    first, last = ratio.nodes[0], ratio.nodes[-1]
+    nodes = sorted({*some_sizes(sizes), *seen_s})
+    time_s = tuple(
+        seen_s[n] if n in seen_s else stated.time(n) * ratio.time(min(max(n, first), last))
+        for n in nodes
+    )
+    return Speedup(tuple(nodes), time_s, interpolate=True)

@@ -1,0 +1,315 @@
+"""Measured profiles of programs: time, power and energy at each size (``rms profile``).
+
+What Chauhan et al. (section III) call a PET matrix, and keep in a knowledge base: here a folder
+with a JSON file for each program on each machine. Files are written whole or not at all, so that
+commands at the same time do no harm to one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from rms.core.speedup import Speedup, fit_law
+from rms.wire.files import write_whole
+
+FORMAT = 1
+PROFILES_VARIABLE = "RMS_PROFILES"
+"""The folder of profiles, instead of ``profiles`` in the state folder; empty for none."""
+
+SEPARATE, MALLEABLE = "separate", "malleable"
+"""How a point was measured: by a run of its own, or by resizing one run."""
+
+_INTERPRETER = re.compile(r"(python|perl|ruby|bash|sh|julia|Rscript|node)[0-9.]*")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+class ProfileError(ValueError):
+    """A profile that there is not, or that does not say what it should; one sentence."""
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """Where a profile holds: processor model, number of cores, names of GPUs."""
+
+    cpu: str
+    cores: int
+    gpus: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        gpus = "".join(f", {name}" for name in self.gpus)
+        return f"{self.cpu}, {self.cores} core{'s' * (self.cores != 1)}{gpus}"
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What was measured: all words of the command, and the hash of the program's file.
+
+    Of an interpreter (python, sh, ...) the script that it runs is hashed too.
+    """
+
+    words: tuple[str, ...]
+    sha256: str
+
+    @classmethod
+    def find(cls, words: Sequence[str], cwd: Path, path: str) -> Program | None:
+        """Return the program that a command starts, None where there is no such file.
+
+        Args:
+            cwd: where it is started.
+            path: where programs are looked for, as in ``PATH``.
+        """
+        named = words[0] if "/" not in words[0] else str(cwd / words[0])
+        found = shutil.which(named, path=path)
+        if found is None:
+            return None
+        files = [Path(found)]
+        if _INTERPRETER.fullmatch(files[0].name):
+            script = next((cwd / word for word in words[1:] if not word.startswith("-")), None)
+            files += [script] if script is not None and script.is_file() else []
+        try:
+            hashes = "".join(_sha256(file) for file in files)
+        except OSError:
+            return None
+        return cls(tuple(words), hashes if len(files) == 1 else _digest(hashes))
+
+
+class Point(msgspec.Struct, frozen=True):
+    """One size (and frequency) of a profile.
+
+    Attributes:
+        nodes: how many.
+        way: ``separate`` or ``malleable``.
+        time_s: run time of the whole job of each run; of a malleable run, its seconds per step
+            each time at this size, times the steps of the job.
+        energy_j: energy of the job in each of these runs.
+        source: where the energy is from: ``model``, or which meters.
+        peak_w: highest power of the job's nodes above what they draw idle.
+        idle_w: what these nodes draw idle.
+        mhz: clock that was set, None where none was.
+        uncertainty_j: half-width of the energy of one run, as far as the meters tell.
+    """
+
+    nodes: int
+    way: str
+    time_s: tuple[float, ...]
+    energy_j: tuple[float, ...]
+    source: str
+    peak_w: float = 0.0
+    idle_w: float = 0.0
+    mhz: float | None = None
+    uncertainty_j: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.nodes < 1 or not self.time_s or len(self.time_s) != len(self.energy_j):
+            raise ValueError("expected nodes, and as many energies as times")
+        if min(self.time_s) <= 0.0 or min(self.energy_j) < 0.0:
+            raise ValueError("expected times above 0 and energies of at least 0")
+
+    @property
+    def run_s(self) -> float:
+        """Median of the run times."""
+        return median(self.time_s)
+
+    @property
+    def spread_s(self) -> float:
+        """Longest less shortest run."""
+        return max(self.time_s) - min(self.time_s)
+
+    @property
+    def node_w(self) -> float:
+        """Mean power of each node."""
+        return sum(self.energy_j) / sum(self.time_s) / self.nodes
+
+    @property
+    def run_j(self) -> float:
+        """Energy of a run of the median time at the mean power."""
+        return self.node_w * self.nodes * self.run_s
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """All that was measured of a program on a machine.
+
+    Attributes:
+        name: by which it is found, beside its program.
+        steps: of the program; 0 where that is not known.
+        measured: date and time of the newest point.
+    """
+
+    name: str
+    program: Program
+    machine: Machine
+    points: tuple[Point, ...]
+    steps: int = 0
+    measured: str = ""
+    format: int = FORMAT
+
+    def matrix(self, way: str | None = None, mhz: float | None = None) -> list[Point]:
+        """Return the points of one way and frequency, by size.
+
+        Args:
+            way: None for separate runs, or the malleable one where there are none.
+        """
+        found = [point for point in self.points if point.mhz == mhz]
+        if way is None:
+            way = SEPARATE if any(point.way == SEPARATE for point in found) else MALLEABLE
+        return sorted((p for p in found if p.way == way), key=lambda point: point.nodes)
+
+    def speedup(self, low: int = 0, high: int = 0, *, power: bool = True) -> Speedup:
+        """Return run time and power against nodes, at clocks as they are.
+
+        Sizes between the measured ones are linear in 1/n. Those up to ``high`` and down to ``low``
+        follow the law t(n) = tc + t1 / n of the measured ones, but are no better than perfect
+        scaling of the next measured one, and no worse than it.
+
+        Args:
+            power: whether it says the power too.
+        """
+        points = self.matrix()
+        time_s = {point.nodes: point.run_s for point in points}
+        node_w = {point.nodes: point.node_w for point in points}
+        law = fit_law(list(time_s), list(time_s.values())) if len(points) > 1 else None
+        for n, nearest in ((low, points[0]), (high, points[-1])):
+            if n < 1 or points[0].nodes <= n <= points[-1].nodes:
+                continue
+            perfect_s = nearest.run_s * nearest.nodes / n
+            t1_s, tc_s = law or (perfect_s * n, 0.0)
+            slow_s, fast_s = sorted((perfect_s, nearest.run_s), reverse=True)
+            time_s[n] = min(slow_s, max(fast_s, tc_s + t1_s / n))
+            node_w[n] = nearest.node_w
+        nodes = sorted(time_s)
+        return Speedup(
+            tuple(nodes),
+            tuple(time_s[n] for n in nodes),
+            tuple(node_w[n] for n in nodes) if power else (),
+            interpolate=True,
+        )
+
+
+def key(program: Program, machine: Machine) -> str:
+    """Return what the file of a program on a machine is named by."""
+    return _digest(msgspec.json.encode((program, machine)).decode())[:12]
+
+
+def folder(env: Mapping[str, str], state: Path) -> Path | None:
+    """Return where profiles are kept, None for nowhere.
+
+    Args:
+        state: the user's state folder.
+    """
+    named = env.get(PROFILES_VARIABLE)
+    if named is None:
+        return state / "profiles"
+    return Path(named).absolute() if named else None
+
+
+def check_name(name: str) -> str:
+    """Return a profile's name.
+
+    Raises:
+        ProfileError: it cannot be one.
+    """
+    if not _NAME.fullmatch(name) or name.endswith(".json"):
+        raise ProfileError(
+            f"expected a name of letters, digits and . _ - for a profile, got {name!r}"
+        )
+    return name
+
+
+def read(path: Path) -> Profile:
+    """Read a profile.
+
+    Raises:
+        ProfileError: missing, or not a profile of this format.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Profile)
+    except FileNotFoundError:
+        raise ProfileError(f"expected a profile, got {path}, which does not exist") from None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProfileError(f"expected a profile, got {path}: {error}") from None
+    if found.format != FORMAT:
+        raise ProfileError(f"{path}: expected a profile of format {FORMAT}, got {found.format}")
+    if not found.matrix():
+        raise ProfileError(
+            f"{path}: expected a profile with points at clocks as they are, got none"
+        )
+    return found
+
+
+def write(path: Path, profile: Profile) -> None:
+    """Write a profile, whole or not at all.
+
+    Raises:
+        ProfileError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(profile), indent=2)
+        write_whole(path, text + b"\n", sync=True)
+    except OSError as error:
+        raise ProfileError(
+            f"expected a place for a profile, got {path}: {error.strerror}"
+        ) from None
+
+
+def path_of(base: Path, profile: Profile) -> Path:
+    """Return the file of a profile in a folder of profiles."""
+    return base / f"{profile.name}-{key(profile.program, profile.machine)}.json"
+
+
+def find(
+    base: Path | None, program: Program | None, machine: Callable[[], Machine]
+) -> Profile | None:
+    """Return the profile of a program on a machine: same words, same file, same machine.
+
+    Args:
+        machine: what tells which; asked only where there are profiles.
+
+    Raises:
+        ProfileError: there is one, and it cannot be read.
+    """
+    if base is None or program is None or not any(base.glob("*.json")):
+        return None
+    for path in sorted(base.glob(f"*-{key(program, machine())}.json")):
+        found = read(path)
+        if (found.program, found.machine) == (program, machine()):
+            return found
+    return None
+
+
+def named(base: Path | None, name: str) -> Profile:
+    """Return the one profile of a name.
+
+    Raises:
+        ProfileError: there is none, or there are several.
+    """
+    paths = [] if base is None else sorted(base.glob("*.json"))
+    found = [p for p in paths if name in (p.stem, p.stem.rpartition("-")[0])]
+    if len(found) != 1:
+        got = ", ".join(path.stem for path in found or paths) or "none"
+        raise ProfileError(f"expected a file or the name of one profile, got {name!r} of: {got}")
+    return read(found[0])
+
+
+def merged(old: Profile | None, new: Profile) -> Profile:
+    """Return a profile with the points of a new measurement, and older ones of another way."""
+    if old is None:
+        return new
+    ways = {point.way for point in new.points}
+    kept = tuple(point for point in old.points if point.way not in ways)
+    steps = new.steps or old.steps
+    return msgspec.structs.replace(new, points=kept + new.points, steps=steps)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,139 @@
+"""``rms profile`` for real, and what is planned by a profile afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from daemon import served
+from processes import Run
+
+RMS = [sys.executable, "-m", "rms"]
+
+WORK = """#!/bin/sh
+# About a quarter of a second, shared out over the nodes.
+sleep $(echo "scale=3; 0.25 / $SLURM_JOB_NUM_NODES" | bc 2>/dev/null || echo 0.2)
+"""
+
+
+@pytest.mark.promise("profile")
+def test_a_profiled_command_needs_no_table(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work.sh").write_text(WORK)
+    (tmp_path / "work.sh").chmod(0o755)
+    kept = {"RMS_PROFILES": str(tmp_path / "kept")}
+    cores = len(os.sched_getaffinity(0))
+    sizes = [n for n in (1, 2) if n <= cores]
+    text = ",".join(map(str, sizes))
+    done = run(*RMS, "profile", "--nodes", text, "--json", "out.json", "--", "./work.sh", env=kept)
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    points = found["points"]
+    assert [p["nodes"] for p in points] == sizes and {p["source"] for p in points} == {"model"}
+    for p in points:  # a busy core of the model: 10 W, 8 W of them above idle
+        assert p["energy_j"][0] == pytest.approx(10.0 * p["nodes"] * p["time_s"][0], rel=1e-6)
+        assert p["peak_w"] == pytest.approx(8.0 * p["nodes"])
+        assert p["idle_w"] == pytest.approx(2.0 * p["nodes"])
+    assert "least energy" in done.stdout and "energy from: model" in done.stdout
+    shown = run(*RMS, "profile", "--show", "--", "./work.sh", env=kept)
+    assert shown.returncode == 0 and shown.stdout == done.stdout
+    listed = run(*RMS, "profile", "--show", env=kept)
+    assert "work.sh" in listed.stdout
+    other = run(*RMS, "profile", "--show", "--", "./work.sh", "more", env=kept)
+    assert other.returncode == 2 and "expected a command that was profiled" in other.stderr
+    monkeypatch.setenv("RMS_PROFILES", kept["RMS_PROFILES"])
+    with served(2) as rms:
+        (rms.work / "work.sh").symlink_to(tmp_path / "work.sh")
+
+        def submit(*options: str) -> str:
+            said = rms.rms("submit", "--json", "-", *options, "--", "./work.sh")
+            assert said.returncode == 0, said.stderr
+            number: str = json.loads(said.stdout)["id"]
+            rms.over(number)
+            return number
+
+        by_profile = submit("--nodes", "1-2", "--mode", "moldable")
+        assert rms.row(by_profile)["profile"].startswith("work.sh, measured 2")
+        assert rms.row(submit("--profile", "none"))["profile"] == ""
+        refused = rms.rms("submit", "--profile", "nobody", "--", "./work.sh")
+        assert refused.returncode == 2 and "--profile: expected a file or" in refused.stderr
+        rms.books_balance()
+        rms.end()
+        rms.replays()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--"], "expected -- COMMAND, got none"),
+        (["--", "no-such-command"], "expected a command that can be run, got 'no-such-command'"),
+        (["--nodes", "0", "--", "true"], "expected --nodes as sizes like 1,2,4, got '0'"),
+        (["--nodes", "4096", "--", "true"], "an oversubscribed timing is no result"),
+        (["--repeat", "0", "--", "true"], "expected --repeat of at least 1, got 0"),
+        (["--slowdown", "0.5", "--", "true"], "expected --slowdown of at least 1, got 0.5"),
+        (["--save-as", "a/b", "--", "true"], "expected a name of letters"),
+        (["--out", "/no/such/folder/x.json", "--", "true"], "expected an existing folder"),
+        (["--show", "nobody"], "expected a file or the name of one profile, got 'nobody' of: none"),
+        (["--show", "none.json"], "expected a profile, got none.json, which does not exist"),
+    ],
+)
+def test_bad_usage_is_one_sentence(
+    words: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rms.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RMS_PROFILES", str(tmp_path / "kept"))
+    assert main(["profile", *words]) == 2
+    printed = capsys.readouterr()
+    assert said in printed.err and len(printed.err.splitlines()) == 1 and not printed.out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_command_that_fails_leaves_no_profile(run: Run, tmp_path: Path) -> None:
+    kept = {"RMS_PROFILES": str(tmp_path / "kept")}
+    done = run(*RMS, "profile", "--nodes", "1", "--", "false", env=kept)
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "expected the command to end with status 0 on 1 nodes, got FAILED" in done.stderr
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.wide
+@pytest.mark.promise("profile-malleable")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core leaves nothing to resize")
+def test_one_malleable_run_gives_the_same_matrix(run: Run, tmp_path: Path) -> None:
+    command = ["mpdata", "run", "--case", "gaussian", "--grid", "48", "48", "32", "--every", "5"]
+    kept = {"RMS_PROFILES": str(tmp_path / "kept")}
+    words = [*command, "--steps", "100000"]
+    done = run(
+        *RMS,
+        "profile",
+        "--mode",
+        "malleable",
+        "--nodes",
+        "1,2",
+        "--repeat",
+        "2",
+        "--window",
+        "2",
+        "--json",
+        "out.json",
+        "--",
+        *words,
+        env=kept,
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert [p["nodes"] for p in found["points"]] == [1, 2] and found["steps"] == 100000
+    for p in found["points"]:
+        assert p["way"] == "malleable" and len(p["time_s"]) == 2
+        watts = sum(p["energy_j"]) / sum(p["time_s"]) / p["nodes"]
+        assert watts == pytest.approx(10.0, rel=0.1)
