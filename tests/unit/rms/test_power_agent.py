@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rms.launch.agent import MeterAgent
 from rms.power.agent import Agent
 from rms.power.choice import MeterChoice
 from rms.power.meter import Ladder, MeterError, NodeMeter
@@ -168,6 +169,26 @@ def test_no_agent_where_there_is_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "intel-rapl:0").mkdir()
     assert MeterChoice.parse("auto").worth_starting(env)
     assert not MeterChoice.parse("none").worth_starting(env)
+
+
+def test_an_agent_that_dies_is_started_again_and_one_that_is_done_is_not() -> None:
+    codes, processes, cleaned = ["kill -9 $$", "exit 1", "exit 0"], [], []
+
+    def launch(command: Sequence[str]) -> subprocess.Popen[bytes]:
+        assert command[1:] == ["-m", "rms.power.agent", "--node", ""]
+        processes.append(subprocess.Popen(["/bin/sh", "-c", codes[len(processes)]]))
+        return processes[-1]
+
+    agent = MeterAgent(launch, lambda: cleaned.append(len(processes)), ["--node", ""])
+    agent._wait_s = 0.0
+    agent.start()
+    for number in (1, 2, 3, 3):
+        assert len(processes) == number
+        processes[-1].wait()
+        agent.poll()  # sees its end
+        agent.poll()  # starts it again
+    assert cleaned == [0, 1, 2]  # what an earlier one has left, before the next is started
+    agent.close()
 
 
 LISTS_MODULES = "import sys; print('\\n'.join(sys.modules))"
