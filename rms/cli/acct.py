@@ -15,7 +15,7 @@ import msgspec
 from rms.client.connection import ask, server_address
 from rms.core.ledger import BalanceError
 from rms.formats.config import FileError
-from rms.formats.energy import Account, accounts, amount, check_accounts, cost_words
+from rms.formats.energy import Account, accounts, amount, check_accounts
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, columns, publish, refuse_on
 from rms.wire.users import Accounts, EnergyRow, JobRow
@@ -152,9 +152,11 @@ def _sums(books: Books) -> list[str]:
     whole = parts.pop("cluster")
     owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())
     lines = [f"cluster {whole.words} = {owned}"]
-    if books.prices is not None:
-        for name, part in {**parts, "cluster": whole}.items():
-            lines.append(f"{name} {', '.join(cost_words(part.cost, books.prices))}")
+    prices = books.prices
+    if prices is not None:
+        costs = {**parts, "cluster": whole}.items()
+        rows = [[name, *part.cells, *_cost_cells(part.cost, prices)] for name, part in costs]
+        lines += columns(["OWNER", "ENERGY_J", "SOURCE", *_cost_heads(prices)], rows)
     return lines
 
 

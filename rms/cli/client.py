@@ -16,7 +16,7 @@ import msgspec
 from rms.client.commands import jobs, read_script, script_of, wait_for
 from rms.client.commands import submit as send
 from rms.client.connection import ServerError, ask, server_address
-from rms.formats.energy import resize_words
+from rms.formats.energy import Account, resize_words
 from rms.formats.jobscript import (
     Options,
     ScriptError,
@@ -190,6 +190,7 @@ def _all_of(job: JobRow) -> list[list[str]]:
     """Return a line for each thing that is known of a job, resizes one by one."""
     found = msgspec.to_builtins(job)
     resizes = found.pop("resizes")
+    found["energy"] = Account.of(job.energy).words
     lines = [[key, str(value)] for key, value in found.items()]
     lines.append(["resizes", str(len(resizes))])
     lines += [[f"resize {n}", resize_words(row)] for n, row in enumerate(job.resizes, 1)]

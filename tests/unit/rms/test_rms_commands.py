@@ -116,7 +116,9 @@ def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
     table = terminal.lines(*priced)
     assert table[0] == [*HEADS, "EUR", "CO2_G"] and table[1][-2:] == ["0.025", "0.05"]
     said = [" ".join(line) for line in table[4:]]
-    assert said[0] == "jobs 0.025 EUR, 0.05 g CO2" and said[-2] == "cluster 0.05 EUR, 0.1 g CO2"
+    assert said[0] == "OWNER ENERGY_J SOURCE EUR CO2_G"
+    assert said[1] == "jobs 25.0 model 0.025 0.05"
+    assert said[-2] == "cluster 50.0 model 0.05 0.1"
     assert said[-1] == "prices of prices.toml: EUR/kWh constant, g CO2/kWh constant"
     assert terminal.run(*priced, "--json", "-") == 0
     found = json.loads(terminal.out)
