@@ -1,4 +1,4 @@
-"""``rms report --from``: a page of a result that was kept as JSON."""
+"""``rms report`` of a result that was kept as JSON, and of the journal of a daemon that is gone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from routed import routed
 
 from rms.cli.main import main
+from rms.core.model import JobId
 
 TRACE = "; MaxProcs: 8\n" + "".join(
     f"{n} {20 * n} -1 {100 + n} {1 + n % 8} -1 -1 {1 + n % 8} 900 -1 1 1 1 1 1 -1 -1 -1\n"
@@ -103,3 +105,38 @@ def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
     command = ["report", str(tmp_path), "--from", str(source), "--server", "unix:x"]
     assert main(command) == 2
     assert "one of --server, --journal FILE and --from" in capsys.readouterr().err
+
+
+# --- rms report --journal ----------------------------------------------------------------------
+
+
+def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal = tmp_path / "state" / "journal"
+    command = ["report", str(tmp_path / "out"), "--journal", str(journal)]
+    with routed(tmp_path / "state") as server:
+        server.submit(nodes=[2, 2], job_name="<over>", output="/dev/null")
+        server.clock[0] += 4.0
+        server.daemon.scripts.end(server.daemon.jobs[JobId("1")], 0)
+        server.submit(nodes=[1, 1], job_name="runs")
+        server.clock[0] += 2.0
+        server.submit(nodes=[2, 2], job_name="waits")
+        assert main(command) == 2 and "in use" in capsys.readouterr().err
+    assert main([*command, "--json", "-"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [(job["state"], job["energy_j"]) for job in found["jobs"]] == [
+        *(("COMPLETED", 40.0), ("RUNNING", 10.0), ("PENDING", 0.0)),
+    ]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "&lt;over&gt;" in page and "Jobs, idle, off and boot are the cluster" in page
+    assert found["jobs"][0]["summary"].startswith("job 1 COMPLETED: 4.0 s on 2 nodes")
+
+
+def test_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text").write_text("not a journal")
+    for name, said in (("none", "which does not exist"), ("text", "expected a journal")):
+        assert main(["report", str(tmp_path / "out"), "--journal", str(tmp_path / name)]) == 2
+        assert said in capsys.readouterr().err
+    both = ["--journal", str(tmp_path / "text"), "--from", str(tmp_path / "text")]
+    assert main(["report", str(tmp_path / "out"), *both]) == 2
+    assert "expected one of" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

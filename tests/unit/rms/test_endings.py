@@ -1,0 +1,106 @@
+"""The line at the end of a job's output: where it goes, when, and that it is written once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from routed import Routed, routed
+
+from rms.core.model import JobId
+from rms.daemon import endings
+from rms.formats.prices import Prices, Series
+from rms.wire.users import ResizeRow
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Routed]:
+    with routed(tmp_path / "state") as found:
+        yield found
+
+
+def finished(server: Routed, output: Path, status: int = 0, nodes: int = 2) -> str:
+    """Let a job run for 4 s and end; return its line."""
+    job = server.submit(nodes=[nodes, nodes], output=str(output))
+    server.clock[0] += 4.0
+    server.daemon.scripts.end(server.daemon.jobs[JobId(job)], status)
+    return line(server, job)
+
+
+def line(server: Routed, job: str) -> str:
+    said: str = server.ask("GET", f"/jobs?id={job}")[1][0]["summary"]
+    return said
+
+
+def test_it_is_a_line_of_its_own_behind_what_the_job_printed(
+    server: Routed, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    for before, between in (("", ""), ("one\n", ""), ("half", "\n")):
+        output.write_text(before)
+        said = finished(server, output)
+        assert output.read_text() == f"{before}{between}rms: {said}\n"
+    assert said == "job 3 COMPLETED: 4.0 s on 2 nodes, 40.0 J (model)"
+    assert finished(server, output, 3, 1) == "job 4 FAILED: 4.0 s on 1 node, 20.0 J (model)"
+
+
+def test_resizes_and_costs_are_in_it(server: Routed, tmp_path: Path) -> None:
+    context = server.daemon.context
+    prices = Prices("p", "EUR", "UTC", Series((3600.0,)), Series((36.0,)))
+    object.__setattr__(context.settings, "prices", prices)
+    job = server.submit(nodes=[1, 1], output=str(tmp_path / "none"))
+    known = server.daemon.jobs[JobId(job)]
+    known.resizes = [
+        ResizeRow(1.0, 10, before, after, "warm", 0.1, 0.1, 0.1, 8, 1.0)
+        for before, after in ((1, 2), (2, 1))
+    ]
+    server.clock[0] += 4.0
+    server.daemon.scripts.end(known, 0)
+    said = "2 resizes (1 to 2 to 1 ranks), 20.0 J (model), 0.02 EUR, 0.0002 g CO2"
+    assert line(server, job) == f"job {job} COMPLETED: 4.0 s on 1 node, {said}"
+    assert not (tmp_path / "none").exists()
+
+
+def test_places_that_take_no_line_stop_nobody(server: Routed, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path / "none", tmp_path, Path("/dev/full")):
+        assert finished(server, place).endswith("40.0 J (model)")
+
+
+def test_a_job_that_never_ran_has_none(server: Routed, tmp_path: Path) -> None:
+    first = server.submit(nodes=[2, 2])
+    waits = server.submit(nodes=[2, 2], output=str(tmp_path / "out"))
+    assert server.ask("POST", "/cancel", {"id": waits})[0] == 200
+    assert line(server, waits) is None and line(server, first) is None
+
+
+def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled: set[str] = set()
+    monkeypatch.setattr(endings, "is_settled", lambda context, job: job in settled)
+    output = tmp_path / "out"
+    output.touch()
+    with routed(tmp_path / "state") as server:
+        assert finished(server, output) == ""
+        settled.add("1")
+        server.daemon.endings.watch()
+        assert line(server, "1").startswith("job 1 COMPLETED")
+        assert finished(server, output) == ""
+        server.clock[0] += endings.SETTLE_S + 0.1
+        server.daemon.endings.watch()
+        assert line(server, "2").startswith("job 2 COMPLETED")
+        assert finished(server, output) == ""
+    settled.add("3")
+    with routed(tmp_path / "state") as server:  # the one before was killed
+        assert line(server, "3") == ""
+        server.daemon.endings.watch()
+        assert line(server, "3").startswith("job 3 COMPLETED")
+        assert finished(server, output) == ""
+        server.daemon.endings.close()  # it ends: what is known by now
+        assert line(server, "4").startswith("job 4 COMPLETED")
+    with routed(tmp_path / "state") as server:
+        server.daemon.endings.watch()
+    assert [said.split()[2] for said in output.read_text().splitlines()] == ["1", "2", "3", "4"]
