@@ -15,7 +15,7 @@ import msgspec
 from rms.client.connection import ask, server_address
 from rms.core.ledger import BalanceError
 from rms.formats.config import FileError
-from rms.formats.energy import Account, accounts, amount, check_accounts
+from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, columns, publish, refuse_on
 from rms.wire.users import Accounts, EnergyRow, JobRow
@@ -79,6 +79,8 @@ def acct(arguments: argparse.Namespace) -> int:
     lines = columns(*_jobs(books))
     if arguments.energy:
         lines += ["", *columns(*_rows(found.rows))]
+        by_slurm = [(job.id, slurm_words(job.slurm)) for job in found.jobs]
+        lines += [f"job {name}: {words}" for name, words in by_slurm if words]
     if whole:
         lines += ["", *_sums(books)]
     if prices is not None:

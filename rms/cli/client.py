@@ -16,7 +16,7 @@ import msgspec
 from rms.client.commands import jobs, read_script, script_of, wait_for
 from rms.client.commands import submit as send
 from rms.client.connection import ServerError, ask, server_address
-from rms.formats.energy import Account, resize_words
+from rms.formats.energy import Account, resize_words, slurm_words
 from rms.formats.jobscript import (
     Options,
     ScriptError,
@@ -194,13 +194,8 @@ def _all_of(job: JobRow) -> list[list[str]]:
     lines = [[key, str(value)] for key, value in found.items()]
     lines.append(["resizes", str(len(resizes))])
     lines += [[f"resize {n}", resize_words(row)] for n, row in enumerate(job.resizes, 1)]
-    consumed_j = found["slurm"].get("consumed_energy_j")
-    if consumed_j is not None:
-        ratio = found["slurm"].get("consumed_energy_ratio")
-        of_ours = "" if ratio is None else f", {ratio:.2f} of ours"
-        said = f"{consumed_j:.1f} J, Slurm's ConsumedEnergy, unverified{of_ours}"
-        lines.append(["slurm energy", said])
-    return lines
+    by_slurm = slurm_words(job.slurm)
+    return [*lines, ["slurm energy", by_slurm]] if by_slurm else lines
 
 
 add_explain = add_wait

@@ -13,7 +13,7 @@ from rms.client.page import heading, page, paragraph, pictures, table
 from rms.core.ledger import BALANCE, BalanceError
 from rms.formats.energy import Account, accounts, check_accounts
 from rms.wire.files import write_whole
-from rms.wire.users import OVER, Accounts, BooksAnswer, JobRow, NodeRow, Snapshot
+from rms.wire.users import OVER, Accounts, Books, BooksAnswer, JobRow, NodeRow, Snapshot
 
 JOB_HEADS = (
     *("JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "ENERGY_J", "SOURCE"),
@@ -70,8 +70,13 @@ def summary(now: Snapshot) -> str:
         f"{states.count('RUNNING')} jobs run, {states.count('PENDING')} wait, "
         f"{sum(state in OVER for state in states)} are over; {watts:.0f} W now, "
         f"{books.energy.cluster_j:.0f} J so far, of which jobs {books.energy.busy_j:.0f} J "
-        f"({books.energy.power_source})"
+        f"({energy_source(books.energy)})"
     )
+
+
+def energy_source(energy: Books) -> str:
+    """Return where the cluster's energy comes from, with shares where that is mixed."""
+    return Account.of(energy.sources).sources if energy.sources else energy.power_source
 
 
 def present_jobs(now: Snapshot) -> list[list[str]]:
@@ -119,7 +124,7 @@ def _figures(now: Snapshot, folder: Path) -> list[Path]:
     seen = History(books.nodes, spans, books.power_w, books.now_s, first)
     charts = [folder / "nodes.png", folder / "power.png"]
     gantt(seen, charts[0], "who held which node")
-    source = books.energy.power_source
+    source = energy_source(books.energy)
     power_over_time({books.policy: seen}, charts[1], f"power of the cluster ({source})")
     return charts
 
@@ -154,7 +159,7 @@ def _page(now: Snapshot, charts: Sequence[Path]) -> str:
         [
             paragraph(summary(now)),
             pictures(charts),
-            heading(f"Energy (J, {energy.power_source})"),
+            heading(f"Energy (J, {energy_source(energy)})"),
             table((), [(name, f"{joules:.1f}") for name, joules in sums]),
             *_sources(now),
             heading("Jobs"),

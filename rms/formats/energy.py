@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from rms.core.ledger import check_balance
 from rms.formats.prices import Cost, Prices
-from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow
+from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow, SlurmRow
 
 MODEL = "model"
 
@@ -145,6 +147,15 @@ def resize_words(row: ResizeRow) -> str:
         f"{row.from_ranks} to {row.to_ranks} ranks at step {row.step} by {row.strategy}: "
         f"boot {row.boot_s:.2f} s, stopped {row.stall_s:.2f} s, {row.bytes / 1e6:.1f} MB moved"
     )
+
+
+def slurm_words(row: SlurmRow) -> str:
+    """Return what Slurm says a job has consumed, beside ours; "" where it says nothing."""
+    consumed_j, ratio = row.consumed_energy_j, row.consumed_energy_ratio
+    if isinstance(consumed_j, msgspec.UnsetType):
+        return ""
+    of_ours = "" if isinstance(ratio, msgspec.UnsetType) else f", {ratio:.2f} of ours"
+    return f"{consumed_j:.1f} J by Slurm's ConsumedEnergy, unverified{of_ours}"
 
 
 def cost_words(cost: Cost, prices: Prices) -> list[str]:

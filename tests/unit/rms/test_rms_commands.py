@@ -12,6 +12,7 @@ from routed import Routed, routed
 from rms.cli.main import COMMANDS, main
 from rms.client import connection
 from rms.wire.http import request
+from rms.wire.users import SlurmRow
 
 HERE = "unix:in-process"
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
@@ -134,6 +135,20 @@ def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
     assert "does not exist" in terminal.refused(2, "acct", "--cost", "--prices", "none")
     said = terminal.refused(2, "acct", "--cost", "--prices", "plain.sh")
     assert said.startswith("rms: error: plain.sh: ")
+
+
+def test_what_slurm_says_stands_beside_ours(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.run("submit", "good.sh")
+    terminal.server.clock[0] += 5.0
+    details = SlurmRow(slurm_job=7, consumed_energy_j=20.0)
+    monkeypatch.setattr(terminal.server.daemon.launcher, "job_details", lambda job: details)
+    said = "20.0 J by Slurm's ConsumedEnergy, unverified, 0.80 of ours"
+    for words in (["show", "1"], ["acct", "--energy"]):
+        assert terminal.run(*words) == 0 and said in terminal.out
+    assert terminal.run("show", "1", "--json", "-") == 0
+    assert json.loads(terminal.out)[0]["slurm"]["consumed_energy_ratio"] == 20.0 / 25.0
 
 
 def test_books_that_do_not_balance_are_told(terminal: Terminal) -> None:
