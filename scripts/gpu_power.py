@@ -14,7 +14,7 @@ SMI_EVERY_S = 0.1
 POWER_EVERY_S = 0.005
 COUNTER_EVERY = 4
 """The counter is read at every so many readings of the power: it takes longer."""
-IDLE_S = 3.0
+IDLE_S = 2.0
 """Rest before the kernel is started: the power rises from a level that is known."""
 SHORT = 0.1
 """A figure that is less certain than this part of itself is marked."""
