@@ -22,6 +22,7 @@ from rms.formats.jobscript import (
     ScriptError,
     fold_ids,
     parse_nodes,
+    parse_power_cap,
     parse_time,
     read_option,
 )
@@ -37,6 +38,8 @@ from rms.wire.users import (
     NodeRow,
     Nothing,
     PolicyName,
+    PowerCap,
+    PowerCapRow,
     ResizeAnswer,
     ResizeCommand,
 )
@@ -82,6 +85,8 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE|none",
         help="a measured profile, instead of the one that is looked up",
     )
+    command.add_argument("--power", metavar="W", help="what the job adds to its nodes' idle power")
+    command.add_argument("--power-limit", metavar="W", help="no size at which it adds more is used")
     command.add_argument(
         "--wait", action="store_true", help="until they are over; say how they went"
     )
@@ -117,6 +122,7 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
 def _options(arguments: argparse.Namespace) -> Options:
     """Return what the command line sets."""
     mode, cooldown = arguments.mode, arguments.cooldown
+    power, limit = arguments.power, arguments.power_limit
     return Options(
         array=arguments.array,
         nodes=None if arguments.nodes is None else parse_nodes(arguments.nodes),
@@ -127,6 +133,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         output=arguments.output,
         cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
         profile=arguments.profile,
+        power_w=None if power is None else read_option("power", power).power_w,
+        power_limit_w=None if limit is None else read_option("power-limit", limit).power_limit_w,
     )
 
 
@@ -298,6 +306,25 @@ def policy(arguments: argparse.Namespace) -> int:
                 name = read_policy(Path(name)).text
         found = ask(PolicyName, server, "POST", "/policy", PolicyName(name))
     return _show(arguments, found, ["POLICY"], [[found.name]])
+
+
+def add_power_cap(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms power-cap``."""
+    command.add_argument("watts", nargs="?", metavar="W|none")
+
+
+def power_cap(arguments: argparse.Namespace) -> int:
+    """``rms power-cap [W|none]``: shows or sets what the cluster is to draw at most."""
+    server = _server(arguments)
+    if arguments.watts is None:
+        found = ask(PowerCapRow, server, "GET", "/power-cap")
+    else:
+        with refuse_on(ScriptError):
+            body = PowerCap(parse_power_cap(arguments.watts))
+        found = ask(PowerCapRow, server, "POST", "/power-cap", body)
+    watts = (found.cap_w, found.expected_w, found.idle_w, found.measured_w)
+    row = ["none" if each is None else f"{each:.1f}" for each in watts]
+    return _show(arguments, found, ["CAP_W", "EXPECTED_W", "IDLE_W", "MEASURED_W"], [row])
 
 
 def shutdown(arguments: argparse.Namespace) -> int:

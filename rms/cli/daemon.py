@@ -18,6 +18,7 @@ from rms.daemon.serve import ServeOptions, run_daemon
 from rms.daemon.sockets import ServeError
 from rms.formats import profiles
 from rms.formats.config import FileError
+from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.prices import read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
@@ -27,6 +28,7 @@ from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_re
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
 from rms.wire.terminal import CommandError, publish, refuse_on, say
+from rms.wire.users import PowerCap
 
 
 def add_serve(command: argparse.ArgumentParser) -> None:
@@ -73,6 +75,11 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="a program that prints DEVICE JOULES J or DEVICE WATTS W, one line a reading",
     )
     add(
+        "--power-cap",
+        metavar="W|none",
+        help="power that the cluster is not to pass (default: as before a restart, else none)",
+    )
+    add(
         "--prices",
         type=Path,
         metavar="FILE",
@@ -89,9 +96,8 @@ def serve(arguments: argparse.Namespace) -> int:
     if arguments.check:
         return _check(arguments)
     state = (arguments.state or state_folder(os.environ)).absolute()
-    with refuse_on(
-        FileError, MeterError, PolicyError, JournalError, ServeError, SlurmError, OSError
-    ):
+    cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
+    with refuse_on(*refused, ScriptError, ServeError, SlurmError, OSError):
         placing(arguments.policy)
         options = ServeOptions(
             arguments.policy,
@@ -101,6 +107,7 @@ def serve(arguments: argparse.Namespace) -> int:
             os.getppid() if arguments.with_parent else None,
             None if arguments.prices is None else read_prices(arguments.prices),
             profiles.folder(os.environ, state_folder(os.environ)),
+            None if cap is None else PowerCap(parse_power_cap(cap)),
         )
         run_daemon(state, _engine(arguments), options, say)
     return 0

@@ -26,6 +26,7 @@ COMMANDS = {
     "acct": ("rms.cli.acct", "times, energy and cost of jobs"),
     "resize": (CLIENT, "change the size of a running job"),
     "policy": (CLIENT, "show or swap the policy"),
+    "power-cap": (CLIENT, "show or set the power that the cluster is not to pass"),
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
     "top": (CLIENT, "a live view of the daemon"),
@@ -38,8 +39,8 @@ COMMANDS = {
     "profile": ("rms.cli.profile", "time, power and energy of a command at each size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }
-"""Of each command the module that has a function of its name, and one that adds its options
-(``add_NAME``) where it has any; and what ``rms --help`` says."""
+"""Of each command the module that has a function of its name (``_`` for ``-``), and one that adds
+its options (``add_NAME``) where it has any; and what ``rms --help`` says."""
 
 WITH_COMMAND_LINE = ("submit", "launch", "profile")
 """Commands that end with ``-- COMMAND``."""
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.command_line = command_line
     name = arguments.command
     try:
-        return run_command("rms", arguments, getattr(_module(name), name))
+        return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
     except KeyboardInterrupt:
         return 130
 
@@ -83,5 +84,5 @@ def _parser(wanted: str) -> Parser:
         add_common(command)
         if name not in WITHOUT_SERVER:
             command.add_argument("--server", metavar="ADDRESS", help="default: RMS_SERVER")
-        getattr(_module(name), f"add_{name}", lambda command: None)(command)
+        getattr(_module(name), f"add_{name.replace('-', '_')}", lambda command: None)(command)
     return top

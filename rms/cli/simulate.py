@@ -8,12 +8,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from msgspec.structs import replace
+
 from rms.cli.workloads import candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
-from rms.core.model import JobSpec, Mode, Site
+from rms.core.model import JobSpec, Mode, NodePower, Site
 from rms.core.policies import DEFAULT, PolicyError, named
+from rms.core.powercap import added_w, check_cap
 from rms.formats.config import FileError
 from rms.formats.joblog import Unit
+from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.sacct import COMMAND
 from rms.formats.swf import write_trace
 from rms.sim.classes import by_class, class_lines
@@ -76,6 +80,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     )
     add("--mtbf", type=float, metavar="H", help="each node fails that often")
     add("--repair", type=float, default=1.0, metavar="H", help="and is back after")
+    add("--power-cap", metavar="W", help="power that the cluster is not to pass")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
     add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
     add("--out", type=Path, metavar="OUT.swf", help="the schedule as a trace")
@@ -105,7 +110,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if len(modes) > 1:
         raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
     work = read_inputs(arguments, modes[0] if modes else None)
-    specs, site = work.specs, work.site
+    specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
     policy = chosen(
         named(arguments.policy),
         counted=arguments.cluster is None,
@@ -135,6 +140,22 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_trace(arguments.out, (ended[spec.id] for spec in specs), site.nodes, note)
     publish(arguments.json, result, _table(result))
     return 0
+
+
+def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
+    """Return the cluster under a power cap, if one is asked for."""
+    if text is None:
+        return site
+    with refuse_on(ScriptError):
+        cap_w = parse_power_cap(text)
+    models = site.power or (NodePower(),)
+    if not any(added_w(models, spec, spec.preferred) for spec in specs):
+        raise FileError("expected power of nodes (--cluster) or of jobs with --power-cap, got none")
+    try:
+        check_cap(cap_w, sum(model.idle_w for model in site.power))
+    except ValueError as error:
+        raise FileError(f"--power-cap: {error}") from None
+    return replace(site, power_cap_w=cap_w)
 
 
 def _failures(
@@ -222,7 +243,7 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
             if getattr(arguments, option) is not None:
                 raise FileError(f"expected --malleable with --{option}, which is of its study")
         return
-    for option in ("order", "estimates", "per_job", "out", "mtbf"):
+    for option in ("order", "estimates", "per_job", "out", "mtbf", "power_cap"):
         if getattr(arguments, option) is not None:
             name = option.replace("_", "-")
             raise FileError(f"expected --malleable or --{name}, got both")

@@ -8,6 +8,7 @@ from rms.core import rules, transition
 from rms.core.events import Decision, Event, Later, Reason, Resize, ResizeAsked
 from rms.core.model import JobId, Site
 from rms.core.policies import Policy
+from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
 
 
@@ -99,6 +100,11 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> Decision:
         refusal = f"later: wants {size - have} nodes, {state.free_count} are free"
     elif size == have:
         refusal = f"it has {size} nodes already"
+    if refusal is None and state.power_cap_w is not None:
+        more_w, budget = growth_w(state, job, size, event.nodes), PowerBudget(state)
+        if not budget.covers(more_w):
+            left_w = max(0.0, budget.left_w)
+            refusal = f"later: PowerCap: takes {more_w:.4g} W more, {left_w:.4g} W are left"
     if refusal is not None:
         return Later(event.job, refusal, Reason.REFUSED)
     nodes = event.nodes or policy.placement(state).resize(job, size)

@@ -145,6 +145,24 @@ class Reopened(msgspec.Struct, frozen=True, tag=True):
     failed: tuple[JobId, ...] = ()
 
 
+class PowerCapSet(msgspec.Struct, frozen=True, tag=True):
+    """From here on the cluster is to draw no more than ``watts``, None for any power."""
+
+    at_s: float
+    watts: float | None
+
+
+class PowerMeasured(msgspec.Struct, frozen=True, tag=True):
+    """What the cluster draws by its meters (by the model where there are none), under a cap.
+
+    Entered only when it has changed by enough to matter: what follows from it is decided again
+    when the events are fed to another engine.
+    """
+
+    at_s: float
+    watts: float
+
+
 Event = (
     Submitted
     | Started
@@ -160,6 +178,8 @@ Event = (
     | NodeDown
     | NodeUp
     | Reopened
+    | PowerCapSet
+    | PowerMeasured
 )
 
 

@@ -76,7 +76,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         array: name of the job array it belongs to, or None.
         array_limit: how many jobs of that array may run at once, or None.
         run_s: run time at the preferred size, where no speedup is stated (of a trace), or None.
-        power_w: what the job adds to the power of its node while it runs, or None.
+        power_w: what the job adds to the idle power of its nodes while it runs, of all together
+            and at any size, or None.
         profile: shares of ``power_w`` really drawn, as ``(share of the run time, share of power)``
             one after the other; empty for all of it all the time. Policies count with ``power_w``.
     """
@@ -168,6 +169,8 @@ class Job:
         resize_count: how often it was resized so far.
         seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``.
         speedup: what it is planned by: what its ``spec`` states, corrected by what was seen.
+        above_w: what meters say it draws on each of its nodes above what is expected.
+        no_wider_before_s: until when it is not widened, having been shrunk for a power cap.
     """
 
     spec: JobSpec
@@ -191,6 +194,8 @@ class Job:
     resize_count: int = 0
     seen: dict[int, tuple[int, float]] = field(default_factory=dict)
     speedup: Speedup | None = None
+    above_w: float = 0.0
+    no_wider_before_s: float = -inf
 
     def __post_init__(self) -> None:
         if self.speedup is None:
@@ -277,7 +282,9 @@ class NodePower(msgspec.Struct, frozen=True):
     dynamic_w: float = 0.0
 
     def busy_w(self, spec: JobSpec, nodes: int) -> float:
-        """Return the power of each of a job's nodes; its own profile goes before the model."""
+        """Return the power of each of a job's nodes: as stated, by its profile, or the model's."""
+        if spec.power_w is not None:
+            return self.idle_w + spec.power_w / nodes
         if spec.speedup is None:
             return self.static_w + self.dynamic_w
         stated = spec.speedup.power(nodes)
@@ -294,9 +301,11 @@ class Site(msgspec.Struct, frozen=True):
         power: power model of each host; empty where nothing is known.
         host: the host (power domain) of each slot; empty where each node is its own.
         rack: the rack of each host; empty where all are in one.
+        power_cap_w: the power cap to begin with, or None.
     """
 
     nodes: int
     power: tuple[NodePower, ...] = ()
     host: tuple[int, ...] = ()
     rack: tuple[int, ...] = ()
+    power_cap_w: float | None = None

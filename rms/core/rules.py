@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from rms.core.events import Decision, Never, Resize, Start
 from rms.core.model import JobState
+from rms.core.powercap import ROUNDING, expected_w, growth_w, job_w
 from rms.core.state import State
 
 
@@ -14,7 +15,7 @@ class RuleError(RuntimeError):
 
 
 def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
-    """Refuse a decision that would give a node twice or a job a size it does not allow.
+    """Refuse a decision that gives a node twice, a job a size it does not allow, or too much power.
 
     Args:
         ahead: starts go by expected ends: a counted job may be given nodes whose end event comes
@@ -38,6 +39,8 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
             if not spec.mode.any_start:
                 raise RuleError(f"expected {spec.preferred} nodes for {decision.job}, got {size}")
             _allowed(job.spec.sizes(), size, decision)
+        if state.power_cap_w is not None:
+            _within_cap(state, decision, job_w(state, spec, size), state.power_cap_w)
     elif isinstance(decision, Resize):
         job = state.running.get(decision.job)
         if job is None or job.state is not JobState.RUNNING or not job.spec.mode.resizable:
@@ -51,6 +54,9 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
         elif not state.counted or decision.size - job.size > state.free_count:
             raise RuleError(f"expected free nodes for {decision.job}, got {decision.size}")
         _allowed(job.spec.sizes(), decision.size, decision)
+        if state.power_cap_w is not None:
+            more_w = growth_w(state, job, decision.size, decision.nodes)
+            _within_cap(state, decision, more_w, state.power_cap_w)
     elif isinstance(decision, Never) and decision.job not in state.pending:
         raise RuleError(f"expected a pending job to refuse, got {decision.job}")
 
@@ -62,6 +68,12 @@ def check_instant(state: State) -> None:
             f"expected every node given once when {state.now_s} s is over, got "
             f"{-state.free_count} given twice"
         )
+
+
+def _within_cap(state: State, decision: Start | Resize, more_w: float, cap_w: float) -> None:
+    """Refuse a decision by which expected power passes the cap; a shrink never does."""
+    if more_w > 0.0 and (then_w := expected_w(state) + more_w) > cap_w * (1.0 + ROUNDING):
+        raise RuleError(f"expected at most {cap_w:g} W, got {then_w:g} W with {decision.job}")
 
 
 def _distinct(nodes: tuple[int, ...]) -> None:

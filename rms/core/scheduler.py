@@ -14,6 +14,8 @@ from rms.core.events import (
     Event,
     NodeDown,
     NodeUp,
+    PowerCapSet,
+    PowerMeasured,
     Reopened,
     Resize,
     ResizeRolledBack,
@@ -27,7 +29,7 @@ from rms.core.policies import Policy
 from rms.core.timeline import Timeline
 from rms.wire.users import Books, HistoryEntry
 
-_OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened)
+_OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened, PowerCapSet, PowerMeasured)
 
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:

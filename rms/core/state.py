@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from rms.core.model import Job, JobId, Node, Site
+from rms.core.model import Job, JobId, Node, NodePower, Site
 
 End = tuple[float, int, Job]
 """When a job is expected to end, its number (no two are alike), the job."""
@@ -50,6 +50,10 @@ class State:
         new_jobs: jobs submitted since the policy's last pass.
         reached_resize_point: jobs that have come to a resize point since then.
         array_limited: waiting jobs of arrays that may run only so many at once.
+        power_cap_w: what the cluster is to draw at most, None for any power.
+        measured_w: what it draws by its meters, as last entered under a cap, or None.
+        power_models: the power models of its nodes, each once.
+        idle_w: what all its nodes draw when idle.
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
@@ -76,11 +80,17 @@ class State:
     array_limited: int = 0
     submitted: int = 0
     max_concurrent_resizes: int = field(default=0, compare=False)
+    power_cap_w: float | None = None
+    measured_w: float | None = None
+    power_models: tuple[NodePower, ...] = field(default=(), compare=False)
+    idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
     _queues: dict[Key, list[End]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         self.free_count = self.site.nodes
+        self.power_cap_w = self.site.power_cap_w
+        self._use_power()
         if not self.counted:
             self.vacant = bytearray(b"\x01" * self.site.nodes)
 
@@ -142,6 +152,11 @@ class State:
         """Whether all jobs there are belong to one array."""
         return len(self.arrays) == 1 and None not in self.arrays
 
+    def _use_power(self) -> None:
+        """Take the power models of the site."""
+        self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
+        self.idle_w = sum(model.idle_w for model in self.site.power)
+
     def count_array(self, job: Job, more: int) -> None:
         """Enter that a job came or went."""
         array = job.spec.array
@@ -200,6 +215,7 @@ class State:
     def reopen(self, site: Site, down: Iterable[Node]) -> None:
         """Take another cluster, all of it free; nothing may run on the one before any more."""
         self.site, self.down, self.releasing = site, set(down), 0
+        self._use_power()
         self.vacant = bytearray(b"\x01" * site.nodes)
         for node in self.down:
             self.vacant[node] = 0

@@ -13,6 +13,9 @@ from rms.core.events import (
     Never,
     NodeDown,
     NodeUp,
+    PowerCapSet,
+    PowerMeasured,
+    Reason,
     Reopened,
     Requeued,
     Resize,
@@ -28,7 +31,11 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.model import Job, JobState, Site
+from rms.core.powercap import expected_w
 from rms.core.state import State
+
+NARROW_S = 60.0
+"""How long a job that was shrunk for a power cap is not widened again."""
 
 
 class TransitionError(RuntimeError):
@@ -232,6 +239,25 @@ def _reopened(state: State, event: Reopened) -> None:
     state.reopen(Site(len(event.nodes), event.power), event.down)
 
 
+def _cap_set(state: State, event: PowerCapSet) -> None:
+    state.now_s, state.power_cap_w = event.at_s, event.watts
+    if event.watts is None:
+        state.measured_w = None
+    for job in state.running.values():
+        job.no_wider_before_s = -inf
+        if event.watts is None:
+            job.above_w = 0.0
+
+
+def _measured(state: State, event: PowerMeasured) -> None:
+    """Let running jobs share what is drawn above what is expected, by the nodes they hold."""
+    state.now_s, state.measured_w = event.at_s, event.watts
+    nodes = sum([job.size + job.gain for job in state.running.values()])
+    above_w = max(0.0, event.watts - expected_w(state)) / max(1, nodes)
+    for job in state.running.values():
+        job.above_w = above_w
+
+
 _APPLY: dict[type, Callable[[State, Any], None]] = {
     Submitted: _submitted,
     Started: _started,
@@ -247,6 +273,8 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     NodeDown: _down,
     NodeUp: _up,
     Reopened: _reopened,
+    PowerCapSet: _cap_set,
+    PowerMeasured: _measured,
 }
 
 
@@ -271,6 +299,8 @@ def take(state: State, decision: Decision) -> None:
         job = state.running[decision.job]
         state.unindex_running(job)
         job.requested_size = decision.size
+        if decision.code is Reason.POWER:
+            job.no_wider_before_s = state.now_s + NARROW_S
         if decision.nodes:
             job.requested_nodes = decision.nodes
             state.take(decision.nodes)

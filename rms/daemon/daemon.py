@@ -19,6 +19,7 @@ from rms.core.events import (
     Ended,
     Event,
     Never,
+    PowerCapSet,
     Resize,
     ResizeAsked,
     ResizePoint,
@@ -31,6 +32,7 @@ from rms.core.events import (
 )
 from rms.core.model import Job, JobId, JobSpec, JobState, Node
 from rms.core.policies import placing
+from rms.core.powercap import check_cap
 from rms.daemon.context import Context
 from rms.daemon.endings import Endings
 from rms.daemon.inputs import Polled, ScriptEnded
@@ -165,6 +167,17 @@ class Daemon:
         policy = placing(name)
         self.journal.policy(name, self.time())
         self.scheduler.engine.policy = policy
+
+    def set_power_cap(self, watts: float | None) -> None:
+        """Let the cluster draw no more than this from now on, None for any power.
+
+        Raises:
+            ValueError: its idle nodes alone draw as much.
+        """
+        check_cap(watts, self.context.state.idle_w)
+        if watts != self.context.state.power_cap_w:
+            self.handle(PowerCapSet(self.time(), watts))
+            self.journal.flush()
 
     def stop(self) -> None:
         """Ask all jobs to end at checkpoints, and start no others.

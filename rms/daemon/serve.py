@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from rms.core.powercap import check_cap
 from rms.daemon import sockets
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
@@ -22,8 +23,10 @@ from rms.daemon.journal import Journal
 from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
+from rms.daemon.sockets import ServeError
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
+from rms.wire.users import PowerCap
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class ServeOptions:
         parent: process whose end is the daemon's too, or None.
         prices: of electricity, None where they are not known.
         profiles: folder of measured profiles, or None.
+        power_cap: what the cluster is to draw at most; None as before a restart, if there was one.
     """
 
     policy: str
@@ -46,6 +50,7 @@ class ServeOptions:
     parent: int | None = None
     prices: Prices | None = None
     profiles: Path | None = None
+    power_cap: PowerCap | None = None
 
 
 def run_daemon(
@@ -56,6 +61,11 @@ def run_daemon(
     Raises:
         JournalError, ServeError, OSError: it cannot be started.
     """
+    if options.power_cap is not None:
+        try:
+            check_cap(options.power_cap.cap_w, sum(model.idle_w for model in engine.cluster.power))
+        except ValueError as error:
+            raise ServeError(str(error)) from None
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (
         Journal.open(state / "journal.sqlite") as journal,
@@ -81,6 +91,10 @@ def run_daemon(
             options.profiles,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
+        if options.power_cap is not None:
+            daemon.set_power_cap(options.power_cap.cap_w)
+        elif (cap_w := daemon.context.state.power_cap_w) is not None:
+            say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
         token = _token(state / "token")
 
         async def main() -> None:

@@ -50,6 +50,8 @@ from rms.wire.users import (
     NodeRow,
     Nothing,
     PolicyName,
+    PowerCap,
+    PowerCapRow,
     ResizeAnswer,
     ResizeCommand,
     Submission,
@@ -119,6 +121,8 @@ class Routes:
                 get("/prices", user, self.prices),
                 get("/policy", user, self.policy),
                 post("/policy", user, Decoder(PolicyName), self.set_policy),
+                get("/power-cap", user, self.power_cap),
+                post("/power-cap", user, Decoder(PowerCap), self.set_power_cap),
                 post("/shutdown", user, Decoder(Nothing), self.shutdown),
                 post("/jobs/{id}/poll", job, Decoder(Poll), self.poll),
                 post("/jobs/{id}/report", job, Decoder(Report), self.report),
@@ -270,6 +274,15 @@ class Routes:
         """Let another policy decide from now on."""
         self.daemon.set_policy(body.name)
         return PolicyName(self.daemon.scheduler.engine.policy.name)
+
+    async def power_cap(self, request: Request) -> PowerCapRow:
+        """Show the power cap."""
+        return views.power_cap(self.daemon.context)
+
+    async def set_power_cap(self, request: Request, body: PowerCap) -> PowerCapRow:
+        """Let another power cap hold from now on."""
+        self.daemon.set_power_cap(body.cap_w)
+        return views.power_cap(self.daemon.context)
 
     async def shutdown(self, request: Request, body: Nothing) -> Nothing:
         """End all jobs at checkpoints, then the daemon."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import getpass
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.powercap import within_limit
 from rms.daemon.daemon import Daemon
 from rms.formats import profiles
 from rms.formats.jobscript import (
@@ -51,7 +53,8 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     notes: dict[JobId, dict[str, Any]] = {}
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
-        specs.append(_spec(job_id, daemon.time(), options, array, profile))
+        spec = _spec(job_id, daemon.time(), options, array, profile)
+        specs.append(_limited(spec, options, daemon.context.state.power_models))
         names = OutputNames(
             array_id=str(number),
             index=index,
@@ -144,3 +147,13 @@ def _spec(
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None
+
+
+def _limited(spec: JobSpec, options: Options, models: Sequence[NodePower]) -> JobSpec:
+    """Return a job without the sizes that its own power limit rules out."""
+    if options.power_limit_w is None:
+        return spec
+    try:
+        return within_limit(spec, models, options.power_limit_w)
+    except ValueError as error:
+        raise ScriptError(f"--power-limit: {error}") from None

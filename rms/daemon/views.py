@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from rms.core.model import Job, JobId, Node, sort_key
+from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
 from rms.daemon.accounts import job_rows, other_rows
 from rms.daemon.context import Context
@@ -18,6 +19,7 @@ from rms.wire.users import (
     HistoryEntry,
     JobRow,
     NodeRow,
+    PowerCapRow,
     SeenSteps,
     SlurmRow,
 )
@@ -121,6 +123,12 @@ def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
         return known
     now = scheduler.entry(context.time(), waits)
     return known if known and repeats(now, known[-1]) else [*known, now]
+
+
+def power_cap(context: Context) -> PowerCapRow:
+    """Return the power cap, and what is expected and measured under it."""
+    state = context.state
+    return PowerCapRow(state.power_cap_w, expected_w(state), state.idle_w, state.measured_w)
 
 
 def books(context: Context) -> BooksAnswer:

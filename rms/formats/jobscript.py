@@ -52,6 +52,7 @@ class Options:
     power_w: float | None = None
     cooldown_s: float | None = None
     profile: str | None = None  # a name, a file, or none
+    power_limit_w: float | None = None
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -189,6 +190,15 @@ def parse_time(text: str) -> float:
     parts = [int(part) for part in clock.split(":")]
     units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
     return float(int(days or 0) * 86400 + sum(map(mul, parts, units))) or math.inf
+
+
+def parse_power_cap(text: str) -> float | None:
+    """Return the watts of ``250`` or ``12.5``, None of ``none``."""
+    try:
+        return None if text.lower() == "none" else _amount(text)
+    except ScriptError:
+        form = "a power cap in watts like 250, or none"
+        raise ScriptError(f"expected {form}, got {text!r}") from None
 
 
 def parse_nodes(text: str) -> tuple[int, int]:
@@ -335,9 +345,11 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "power": ("power_w", _amount),
     "cooldown": ("cooldown_s", _amount),
     "profile": ("profile", _text),
+    "power-limit": ("power_limit_w", _amount),
 }
 _NOT_SLURMS = {
-    *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "cooldown", "profile")
+    *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "power-limit"),
+    *("cooldown", "profile"),
 }
 _FLAGS = {"--requeue": True, "--no-requeue": False}
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))

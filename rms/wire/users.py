@@ -41,6 +41,8 @@ class SubmitOptions(
     output: str | None = None
     cooldown_s: float | None = None
     profile: str | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -263,6 +265,26 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policy that decides, or is to: a name, or the text of a policy file."""
 
     name: str
+
+
+class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the cluster is to draw at most, None for any power."""
+
+    cap_w: float | None
+
+
+class PowerCapRow(msgspec.Struct, frozen=True):
+    """The power cap beside what the cluster is expected to draw, and what its meters say.
+
+    Attributes:
+        idle_w: of ``expected_w``, what all nodes draw when idle.
+        measured_w: None where no node is measured, or there is no cap.
+    """
+
+    cap_w: float | None
+    expected_w: float
+    idle_w: float
+    measured_w: float | None
 
 
 class Books(msgspec.Struct, frozen=True):

@@ -12,9 +12,10 @@ import msgspec
 
 from rms.core.events import Later, Reason, Start
 from rms.core.model import Job
+from rms.core.policies.capped import budget_of
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import Plan
-from rms.core.state import State
+from rms.core.state import End, State
 
 
 class InOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +99,13 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if head is None or room.free <= 0:
             return starts
         exact, now = state.exact, state.now_s
-        shadow, extra = reservation(state, room, starts, plan.start(head, room.free))
+        size = plan.start(head, room.free)
+        budget, watts, extra_w = budget_of(room), 0.0, inf
+        if budget is not None:
+            watts = budget.start_w(head, size)
+        shadow, extra = reservation(state, room, starts, size, watts)
+        if budget is not None:
+            extra_w = power_then(state, room, starts, shadow) - watts
         free = room.free
         tail = self._tail(state, head, waiting, starts, news)
         for job in [job for job in tail if job.least <= free]:
@@ -115,9 +122,11 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not room.fits(job, size):
                 continue
             if now + job.spec.expected_s(size, exact=exact) > shadow:
-                if size > extra:
+                own_w = 0.0 if budget is None else budget.start_w(job, size)
+                if size > extra or own_w > extra_w:
                     continue
                 extra -= size
+                extra_w -= own_w
             starts.append(_start(job, size, room, "backfills", Reason.BACKFILLS))
             if room.free <= 0:
                 break
@@ -145,8 +154,9 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> Later:
         """Return why a job waits."""
         head = next(iter(queue))
-        size = plan.start(head, room.free)
-        at, _ = reservation(state, room, [], size)
+        size, budget = plan.start(head, room.free), budget_of(room)
+        watts = 0.0 if budget is None else budget.start_w(head, size)
+        at, _ = reservation(state, room, [], size, watts)
         when = "" if at == inf else f", reserved for it in {at - state.now_s:.0f} s"
         if job is head:
             text = f"Resources: waits for {size} nodes, {room.free} are free{when}"
@@ -167,6 +177,8 @@ def _news(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
     """
     if state.needs_pass or room.passed or state.array_limited or not state.new_jobs:
         return []
+    if state.power_cap_w is not None:
+        return []  # the first may wait for power, which is reserved for it in every pass
     first = next(iter(queue), None)
     return state.new_jobs if first is not None and first.number < state.new_jobs[0].number else []
 
@@ -181,25 +193,49 @@ def _head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]) -> 
     return None
 
 
-def reservation(state: State, room: Room, starts: list[Start], size: int) -> tuple[float, int]:
-    """Return when ``size`` nodes will be free, and how many more than that will be then."""
+def reservation(
+    state: State, room: Room, starts: list[Start], size: int, watts: float = 0.0
+) -> tuple[float, int]:
+    """Return when ``size`` nodes will be free, and how many more than that will be then.
+
+    Args:
+        watts: how much of the power cap is to be free then too, where there is one.
+    """
     free, now = room.free, state.now_s
-    ends = state.ends
+    budget = budget_of(room)
+    left_w = 0.0 if budget is None else budget.left_w
+    found: float | None = None
+    for end, _, job in _ends(state, room, starts):
+        if found is not None and end > found:
+            return found, free - size
+        free += job.size if job.requested_size is None else job.size + job.gain
+        if budget is not None:
+            left_w += budget.drawn_w(job)
+        if found is None and free >= size and left_w >= watts:
+            found = max(end, now)
+    return (inf, 0) if found is None else (found, free - size)
+
+
+def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> float:
+    """Return how much of the power cap will be left at a time, in W."""
+    budget = budget_of(room)
+    if budget is None:
+        return inf
+    ends = _ends(state, room, starts)
+    return budget.left_w + sum([budget.drawn_w(job) for end, _, job in ends if end <= at_s])
+
+
+def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
+    """Return when each job is expected to end that runs or is about to start, rising in time."""
+    ends, first = state.ends, room.passed
     if starts:
-        ends = ends[room.passed :]
+        ends, first = ends[first:], 0
         for start in starts:
             job = state.pending[start.job]
             span = job.spec.expected_s(start.size, exact=state.exact)
             # The job itself has no size yet: a stand-in of the start's size takes its place.
-            insort(ends, (now + span, job.number, Job(job.spec, size=start.size)))
-    found: float | None = None
-    for end, _, job in islice(ends, 0 if starts else room.passed, None):
-        if found is not None and end > found:
-            return found, free - size
-        free += job.size if job.requested_size is None else job.size + job.gain
-        if found is None and free >= size:
-            found = max(end, now)
-    return (inf, 0) if found is None else (found, free - size)
+            insort(ends, (state.now_s + span, job.number, Job(job.spec, size=start.size)))
+    return islice(ends, first, None)
 
 
 def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:

@@ -24,9 +24,11 @@ import msgspec
 from rms.core.events import Later, Reason, Start
 from rms.core.model import Job, Mode
 from rms.core.policies.admission import InOrder
+from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.placement import Room
-from rms.core.policies.share import Entry, EqualShare, SharePlan, longest
+from rms.core.policies.share import Entry, EqualShare, SharePlan, Spare, freeing, longest
 from rms.core.policies.sizing import Plan
+from rms.core.powercap import PowerBudget
 from rms.core.state import State
 
 
@@ -54,22 +56,29 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
         plan = SharePlan(in_order=False)
         if not _due(state, room):
             return plan
-        found = backfilled(state, queue, room, self.energy)
-        spare, starting, short = room.free, [], 0
+        found, budget = backfilled(state, queue, room, self.energy), budget_of(room)
+        if budget is not None:
+            budget = budget.plus(0.0)
+        spare, starting, short, short_w = room.free, [], 0, 0.0
         for job, size in zip(found.jobs, found.sizes, strict=True):
-            if size <= spare:
+            if size <= spare and (budget is None or budget.starts(job, size)):
                 spare -= size
+                if budget is not None:
+                    budget.take(budget.start_w(job, size))
                 plan.sizes[job.spec.id] = size
                 starting.append(job)
             else:
                 short += size
+                short_w += 0.0 if budget is None else budget.start_w(job, size)
         if short:
-            self._make_room(state, plan, short - spare - state.releasing)
+            if budget is not None:
+                short_w -= budget.left_w + budget.releasing_w
+            self._make_room(state, plan, short - spare - state.releasing, short_w, budget)
             return plan
         if spare > 0:
             flexible = [job for job in starting if _lends(job, found.first)]
             running = self.expandable(state, self.look)
-            self._expand(state, plan, (flexible, running), spare)
+            self._expand(state, plan, (flexible, running), Spare(spare, budget))
             here = set(map(id, state.reached_resize_point))
             plan.changes = [change for change in plan.changes if _can(change[0], here)]
         return plan
@@ -78,7 +87,14 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
         """Return the running jobs that may be expanded, without those resized too often."""
         return longest(state, look, self.resizes)[: state.resizes_left]
 
-    def _make_room(self, state: State, plan: SharePlan, short: int) -> None:
+    def _make_room(
+        self,
+        state: State,
+        plan: SharePlan,
+        short: int,
+        short_w: float,
+        budget: PowerBudget | None,
+    ) -> None:
         """Shrink jobs that are at a resize point, first those that lose least."""
         here = set(map(id, state.reached_resize_point))
         able = []
@@ -86,14 +102,16 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             left_s = job.remaining_s(job.size, state.now_s)
             if not _can(job, here) or (left_s is not None and left_s <= job.spec.resize_price_s):
                 continue
-            size = _shrunk(job, short)
+            size = _shrunk(job, short, short_w, budget)
             if size < job.size:
                 able.append((_loss(job, size, state.now_s), -job.size, job.number, job))
         for _, _, _, job in sorted(able)[: state.resizes_left]:
-            if short <= 0:
+            if short <= 0 and short_w <= 0.0:
                 break
-            size = _shrunk(job, short)
+            size = _shrunk(job, short, short_w, budget)
             short -= job.size - size
+            if budget is not None:
+                short_w -= budget.at_w(job, job.size) - budget.at_w(job, size)
             plan.changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
 
 
@@ -107,6 +125,7 @@ class Backfilled:
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
         at_s: the reservation of ``first``; None as long as nobody could have delayed it.
         extra: how many nodes are free then beside those reserved.
+        budget: what would be left of the power cap, where there is one; ``extra_w`` then.
     """
 
     jobs: list[Job] = field(default_factory=list)
@@ -115,11 +134,26 @@ class Backfilled:
     free: int = 0
     at_s: float | None = None
     extra: int = 0
+    budget: PowerBudget | None = None
+    extra_w: float = inf
+
+    def fits(self, job: Job, size: int) -> bool:
+        """Return whether nodes and power suffice for a job."""
+        return size <= self.free and (self.budget is None or self.budget.starts(job, size))
+
+    def overtakes(self, job: Job, size: int) -> bool:
+        """Return whether a job leaves the reservation what it needs; enter that, if it does."""
+        own_w = 0.0 if self.budget is None else self.budget.start_w(job, size)
+        if size > self.extra or own_w > self.extra_w:
+            return False
+        self.extra -= size
+        self.extra_w -= own_w
+        return True
 
     def reserve(self, state: State, room: Room) -> float:
         """Return the reservation of ``first``, worked out before anybody behind it may start."""
         if self.at_s is None and self.first is not None:
-            self.at_s, self.extra = _reservation(state, room, self, self.first.least)
+            self.at_s = _reserve(state, room, self, self.first)
         return inf if self.at_s is None else self.at_s
 
 
@@ -131,29 +165,34 @@ def backfilled(state: State, queue: Iterable[Job], room: Room, energy: float = 0
     """
     lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
     found = Backfilled(free=room.free + state.releasing + lent)
+    budget = budget_of(room)
+    if budget is not None:
+        lent_w = [budget.drawn_w(j) - budget.at_w(j, _least(j)) for *_, j in state.shrinkable]
+        found.budget = budget.plus(budget.releasing_w + sum(lent_w))
     if not state.pending:
         return found
     narrowest = state.queue_by(_width)[0][0]
     oldest = list(_oldest(state, queue, found.free))
     before = set(map(id, oldest))
     for job in chain(oldest, (job for job in queue if id(job) not in before)):
-        if job.least > found.free:
+        if not found.fits(job, job.least):
             if found.first is None:
                 found.first = job
             if found.free < narrowest:
                 break  # as nobody fits: a pass costs no more on a long queue
             continue
-        size = _start_size(state, job, found.free, energy)
+        size = _start_size(state, job, found, energy)
         if found.first is not None:
             end = state.now_s + _longest_s(job, size)
             # Of jobs without a time limit none is sure to end before another.
-            if end > found.reserve(state, room) or end == inf:
-                if size > found.extra:
-                    continue
-                found.extra -= size
+            late = end > found.reserve(state, room) or end == inf
+            if late and not found.overtakes(job, size):
+                continue
         found.jobs.append(job)
         found.sizes.append(size)
         found.free -= size
+        if found.budget is not None:
+            found.budget.take(found.budget.start_w(job, size))
         if found.free < narrowest and found.first is not None:
             break
     return found
@@ -182,33 +221,39 @@ def _oldest(state: State, queue: Iterable[Job], free: int) -> Iterator[Job]:
             return
 
 
-def _reservation(state: State, room: Room, found: Backfilled, size: int) -> tuple[float, int]:
-    """Return when ``size`` nodes are free if all jobs go on at their least sizes; how many more."""
-    now = state.now_s
-    ends = []
+def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
+    """Return when a job can start, all others at their least sizes; enter what is left then."""
+    now, budget, size = state.now_s, found.budget, first.least
+    ends: list[tuple[float, int, float]] = []
     for end, _, job in islice(state.ends, room.passed, None):
         held = job.size + job.gain - job.loss
         least = held
         if job.at_resize_point and job.spec.mode.resizable:
             least = min(held, _least(job))
             if job.requested_size is not None:
-                ends.append((now, held - least))  # it gives them once this resize is over
+                ends.append((now, held - least, 0.0))  # it gives them once this resize is over
             whole_s = job.spec.expected_s(job.size)
             if 0 < whole_s < inf and end < inf:
                 end = now + max(0.0, end - now) * job.spec.expected_s(least) / whole_s
-        ends.append((max(end, now), least))
-    starting = zip(found.jobs, found.sizes, strict=True)
-    ends += [(now + job.spec.expected_s(nodes), nodes) for job, nodes in starting]
+        ends.append((max(end, now), least, 0.0 if budget is None else budget.at_w(job, least)))
+    for job, nodes in zip(found.jobs, found.sizes, strict=True):
+        own_w = 0.0 if budget is None else budget.start_w(job, nodes)
+        ends.append((now + job.spec.expected_s(nodes), nodes, own_w))
     ends.sort()
-    free = found.free
-    for end, nodes in ends:
+    free, left_w, own_w = found.free, inf, 0.0
+    if budget is not None:
+        left_w, own_w = budget.left_w, budget.start_w(first, size)
+    for end, nodes, watts in ends:
         free += nodes
-        if free >= size:
-            return end, free - size
-    return inf, 0
+        left_w += watts
+        if free >= size and left_w >= own_w:
+            found.extra, found.extra_w = free - size, left_w - own_w
+            return end
+    found.extra, found.extra_w = 0, 0.0
+    return inf
 
 
-def _start_size(state: State, job: Job, free: int, energy: float) -> int:
+def _start_size(state: State, job: Job, found: Backfilled, energy: float) -> int:
     """Return the nodes with which a job that fits counts at its start.
 
     A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had;
@@ -217,8 +262,10 @@ def _start_size(state: State, job: Job, free: int, energy: float) -> int:
     """
     if job.spec.mode is not Mode.MOLDABLE:
         return job.least
-    most = min(free, job.spec.preferred)
+    most = min(found.free, job.spec.preferred)
     sizes = [n for n in job.spec.sizes() if n <= most]
+    if found.budget is not None:
+        sizes = [n for n in sizes if found.fits(job, n)] or [job.least]
     speedup, model = job.speedup, state.site.power[0] if state.site.power else None
     if not energy or speedup is None or model is None:
         return sizes[-1]
@@ -283,10 +330,17 @@ def _lends(job: Job, first: Job | None) -> bool:
     return job.spec.resize_points_known or first is None or first.spec.mode is Mode.FLEXIBLE
 
 
-def _shrunk(job: Job, short: int) -> int:
-    """Return the size of a job that gives up to ``short`` nodes or, if it can't, a few more."""
+def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) -> int:
+    """Return the size of a job that gives up to ``short`` nodes or, if it can't, a few more.
+
+    Under a power cap it gives up to ``short_w`` watts too.
+    """
     sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused_sizes]
     below = [n for n in sizes if n <= job.size - short]
+    if budget is not None:
+        size = freeing(budget, job, below or sizes[:1], short_w)
+        if size is not None or short <= 0:
+            return job.size if size is None else size
     return below[-1] if below else min(sizes, default=job.size)
 
 
@@ -309,11 +363,13 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
-        if not isinstance(plan, SharePlan) or plan.in_order:
+        share = _share(plan)
+        if share is None:
             return _IN_ORDER(state, queue, plan, room)
         starts = []
-        for job_id, size in plan.sizes.items():
+        for job_id in share.sizes:
             job = state.pending[job_id]
+            size = plan.start(job, room.free)
             if room.fits(job, size):
                 nodes = room.place(job, size)
                 starts.append(Start(job_id, nodes, "fits", Reason.FITS, 0 if nodes else size))
@@ -323,7 +379,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Later:
         """Return why a job waits."""
-        if not isinstance(plan, SharePlan) or plan.in_order:
+        if _share(plan) is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
         found = backfilled(state, queue, room)
         at_s = found.reserve(state, room)
@@ -342,6 +398,12 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         before = "" if job is first else f"; {first.spec.id} is first"
         text = f"waits for {nodes}, {max(0, found.free)} can be had{before}{when}"
         return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
+
+
+def _share(plan: Plan) -> SharePlan | None:
+    """Return a plan that says who starts, None where jobs start in order."""
+    plan = plan.plan if isinstance(plan, CappedPlan) else plan
+    return plan if isinstance(plan, SharePlan) and not plan.in_order else None
 
 
 _IN_ORDER = InOrder()

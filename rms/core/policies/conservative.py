@@ -17,18 +17,25 @@ import msgspec
 
 from rms.core.events import Later, Reason, Start
 from rms.core.model import Job
+from rms.core.policies.capped import budget_of
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import Plan
 from rms.core.state import State
 
 
 class Profile:
-    """Free nodes over time: ``free[i]`` from ``at_s[i]`` on."""
+    """Free nodes over time: ``free[i]`` from ``at_s[i]`` on.
 
-    __slots__ = ("at_s", "free")
+    Attributes:
+        left_w: what is left of the power cap then, in W; empty where there is none.
+    """
+
+    __slots__ = ("at_s", "free", "left_w")
 
     def __init__(self, state: State, room: Room) -> None:
         self.at_s, self.free = [state.now_s], [room.free]
+        budget = budget_of(room)
+        self.left_w = [] if budget is None else [budget.left_w]
         for end, _, job in islice(state.ends, room.passed, None):
             if end == inf:
                 break
@@ -38,10 +45,16 @@ class Profile:
             else:
                 self.at_s.append(end)
                 self.free.append(nodes)
+                self.left_w += self.left_w[-1:]
+            if budget is not None:
+                self.left_w[-1] += budget.drawn_w(job)
 
-    def earliest(self, size: int, span_s: float) -> float:
-        """Return when ``size`` nodes are free for a time, ``inf`` if never."""
+    def earliest(self, size: int, span_s: float, watts: float = 0.0) -> float:
+        """Return when ``size`` nodes and that power are free for a time, ``inf`` if never."""
         at_s, free = self.at_s, self.free
+        if self.left_w:  # a step with too little power has as good as no nodes
+            both = zip(free, self.left_w, strict=True)
+            free = [nodes if left_w >= watts else -1 for nodes, left_w in both]
         first, steps = 0, len(at_s)
         while first < steps:
             if free[first] < size:
@@ -55,12 +68,15 @@ class Profile:
             first = at + 1
         return inf
 
-    def take(self, size: int, since_s: float, span_s: float) -> None:
-        """Reserve nodes for a time."""
+    def take(self, size: int, since_s: float, span_s: float, watts: float = 0.0) -> None:
+        """Reserve nodes and power for a time."""
         begin = self._cut(since_s)
         end = self._cut(since_s + span_s) if span_s < inf else len(self.at_s)
         for at in range(begin, end):
             self.free[at] -= size
+        if watts:
+            for at in range(begin, end):
+                self.left_w[at] -= watts
 
     def _cut(self, at_s: float) -> int:
         """Return the index of the step that begins at a time, which is made if need be."""
@@ -68,6 +84,8 @@ class Profile:
         if at == len(self.at_s) or self.at_s[at] != at_s:
             self.at_s.insert(at, at_s)
             self.free.insert(at, self.free[at - 1])
+            if self.left_w:
+                self.left_w.insert(at, self.left_w[at - 1])
         return at
 
     def at(self, at_s: float) -> int:
@@ -109,15 +127,17 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Iterable[tuple[Job, int, float]]:
         """Yield each job with its size and the time of its reservation."""
-        profile = Profile(state, room)
-        left = room.free
+        profile, budget = Profile(state, room), budget_of(room)
+        left, watts = room.free, 0.0
         for job in islice(queue, self.depth):
             size = plan.start(job, left)
             span_s = job.spec.expected_s(size, exact=state.exact)
-            at_s = profile.earliest(size, span_s)
+            if budget is not None:
+                watts = budget.start_w(job, size)
+            at_s = profile.earliest(size, span_s, watts)
             if at_s == inf:
                 continue
-            profile.take(size, at_s, span_s)
+            profile.take(size, at_s, span_s, watts)
             left = max(0, profile.at(state.now_s))
             yield job, size, at_s
 

@@ -7,6 +7,8 @@ import msgspec
 from rms.core.events import (
     Ended,
     NodeUp,
+    PowerCapSet,
+    PowerMeasured,
     Reopened,
     Requeued,
     Resized,
@@ -17,7 +19,10 @@ from rms.core.events import (
     Ticked,
 )
 
-TRIGGERS: frozenset[type] = frozenset(
+POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
+"""Events after which jobs may have to yield to a power cap, whenever a policy looks."""
+
+TRIGGERS: frozenset[type] = POWER | frozenset(
     (
         *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
         *(NodeUp, Ticked, Reopened),
@@ -58,7 +63,7 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def triggers(self) -> frozenset[type]:
         """Events after which it decides."""
-        return frozenset((Ended, Ticked, ResizePoint))
+        return POWER | frozenset((Ended, Ticked, ResizePoint))
 
     @property
     def start_triggers(self) -> frozenset[type]:

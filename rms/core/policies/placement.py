@@ -15,16 +15,15 @@ from rms.core.state import State
 
 
 class Room(Protocol):
-    """Free nodes during one pass.
+    """Free nodes during one pass."""
 
-    Attributes:
-        free: how many are left.
-        passed: how many of the first of ``state.ends`` are over by expectation, their nodes
-            counted as free.
-    """
+    @property
+    def free(self) -> int:
+        """How many are left."""
 
-    free: int
-    passed: int
+    @property
+    def passed(self) -> int:
+        """How many of the first of ``state.ends`` are over by expectation: their nodes are free."""
 
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now."""

@@ -9,8 +9,10 @@ from typing import Protocol
 
 from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
 from rms.core.model import Job, JobSpec, Site
+from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import Plan
+from rms.core.powercap import never_fits, why_power
 from rms.core.state import State
 
 Order = Callable[[State], Iterable[Job]]
@@ -106,9 +108,11 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable:
             return decisions
-        room = self.placement(state)
+        room = self._room(state)
+        if resizable and isinstance(room, CappedRoom) and (changes := yielding(state, room)):
+            return decisions + changes
         queue = self._queue(state, decisions)
-        plan = self.sizing(state, queue, room)
+        plan = self._plan(state, queue, room)
         if state.pending and (
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
@@ -126,17 +130,33 @@ class Policy:
             if running >= limit:
                 text = f"JobArrayTaskLimit: {limit} at once"
                 return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
-        room = self.placement(state)
+        room = self._room(state)
+        if isinstance(room, CappedRoom) and (job.least <= room.free or never_fits(state, job)):
+            why = why_power(state, job, room.budget)
+            if why is not None:
+                return Later(job.spec.id, why, Reason.POWER)
         queue = self._queue(state, [])
-        plan = self.sizing(state, queue, room)
+        plan = self._plan(state, queue, room)
         explain = getattr(self.admission, "explain", None)
         if explain is None:
             return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
         found: Later = explain(state, job, queue, plan, room)
         return found
 
+    def _room(self, state: State) -> Room:
+        """Open the room of a pass, under the cluster's power cap where there is one."""
+        room = self.placement(state)
+        return room if state.power_cap_w is None else CappedRoom(room, state)
+
+    def _plan(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
+        """Return the sizes wanted in a pass, those whose power does not fit made smaller."""
+        plan = self.sizing(state, queue, room)
+        return CappedPlan(plan, room.budget) if isinstance(room, CappedRoom) else plan
+
     def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:
         queue = self.order(state)
+        if state.power_cap_w is not None:  # nobody waits behind a job that never fits under it
+            queue = [job for job in queue if not never_fits(state, job)]
         if refused:
             gone = {decision.job for decision in refused}
             queue = [job for job in queue if job.spec.id not in gone]

@@ -20,13 +20,30 @@ import msgspec
 
 from rms.core.events import Reason, Resize
 from rms.core.model import Job, JobId
+from rms.core.policies.capped import budget_of
 from rms.core.policies.placement import Room
 from rms.core.policies.rotation import RotationJob, rotation_sizes
+from rms.core.powercap import PowerBudget
 from rms.core.speedup import some_sizes
 from rms.core.state import State
 
 Entry = tuple[float, int, int, Job]
 """A job that may be expanded: minus its time to go, its size, its number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """What is left to give to jobs: nodes, and power where there is a cap."""
+
+    nodes: int
+    budget: PowerBudget | None = None
+
+    def allows(self, job: Job, size: int, wider: int) -> bool:
+        """Return whether so much is left that a job may have a wider size."""
+        if wider - size > self.nodes:
+            return False
+        budget = self.budget
+        return budget is None or budget.covers(budget.widening_w(job, size, wider))
 
 
 @dataclass(slots=True)
@@ -49,9 +66,9 @@ class SharePlan:
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
         """Return the resizes, as far as nodes are left after the starts."""
-        found = []
+        found, budget = [], budget_of(room)
         for job, size, reason, code in self.changes:
-            if size - job.size > room.free:
+            if size - job.size > room.free or (budget and not budget.widens(job, size)):
                 continue
             nodes = room.resize(job, size)
             if nodes and len(nodes) != size:
@@ -89,20 +106,25 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.rotate and not state.pending and not state.releasing:
                 self._rotate(state, plan, room)
             return plan
-        left = room.free + state.releasing
+        left, budget, releasing_w = room.free + state.releasing, budget_of(room), 0.0
+        if budget is not None:
+            releasing_w = budget.releasing_w
+            budget = budget.plus(releasing_w)
         admitted = []
         waiting = iter(queue)
         for job in waiting:
-            if job.least > left:
-                self._shrink(state, plan, job, waiting, left)
+            if job.least > left or (budget and not budget.starts(job, job.least)):
+                self._shrink(state, plan, job, waiting, Spare(left, budget))
                 return plan
             left -= job.least
+            if budget is not None:
+                budget.take(budget.start_w(job, job.least))
             plan.sizes[job.spec.id] = job.least
             admitted.append(job)
         if left > state.releasing:
-            spare = left - state.releasing
+            spare = Spare(left - state.releasing, budget and budget.plus(-releasing_w))
             # No more jobs than nodes can be expanded; a few more, as the index has another order.
-            running = self.expandable(state, min(self.look, spare + 8))
+            running = self.expandable(state, min(self.look, spare.nodes + 8))
             self._expand(state, plan, (admitted, running), spare)
         if self.rotate and not plan.changes and not state.pending and not state.releasing:
             self._rotate(state, plan, room)
@@ -113,15 +135,19 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return longest(state, look)[: state.resizes_left]
 
     def _shrink(
-        self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: int
+        self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: Spare
     ) -> None:
         """Shrink running jobs so that the first that does not fit does, and others behind it."""
-        least, most = first.least - left, state.resizes_left
+        least, most, budget = first.least - left.nodes, state.resizes_left, left.budget
+        least_w = 0.0 if budget is None else budget.start_w(first, first.least) - budget.left_w
+        if least <= 0 and least_w <= 0.0:
+            return
         need = least + sum(job.least for job in islice(others, self.look))
-        found = 0
+        found, found_w = 0, 0.0
         changes: list[tuple[Job, int, str, Reason]] = []
         for _, _, job in reversed(state.shrinkable[-self.look :]):
-            if found >= need or (found >= least and len(changes) >= most):
+            enough = found >= least and found_w >= least_w
+            if enough and (found >= need or len(changes) >= most or least <= 0):
                 break
             now_s = job.remaining_s(job.size, state.now_s)
             if now_s is not None and now_s <= job.spec.resize_price_s:
@@ -131,9 +157,16 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 continue
             at = bisect_right(sizes, job.size - (need - found))
             size = sizes[max(0, at - 1)]
+            if budget is not None:
+                able = sizes[:at] if least > 0 else sizes
+                freed = freeing(budget, job, able, least_w - found_w)
+                size = freed or (size if least > 0 else job.size)
+                if size == job.size:
+                    continue
+                found_w += budget.at_w(job, job.size) - budget.at_w(job, size)
             found += job.size - size
             changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
-        if found >= least:
+        if found >= least and found_w >= least_w:
             plan.changes += changes
 
     def _expand(
@@ -141,14 +174,14 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         state: State,
         plan: SharePlan,
         jobs: tuple[Sequence[Job], Sequence[Entry]],
-        spare: int,
+        left: Spare,
     ) -> None:
         """Deal spare nodes out, one size at a time, to whoever has longest to go.
 
         Args:
             jobs: those about to start, and running ones, the longest to go first.
         """
-        now, (admitted, running) = state.now_s, jobs
+        now, (admitted, running), spare = state.now_s, jobs, left.nodes
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
         able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
@@ -163,11 +196,13 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             else:
                 break
             rival = min(running[at][0] if at < len(running) else inf, heap[0][0] if heap else inf)
-            entry, more = _expansion(state, job, size, spare, rival)
+            entry, more = _expansion(state, job, size, Spare(spare, left.budget), rival)
             if not more:
                 refused += job.next_larger(size) is not None
                 continue
             spare -= more[-1] - size
+            if left.budget is not None:
+                left.budget.take(left.budget.widening_w(job, size, more[-1]))
             steps += [(job, wider) for wider in more]
             if entry is not None:
                 heapq.heappush(heap, entry)
@@ -203,6 +238,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _rotate(self, state: State, plan: SharePlan, room: Room) -> None:
         """Shrink a job with less to do so that another may expand, if all then end earlier."""
+        if state.power_cap_w is not None:
+            return  # whether the other may expand then is not known
         if not 2 <= len(state.running) <= self.look or not state.shrinkable or self.energy > 0:
             return
         jobs = list(state.running.values())
@@ -235,6 +272,21 @@ def _entry(job: Job, size: int, now: float) -> Entry:
     return (-inf if known is None else -known, size, job.number, job)
 
 
+def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -> int | None:
+    """Return the largest of some smaller sizes, rising, at which a job frees so much power.
+
+    Where it frees less at all of them, the one at which it frees most; None where it frees none.
+    """
+    drawn_w, best, most_w = budget.at_w(job, job.size), None, 0.0
+    for size in reversed(sizes):
+        freed_w = drawn_w - budget.at_w(job, size)
+        if freed_w >= watts:
+            return size
+        if freed_w > most_w:
+            best, most_w = size, freed_w
+    return best
+
+
 def longest(state: State, look: int, resizes: int | None = None) -> list[Entry]:
     """Return the running jobs that may be expanded, as heap entries, the longest to go first.
 
@@ -254,7 +306,7 @@ def longest(state: State, look: int, resizes: int | None = None) -> list[Entry]:
 
 
 def _expansion(
-    state: State, job: Job, size: int, spare: int, rival: float
+    state: State, job: Job, size: int, spare: Spare, rival: float
 ) -> tuple[Entry | None, list[int]]:
     """Expand one job as long as it has longest to go, it pays and nodes are spare.
 
@@ -267,7 +319,7 @@ def _expansion(
     speedup = job.speedup
     if speedup is None:
         wider = job.next_larger(size)
-        if wider is None or wider - size > spare:
+        if wider is None or not spare.allows(job, size, wider):
             return None, []
         return (-inf, wider, job.number, job), [wider]
     left = job.remaining_share(state.now_s)
@@ -279,7 +331,7 @@ def _expansion(
         wider = sizes[at]
         if wider in refused:
             continue
-        if wider - first > spare:
+        if not spare.allows(job, first, wider):
             break
         faster_s = speedup.time(wider)
         if left * (time_s - faster_s) <= price_s:

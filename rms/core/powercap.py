@@ -1,0 +1,200 @@
+"""Expected power of jobs and of the cluster, and what is left of a power cap.
+
+The cluster is expected to draw the idle power of all its nodes and what each job adds to that: as
+stated for the job (``--power``), else by its measured profile, else by the nodes' power model; on
+unlike nodes the most that it could be. While a job is resized it counts with the larger of both
+worlds, from the request on. So expected power is never below what the energy books' model says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+import msgspec
+
+from rms.core.model import Job, JobSpec, Node, NodePower
+from rms.core.state import State
+
+ROUNDING = 1e-9
+"""Sums of the same powers in another order may differ by this much of the cap."""
+
+
+def added_w(
+    models: Sequence[NodePower], spec: JobSpec, size: int, *, shared: bool = False
+) -> float:
+    """Return what a job adds to the idle power of its ``size`` nodes, all together, in W.
+
+    Args:
+        models: of the nodes that it may run on.
+        shared: several jobs share a host, whose idle power is not theirs.
+    """
+    if spec.power_w is not None:
+        return spec.power_w
+    each = max(model.busy_w(spec, size) - (0.0 if shared else model.idle_w) for model in models)
+    return size * max(0.0, each)
+
+
+def job_w(state: State, spec: JobSpec, size: int) -> float:
+    """Return what a job on ``size`` nodes of this cluster adds to their idle power, in W."""
+    return added_w(state.power_models, spec, size, shared=bool(state.site.host))
+
+
+def growth_w(state: State, job: Job, size: int, nodes: tuple[Node, ...] = ()) -> float:
+    """Return by how much expected power rises when a resize of a running job is requested, in W.
+
+    Args:
+        nodes: those of the new world, where they are placed: both worlds count as long as both
+            have nodes of their own.
+    """
+    now_w, then_w = job_w(state, job.spec, job.size), job_w(state, job.spec, size)
+    if job.spec.power_w is None and nodes:
+        before, after = set(job.nodes), set(nodes)
+        if not (before <= after or after <= before):
+            return then_w
+    return max(0.0, then_w - now_w)
+
+
+def held_w(state: State, job: Job) -> float:
+    """Return what a running job counts with, a resize under way included, in W."""
+    watts = job_w(state, job.spec, job.size)
+    if job.requested_size is not None:
+        watts += growth_w(state, job, job.requested_size, job.requested_nodes or ())
+    return watts
+
+
+def expected_w(state: State) -> float:
+    """Return what the cluster is expected to draw, in W."""
+    return state.idle_w + sum([held_w(state, job) for job in state.running.values()])
+
+
+def within_limit(spec: JobSpec, models: Sequence[NodePower], limit_w: float) -> JobSpec:
+    """Return a job without the sizes at which its expected power passes a limit of its own.
+
+    Raises:
+        ValueError: none is left.
+    """
+    one_size = not (spec.mode.any_start or spec.mode.resizable)
+    sizes = [spec.preferred] if one_size else list(spec.sizes())
+    watts = [added_w(models, spec, size) for size in sizes]
+    fitting = [size for size, own_w in zip(sizes, watts, strict=True) if own_w <= limit_w]
+    if not fitting:
+        least_w, size = min(zip(watts, sizes, strict=True))
+        raise ValueError(
+            f"expected a power limit of at least {least_w:g} W, what the job is expected to add on "
+            f"{size} node{'s' * (size > 1)}, got {limit_w:g} W"
+        )
+    if len(fitting) == len(sizes):
+        return spec
+    low = fitting[0]
+    high = low
+    for size in sizes[sizes.index(low) :]:  # up to the first that passes it
+        if size not in fitting:
+            break
+        high = size
+    preferred = max([size for size in fitting if low <= size <= min(high, spec.preferred)] or [low])
+    return msgspec.structs.replace(spec, nodes_min=low, nodes_max=high, preferred=preferred)
+
+
+def check_cap(cap_w: float | None, idle_w: float) -> None:
+    """Refuse a power cap under which nothing could ever run.
+
+    Raises:
+        ValueError: idle nodes alone draw as much.
+    """
+    if cap_w is not None and not idle_w < cap_w < inf:
+        expected = f"a power cap above the {idle_w:g} W of idle nodes"
+        raise ValueError(f"expected {expected}, got {cap_w:g} W")
+
+
+class PowerBudget:
+    """What is left of a power cap during one pass, in W.
+
+    Attributes:
+        left_w: the cap without the idle power of all nodes and what running jobs draw: what is
+            expected, and what meters say above that. Below 0 where the cap is passed.
+    """
+
+    __slots__ = ("_state", "left_w")
+
+    def __init__(self, state: State, left_w: float | None = None) -> None:
+        self._state = state
+        if left_w is None:
+            drawn_w = sum([self.drawn_w(job) for job in state.running.values()])
+            left_w = (state.power_cap_w or 0.0) - state.idle_w - drawn_w
+        self.left_w = left_w
+
+    def plus(self, watts: float) -> PowerBudget:
+        """Return another budget with more (or less) left, for a plan: this one stays."""
+        return PowerBudget(self._state, self.left_w + watts)
+
+    def take(self, watts: float) -> None:
+        """Enter that some of it is given away."""
+        self.left_w -= watts
+
+    def covers(self, watts: float) -> bool:
+        """Return whether so much is left; nothing is always left."""
+        cap_w = self._state.power_cap_w or 0.0
+        return watts <= 0.0 or watts <= self.left_w + ROUNDING * cap_w
+
+    def start_w(self, job: Job, size: int) -> float:
+        """Return what a job takes that starts."""
+        return job_w(self._state, job.spec, size)
+
+    def starts(self, job: Job, size: int) -> bool:
+        """Return whether enough is left for a job to start on so many nodes."""
+        return self.covers(self.start_w(job, size))
+
+    def drawn_w(self, job: Job) -> float:
+        """Return what a running job counts with."""
+        watts = held_w(self._state, job)
+        return watts + job.above_w * (job.size + job.gain) if job.above_w else watts
+
+    def at_w(self, job: Job, size: int) -> float:
+        """Return what a job would draw at another size, no resize under way."""
+        return job_w(self._state, job.spec, size) + job.above_w * size
+
+    def widening_w(self, job: Job, size: int, wider: int) -> float:
+        """Return what a job takes to go from a size to a wider one; ``inf`` where it may not."""
+        if job.no_wider_before_s > self._state.now_s:
+            return inf
+        return max(0.0, self.at_w(job, wider) - self.at_w(job, size))
+
+    def widens(self, job: Job, size: int) -> bool:
+        """Return whether a running job may be brought to a size; it may always be shrunk."""
+        return size <= job.size or self.covers(self.widening_w(job, job.size, size))
+
+    @property
+    def releasing_w(self) -> float:
+        """What shrinks under way are about to free."""
+        return sum(
+            [
+                max(0.0, self.drawn_w(job) - self.at_w(job, job.requested_size))
+                for job in self._state.running.values()
+                if job.requested_size is not None and job.requested_size < job.size
+            ]
+        )
+
+
+def never_fits(state: State, job: Job) -> bool:
+    """Return whether a waiting job passes the cap even where nothing else runs."""
+    cap_w = state.power_cap_w
+    if cap_w is None:
+        return False
+    return state.idle_w + job_w(state, job.spec, job.least) > cap_w * (1.0 + ROUNDING)
+
+
+def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
+    """Return why a job that waits cannot start for its power, None where it could."""
+    own_w = budget.start_w(job, job.least)
+    nodes = f"{job.least} node{'s' * (job.least > 1)}"
+    if never_fits(state, job):
+        alone = f"{own_w:g} W on {nodes} beside {state.idle_w:g} W of idle nodes"
+        return f"PowerCap: it never fits under the cap of {state.power_cap_w:g} W: {alone}"
+    if budget.covers(own_w):
+        return None
+    over = "" if state.measured_w is None else f" ({state.measured_w:.0f} W are measured)"
+    return (
+        f"PowerCap: needs {own_w:g} W on {nodes}, {max(0.0, budget.left_w):.4g} W are left of "
+        f"{state.power_cap_w:g} W{over}"
+    )

@@ -1,0 +1,495 @@
+"""The cluster's power cap: never passed by expected power, under any policy, whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from rms.core.engine import Engine
+from rms.core.events import (
+    Decision,
+    Ended,
+    Event,
+    Later,
+    NodeDown,
+    NodeUp,
+    PowerCapSet,
+    PowerMeasured,
+    Reason,
+    Requeued,
+    Resize,
+    ResizeAsked,
+    ResizeBegun,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Start,
+    Started,
+    Submitted,
+    Ticked,
+)
+from rms.core.ledger import Ledger
+from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.policies import POLICIES, Policy, adjusted, named
+from rms.core.powercap import ROUNDING, added_w, expected_w, never_fits, within_limit
+from rms.core.rules import RuleError, check
+from rms.sim.run import chosen, simulate
+from rms.sim.simulator import Hooks, Simulation
+
+NODES = 6
+IDLE_W = 10.0
+POWER = tuple(NodePower(IDLE_W, 30.0, 20.0 + 5.0 * (n % 2)) for n in range(NODES))
+FIXED, MOLDABLE, MALLEABLE, FLEXIBLE = Mode
+SHARING = ("array-share", "backfill-share", "easy-share")
+PER_NODE_CAP = ("p-fifo", "p-bff")
+
+
+def job(
+    number: int, nodes: tuple[int, ...], mode: Mode = FIXED, at_s: float = 0.0, **more: Any
+) -> JobSpec:
+    """A job of one size, or of (min, preferred, max); it runs 100 s unless it says otherwise."""
+    low, preferred, high = nodes if len(nodes) == 3 else nodes * 3
+    known = {"limit_s": 100.0, "run_s": 100.0} | more
+    return JobSpec(JobId(str(number)), at_s, low, high, preferred, mode, **known)
+
+
+class Driven:
+    """An engine under a cap whose starts begin at once; resizes take as long as the test says."""
+
+    def __init__(self, cap_w: float | None, policy: str | Policy = "easy", nodes: int = 4) -> None:
+        """Nodes of 10 W idle and 60 W busy: each one that is held adds 50 W."""
+        site = Site(nodes, (NodePower(10.0, 60.0),) * nodes, power_cap_w=cap_w)
+        self.engine = Engine(site, named(policy) if isinstance(policy, str) else policy)
+        self.state = self.engine.state
+
+    def happen(self, event: Event) -> list[Decision]:
+        decided = self.engine.handle(event)
+        for decision in decided:
+            if isinstance(decision, Start):
+                decided = decided + self.happen(Started(event.at_s, decision.job))
+        return decided
+
+    def submit(self, *specs: JobSpec) -> list[tuple[str, int]]:
+        found: list[Decision] = []
+        for spec in specs:
+            found += self.happen(Submitted(max(spec.submit_s, self.state.now_s), (spec,)))
+        return [(str(each.job), each.size) for each in found if isinstance(each, Start)]
+
+    def resized(self, at_s: float, number: int) -> list[Decision]:
+        self.happen(ResizeBegun(at_s, JobId(str(number))))
+        return self.happen(Resized(at_s, JobId(str(number))))
+
+    def end(self, at_s: float, number: int) -> list[tuple[str, int]]:
+        found = self.happen(Ended(at_s, JobId(str(number)), "COMPLETED"))
+        return [(str(each.job), each.size) for each in found if isinstance(each, Start)]
+
+    def why(self, number: int) -> str:
+        later = self.engine.explain(JobId(str(number)))
+        assert later is not None
+        return later.reason
+
+
+def resizes(decided: list[Decision]) -> list[tuple[str, int, Reason]]:
+    return [(str(each.job), each.size, each.code) for each in decided if isinstance(each, Resize)]
+
+
+# --- what is expected ----------------------------------------------------------------------------
+
+
+def test_expected_power_is_as_stated_else_measured_else_the_models() -> None:
+    models = (NodePower(10.0, 60.0, 40.0),)
+    profile = Speedup((1, 2), (100.0, 60.0), (80.0, 70.0))
+    assert added_w(models, job(1, (2,)), 2) == 2 * (60.0 + 40.0 - 10.0)
+    assert added_w(models, job(1, (1, 2, 2), speedup=profile), 2) == 2 * (70.0 - 10.0)
+    assert added_w(models, job(1, (1, 2, 2), speedup=profile, power_w=33.0), 2) == 33.0
+    law = Speedup(law=(100.0, 0.0))
+    assert added_w((*models, NodePower(5.0, 60.0, 40.0)), job(1, (2,), speedup=law), 2) == 2 * 95.0
+    assert added_w((NodePower(50.0),), job(1, (2,)), 2) == 0.0  # never below idle
+
+
+def test_a_limit_of_its_own_takes_sizes_from_a_job() -> None:
+    models = (NodePower(10.0, 60.0),)
+    cut = within_limit(job(1, (1, 4, 6), FLEXIBLE), models, 160.0)
+    assert (cut.nodes_min, cut.preferred, cut.nodes_max) == (1, 3, 3)
+    assert within_limit(job(1, (1, 2, 3), MALLEABLE), models, 160.0) == job(1, (1, 2, 3), MALLEABLE)
+    with pytest.raises(ValueError, match=r"at least 150 W, what .* on 3 nodes, got 120 W"):
+        within_limit(job(1, (1, 3, 6)), models, 120.0)  # a fixed one has one size
+    with pytest.raises(ValueError, match=r"at least 50 W, what .* on 1 node, got 12.5 W"):
+        within_limit(job(1, (1, 3, 6), MOLDABLE), models, 12.5)
+    with pytest.raises(ValueError, match="at least 200 W"):
+        within_limit(job(1, (1, 3, 6), FLEXIBLE, power_w=200.0), models, 199.0)
+
+
+def test_what_passes_the_cap_is_refused_whoever_decides_it() -> None:
+    driven = Driven(150.0)  # 40 W idle, 110 W to give: two nodes
+    spec = job(1, (3,))
+    driven.state.enqueue(Job(spec))
+    with pytest.raises(RuleError, match="at most 150 W, got 190 W"):
+        check(driven.state, Start(spec.id, (Node(0), Node(1), Node(2)), ""))
+    small = job(2, (1, 1, 3), MALLEABLE, resize_every_s=10.0)
+    driven = Driven(150.0, "fifo")
+    driven.submit(small)
+    check(driven.state, Resize(small.id, (Node(0), Node(1)), ""))
+    with pytest.raises(RuleError, match="at most 150 W, got 190 W"):
+        check(driven.state, Resize(small.id, (Node(0), Node(1), Node(2)), ""))
+    # Another node: both worlds count while they overlap.
+    check(driven.state, Resize(small.id, (Node(3),), ""))
+    driven.happen(PowerCapSet(0.0, 120.0))
+    with pytest.raises(RuleError, match="at most 120 W, got 140 W"):
+        check(driven.state, Resize(small.id, (Node(3),), ""))
+
+
+# --- starts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("power-cap")
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"array-share-paper"}))
+def test_who_lacks_power_waits_with_that_reason_and_starts_when_another_ends(policy: str) -> None:
+    driven = Driven(150.0, policy)
+    assert driven.submit(job(1, (1,)), job(2, (2,))) == [("1", 1)]
+    assert driven.why(2) == "PowerCap: needs 100 W on 2 nodes, 60 W are left of 150 W"
+    later = driven.engine.explain(JobId("2"))
+    assert later is not None and later.code is Reason.POWER
+    assert driven.end(10.0, 1) == [("2", 2)]
+
+
+def test_who_never_fits_waits_and_holds_up_nobody() -> None:
+    for policy in sorted(set(POLICIES) - {"array-share-paper"}):
+        driven = Driven(150.0, policy)
+        assert driven.submit(job(1, (3,)), job(2, (2,))) == [("2", 2)], policy
+        never = "it never fits under the cap of 150 W: 150 W on 3 nodes beside 40 W of idle nodes"
+        assert driven.why(1) == f"PowerCap: {never}"
+        assert driven.happen(PowerCapSet(5.0, None)) == []  # two nodes are free
+        assert driven.end(9.0, 2) == [("1", 3)]
+
+
+def test_a_job_that_may_starts_as_wide_as_its_power_allows() -> None:
+    for policy in ("fifo", "easy", "conservative", "p-bff", *SHARING):
+        for mode in (MOLDABLE, FLEXIBLE):
+            driven = Driven(150.0, policy)
+            assert driven.submit(job(1, (1, 4, 4), mode)) == [("1", 2)], (policy, mode)
+
+
+def test_an_overtaking_job_takes_no_power_that_the_reservation_needs() -> None:
+    for policy in ("easy", "easy-share", "conservative", "backfill-share"):
+        driven = Driven(160.0, policy, nodes=8)  # 80 W idle, 80 W to give
+        assert driven.submit(job(1, (1,), power_w=50.0)) == [("1", 1)]
+        # 60 W are reserved for job 2 when job 1 ends, at 100 s; then 20 W are left.
+        assert driven.submit(job(2, (1,), power_w=60.0, limit_s=1000.0)) == []
+        assert driven.submit(job(3, (1,), power_w=30.0, limit_s=150.0)) == []
+        assert driven.submit(job(4, (1,), power_w=30.0, limit_s=90.0)) == [("4", 1)]
+        assert driven.end(10.0, 4) == []
+        assert driven.submit(job(5, (1,), power_w=20.0, limit_s=900.0)) == [("5", 1)]
+        assert driven.end(20.0, 1) == [("2", 1)]
+
+
+# --- resizes -------------------------------------------------------------------------------------
+
+
+def test_a_widening_that_would_pass_the_cap_is_not_made() -> None:
+    for policy in SHARING:
+        wide = job(1, (1, 1, 4), MALLEABLE, speedup=Speedup(law=(500.0, 0.0)), run_s=None)
+        free = Driven(None, policy)
+        free.submit(wide)
+        assert resizes(free.happen(ResizePoint(1.0, wide.id))) == [("1", 4, Reason.IDLE_NODES)]
+        driven = Driven(150.0, policy)
+        driven.submit(wide)
+        assert resizes(driven.happen(ResizePoint(1.0, wide.id))) == [("1", 2, Reason.IDLE_NODES)]
+        driven.resized(2.0, 1)
+        (asked,) = driven.happen(ResizeAsked(3.0, wide.id, 3))
+        assert isinstance(asked, Later)
+        assert asked.reason == "later: PowerCap: takes 50 W more, 10 W are left"
+
+
+def test_a_wide_job_makes_room_for_one_that_lacks_power_only() -> None:
+    for policy in SHARING:
+        wide = job(1, (1, 1, 4), MALLEABLE, speedup=Speedup(law=(500.0, 0.0)), run_s=None)
+        driven = Driven(190.0, policy)  # 150 W to give
+        driven.submit(wide)
+        driven.happen(ResizePoint(1.0, wide.id))
+        driven.resized(2.0, 1)
+        assert driven.state.running[wide.id].size == 3
+        decided = driven.happen(Submitted(3.0, (job(2, (1,)),)))
+        decided += driven.happen(ResizePoint(3.0, wide.id))
+        assert resizes(decided) == [("1", 2, Reason.MAKES_ROOM)]
+        assert [str(d.job) for d in driven.resized(4.0, 1)] == ["2"]
+
+
+@pytest.mark.parametrize("policy", sorted(set(POLICIES) - {"array-share-paper"}))
+def test_a_lower_cap_narrows_who_can_yield_and_only_as_far_as_that_takes(policy: str) -> None:
+    driven = Driven(None, policy, nodes=8)
+    driven.submit(job(1, (1, 4, 4), MALLEABLE), job(2, (3,)))
+    driven.happen(ResizePoint(1.0, JobId("1")))
+    decided = driven.happen(PowerCapSet(2.0, 350.0))  # 80 + 350 W are expected
+    assert resizes(decided) == [("1", 2, Reason.POWER)]
+    (yields,) = decided
+    assert yields.reason == "PowerCap: yields, 430 W is expected, the cap is 350 W"
+    assert driven.happen(PowerCapSet(3.0, 345.0)) == []  # nothing more until that is done
+    decided = driven.resized(4.0, 1)
+    assert resizes(decided) == []
+    driven.happen(ResizePoint(5.0, JobId("1")))
+    assert resizes(driven.happen(PowerCapSet(6.0, 320.0))) == [("1", 1, Reason.POWER)]
+
+
+def test_what_meters_say_above_the_cap_narrows_and_lets_nobody_start() -> None:
+    driven = Driven(300.0, "backfill-share")
+    wide = job(1, (1, 4, 4), FLEXIBLE, speedup=Speedup(law=(5000.0, 0.0)), run_s=None)
+    assert driven.submit(wide) == [("1", 4)]
+    driven.happen(ResizePoint(1.0, wide.id))
+    assert driven.happen(PowerMeasured(2.0, 290.0)) == []  # 240 W were expected
+    decided = driven.happen(PowerMeasured(3.0, 340.0))  # 25 W a node more than expected
+    assert resizes(decided) == [("1", 3, Reason.POWER)]
+    assert "340 W of 340 W measured, the cap is 300 W" in decided[0].reason
+    driven.resized(4.0, 1)
+    driven.happen(PowerMeasured(5.0, 265.0))
+    driven.submit(job(2, (1,), at_s=6.0))
+    assert driven.why(2).startswith("PowerCap: needs 50 W on 1 node, 35 W are left of 300 W")
+    # Not widened again for a while, then only if what it really draws fits.
+    assert resizes(driven.happen(ResizePoint(7.0, wide.id))) == []
+
+
+def test_a_job_of_a_constant_power_is_not_narrowed_for_nothing() -> None:
+    driven = Driven(None, "easy")
+    driven.submit(job(1, (1, 4, 4), MALLEABLE, power_w=200.0))
+    driven.happen(ResizePoint(1.0, JobId("1")))
+    assert driven.happen(PowerCapSet(2.0, 100.0)) == []
+
+
+# --- the policies with a cap of each node --------------------------------------------------------
+
+
+def test_caps_of_nodes_and_of_the_cluster_hold_together() -> None:
+    policy = adjusted(named("p-bff"), placement={"cap_w": 60.0, "per": "node"})
+    driven = Driven(150.0, policy)
+    assert driven.submit(job(1, (1,), power_w=51.0), job(2, (1,), power_w=50.0)) == [("2", 1)]
+    assert driven.submit(job(3, (1,), power_w=50.0), job(4, (1,), power_w=50.0)) == [("3", 1)]
+    assert "needs 50 W on 1 node, 10 W are left" in driven.why(4)
+
+
+# --- simulated -----------------------------------------------------------------------------------
+
+
+@st.composite
+def rigid(draw: st.DrawFn) -> list[JobSpec]:
+    found = []
+    for number in range(draw(st.integers(2, 20))):
+        run_s = float(draw(st.integers(1, 60)))
+        watts = float(draw(st.integers(0, 100)))
+        at_s = float(draw(st.integers(0, 60)))
+        size = draw(st.integers(1, 8))
+        more = {"limit_s": run_s, "run_s": run_s, "power_w": watts}
+        found.append(job(number, (size,), at_s=at_s, **more))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["easy", "conservative", "backfill-share", "easy-share"])
+@settings(max_examples=40, deadline=None)
+@given(rigid(), st.booleans())
+def test_no_first_job_is_delayed_for_its_power(
+    policy: str, specs: list[JobSpec], counted: bool
+) -> None:
+    """The oldest job starts when, by those that run, nodes and power are free for it."""
+    cap_w, chosen_policy = 120.0, named(policy)
+    if counted and policy in ("easy", "conservative"):
+        chosen_policy = chosen(chosen_policy, counted=True, ahead=False)
+    promised: dict[JobId, float] = {}
+
+    def look(simulation: Simulation) -> None:
+        state = simulation.engine.state
+        assert expected_w(state) <= cap_w + 1e-9
+        if not state.pending:
+            return
+        oldest = next(iter(state.pending.values()))
+        free, left_w, at_s = state.free_count, cap_w - expected_w(state), state.now_s
+        for end_s, _, other in state.ends:
+            if free >= oldest.least and left_w >= (oldest.spec.power_w or 0.0):
+                break
+            free, left_w, at_s = free + other.size, left_w + (other.spec.power_w or 0.0), end_s
+        before = promised.setdefault(oldest.spec.id, at_s)
+        assert at_s <= before + 1e-9
+        promised[oldest.spec.id] = min(at_s, before)
+
+    site = Site(10, power_cap_w=cap_w)
+    simulation = Simulation(specs, site, chosen_policy, hooks=Hooks(record=False, observer=look))
+    simulation.run()
+    assert len(simulation.engine.state.ended) == len(specs)
+    for job_id, at_s in promised.items():
+        start_s = simulation.engine.state.ended[job_id].start_s
+        assert start_s is not None and start_s <= at_s + 1e-9
+
+
+def test_a_cap_that_never_binds_changes_nothing() -> None:
+    specs = [
+        job(n, (1, 2, 4), Mode(mode), at_s=3.0 * n, resize_every_s=7.0, limit_s=300.0)
+        for n, mode in enumerate(list(Mode) * 6)
+    ]
+    for policy in POLICIES:
+        power = (NodePower(10.0, 60.0),) * 8
+        free = simulate(specs, Site(8, power), adjusted(named(policy), sizing=UNROTATED[policy]))
+        capped = simulate(
+            specs,
+            Site(8, power, power_cap_w=1e6),
+            adjusted(named(policy), sizing=UNROTATED[policy]),
+        )
+        assert free[1] == capped[1], policy
+
+
+UNROTATED: dict[str, dict[str, Any]] = {
+    name: {"rotate": False} if name in ("array-share", "backfill-share") else {}
+    for name in POLICIES
+}
+"""Jobs do not take turns under a cap."""
+
+
+# --- whatever happens ----------------------------------------------------------------------------
+
+
+@st.composite
+def specs_of(draw: st.DrawFn, number: int, at_s: float) -> JobSpec:
+    low, preferred, high = sorted(draw(st.tuples(*[st.integers(1, NODES)] * 3)))
+    known = draw(st.booleans())
+    spec = JobSpec(
+        JobId(str(number)),
+        at_s,
+        low,
+        high,
+        preferred,
+        draw(st.sampled_from(Mode)),
+        Speedup(law=(draw(st.floats(1, 99)), 1.0)) if known else None,
+        limit_s=draw(st.sampled_from([None, 10.0, 50.0])),
+        resize_every_s=draw(st.sampled_from([None, 3.0])),
+        power_w=draw(st.sampled_from([None, 0.0, 35.0, 120.0])),
+    )
+    limit_w = draw(st.sampled_from([None, 60.0, 150.0]))
+    try:
+        return spec if limit_w is None else within_limit(spec, POWER, limit_w)
+    except ValueError:
+        return spec
+
+
+class Capped(RuleBasedStateMachine):
+    """Any events in any order, caps and readings among them, under a policy that is swapped."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(Site(NODES, POWER, power_cap_w=200.0), named("easy"))
+        self.ledger = Ledger(POWER)
+        self.number = 0
+
+    @property
+    def state(self) -> Any:
+        return self.engine.state
+
+    def happen(self, event: Event) -> None:
+        before_w = expected_w(self.state)
+        self.ledger.advance(self.state, event.at_s)
+        for decision in self.engine.handle(event):  # the rules are checked at every decision
+            if isinstance(decision, Start):
+                self.happen(Started(event.at_s, decision.job))
+        self.ledger.follow(self.state)
+        cap_w = self.state.power_cap_w
+        if cap_w is not None:  # passed only where it was lowered below what ran
+            assert expected_w(self.state) <= max(cap_w, before_w) * (1.0 + ROUNDING)
+
+    def now(self, data: st.DataObject) -> float:
+        return float(self.state.now_s) + data.draw(st.sampled_from([0.0, 0.5, 3.0, 20.0]))
+
+    def running(self, *, resizing: bool) -> list[Job]:
+        found = self.state.running.values()
+        return [job for job in found if (job.requested_size is not None) == resizing]
+
+    def one(self, data: st.DataObject, jobs: list[Job]) -> JobId:
+        return data.draw(st.sampled_from(jobs)).spec.id
+
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def submit(self, data: st.DataObject, count: int) -> None:
+        at_s = self.now(data)
+        self.number += count
+        numbers = range(self.number - count, self.number)
+        self.happen(Submitted(at_s, tuple(data.draw(specs_of(n, at_s)) for n in numbers)))
+
+    @precondition(lambda self: self.state.running)
+    @rule(data=st.data(), again=st.booleans())
+    def end(self, data: st.DataObject, again: bool) -> None:
+        job_id = self.one(data, list(self.state.running.values()))
+        at_s = self.now(data)
+        self.happen(Requeued(at_s, job_id) if again else Ended(at_s, job_id, "COMPLETED"))
+
+    @precondition(lambda self: self.running(resizing=False))
+    @rule(data=st.data())
+    def point(self, data: st.DataObject) -> None:
+        self.happen(ResizePoint(self.now(data), self.one(data, self.running(resizing=False))))
+
+    @precondition(lambda self: self.running(resizing=False))
+    @rule(data=st.data(), size=st.integers(1, NODES), shift=st.booleans())
+    def ask(self, data: st.DataObject, size: int, shift: bool) -> None:
+        nodes = tuple(sorted(self.state.free)[:size]) if shift else ()
+        nodes = nodes if len(nodes) == size else ()
+        job_id = self.one(data, self.running(resizing=False))
+        self.happen(ResizeAsked(self.now(data), job_id, size, nodes))
+
+    @precondition(lambda self: self.running(resizing=True))
+    @rule(data=st.data(), good=st.booleans(), begun=st.booleans())
+    def resize(self, data: st.DataObject, good: bool, begun: bool) -> None:
+        job_id = self.one(data, self.running(resizing=True))
+        if begun:
+            self.happen(ResizeBegun(self.now(data), job_id))
+        at_s = self.now(data)
+        self.happen(Resized(at_s, job_id) if good else ResizeRolledBack(at_s, job_id))
+
+    @rule(data=st.data(), node=st.integers(0, NODES - 1))
+    def fail_or_mend(self, data: st.DataObject, node: int) -> None:
+        down, at_s = Node(node) in self.state.down, self.now(data)
+        self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
+
+    @rule(data=st.data(), cap_w=st.sampled_from([None, 61.0, 100.0, 150.0, 222.0, 400.0]))
+    def cap(self, data: st.DataObject, cap_w: float | None) -> None:
+        self.happen(PowerCapSet(self.now(data), cap_w))
+
+    @precondition(lambda self: self.state.power_cap_w is not None)
+    @rule(data=st.data(), watts=st.floats(0.0, 600.0))
+    def measure(self, data: st.DataObject, watts: float) -> None:
+        self.happen(PowerMeasured(self.now(data), watts))
+
+    @rule(data=st.data())
+    def tick(self, data: st.DataObject) -> None:
+        self.happen(Ticked(self.now(data)))
+
+    @rule(name=st.sampled_from(sorted(POLICIES)))
+    def swap(self, name: str) -> None:
+        self.engine.policy = POLICIES[name]
+
+    @invariant()
+    def the_books_model_draws_no_more_than_is_expected(self) -> None:
+        ledger = self.ledger
+        assert ledger.power_w <= expected_w(self.state) * (1.0 + ROUNDING) or not self.number
+        assert ledger.owned_j == pytest.approx(ledger.cluster_j, rel=1e-9, abs=1e-6)
+
+    @invariant()
+    def nothing_is_widened_while_power_is_lacking(self) -> None:
+        for waiting in list(self.state.pending.values())[:3]:
+            later = self.engine.explain(waiting.spec.id)
+            assert later is not None and later.reason
+
+    def teardown(self) -> None:
+        """Once nothing more comes, whoever fits alone runs in the end."""
+        state, at_s = self.state, self.state.now_s
+        if self.engine.policy.name in PER_NODE_CAP:
+            self.engine.policy = named("fifo")
+        for node in list(state.down):
+            self.happen(NodeUp(at_s, node))
+        for _ in range(4 * len(state.pending) + 4):
+            for job_id in list(state.running):
+                self.happen(Ended(at_s, job_id, "COMPLETED"))
+            at_s += 10.0
+            self.happen(Ticked(at_s))
+        assert all(never_fits(state, job) for job in state.pending.values())
+        assert not state.running
+
+
+TestCapped = Capped.TestCase
+TestCapped.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
