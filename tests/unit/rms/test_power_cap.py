@@ -281,7 +281,7 @@ def rigid(draw: st.DrawFn) -> list[JobSpec]:
         watts = float(draw(st.integers(0, 100)))
         at_s = float(draw(st.integers(0, 60)))
         size = draw(st.integers(1, 8))
-        more = {"limit_s": run_s, "run_s": run_s, "power_w": watts}
+        more: dict[str, Any] = {"limit_s": run_s, "run_s": run_s, "power_w": watts}
         found.append(job(number, (size,), at_s=at_s, **more))
     return found
 
