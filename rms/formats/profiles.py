@@ -23,7 +23,7 @@ FORMAT = 1
 PROFILES_VARIABLE = "RMS_PROFILES"
 """The folder of profiles, instead of ``profiles`` in the state folder; empty for none."""
 
-SEPARATE, MALLEABLE = "separate", "malleable"
+SEPARATE, MALLEABLE = WAYS = "separate", "malleable"
 """How a point was measured: by a run of its own, or by resizing one run."""
 
 _INTERPRETER = re.compile(r"(python|perl|ruby|bash|sh|julia|Rscript|node)[0-9.]*")
@@ -257,9 +257,9 @@ def write(path: Path, profile: Profile) -> None:
         ) from None
 
 
-def path_of(base: Path, profile: Profile) -> Path:
-    """Return the file of a profile in a folder of profiles."""
-    return base / f"{profile.name}-{key(profile.program, profile.machine)}.json"
+def path_of(base: Path, name: str, program: Program, machine: Machine) -> Path:
+    """Return the file of a program's profile in a folder of profiles."""
+    return base / f"{name}-{key(program, machine)}.json"
 
 
 def find(

@@ -69,6 +69,8 @@ def fit_power(points: Sequence[Point]) -> Law | None:
     x, watts = np.asarray(load), np.asarray([point.node_w for point in points])
     if len(points) < 2 or np.ptp(x) < 1e-6 * np.max(x):
         return None
+    if np.ptp(watts) <= 1e-9 * np.max(watts):
+        return Law(0.0, float(watts.mean()), nan, nan, 0.0, 0.0)
     return _least_squares(x, watts)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rms.client.commands import jobs, script_of, submit
@@ -137,7 +138,13 @@ def _point(setup: Setup, size: int, mhz: float | None) -> Point:
         peak_w=peak_w,
         idle_w=size * idle_w,
         mhz=mhz,
+        uncertainty_j=fmean([uncertainty_j(row) for row in rows]),
     )
+
+
+def uncertainty_j(row: JobRow) -> float:
+    """Return the half-width of a job's energy so far, as far as its meters tell."""
+    return sum(part.uncertainty_j for part in row.energy)
 
 
 def _run(setup: Setup, server: str, size: int, name: str) -> JobRow:
@@ -195,11 +202,13 @@ class Windows:
 
     Attributes:
         step_s, step_j: seconds and joules of a step, each time at that size.
+        uncertainty_j: half-width of those joules.
         spans: when that was.
     """
 
     step_s: dict[int, list[float]] = field(default_factory=dict)
     step_j: dict[int, list[float]] = field(default_factory=dict)
+    uncertainty_j: dict[int, list[float]] = field(default_factory=dict)
     spans: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
 
 
@@ -241,6 +250,7 @@ def _of_windows(found: Windows, size: int, row: JobRow, books: BooksAnswer) -> P
         source=row.energy_source,
         peak_w=peak_w,
         idle_w=size * idle_w,
+        uncertainty_j=fmean(found.uncertainty_j[size]) * row.steps,
     )
 
 
@@ -293,6 +303,8 @@ def _time_steps(server: str, number: str, size: int, window_s: float, found: Win
     steps = row.step - first.step
     found.step_s.setdefault(size, []).append((end_s - begun_s) / steps)
     found.step_j.setdefault(size, []).append((row.energy_j - first.energy_j) / steps)
+    half_j = (uncertainty_j(row) - uncertainty_j(first)) / steps
+    found.uncertainty_j.setdefault(size, []).append(half_j)
     found.spans.setdefault(size, []).append((begun_s, end_s))
 
 

@@ -33,6 +33,10 @@ def profile_of(
     return Profile(name, Program(words, "f" * 64), HERE, points, measured="2026-01-01 12:00")
 
 
+def place(base: Path, profile: Profile) -> Path:
+    return profiles.path_of(base, profile.name, profile.program, profile.machine)
+
+
 # --- the laws ------------------------------------------------------------------------------------
 
 
@@ -194,7 +198,7 @@ def test_a_program_is_found_by_words_file_and_machine(tmp_path: Path, program: P
     known = Program.find(["prog", "-n"], tmp_path, str(tmp_path))
     assert known is not None
     kept = msgspec.structs.replace(profile_of(point(1, 2.0, 3.0)), program=known)
-    profiles.write(profiles.path_of(base, kept), kept)
+    profiles.write(place(base, kept), kept)
     assert look("prog", "-n") == kept
     assert look("prog", "-m") is None and look("prog") is None
     assert look("prog", "-n", machine=Machine("another", 8)) is None
@@ -219,13 +223,13 @@ def test_an_interpreters_script_is_part_of_the_program(tmp_path: Path) -> None:
 
 def test_a_name_means_one_profile(tmp_path: Path) -> None:
     first = profile_of(point(1, 2.0, 3.0))
-    profiles.write(profiles.path_of(tmp_path, first), first)
+    profiles.write(place(tmp_path, first), first)
     assert profiles.named(tmp_path, "mine") == first
     second = profile_of(point(1, 2.0, 3.0), words=("prog", "-k"))
-    profiles.write(profiles.path_of(tmp_path, second), second)
+    profiles.write(place(tmp_path, second), second)
     with pytest.raises(ProfileError, match="the name of one profile, got 'mine' of: mine-"):
         profiles.named(tmp_path, "mine")
-    stem = profiles.path_of(tmp_path, second).stem
+    stem = place(tmp_path, second).stem
     assert profiles.named(tmp_path, stem) == second
     with pytest.raises(ProfileError, match="got 'other' of: none"):
         profiles.named(None, "other")
@@ -315,7 +319,7 @@ WORKLOAD = '[[jobs]]\nnodes = [1, 2]\nspeedup = {{ profile = "{}" }}\n'
 def test_a_workload_names_a_profile_or_its_file(tmp_path: Path) -> None:
     found = profile_of(point(1, 20.0, 3.0), point(2, 12.0, 4.0))
     base = tmp_path / "kept"
-    profiles.write(profiles.path_of(base, found), found)
+    profiles.write(place(base, found), found)
     profiles.write(tmp_path / "p.json", found)
     work = tmp_path / "w.toml"
     for name in ("mine", "p.json"):

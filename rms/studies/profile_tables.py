@@ -1,0 +1,186 @@
+"""A measured profile as tables, JSON and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile
+from rms.studies.operating_points import (
+    Law,
+    differences,
+    fit_power,
+    fit_time,
+    operating_points,
+)
+from rms.wire.terminal import columns
+
+
+def matrices(shown: Profile) -> dict[str, list[Point]]:
+    """Return the points of each way that there are, by frequency and size."""
+    found = {way: [p for p in shown.points if p.way == way] for way in WAYS}
+    return {
+        way: sorted(points, key=lambda p: (p.mhz is not None, -(p.mhz or 0.0), p.nodes))
+        for way, points in found.items()
+        if points
+    }
+
+
+def lines_of(shown: Profile, slowdown: float) -> list[str]:
+    """Return the matrices, the laws and the operating points as text."""
+    lines = [
+        f"{shown.name}: {' '.join(shown.program.words)}",
+        f"on {shown.machine}; program {shown.program.sha256[:12]}; {shown.measured}",
+    ]
+    known = matrices(shown)
+    for way, points in known.items():
+        how = "separate runs" if way == SEPARATE else "one malleable run, seconds per step x steps"
+        lines += ["", f"{how}:", *_table(points), *_laws(points), *_points(points, slowdown)]
+    if len(known) == 2:
+        lines += ["", "malleable over separate, less 1:", *_difference(shown)]
+    return lines
+
+
+def _table(points: Sequence[Point]) -> list[str]:
+    first = {point.mhz: point for point in reversed(points)}
+    rows = []
+    for p in points:
+        base = first[p.mhz]
+        rows.append(
+            [
+                str(p.nodes),
+                "as is" if p.mhz is None else f"{p.mhz:g}",
+                f"{p.run_s:.3f}",
+                f"{p.spread_s:.3f}",
+                f"{p.node_w:.1f}",
+                f"{p.run_j:.1f}",
+                f"{p.uncertainty_j:.1f}" if p.uncertainty_j else "",
+                f"{100 * base.nodes * base.run_s / (p.nodes * p.run_s):.0f}",
+                f"{p.idle_w:.1f}",
+                f"{p.peak_w:.1f}",
+                str(len(p.time_s)),
+                p.source,
+            ]
+        )
+    heads = ["NODES", "MHZ", "TIME_S", "SPREAD_S", "W/NODE", "ENERGY_J", "+-_J", "EFF_%"]
+    return columns([*heads, "IDLE_W", "PEAK_W", "RUNS", "SOURCE"], rows)
+
+
+def _laws(points: Sequence[Point]) -> list[str]:
+    lines = []
+    for mhz in dict.fromkeys(point.mhz for point in points):
+        own = [point for point in points if point.mhz == mhz]
+        if len({point.nodes for point in own}) < 2:
+            continue
+        law = fit_time([p.nodes for p in own], [p.run_s for p in own])
+        at = "" if mhz is None else f" at {mhz:g} MHz"
+        terms = f"{_term(law.second, law.second_error)} s + {_term(law.first, law.first_error)} s/n"
+        lines.append(f"t(n){at} = {terms}{_off(law)}")
+    power = fit_power(points)
+    if power is not None:
+        terms = f"{_term(power.second, power.second_error)} W + "
+        terms += f"{_term(power.first, power.first_error)} W Eff(n) (f/f_max)^3"
+        lines.append(f"P(n, f) = n ({terms}){_off(power)}")
+    return lines
+
+
+def _term(value: float, error: float) -> str:
+    return f"{value:.4g}" if isnan(error) else f"({value:.4g} +- {error:.2g})"
+
+
+def _off(law: Law) -> str:
+    if isnan(law.first_error):
+        return ", through two points: their error is not known"
+    return f", off by {100 * law.mean_off:.1f} % on average, {100 * law.most_off:.1f} % at most"
+
+
+def _points(points: Sequence[Point], slowdown: float) -> list[str]:
+    best = operating_points(points, slowdown)
+    source = " and ".join(dict.fromkeys(point.source for point in points))
+
+    def row(what: str, p: Point) -> str:
+        clock = "" if p.mhz is None else f" at {p.mhz:g} MHz"
+        nodes = f"{p.nodes} node{'s' * (p.nodes != 1)}{clock}"
+        return f"{what}: {nodes}, {p.run_s:.3f} s, {p.run_j:.1f} J"
+
+    return [
+        row("fastest", best.fastest),
+        row("least energy", best.energy),
+        row("least energy x time", best.delay_product),
+        row(f"least energy up to {slowdown:g} times the fastest", best.bounded),
+        f"energy from: {source}",
+    ]
+
+
+def _difference(shown: Profile) -> list[str]:
+    found = differences(shown.matrix(SEPARATE), shown.matrix(MALLEABLE))
+    return columns(
+        ["NODES", "TIME_%", "POWER_%", "ENERGY_%"],
+        [[str(d.nodes), *(f"{100 * x:+.1f}" for x in (d.time, d.power, d.energy))] for d in found],
+    )
+
+
+def as_json(shown: Profile, slowdown: float) -> dict[str, Any]:
+    """Return the profile with what follows from it."""
+    found: dict[str, Any] = {**msgspec.to_builtins(shown), "ways": {}}
+    for way, points in matrices(shown).items():
+        plain = [point for point in points if point.mhz is None]
+        best = operating_points(points, slowdown)
+        time_law = None
+        if len({point.nodes for point in plain}) > 1:
+            law = fit_time([p.nodes for p in plain], [p.run_s for p in plain])
+            time_law = {
+                "tc_s": law.second,
+                "t1_s": law.first,
+                "mean_off": law.mean_off,
+                "most_off": law.most_off,
+            }
+        found["ways"][way] = {
+            "rows": [
+                {
+                    "nodes": p.nodes,
+                    "mhz": p.mhz,
+                    "time_s": p.run_s,
+                    "power_w": p.node_w * p.nodes,
+                    "energy_j": p.run_j,
+                    "source": p.source,
+                }
+                for p in points
+            ],
+            "time_law": time_law,
+            "operating_points": {
+                name: {"nodes": point.nodes, "mhz": point.mhz}
+                for name, point in (
+                    ("fastest", best.fastest),
+                    ("energy", best.energy),
+                    ("energy_delay_product", best.delay_product),
+                    ("energy_bounded", best.bounded),
+                )
+            },
+        }
+    return found
+
+
+def draw(shown: Profile, path: Path) -> None:
+    """Draw time, power and energy against the number of nodes."""
+    from rms.plots import Panel, draw_panels
+
+    figures: dict[str, Callable[[Point], float]] = {
+        "time (s)": lambda point: point.run_s,
+        "power of a node (W)": lambda point: point.node_w,
+        "energy (J)": lambda point: point.run_j,
+    }
+    panels = []
+    for title, value in figures.items():
+        series: dict[str, tuple[Sequence[Any], Sequence[float]]] = {}
+        for way, points in matrices(shown).items():
+            for mhz in dict.fromkeys(point.mhz for point in points):
+                own = [point for point in points if point.mhz == mhz]
+                name = way if mhz is None else f"{way}, {mhz:g} MHz"
+                series[name] = [p.nodes for p in own], [value(p) for p in own]
+        panels.append(Panel(title, series, "nodes"))
+    draw_panels(panels, path, f"{shown.name}, {shown.points[0].source}", columns=3)

@@ -1,0 +1,155 @@
+"""The command ``rms profile`` without its runs: what is set meanwhile, kept and printed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rms.cli.main import main
+from rms.formats.profiles import MALLEABLE, Point
+from rms.studies import profile as study
+
+MHZ = (800, 1000, 2000)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RMS_PROFILES", str(tmp_path / "kept"))
+    monkeypatch.setenv("RMS_CPUFREQ", str(tmp_path / "none"))
+    monkeypatch.setattr(study, "warm_up", lambda setup: None)
+    return tmp_path
+
+
+def measured(setup: study.Setup, mhz: float | None = None, way: str = "separate") -> list[Point]:
+    """A law of time and one of power, exact."""
+    clock = 1.0 if mhz is None else mhz / 2000.0
+    found = []
+    for n in setup.sizes:
+        time_s = (2.0 + 10.0 / n) / clock
+        node_w = 3.0 + 5.0 * (12.0 / (n * (2.0 + 10.0 / n))) * clock**3
+        joules = n * node_w * time_s
+        found.append(
+            Point(
+                n,
+                way,
+                (time_s,) * setup.repeat,
+                (joules,) * setup.repeat,
+                "rapl",
+                7.0,
+                2.0,
+                mhz,
+                0.5,
+            )
+        )
+    return found
+
+
+@pytest.fixture
+def processors(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    policy = folder / "cpufreq" / "policy0"
+    policy.mkdir(parents=True)
+    khz = " ".join(str(1000 * each) for each in reversed(MHZ))
+    for name, text in (
+        *(("scaling_available_frequencies", khz), ("scaling_min_freq", "800000")),
+        *(("scaling_max_freq", "2000000"), ("cpuinfo_min_freq", "800000")),
+        ("cpuinfo_max_freq", "2000000"),
+    ):
+        (policy / name).write_text(f"{text}\n")
+    monkeypatch.setenv("RMS_CPUFREQ", str(policy.parent))
+    return policy
+
+
+def limits(policy: Path) -> tuple[int, int]:
+    low, high = (int((policy / f"scaling_{end}_freq").read_text()) for end in ("min", "max"))
+    return low // 1000, high // 1000
+
+
+def test_clocks_are_set_for_a_run_and_left_as_found(
+    processors: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+
+    def run(setup: study.Setup, mhz: float | None = None) -> list[Point]:
+        seen.append((mhz, limits(processors)))
+        return measured(setup, mhz)
+
+    monkeypatch.setattr(study, "separate", run)
+    assert main(["profile", "--nodes", "1", "--json", "out.json", "--", "true"]) == 0
+    assert seen == [(None, (800, 2000)), *((float(f), (f, f)) for f in MHZ)]
+    assert limits(processors) == (800, 2000)
+    found = json.loads(Path("out.json").read_text())["ways"]["separate"]
+    assert [row["mhz"] for row in found["rows"]] == [None, 2000.0, 1000.0, 800.0]
+    best = min(found["rows"], key=lambda row: row["energy_j"])
+    assert found["operating_points"]["energy"]["mhz"] == best["mhz"] == 1000.0
+    assert "P(n, f) = n (3 " in capsys.readouterr().out.replace("(3 +-", "3 (+-")
+    seen.clear()
+    assert main(["profile", "--nodes", "1", "--mhz", "1000", "--", "true"]) == 0
+    assert [mhz for mhz, _ in seen] == [None, 1000.0]
+    assert main(["profile", "--nodes", "1", "--mhz", "900", "--", "true"]) == 2
+    sentence = capsys.readouterr().err
+    assert "expected --mhz auto, none or some of 800, 1000, 2000, got '900'" in sentence
+
+
+def test_a_failed_run_leaves_clocks_as_found_and_no_profile(
+    processors: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(setup: study.Setup, mhz: float | None = None) -> list[Point]:
+        if mhz is not None:
+            raise study.ProfilingError("expected the command to end with status 0, got FAILED")
+        return measured(setup)
+
+    monkeypatch.setattr(study, "separate", run)
+    assert main(["profile", "--nodes", "1", "--", "true"]) == 1
+    assert limits(processors) == (800, 2000)
+    assert not (folder / "kept").exists()
+
+
+def test_clocks_that_cannot_be_set_are_refused_when_asked_for(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["profile", "--nodes", "1", "--mhz", "1000", "--", "true"]) == 2
+    assert "expected --mhz none here, got '1000': cpu: no frequencies in" in capsys.readouterr().err
+
+
+def test_both_ways_are_printed_with_their_difference(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rms.cli.profile.local_nodes", lambda asked: 8)
+    monkeypatch.setattr(study, "separate", measured)
+
+    def one_run(setup: study.Setup) -> tuple[list[Point], int]:
+        return measured(setup, way=MALLEABLE), 50
+
+    monkeypatch.setattr(study, "malleable", one_run)
+    assert main(["profile", "--repeat", "3", "--", "true"]) == 0
+    said = capsys.readouterr().out
+    assert "t(n) = (2 +- " in said and "(10 +- " in said and "off by 0.0 % on average" in said
+    assert "least energy up to 1.1 times the fastest: 8 nodes" in said
+    assert "energy from: rapl" in said
+    words = ["profile", "--mode", "malleable", "--figure", "p.png", "--json", "-", "--", "true"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["ways"]) == {"separate", "malleable"} and found["steps"] == 50
+    assert found["ways"]["separate"]["time_law"]["t1_s"] == pytest.approx(10.0)
+    assert Path("p.png").read_bytes().startswith(b"\x89PNG")
+    assert main(["profile", "--show", "true", "--slowdown", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "malleable over separate, less 1:" in said and "+0.0" in said
+    (kept,) = (folder / "kept").glob("*.json")
+    assert main(["profile", "--show", str(kept)]) == 0
+    assert main(["profile", "--show"]) == 0
+    assert "1,2,4,8" in capsys.readouterr().out
+
+
+def test_a_profile_that_cannot_be_read_is_not_overwritten(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study, "warm_up", lambda setup: pytest.fail("it has run"))
+    target = folder / "mine.json"
+    target.write_text("something else")
+    assert main(["profile", "--nodes", "1", "--out", "mine.json", "--", "true"]) == 2
+    assert "expected a profile, got mine.json" in capsys.readouterr().err
+    assert target.read_text() == "something else"
