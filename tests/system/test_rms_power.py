@@ -1,4 +1,4 @@
-"""Measured power: a stand-in for nvidia-smi that plays back what a real one prints."""
+"""Measured power: stand-ins for nvidia-smi and for NVML, and what the daemon books."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from device_runs import environment
 from processes import DEADLINE_S, started
 
 from rms.client.connection import ServerError, ask
@@ -31,17 +32,16 @@ power = { idle_w = 10.0, static_w = 20.0, dynamic_w = 30.0 }
 
 
 @pytest.mark.promise("books")
-def test_a_device_is_billed_by_what_nvidia_smi_reads(tmp_path: Path) -> None:
-    smi = tmp_path / "nvidia-smi"
-    smi.write_text(STAND_IN)
-    smi.chmod(0o755)
+@pytest.mark.parametrize("source", ["nvidia-smi", "nvml-counter"])
+def test_a_device_is_billed_by_what_is_read(tmp_path: Path, source: str) -> None:
     (tmp_path / "c.toml").write_text(CLUSTER)
+    env, meters = with_gpu(tmp_path, source)
     with tempfile.TemporaryDirectory(prefix="rms-") as state:
         server = f"unix:{state}/socket"
-        env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "RMS_SERVER": server}
+        env["RMS_SERVER"] = server
         command = [sys.executable, "-m", "rms"]
         serve = [*command, "serve", "--state", state, "--cluster", str(tmp_path / "c.toml")]
-        with started(serve, env=env, cwd=tmp_path):
+        with started([*serve, *meters], env=env, cwd=tmp_path):
             wait_for(server)
             submit = [
                 *command,
@@ -57,13 +57,24 @@ def test_a_device_is_billed_by_what_nvidia_smi_reads(tmp_path: Path) -> None:
             (row,) = ask(Any, server, "GET", "/jobs")
             books = ask(Any, server, "GET", "/books")["energy"]
     assert (tmp_path / "rms-1.out").read_text().startswith("0\nrms: job 1 COMPLETED: ")
-    assert row["energy_source"] == books["power_source"] == "nvidia-smi"
+    assert row["energy_source"] == books["power_source"] == source
     # 75 W but for the first part of a second, before the first reading.
     assert 75.0 * (row["end_s"] - row["start_s"]) == pytest.approx(row["energy_j"], rel=0.3)
     assert row["energy_j"] > 50.0 * (row["end_s"] - row["start_s"])
     parts = sum(books[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
     assert parts == pytest.approx(books["cluster_j"], rel=1e-9)
     assert json.dumps(books)
+
+
+def with_gpu(folder: Path, source: str) -> tuple[dict[str, str], list[str]]:
+    """Return the environment of a machine with a GPU of 75 W, and how the daemon is to read it."""
+    if source == "nvidia-smi":
+        smi = folder / "nvidia-smi"
+        smi.write_text(STAND_IN)
+        smi.chmod(0o755)
+        return os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}, []
+    (folder / "gpus.json").write_text('[{"idle_w": 75.0, "busy_w": 75.0}]')
+    return os.environ | environment(1, STAND_IN_NVML=str(folder)), ["--meters", "nvml"]
 
 
 def wait_for(server: str) -> None:
