@@ -1,0 +1,71 @@
+"""Meters on nodes of a real Slurm: a step of agents, of which one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from daemon import closing
+from powercap import Counters
+from processes import marked
+from slurm_bed import Slurm
+from slurm_daemon import Pilot, SlurmRms
+
+
+def agents(rms: Pilot | SlurmRms) -> dict[str, int]:
+    """Return the agents of a daemon, by the node that they read."""
+    found = {}
+    for pid in marked(rms._mark):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            node = [
+                v.partition(b"=")[2].decode() for v in variables if v[:15] == b"SLURMD_NODENAME"
+            ]
+            if b"rms.power.agent" in words and b"python" in words[0] and node:
+                found[node[0]] = pid
+    return found
+
+
+def sources(rms: Pilot | SlurmRms) -> list[str]:
+    return [row["power_source"] for row in rms.get("/nodes")]
+
+
+@pytest.mark.parametrize("session_slurm", ["cons_tres"], indirect=True)
+def test_a_killed_agent_of_a_pilot_is_started_again_on_its_node(
+    slurm: Slurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Metered(Pilot):
+        def environment(self) -> dict[str, str]:
+            return {**super().environment(), "RMS_POWERCAP": str(tmp_path)}
+
+    with Counters(tmp_path, 40.0), closing(Metered(slurm, 2)) as pilot:
+        pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
+        before = agents(pilot)
+        assert len(before) == 2
+        killed, other = sorted(before)
+        os.kill(before[killed], signal.SIGKILL)
+        pilot.until(lambda: len(agents(pilot)) == 1, "its end")
+        pilot.until(lambda: len(agents(pilot)) == 2, "another agent")
+        after = agents(pilot)
+        assert after[other] == before[other] and after[killed] != before[killed]
+        pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
+        assert not [line for line in pilot.said().splitlines() if "by the model" in line]
+
+
+@pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
+def test_nodes_of_a_job_are_read_while_it_holds_them(slurm: Slurm, tmp_path: Path) -> None:
+    class Metered(SlurmRms):
+        def environment(self) -> dict[str, str]:
+            return {**super().environment(), "RMS_POWERCAP": str(tmp_path)}
+
+    with Counters(tmp_path, 40.0), closing(Metered(slurm)) as rms:
+        job = rms.submit("sleep 1000", "--nodes", "2", "--mode", "fixed")
+        rms.until(lambda: rms.row(job)["state"] == "RUNNING", "a running job")
+        rms.until(lambda: sources(rms).count("rapl") == 2, "readings of its nodes")
+        rms.ask("cancel", job)
+        rms.over(job)
+        rms.nothing_left()
