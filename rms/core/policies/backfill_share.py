@@ -53,7 +53,7 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             left = room.free + state.releasing - sum(plan.sizes.values())
             if plan.changes or left <= 0 or len(plan.sizes) == len(state.pending):
                 return plan
-        plan = SharePlan(in_order=False)
+        plan = SharePlan(in_order=False, energy=self.energy)
         if not _due(state, room):
             return plan
         found, budget = backfilled(state, queue, room, self.energy), budget_of(room)
@@ -381,7 +381,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return why a job waits."""
         if _share(plan) is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
-        found = backfilled(state, queue, room)
+        found = backfilled(state, queue, room, plan.energy)
         at_s = found.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
         if job.least <= room.free and not room.fits(job, job.least):

@@ -54,11 +54,13 @@ class SharePlan:
         sizes: of the jobs that should start, in that order.
         changes: running jobs, their new size, and why.
         in_order: none may start before one that stands before it in the queue.
+        energy: weight of energy against time that it was made with.
     """
 
     sizes: dict[JobId, int] = field(default_factory=dict)
     changes: list[tuple[Job, int, str, Reason]] = field(default_factory=list)
     in_order: bool = True
+    energy: float = 0.0
 
     def start(self, job: Job, free: int) -> int:
         """Return the size at which a waiting job should start."""

@@ -15,7 +15,7 @@ from rms.daemon import views
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
+from rms.daemon.recovery import replay, resume
 from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import Begun, DeviceEnergy, Done, Metered, Poll
@@ -168,3 +168,15 @@ def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Ben
     assert [watts for _, watts in curve if curve] == [25.0, 65.0, 75.0, 25.0]
     assert [at_s for at_s, _ in curve] == [1000.0, 1010.0, 1020.0, 1120.0]
     assert any("no reading of n1" in words for words in bench.said)
+
+
+def test_steps_are_counted_and_told(bench: Bench) -> None:
+    bench.run(ONE, 1, 1, 1, Mode.FIXED)
+    bench.daemon.launch(ONE, COMMAND, "key")
+    for _ in range(12):
+        bench.now_s += 1.0
+        bench.poll(int(bench.now_s - 1000.0) * 2)
+    (row,) = views.jobs(bench.daemon.context)
+    (seen,) = row.seen
+    assert (seen.nodes, seen.steps, seen.seconds) == (1, 12, 6.0)
+    assert not replay(bench.journal.read()).differing
