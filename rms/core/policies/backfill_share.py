@@ -26,7 +26,7 @@ from rms.core.model import Job, Mode
 from rms.core.policies.admission import InOrder
 from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.placement import Room
-from rms.core.policies.share import Entry, EqualShare, SharePlan, Spare, freeing, longest
+from rms.core.policies.share import Entry, EqualShare, SharePlan, Spare, balanced, freeing, longest
 from rms.core.policies.sizing import Plan
 from rms.core.powercap import PowerBudget
 from rms.core.state import State
@@ -257,8 +257,7 @@ def _start_size(state: State, job: Job, found: Backfilled, energy: float) -> int
     """Return the nodes with which a job that fits counts at its start.
 
     A moldable one keeps for ever what it starts with: what it prefers, or as much as can be had;
-    where energy counts and its run times are known, the size with the least weighted sum of time
-    and energy, each in units of what it is at that size.
+    where energy counts, what is best for both.
     """
     if job.spec.mode is not Mode.MOLDABLE:
         return job.least
@@ -266,18 +265,7 @@ def _start_size(state: State, job: Job, found: Backfilled, energy: float) -> int
     sizes = [n for n in job.spec.sizes() if n <= most]
     if found.budget is not None:
         sizes = [n for n in sizes if found.fits(job, n)] or [job.least]
-    speedup, model = job.speedup, state.site.power[0] if state.site.power else None
-    if not energy or speedup is None or model is None:
-        return sizes[-1]
-
-    def joules(n: int) -> float:
-        return n * speedup.time(n) * model.busy_w(job.spec, n)
-
-    whole_s, whole_j = speedup.time(sizes[-1]), joules(sizes[-1]) or 1.0
-    return min(
-        reversed(sizes),
-        key=lambda n: (1 - energy) * speedup.time(n) / whole_s + energy * joules(n) / whole_j,
-    )
+    return balanced(state, job, sizes, energy)
 
 
 def _longest_s(job: Job, size: int) -> float:
@@ -379,9 +367,10 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Later:
         """Return why a job waits."""
-        if _share(plan) is None:
+        share = _share(plan)
+        if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
-        found = backfilled(state, queue, room, plan.energy)
+        found = backfilled(state, queue, room, share.energy)
         at_s = found.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
         if job.least <= room.free and not room.fits(job, job.least):

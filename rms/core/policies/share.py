@@ -358,3 +358,26 @@ def _cost(state: State, sizes: dict[Job, int], others_s: float) -> tuple[float, 
             busy_j += size * to_go * model.busy_w(job.spec, size)
     idle_w = 0.0 if model is None else model.idle_w
     return max(span, 1e-9), busy_j + idle_w * (state.nodes * span - busy_s)
+
+
+def balanced(state: State, job: Job, sizes: Sequence[int], energy: float) -> int:
+    """Return the size at which the weighted sum of a job's time and energy is least.
+
+    Each is in units of what it is at the largest size, which it is where nothing else is known.
+
+    Args:
+        sizes: rising.
+        energy: the weight of energy.
+    """
+    speedup, model = job.speedup, state.site.power[0] if state.site.power else None
+    if not energy or speedup is None or model is None:
+        return sizes[-1]
+
+    def joules(n: int) -> float:
+        return n * speedup.time(n) * model.busy_w(job.spec, n)
+
+    whole_s, whole_j = speedup.time(sizes[-1]), joules(sizes[-1]) or 1.0
+    return min(
+        reversed(sizes),
+        key=lambda n: (1 - energy) * speedup.time(n) / whole_s + energy * joules(n) / whole_j,
+    )
