@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
 
 GAIN = 0.05
 """The sensor's own error, as a part of the power: NVML's documentation states 5 % for Fermi and
@@ -22,8 +21,12 @@ Kepler, and the same was found on later ones."""
 GAP_S = 2.0
 """Longer than this between two readings nothing is taken to be known."""
 WINDOW_S = 1.0
-"""Between readings the power is anywhere between the extremes of so long, and what that amounts to
-is independent of the next so long."""
+"""Over so long the range of the readings is taken for that of what is in none of them."""
+UNREAD = 0.4
+"""The part of half of that range by which the mean of all the time may differ from the readings':
+of ten of them, each off by any part of it on its own (about 1 / sqrt(10)), and some more."""
+LONGEST_PERIOD_S = 1.0
+"""No sensor is known that brings new readings less often."""
 FEWEST_CHANGES = 4
 
 
@@ -55,9 +58,11 @@ class UpdatePeriod:
     def seconds(self) -> float | None:
         """The period, s; None before a few changes were seen.
 
-        The median, as now and then two readings in a row are the same by chance.
+        The lower quartile of the times between changes: readings in a row may be the same.
         """
-        return median(self._gaps_s) if len(self._gaps_s) >= FEWEST_CHANGES else None
+        if len(self._gaps_s) < FEWEST_CHANGES:
+            return None
+        return sorted(self._gaps_s)[len(self._gaps_s) // 4]
 
 
 @dataclass
@@ -80,7 +85,11 @@ class PowerIntegral:
     """The longest time between two readings that were not a gap."""
     _extremes_w: tuple[float, float] = (math.inf, -math.inf)
     _window: _Window = field(default_factory=lambda: _Window())
-    _variance: float = 0.0
+    _mean_w: float | None = None
+    """Of the last window."""
+    _error_j: float = 0.0
+    """Beside the sensor's gain, of all windows that are over."""
+    _told_j: float = 0.0
 
     def add(self, at_s: float, watts: float) -> None:
         """Take a reading; one that is not later than the last is left out.
@@ -110,37 +119,57 @@ class PowerIntegral:
         return self._unseen_s + (since_s if since_s > GAP_S else 0.0)
 
     def uncertainty_j(self) -> float:
-        """Return half of the interval around the energy in which it truly is, J.
+        """Return half of the interval around the energy in which it truly is, J; never falls.
 
-        Three parts: the sensor's gain; both ends, where readings are behind by as long as the
-        sensor takes the mean, renews it, and is asked; and what is in no reading.
+        Three parts, each added up, so that what it rises by is that of the time between: the
+        sensor's gain; where the power changes from second to second, that times how long readings
+        are behind (by what they are a mean of, by their period, and by when they are taken); and
+        what is in no reading. At first, at least the whole range for as long as they are behind.
         """
         low, high = self._extremes_w
         if high < low:
             return 0.0
-        behind_s = self.averaged_s + (self.period.seconds or 0.0) + self._interval_s
-        unread_j = math.sqrt(self._variance + self._window.error_j**2)
-        return gain_j(self.joules) + behind_s * (high - low) + unread_j
+        error_j = max(self._error_j + self._window_error_j(), self._behind_s * (high - low))
+        self._told_j = max(self._told_j, gain_j(self.joules) + error_j)
+        return self._told_j
+
+    @property
+    def _behind_s(self) -> float:
+        period_s = min(self.period.seconds or 0.0, LONGEST_PERIOD_S)
+        return self.averaged_s + period_s + self._interval_s
+
+    def _window_error_j(self) -> float:
+        window = self._window
+        if not window.seconds:
+            return 0.0
+        changed_w = 0.0 if self._mean_w is None else abs(window.mean_w - self._mean_w)
+        unread_j = UNREAD * window.seconds * (window.high_w - window.low_w) / 2
+        return self._behind_s * changed_w + unread_j
 
     def _see(self, seconds: float, watts: float) -> None:
         assert self._last is not None
-        self.joules += seconds * (self._last[1] + watts) / 2
+        joules = seconds * (self._last[1] + watts) / 2
+        self.joules += joules
         self._interval_s = max(self._interval_s, seconds)
         self._window.take(watts)
         self._window.seconds += seconds
+        self._window.joules += joules
         if self._window.seconds >= WINDOW_S:
             self._close_window()
 
     def _close_window(self) -> None:
-        self._variance += self._window.error_j**2
+        if self._window.seconds:
+            self._error_j += self._window_error_j()
+            self._mean_w = self._window.mean_w
         self._window = _Window()
 
 
 @dataclass
 class _Window:
-    """A short time, and the extremes of the power in it."""
+    """A short time, and the power in it."""
 
     seconds: float = 0.0
+    joules: float = 0.0
     low_w: float = math.inf
     high_w: float = -math.inf
 
@@ -148,5 +177,5 @@ class _Window:
         self.low_w, self.high_w = min(self.low_w, watts), max(self.high_w, watts)
 
     @property
-    def error_j(self) -> float:
-        return self.seconds * (self.high_w - self.low_w) / 2 if self.seconds else 0.0
+    def mean_w(self) -> float:
+        return self.joules / self.seconds

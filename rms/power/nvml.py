@@ -91,8 +91,9 @@ class Counter:
     unseen_s: float = 0.0
     at_s: float | None = None
     counted_j: float = 0.0
-    most_w: float = 0.0
     changed_s: float = 0.0
+    _mean_w: float = 0.0
+    _behind_j: float = 0.0
 
     def add(self, at_s: float, counted_j: float) -> None:
         """Take a reading.
@@ -109,7 +110,9 @@ class Counter:
             return
         if 0 <= spent <= MOST_W * (seconds + COUNTER_PERIOD_S):
             self.joules += spent
-            self.most_w = max(self.most_w, spent / max(seconds, 2 * COUNTER_PERIOD_S))
+            mean_w = spent / max(seconds, 2 * COUNTER_PERIOD_S)
+            self._behind_j += COUNTER_PERIOD_S * abs(mean_w - self._mean_w)
+            self._mean_w = mean_w
         else:  # the driver was loaded anew: how much it was before that, nobody has counted
             self.unseen_s += seconds
         if spent:
@@ -119,9 +122,10 @@ class Counter:
     def uncertainty_j(self) -> float:
         """Return half of the interval around the joules in which they truly are, J.
 
-        The sensor's gain, and what was not yet counted at the first and at the last reading.
+        The sensor's gain; and where the power has changed, that for as long as the counter may be
+        behind, so that what this rises by is that of the time between.
         """
-        return gain_j(self.joules) + COUNTER_PERIOD_S * self.most_w
+        return gain_j(self.joules) + self._behind_j
 
 
 @dataclass
