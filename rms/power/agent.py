@@ -223,10 +223,18 @@ def sender(env: Mapping[str, str]) -> Send:
 
     def send(report: Metered, timeout_s: float) -> MeterAnswer:
         body = msgspec.json.encode(report)
-        status, answer = request(server, "POST", METER_PATH, body, token=token, timeout_s=timeout_s)
-        if status != 200:  # of another daemon: these readings are for none
-            raise MeterError(f"the daemon answered {status}: {answer.decode()[:200]}")
-        return msgspec.json.decode(answer, type=MeterAnswer)
+        try:
+            status, answer = request(
+                server, "POST", METER_PATH, body, token=token, timeout_s=timeout_s
+            )
+            if status != 200:
+                got = f"the daemon answered {status}: {answer.decode(errors='replace')[:200]}"
+                if status >= 500:  # its trouble, not ours
+                    raise UnreachableError(got)
+                raise MeterError(got)  # of another daemon: these readings are for none
+            return msgspec.json.decode(answer, type=MeterAnswer)
+        except ValueError as error:  # it is no daemon's address, or no daemon's answer
+            raise MeterError(str(error)) from None
 
     return send
 

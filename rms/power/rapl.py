@@ -102,10 +102,16 @@ class Zone:
             spent_uj = counted(self.last_uj, now_uj, self.range_uj, most_uj)
             if spent_uj is None:
                 self.tally.unseen_s += gap_s
+                self.tally.uncertainty_j += self.edges_j
             else:
                 self.counted_uj += spent_uj
         self.last_uj, self.last_s = now_uj, now_s
         return True
+
+    @property
+    def edges_j(self) -> float:
+        """What is not known of a span as the counter is not updated at its begin and end."""
+        return self.most_w * UPDATE_S
 
     def _compare(self, now_uj: int, twin: Zone) -> None:
         """Drop the twin if it differs: a mirror shows what is between two readings of it."""
@@ -121,12 +127,12 @@ class Zone:
             self.twin = None
 
     def energy(self) -> DeviceEnergy:
-        """Return what it has counted, uncertain by an update of the counter at either end."""
+        """Return what it has counted, uncertain by its updates: of its gain nothing is stated."""
         tally = self.tally
         seen = Tally(
             tally.joules + self.counted_uj * 1e-6,
             tally.unseen_s,
-            max(tally.uncertainty_j, self.most_w * UPDATE_S),
+            tally.uncertainty_j + self.edges_j,
         )
         counter = None if self.last_uj is None else self.last_uj * 1e-6
         return seen.energy(self.device, self.source, counter)
