@@ -232,11 +232,11 @@ class Devices:
         if self._shift_s is None or abs(newest_s + self._shift_s - now_s) > JUMP_S:
             self._shift_s = now_s - newest_s
         for reading in readings:
+            at_s = reading.at_s + self._shift_s
             if reading.gpu not in self._curves:
                 self._curves[reading.gpu] = PowerIntegral(AVERAGE_S)
                 if before := self._before.get(f"gpu-{reading.gpu}"):
-                    before.unseen_s += now_s - (self._begun_s or now_s)
-            at_s = reading.at_s + self._shift_s
+                    before.unseen_s += max(0.0, at_s - (self._begun_s or at_s))
             self._curves[reading.gpu].add(at_s, reading.power_w)
         return sorted({reading.gpu for reading in readings})
 

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from pathlib import Path
 
 import pytest
 from daemon import closing
-from powercap import Counters
-from processes import marked
+from powercap import Counters, agents
 from slurm_bed import Slurm
 from slurm_daemon import Pilot, SlurmRms
-
-
-def agents(rms: Pilot | SlurmRms) -> dict[str, int]:
-    """Return the agents of a daemon, by the node that they read."""
-    found = {}
-    for pid in marked(rms._mark):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            node = [
-                v.partition(b"=")[2].decode() for v in variables if v[:15] == b"SLURMD_NODENAME"
-            ]
-            if b"rms.power.agent" in words and b"python" in words[0] and node:
-                found[node[0]] = pid
-    return found
 
 
 def sources(rms: Pilot | SlurmRms) -> list[str]:
@@ -44,13 +27,13 @@ def test_a_killed_agent_of_a_pilot_is_started_again_on_its_node(
 
     with Counters(tmp_path, 40.0), closing(Metered(slurm, 2)) as pilot:
         pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
-        before = agents(pilot)
+        before = agents(pilot._mark)
         assert len(before) == 2
         killed, other = sorted(before)
         os.kill(before[killed], signal.SIGKILL)
-        pilot.until(lambda: len(agents(pilot)) == 1, "its end")
-        pilot.until(lambda: len(agents(pilot)) == 2, "another agent")
-        after = agents(pilot)
+        pilot.until(lambda: len(agents(pilot._mark)) == 1, "its end")
+        pilot.until(lambda: len(agents(pilot._mark)) == 2, "another agent")
+        after = agents(pilot._mark)
         assert after[other] == before[other] and after[killed] != before[killed]
         pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
         assert not [line for line in pilot.said().splitlines() if "by the model" in line]

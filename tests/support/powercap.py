@@ -5,10 +5,13 @@ A daemon reads it where the environment variable ``RMS_POWERCAP`` names it.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
 from typing import Self
+
+from processes import marked
 
 RANGE_UJ = 262_143_328_850
 
@@ -83,3 +86,16 @@ class Counters:
                 self.counted_uj[n] += int(watts * (now_s - last_s) * 1e6)
             last_s = now_s
             self._show()
+
+
+def agents(mark: str) -> dict[str, int]:
+    """Return the agents of a test's daemons, by their node's name in Slurm, "" on one machine."""
+    found = {}
+    for pid in marked(mark):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            named = [v for v in variables if v.startswith(b"SLURMD_NODENAME=")]
+            if b"rms.power.agent" in words and b"python" in words[0]:
+                found[named[0].partition(b"=")[2].decode() if named else ""] = pid
+    return found
