@@ -21,6 +21,9 @@ from rms.formats.profiles import Point
 
 Vector = NDArray[np.float64]
 
+SAME = 1e-3
+"""What differs by less than this part is taken to be the same."""
+
 
 @dataclass(frozen=True)
 class Law:
@@ -28,8 +31,8 @@ class Law:
 
     Attributes:
         first, second: of time t1 in s and tc in s; of power P_D and P_S in W of a node.
-        first_error, second_error: their standard errors; nan where two points leave none.
-        mean_off, most_off: relative deviation of the points, mean and largest.
+        first_error, second_error: their standard errors; nan where two runs leave none.
+        mean_off, most_off: relative deviation of the runs, mean and largest.
     """
 
     first: float
@@ -40,42 +43,45 @@ class Law:
     most_off: float
 
 
-def fit_time(nodes: Sequence[int], time_s: Sequence[float]) -> Law:
-    """Return t1 and tc of t(n) = tc + t1 / n.
+def fit_time(points: Sequence[Point]) -> Law:
+    """Return t1 and tc of t(n) = tc + t1 / n through all runs.
 
     Raises:
         ValueError: fewer than two sizes.
     """
-    if len(set(nodes)) < 2:
-        raise ValueError(f"expected times at two sizes or more, got {len(set(nodes))}")
-    inverse = 1.0 / np.asarray(nodes, np.float64)
-    return _least_squares(inverse, np.asarray(time_s, np.float64))
+    sizes = len({point.nodes for point in points})
+    if sizes < 2:
+        raise ValueError(f"expected times at two sizes or more, got {sizes}")
+    runs = [(1.0 / point.nodes, time_s) for point in points for time_s in point.time_s]
+    inverse, time_s = np.asarray(runs).T
+    return _least_squares(inverse, time_s)
 
 
 def fit_power(points: Sequence[Point]) -> Law | None:
-    """Return P_D and P_S of the power of a node, P_S + P_D Eff(n) (f / f_max)^3.
+    """Return P_D and P_S of the power of a node, P_S + P_D Eff(n) (f / f_max)^3, through all runs.
 
-    None where the points do not tell the two apart: all of one size and frequency, or power that
-    is the same at all of them, of which P_S is all and P_D none.
+    Where power is the same at all points, P_S is all and P_D none. None where the points do not
+    tell the two apart: all are of one size and frequency, or of the same efficiency.
     """
     smallest = {point.mhz: point for point in sorted(points, key=lambda p: -p.nodes)}
     highest = max((point.mhz for point in points if point.mhz is not None), default=None)
-    load = []
+    runs = []
     for point in points:
         first = smallest[point.mhz]
         efficiency = first.nodes * first.run_s / (point.nodes * point.run_s)
         clock = 1.0 if point.mhz is None or highest is None else point.mhz / highest
-        load.append(efficiency * clock**3)
-    x, watts = np.asarray(load), np.asarray([point.node_w for point in points])
-    if len(points) < 2 or np.ptp(x) < 1e-6 * np.max(x):
+        for time_s, joules in zip(point.time_s, point.energy_j, strict=True):
+            runs.append((efficiency * clock**3, joules / time_s / point.nodes))
+    load, watts = np.asarray(runs).T
+    if len(points) < 2 or np.ptp(load) < SAME * np.max(load):
         return None
-    if np.ptp(watts) <= 1e-9 * np.max(watts):
+    if np.ptp(watts) < SAME * np.max(watts):
         return Law(0.0, float(watts.mean()), nan, nan, 0.0, 0.0)
-    return _least_squares(x, watts)
+    return _least_squares(load, watts)
 
 
 def _least_squares(x: Vector, y: Vector) -> Law:
-    """Return the line y = second + first x, each point relative to itself in the deviations."""
+    """Return the line y = second + first x, each run relative to itself in the deviations."""
     design = np.column_stack([x, np.ones_like(x)])
     found, _, _, _ = np.linalg.lstsq(design, y, rcond=None)
     off = design @ found - y

@@ -76,7 +76,7 @@ def _laws(points: Sequence[Point]) -> list[str]:
         own = [point for point in points if point.mhz == mhz]
         if len({point.nodes for point in own}) < 2:
             continue
-        law = fit_time([p.nodes for p in own], [p.run_s for p in own])
+        law = fit_time(own)
         at = "" if mhz is None else f" at {mhz:g} MHz"
         terms = f"{_term(law.second, law.second_error)} s + {_term(law.first, law.first_error)} s/n"
         lines.append(f"t(n){at} = {terms}{_off(law)}")
@@ -94,7 +94,7 @@ def _term(value: float, error: float) -> str:
 
 def _off(law: Law) -> str:
     if isnan(law.first_error):
-        return ", through two points: their error is not known"
+        return ", through two runs: their error is not known"
     return f", off by {100 * law.mean_off:.1f} % on average, {100 * law.most_off:.1f} % at most"
 
 
@@ -132,7 +132,7 @@ def as_json(shown: Profile, slowdown: float) -> dict[str, Any]:
         best = operating_points(points, slowdown)
         time_law = None
         if len({point.nodes for point in plain}) > 1:
-            law = fit_time([p.nodes for p in plain], [p.run_s for p in plain])
+            law = fit_time(plain)
             time_law = {
                 "tc_s": law.second,
                 "t1_s": law.first,

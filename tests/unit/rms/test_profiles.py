@@ -42,7 +42,7 @@ def place(base: Path, profile: Profile) -> Path:
 
 @given(st.floats(0.0, 1e3), seconds)
 def test_exact_times_give_the_exact_law(tc_s: float, t1_s: float) -> None:
-    law = fit_time(SIZES, [tc_s + t1_s / n for n in SIZES])
+    law = fit_time([point(n, tc_s + t1_s / n, 1.0) for n in SIZES])
     assert law.first == pytest.approx(t1_s, rel=1e-6, abs=1e-6)
     assert law.second == pytest.approx(tc_s, rel=1e-6, abs=1e-6 * (1 + t1_s))
     assert law.most_off < 1e-9 and law.first_error < 1e-6 * (1 + t1_s + tc_s)
@@ -50,21 +50,28 @@ def test_exact_times_give_the_exact_law(tc_s: float, t1_s: float) -> None:
 
 @given(st.lists(seconds, min_size=4, max_size=4))
 def test_the_deviation_is_that_of_the_points_from_the_law(time_s: list[float]) -> None:
-    law = fit_time(SIZES, time_s)
+    law = fit_time([point(n, t, 1.0) for n, t in zip(SIZES, time_s, strict=True)])
     off = [abs((law.second + law.first / n) / t - 1) for n, t in zip(SIZES, time_s, strict=True)]
     assert law.most_off == pytest.approx(max(off), abs=1e-6)
     assert law.mean_off == pytest.approx(sum(off) / 4, abs=1e-6)
 
 
-def test_two_points_tell_no_error_and_one_no_law() -> None:
-    assert math.isnan(fit_time([1, 2], [10.0, 6.0]).first_error)
+def test_two_runs_tell_no_error_and_one_no_law() -> None:
+    assert math.isnan(fit_time([point(1, 10.0, 1.0), point(2, 6.0, 1.0)]).first_error)
     with pytest.raises(ValueError, match="expected times at two sizes or more, got 1"):
-        fit_time([2, 2], [10.0, 6.0])
+        fit_time([point(2, 10.0, 1.0)])
 
 
-@given(watts, watts, st.floats(0.0, 100.0))
-def test_exact_powers_give_the_exact_law(static_w: float, dynamic_w: float, tc_s: float) -> None:
-    found = []
+def test_repeated_runs_tell_an_error_of_two_sizes() -> None:
+    times = {1: (11.0, 9.0), 2: (6.0, 6.0)}
+    law = fit_time([Point(n, "separate", t, (1.0, 1.0), "rapl") for n, t in times.items()])
+    assert (law.first, law.second) == pytest.approx((8.0, 2.0))
+    assert law.first_error > 0 and law.second_error > 0 and law.most_off == pytest.approx(1 / 9)
+
+
+@given(watts, st.floats(0.05, 20.0), st.floats(0.0, 100.0))
+def test_exact_powers_give_the_exact_law(static_w: float, part: float, tc_s: float) -> None:
+    found, dynamic_w = [], part * static_w
     for mhz in (1000.0, 2000.0):
         for n in SIZES:
             time_s = (tc_s + 50.0 / n) * 2000.0 / mhz
