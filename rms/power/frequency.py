@@ -3,24 +3,26 @@
 Processors by cpufreq (``scaling_min_freq`` and ``scaling_max_freq`` of every policy), GPUs by
 NVML's locked clocks; both are for root, or for whom a site lets write those files. What was found
 is put back by a process of its own, which waits for the end of this one: however that comes, by
-``kill -9`` too. Only where both are killed, or the machine goes down, is it not; after a restart of
-the machine all is as configured anyway. NVML does not tell of a lock that was there before, so
-GPUs are left unlocked.
+``kill -9`` too. Where both are killed, it is put back by the next call of :func:`available` or
+:func:`locked`, out of a file that is there meanwhile; a restart of the machine makes all as
+configured. NVML does not tell of a lock that was there before, so GPUs are left unlocked.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+import msgspec
 
 from rms.power.meter import MeterError
 from rms.power.nvml import in_words, load, uuid_of
@@ -31,6 +33,7 @@ CPUFREQ_VARIABLE = "RMS_CPUFREQ"
 STEP_MHZ = 100
 """Between the frequencies offered where a driver names its least and largest only."""
 PACKAGES = Path(__file__).parents[2]
+RECORD = "rms-frequency-{}.json"
 READY = "ready"
 END_S = 30.0
 
@@ -57,7 +60,13 @@ class Domain:
 
 
 def available(env: Mapping[str, str] = os.environ) -> list[Domain]:
-    """Return this machine's processors, whether they can be set or not, and its GPUs."""
+    """Return this machine's processors, whether they can be set or not, and its GPUs.
+
+    What a holder and its guard have left as they were killed is put back first.
+    """
+    for record in _folder(env).glob(RECORD.format("*")):
+        with contextlib.suppress(FrequencyError), _held(record):
+            pass  # that puts back what nobody else could
     return [_processors(env), *_gpus()]
 
 
@@ -73,18 +82,18 @@ def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Ite
     if mhz not in domain.mhz:
         there = ", ".join(map(str, domain.mhz))
         raise FrequencyError(f"expected a frequency of {domain.name} ({there} MHz), got {mhz}")
-    if domain.name == "cpu":
-        policies = _policies(env)
-        with _restored([{"policy": str(policy), "khz": _limits(policy)} for policy in policies]):
-            for policy in policies:
-                _limit(policy, mhz * 1000, mhz * 1000)
-                _check(policy, mhz)
-            yield
-    else:
-        number = int(domain.name.removeprefix("gpu-"))
-        with _restored([{"gpu": _uuid(number)}]):
-            _lock(number, mhz)
-            yield
+    policies = _policies(env) if domain.name == "cpu" else []
+    with _restored(domain, policies, env):
+        for policy in policies:
+            _limit(policy, mhz * 1000, mhz * 1000)
+            _check(policy, mhz)
+        if not policies:
+            _lock(_number(domain), mhz)
+        yield
+
+
+def _number(domain: Domain) -> int:
+    return int(domain.name.removeprefix("gpu-"))
 
 
 # ---------------------------------------------------------------- processors, by cpufreq
@@ -229,13 +238,38 @@ def _nvml() -> Iterator[Any]:
 # ---------------------------------------------------------------- who puts back what was found
 
 
+class Found(msgspec.Struct, frozen=True):
+    """What was found.
+
+    Attributes:
+        boot: of the machine, as nothing has to be put back after the next.
+        policies: of cpufreq, each with its limits, kHz.
+        gpus: by NVML's names, whose clocks are to be unlocked.
+    """
+
+    boot: str
+    policies: dict[str, tuple[int, int]] = {}
+    gpus: list[str] = []
+
+
+class Task(msgspec.Struct, frozen=True):
+    """What a guard is to look after: policies or a GPU, and the file in which it notes them."""
+
+    record: str
+    policies: list[str] = []
+    gpu: int = 0
+
+
 @contextlib.contextmanager
-def _restored(found: Sequence[Mapping[str, Any]]) -> Iterator[None]:
-    """Start the process that puts back what was found, and have it do so at the end.
+def _restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -> Iterator[None]:
+    """Start the process that puts back what it finds, and have it do so at the end.
 
     Raises:
         FrequencyError: it could not start, or something could not be put back.
     """
+    record = _folder(env) / RECORD.format(domain.name)
+    gpu = 0 if policies else _number(domain)
+    task = Task(str(record), [str(policy) for policy in policies], gpu)
     path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     guard = subprocess.Popen(
         [sys.executable, "-m", "rms.power.frequency"],
@@ -245,66 +279,120 @@ def _restored(found: Sequence[Mapping[str, Any]]) -> Iterator[None]:
     assert guard.stdin is not None and guard.stdout is not None
     try:
         with contextlib.suppress(BrokenPipeError):
-            guard.stdin.write(json.dumps(found) + "\n")
+            guard.stdin.write(msgspec.json.encode(task).decode() + "\n")
             guard.stdin.flush()
         said = guard.stdout.readline().strip()
         if said != READY:
             raise FrequencyError(f"nothing was set: {said or 'no process could stand by'}")
         yield
     except BaseException as error:
-        if said := _end(guard, found):
+        if said := _end(guard, record):
             error.add_note(said)
         raise
-    if said := _end(guard, found):
+    if said := _end(guard, record):
         raise FrequencyError(said)
 
 
-def _end(guard: subprocess.Popen[str], found: Sequence[Mapping[str, Any]]) -> str:
+def _end(guard: subprocess.Popen[str], record: Path) -> str:
     """Have all put back; return what went wrong, in a sentence, or nothing."""
     try:
         said, _ = guard.communicate(timeout=END_S)  # closes its input, for which it waits
     except subprocess.TimeoutExpired:
         guard.kill()
         said, _ = guard.communicate()
-    # Where it was killed, or failed: try from here.
-    return restore(found) if guard.returncode else said.strip()
+    if guard.returncode == 0:
+        return said.strip()
+    try:  # it was killed, or failed
+        with _held(record):
+            return ""
+    except FrequencyError as error:
+        return str(error)
 
 
-def restore(found: Sequence[Mapping[str, Any]]) -> str:
-    """Put back what was found; return what went wrong, in a sentence, or nothing."""
-    wrong = []
-    for one in found:
+def _folder(env: Mapping[str, str]) -> Path:
+    """Return where records are: it need not outlive the machine, and is not for others to write."""
+    if given := env.get(CPUFREQ_VARIABLE):
+        return Path(given)
+    if os.geteuid() == 0:
+        return Path("/run")
+    return Path(env.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def _held(record: Path) -> Iterator[BinaryIO]:
+    """Give a record to nobody else, after what an earlier holder has left there is put back.
+
+    Raises:
+        FrequencyError: another process has it, or something could not be put back.
+    """
+    try:
+        file = os.fdopen(os.open(record, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "rb+")
+    except OSError as error:
+        raise FrequencyError(f"could not open {record}: {error.strerror}") from None
+    with file:
         try:
-            if "policy" in one:
-                _limit(Path(one["policy"]), *one["khz"])
-            else:
-                _unlock(one["gpu"])
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise FrequencyError(f"another process holds it, with {record}") from None
+        with contextlib.suppress(msgspec.DecodeError):  # nothing is there, or half of it
+            left = msgspec.json.decode(file.read(), type=Found)
+            if left.boot == _boot():
+                restore(left)
+        file.seek(0)
+        file.truncate()
+        yield file
+
+
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def restore(found: Found) -> None:
+    """Put back what was found.
+
+    Raises:
+        FrequencyError: something could not be; the rest is put back nevertheless.
+    """
+    wrong = []
+    for policy, limits in found.policies.items():
+        try:
+            _limit(Path(policy), *limits)
         except FrequencyError as error:
-            wrong.append(f"{next(iter(one.values()))} could not be put back: {error}")
-    return "; ".join(wrong)
+            wrong.append(str(error))
+    for uuid in found.gpus:
+        try:
+            _unlock(uuid)
+        except FrequencyError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise FrequencyError(f"what was found could not be put back: {'; '.join(wrong)}")
 
 
 def guard() -> int:
     """Wait for the end of who started this, then put back what was found; 0 if that went well."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    found = json.loads(sys.stdin.readline() or "[]")
-    with contextlib.ExitStack() as held:
-        try:
-            for one in found[:1]:  # of two, the second to end would put back what the first set
-                if "policy" in one:
-                    file = held.enter_context(Path(one["policy"], "scaling_max_freq").open())
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            print("another process holds the frequency of these processors", flush=True)
-            return 0
-        print(READY, flush=True)
-        sys.stdin.read()  # until the other end is closed, by its end if by nothing else
-        wrong = restore(found)
-    if wrong:
+    set_yet = False
+    try:
+        task = msgspec.json.decode(sys.stdin.readline(), type=Task)
+        with _held(Path(task.record)) as record:
+            policies = {policy: _limits(Path(policy)) for policy in task.policies}
+            found = Found(_boot(), policies, [] if policies else [_uuid(task.gpu)])
+            record.write(msgspec.json.encode(found))
+            record.flush()
+            print(READY, flush=True)
+            set_yet = True
+            sys.stdin.read()  # until the other end is closed, by its end if by nothing else
+            restore(found)
+            record.truncate(0)
+    except FrequencyError as error:
         with contextlib.suppress(OSError):
-            print(wrong, flush=True)
-    return 1 if wrong else 0
+            print(error, flush=True)
+        return 1 if set_yet else 0
+    return 0
 
 
 if __name__ == "__main__":

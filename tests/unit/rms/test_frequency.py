@@ -8,13 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from device_runs import STAND_IN
 
-from rms.power.frequency import CPUFREQ_VARIABLE, Domain, FrequencyError, available, locked
+from rms.launch.processes import alive
+from rms.power.frequency import (
+    CPUFREQ_VARIABLE,
+    Domain,
+    Found,
+    FrequencyError,
+    available,
+    locked,
+)
 
 DEADLINE_S = 60.0
 POLICIES = ("policy0", "policy1")
@@ -43,6 +53,7 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A GPU, to this process and to those that it starts; return where its clocks are noted."""
     (tmp_path / "gpus.json").write_text(json.dumps([{"uuid": "GPU-a"}]))
     monkeypatch.setenv("STAND_IN_NVML", str(tmp_path))
+    monkeypatch.setenv(CPUFREQ_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(STAND_IN))
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
@@ -169,26 +180,67 @@ with locked(domain, int(sys.argv[2])):
 @pytest.mark.promise("frequency")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_left_as_found_when_killed(cpufreq: Path, number: int) -> None:
-    command = [sys.executable, "-c", HOLDER, "cpu", "1500"]
-    with subprocess.Popen(
-        command, env=os.environ | env_of(cpufreq), stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    ) as holder:  # fmt: skip
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    with started(cpufreq, "1500") as holder:
         assert limits(cpufreq) == [(1_500_000,) * 2] * 2
         os.killpg(holder.pid, number)
     wait_for(lambda: limits(cpufreq) == FOUND)
 
 
+@contextmanager
+def started(folder: Path, mhz: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that holds the processors at a frequency, and wait until it does."""
+    command = [sys.executable, "-c", HOLDER, "cpu", mhz]
+    with subprocess.Popen(
+        command, env=os.environ | env_of(folder), stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    ) as holder:  # fmt: skip
+        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        yield holder
+
+
 def test_who_puts_back_may_be_killed(cpufreq: Path) -> None:
     with locked(processors(cpufreq), 1000, env_of(cpufreq)):
-        for guard in guards():
+        for guard in guards(os.getpid()):
             os.kill(guard, signal.SIGKILL)
     assert limits(cpufreq) == FOUND
 
 
-def guards() -> list[int]:
-    """Return this process's children that put frequencies back."""
+@pytest.mark.promise("frequency")
+@pytest.mark.parametrize("by", ["who asks", "who holds next"])
+def test_both_may_be_killed(cpufreq: Path, by: str) -> None:
+    """What they left is put back by the next who comes, not by a start of the machine."""
+    domain = processors(cpufreq)
+    with started(cpufreq, "1500") as holder:
+        killed = guards(holder.pid)
+        for process in killed:
+            os.kill(process, signal.SIGKILL)
+        holder.kill()
+    assert limits(cpufreq) == [(1_500_000,) * 2] * 2
+    if by == "who asks":  # who was killed may take a moment to be gone
+        wait_for(lambda: processors(cpufreq) and limits(cpufreq) == FOUND)
+    else:
+        wait_for(lambda: not running(killed))
+        with locked(domain, 800, env_of(cpufreq)):
+            assert limits(cpufreq) == [(800_000,) * 2] * 2
+    assert limits(cpufreq) == FOUND
+    (cpufreq / "policy0" / "scaling_min_freq").write_text("1000000\n")
+    processors(cpufreq)  # what somebody else has set since then is left alone
+    assert limits(cpufreq)[0] == (1_000_000, 2_000_000)
+
+
+def test_what_was_left_before_the_machine_was_started_is_not_put_back(cpufreq: Path) -> None:
+    left = Found("another boot", {str(cpufreq / "policy0"): (1, 2)})
+    (cpufreq / "rms-frequency-cpu.json").write_bytes(msgspec.json.encode(left))
+    processors(cpufreq)
+    assert limits(cpufreq) == FOUND
+
+
+def running(processes: list[int]) -> bool:
+    return any(alive(process) for process in processes)
+
+
+def guards(parent: int) -> list[int]:
+    """Return a process's children that put frequencies back."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -196,14 +248,14 @@ def guards() -> list[int]:
             words = (place / "cmdline").read_text()
         except OSError:
             continue
-        if int(fields[1]) == os.getpid() and "rms.power.frequency" in words:
+        if int(fields[1]) == parent and "rms.power.frequency" in words:
             found.append(int(place.name))
     assert found
     return found
 
 
 def test_a_gpu_is_locked_and_reset(gpu: Path) -> None:
-    (domain,) = (one for one in available({}) if one.name == "gpu-0")
+    (domain,) = (one for one in available() if one.name == "gpu-0")
     assert domain == Domain("gpu-0", (600, 900, 1200), True)
     with locked(domain, 900):
         assert gpu.read_text() == "lock GPU-a 900 900\n"
@@ -223,7 +275,7 @@ def test_a_gpu_is_reset_when_its_holder_is_killed(gpu: Path) -> None:
 
 
 def test_a_gpu_that_refuses(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (domain,) = (one for one in available({}) if one.name == "gpu-0")
+    (domain,) = (one for one in available() if one.name == "gpu-0")
     import pynvml
 
     monkeypatch.setitem(pynvml.gpus[0].refuses, "nvmlDeviceSetGpuLockedClocks", 4)
@@ -234,5 +286,5 @@ def test_a_gpu_that_refuses(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_user_may_not_lock_gpus(gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    (domain,) = (one for one in available({}) if one.name == "gpu-0")
+    (domain,) = (one for one in available() if one.name == "gpu-0")
     assert not domain.settable and "root" in domain.reason
