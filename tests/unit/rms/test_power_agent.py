@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rms.launch.agent import MeterAgent
 from rms.power.agent import Agent
@@ -140,6 +142,39 @@ def test_a_device_goes_over_to_the_next_meter_and_back() -> None:
     assert [d.joules for d in found] == [10.0, 20.0, 20.0, 21.0, 21.0, 21.0, 24.0]
     assert [d.unseen_s for d in found] == [0.0, 0.0, 1.0, 1.0, 1.0, 62.0, 62.0]
     assert next_.closed == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.floats(0.1, 99.0)), max_size=30))
+def test_whoever_reads_it_a_device_has_each_joule_once_and_each_second(
+    steps: list[tuple[bool, bool, float]],
+) -> None:
+    """A device of 1 W, and two meters that fail now and then: what is not seen is unseen."""
+    now_s, up = 0.0, [True, True]
+
+    class Watching(Played):
+        """Counts from when it was first read."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number, self.begun_s = number, -1.0
+
+        def read(self, at_s: float) -> list[DeviceEnergy]:
+            if not up[self.number]:
+                raise MeterError("down")
+            self.begun_s = at_s if self.begun_s < 0 else self.begun_s
+            return [DeviceEnergy("gpu-0", "nvml-counter", at_s - self.begun_s)]
+
+    node = NodeMeter([Ladder([Watching(0), Watching(1)])])
+    (last,) = node.read(0.0)
+    for first, second, span_s in steps:
+        now_s, up[:] = now_s + span_s, [first, second]
+        try:
+            (found,) = node.read(now_s)
+        except MeterError:
+            continue
+        assert found.joules >= last.joules and found.unseen_s >= last.unseen_s - 1e-9
+        assert found.joules + found.unseen_s == pytest.approx(now_s, abs=1e-6)
+        last = found
 
 
 def test_each_device_is_read_by_the_first_that_knows_it() -> None:

@@ -279,6 +279,35 @@ def test_a_later_agent_goes_on(
     assert rapl.read(101.0)[0].joules == pytest.approx(joules_then + 7.0)
 
 
+LIFE = st.tuples(
+    st.sampled_from(["read", "report", "killed"]), st.floats(0.1, 5.0), st.floats(0.0, LIMIT_W)
+)
+
+
+@given(st.lists(LIFE, max_size=25), st.integers(0, RANGE_UJ - 1))
+def test_agents_one_after_the_other_count_every_joule_once(
+    tmp_path_factory: pytest.TempPathFactory, life: list[tuple[str, float, float]], begun_uj: int
+) -> None:
+    """Each goes on from the last report of the one before, whatever that had read since."""
+    folder = tmp_path_factory.mktemp("powercap")
+    zone(folder, "intel-rapl:0", "package-0", begun_uj, RANGE_UJ, LIMIT_W)
+    rapl, now_s, true_uj = Rapl(folder), 0.0, 0
+    known, known_s = rapl.read(0.0), 0.0
+    for what, span_s, watts in life:
+        spent_uj = int(watts * span_s * 1e6)
+        now_s, true_uj = now_s + span_s, true_uj + spent_uj
+        advance(folder, "intel-rapl:0", spent_uj)
+        if what == "killed":
+            rapl = Rapl(folder)
+            rapl.resume(known, now_s - known_s, True)
+        found = rapl.read(now_s)
+        if what == "report":
+            known, known_s = found, now_s
+    (found_last,) = rapl.read(now_s)
+    assert found_last.joules == pytest.approx(true_uj * 1e-6, abs=1e-6)
+    assert found_last.unseen_s == 0.0
+
+
 def test_counters_for_root_alone_say_how_a_site_opens_them(
     powercap: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
