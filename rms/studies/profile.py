@@ -27,7 +27,6 @@ from rms.wire.users import (
     IdPattern,
     JobIds,
     JobRow,
-    NodeRow,
     ResizeAnswer,
     ResizeCommand,
 )
@@ -124,8 +123,8 @@ def _point(setup: Setup, size: int, mhz: float | None) -> Point:
         for number in range(setup.repeat):
             setup.say(f"{size} nodes{clock}, run {number + 1} of {setup.repeat} ...")
             rows.append(_run(setup, server, size, f"n{size}{clock}-{number + 1}"))
-        settle(server)
-        rows = [next(row for row in jobs(server) if row.id == done.id) for done in rows]
+        known = {row.id: row for row in settle(server)}
+        rows = [known[row.id] for row in rows]
         books = ask(BooksAnswer, server, "GET", "/books")
     spans = [(row.start_s or row.submit_s, row.end_s or row.submit_s) for row in rows]
     peak_w, idle_w = peak_and_idle(books, spans, spans[0][0])
@@ -160,15 +159,15 @@ def _run(setup: Setup, server: str, size: int, name: str) -> JobRow:
     return row
 
 
-def settle(server: str) -> None:
-    """Wait until meters, where there are any, have told of what is over."""
-    rows = ask(list[NodeRow], server, "GET", "/nodes")
-    if any(row.power_source != "model" for row in rows):
-        time.sleep(METERS_S)
+def settle(server: str) -> list[JobRow]:
+    """Wait until what is over has all its energy, told by meters afterwards; return the jobs."""
 
+    def settled() -> list[JobRow]:
+        rows = jobs(server)
+        return rows if all(row.summary != "" for row in rows) else []
 
-METERS_S = 2.5
-"""How long it takes at most until a meter's report of a time that is over has come."""
+    found: list[JobRow] = _until(settled, "the energy of jobs that are over")
+    return found
 
 
 def peak_and_idle(
@@ -256,6 +255,11 @@ def _of_windows(found: Windows, size: int, row: JobRow, books: BooksAnswer) -> P
 
 def _row(server: str, number: str) -> JobRow:
     (row,) = jobs(server, number)
+    if row.state in OVER and not row.steps:
+        raise ProfilingError(
+            f"expected a program on dmr, which tells of its steps, got one that was {row.state} "
+            f"without a word; its output is in {row.output}"
+        )
     if row.state in OVER:
         raise ProfilingError(
             "expected a program that goes on until each size was measured, got one that was "

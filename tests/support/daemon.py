@@ -59,8 +59,8 @@ class Rms:
         return [*RMS, "serve", "--state", str(self.state), *self._options]
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of the daemon and of its clients."""
-        return dict(os.environ)
+        """Return the environment of the daemon and of its clients: no profile of the user's."""
+        return {"RMS_PROFILES": "", **os.environ}
 
     def start(self, *options: str) -> None:
         """Start a daemon and wait until it serves."""

@@ -143,11 +143,20 @@ def test_bad_usage_is_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_command_that_fails_leaves_no_profile(run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("mode", "command", "said"),
+    [
+        ("separate", "false", "expected the command to end with status 0 on 1 nodes, got FAILED"),
+        ("malleable", "true", "expected a program on dmr, which tells of its steps, got one that"),
+    ],
+)
+def test_a_command_that_cannot_be_measured_leaves_no_profile(
+    mode: str, command: str, said: str, run: Run, tmp_path: Path
+) -> None:
     kept = {"RMS_PROFILES": str(tmp_path / "kept")}
-    done = run(*RMS, "profile", "--nodes", "1", "--", "false", env=kept)
+    done = run(*RMS, "profile", "--nodes", "1", "--mode", mode, "--", command, env=kept)
     assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
-    assert "expected the command to end with status 0 on 1 nodes, got FAILED" in done.stderr
+    assert said in done.stderr
     assert not (tmp_path / "kept").exists()
 
 
