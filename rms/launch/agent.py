@@ -13,7 +13,7 @@ from rms.launch.base import LaunchError
 
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 30.0
-"""Before an agent that died is started again: doubled each time."""
+"""Before an agent that died is started again: doubled each time that it had not run so long."""
 
 
 def agent_command(options: Sequence[str]) -> list[str]:
@@ -34,13 +34,14 @@ class MeterAgent:
     clean: Callable[[], None]
     options: Sequence[str]
     _process: subprocess.Popen[bytes] | None = None
+    _started_s: float = 0.0
     _again_s: float | None = None
     _wait_s: float = FIRST_WAIT_S
 
     def start(self) -> None:
         """Start it, once those of an earlier daemon are ended: their token is not this one's."""
         self.clean()
-        self._again_s = None
+        self._started_s, self._again_s = time.monotonic(), None
         with contextlib.suppress(LaunchError):
             self._process = self.launch(agent_command(self.options))
 
@@ -50,8 +51,11 @@ class MeterAgent:
             self.start()
         if self._process is not None and self._process.poll() is not None:
             died, self._process = self._process.returncode != 0, None
+            now_s = time.monotonic()
             if died:
-                self._again_s = time.monotonic() + self._wait_s
+                if now_s > self._started_s + MOST_WAIT_S:
+                    self._wait_s = min(self._wait_s, FIRST_WAIT_S)
+                self._again_s = now_s + self._wait_s
                 self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
 
     def close(self) -> None:
