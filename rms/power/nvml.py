@@ -82,6 +82,9 @@ def in_words(nvml: Any, error: Exception) -> str:
 class Counter:
     """What a counter of joules has counted since it was first read.
 
+    One that began anew and is beyond where it was by its next reading cannot be told from one that
+    went on.
+
     Attributes:
         joules: never falls.
         unseen_s: how much of the time was lost, as the counter began anew.

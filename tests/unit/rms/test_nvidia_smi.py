@@ -229,6 +229,29 @@ def test_devices_go_on_from_what_is_known(tmp_path: Path) -> None:
         assert second.unseen_s == 0.0
 
 
+class Silent(NvidiaSmi):
+    """Starts nothing."""
+
+    def start(self, on_reading: Callable[[Reading], None]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("jump_s", [3600.0, -3600.0, 0.7, -0.7])
+def test_a_clock_that_is_set_costs_no_energy(
+    monkeypatch: pytest.MonkeyPatch, jump_s: float
+) -> None:
+    """As when summer time ends: readings come on, at times of day that were before."""
+    monkeypatch.setattr("rms.power.nvidia_smi.NvidiaSmi", Silent)
+    meter, stamp_s = Devices(), 1.7e9
+    for tenth in range(600):
+        if tenth == 255:
+            stamp_s += jump_s
+        meter._readings.put(Reading(stamp_s + tenth / 10, 0, 100.0))
+        if tenth % 10 == 0:
+            (device,) = meter.read(50.0 + tenth / 10)
+    assert device.joules + 100.0 * device.unseen_s == pytest.approx(5900.0, abs=200.0)
+
+
 def test_a_line() -> None:
     at_s = datetime(2024, 5, 6, 12, 34, 56, 789000).timestamp()
     assert parse_line("2024/05/06 12:34:56.789, 0, 61.72") == Reading(at_s, 0, 61.72)

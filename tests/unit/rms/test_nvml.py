@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from device_runs import STAND_IN
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rms.power.meter import MeterError
@@ -278,3 +278,49 @@ def test_a_counter_that_jumps_is_another_one() -> None:
     counter.add(0.0, 0.0)
     counter.add(1.0, 10 * MOST_W)
     assert (counter.joules, counter.unseen_s) == (0.0, 1.0)
+
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["read"] * 4 + ["lose", "find", "reload the driver", "new agent", "reboot"]
+        ),
+        st.floats(0.5, 1.9),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ACTIONS, st.booleans())
+def test_all_time_is_measured_or_unseen(
+    machine: Machine, actions: list[tuple[str, float]], counts: bool
+) -> None:
+    """Whatever happens: at constant power, joules and unseen time are all the time there was."""
+    machine.nvml.gpus.clear()
+    gpu = machine.gpu(watts=100.0, joules=lambda at_s: 100.0 * at_s)
+    working = {} if counts else no_counter()
+    gpu.refuses = dict(working)
+    meter, begun_s = Nvml(), machine.now_s
+    (last,), last_s = meter.read(begun_s), begun_s
+    for action, seconds in actions:
+        machine.now_s += seconds
+        if action == "lose":
+            gpu.refuses = {"*": 15}
+        elif action != "read":
+            gpu.refuses = dict(working)
+        if action in ("reload the driver", "reboot") and (last.counter or 0.0) > 1000.0:
+            gpu.joules = lambda at_s, since_s=machine.now_s: 100.0 * (at_s - since_s)
+        if action in ("new agent", "reboot"):
+            meter.close()
+            meter = Nvml()
+            meter.resume([last], machine.now_s - last_s, action == "new agent")
+        for device in meter.read(machine.now_s):
+            assert device.joules >= last.joules and device.unseen_s >= last.unseen_s
+            assert device.uncertainty_j >= last.uncertainty_j
+            last, last_s = device, machine.now_s
+        known_s = last.joules / 100.0 + last.unseen_s
+        assert known_s == pytest.approx(last_s - begun_s, abs=0.01)
+    meter.close()
+    assert machine.nvml._inits == 0
