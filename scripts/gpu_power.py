@@ -136,19 +136,26 @@ class Meters:
 
 
 def under(readings, start_s, end_s, averaged_s, error=None):
-    """Return the energy and the mean power under the readings of one meter."""
+    """Return the energy and the mean power under the readings of one meter.
+
+    What was read before and after tells how far the power may have been from what was read in
+    between, where that was too short for the sensor to follow.
+    """
     inside = [(at_s, watts) for at_s, watts in readings if start_s <= at_s <= end_s]
     if not inside or end_s <= start_s:
         return {"error": error or "no readings"}
-    area = PowerIntegral(averaged_s)
+    area, seconds = PowerIntegral(averaged_s), end_s - start_s
     for at_s, watts in inside:
         area.add(at_s, watts)
     joules = integrate([Reading(at_s, 0, watts) for at_s, watts in readings], start_s, end_s)[0]
-    most = max(watts for _, watts in inside)
-    return figures(joules, area.uncertainty_j(), end_s - start_s) | {
+    around = [watts for at_s, watts in readings if start_s - IDLE_S <= at_s <= end_s + IDLE_S]
+    behind_j = min(area.behind_s, seconds) * (max(around) - min(around))
+    found = figures(joules, max(area.uncertainty_j(), gain_j(joules) + behind_j), seconds)
+    return found | {
+        "short": found["short"] or seconds < 2 * area.behind_s,
         "readings": len(inside),
         "period_s": area.period.seconds,
-        "max_w": most,
+        "max_w": max(watts for _, watts in inside),
     }
 
 

@@ -129,14 +129,9 @@ class PowerIntegral:
         low, high = self._extremes_w
         if high < low:
             return 0.0
-        error_j = max(self._error_j + self._window_error_j(), self._behind_s * (high - low))
+        error_j = max(self._error_j + self._window_error_j(), self.behind_s * (high - low))
         self._told_j = max(self._told_j, gain_j(self.joules) + error_j)
         return self._told_j
-
-    @property
-    def _behind_s(self) -> float:
-        period_s = min(self.period.seconds or 0.0, LONGEST_PERIOD_S)
-        return self.averaged_s + period_s + self._interval_s
 
     def _window_error_j(self) -> float:
         window = self._window
@@ -144,7 +139,13 @@ class PowerIntegral:
             return 0.0
         changed_w = 0.0 if self._mean_w is None else abs(window.mean_w - self._mean_w)
         unread_j = UNREAD * window.seconds * (window.high_w - window.low_w) / 2
-        return self._behind_s * changed_w + unread_j
+        return self.behind_s * changed_w + unread_j
+
+    @property
+    def behind_s(self) -> float:
+        """By how much readings are behind at most, s."""
+        period_s = min(self.period.seconds or 0.0, LONGEST_PERIOD_S)
+        return self.averaged_s + period_s + self._interval_s
 
     def _see(self, seconds: float, watts: float) -> None:
         assert self._last is not None

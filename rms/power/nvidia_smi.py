@@ -150,15 +150,6 @@ def _area(curve: Sequence[Reading], start: float, end: float) -> float:
     return math.fsum(parts)
 
 
-def available(program: str = "nvidia-smi") -> bool:
-    """Return whether the program reads the power of at least one GPU now (it is run once)."""
-    try:
-        done = subprocess.run([program, *QUERY], capture_output=True, timeout=PROBE_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return any(map(parse_line, done.stdout.decode(errors="replace").splitlines()))
-
-
 @dataclass
 class Devices:
     """All GPUs of this machine by nvidia-smi, which is started anew where it ends."""

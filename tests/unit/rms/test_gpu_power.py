@@ -102,6 +102,16 @@ def test_without_nvml_nvidia_smi_goes_on(
     assert row["meters"]["nvidia-smi"]["mean_w"] == 150.0
 
 
+def test_a_window_too_short_for_a_sensor_is_marked(power: ModuleType) -> None:
+    """A reading that comes after the kernel has ended: in between there was idle power only."""
+    readings = [(n * 0.1, 400.0 if n >= 62 else 60.0) for n in range(100)]
+    found = power.under(readings, 5.0, 6.0, 1.0)
+    assert found["energy_j"] == pytest.approx(60.0) and found["short"]
+    assert found["energy_j"] + found["uncertainty_j"] > 400.0
+    steady = [(n * 0.1, 400.0) for n in range(1000)]
+    assert not power.under(steady, 5.0, 65.0, 1.0)["short"]
+
+
 def test_how_a_sensor_follows(power: ModuleType) -> None:
     """The mean of a second, 0.2 s late: half of the rise after 0.7 s, 10 to 90 % in 0.8 s."""
     readings = [(n * 0.01, 60.0 + 240.0 * min(1.0, max(0.0, n * 0.01 - 5.2))) for n in range(2000)]

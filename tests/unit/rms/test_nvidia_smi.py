@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rms.launch.processes import alive
 from rms.power.meter import MeterError
-from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, available, integrate, parse_line
+from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, integrate, parse_line
 from rms.wire.messages import DeviceEnergy
 
 DEADLINE_S = 120.0
@@ -143,13 +143,6 @@ def test_program_that_ends_is_a_sentence(tmp_path: Path, then: str, end: str) ->
         pid = int((tmp_path / "pid").read_text())
     assert sampler.error == f"{program} ended on its own {end}"
     assert not group_members(pid)
-
-
-def test_available(tmp_path: Path) -> None:
-    assert available(stand_in(tmp_path, "exit 1"))
-    assert not available(stand_in(tmp_path, "exit 1", "2024/05/06 12:34:56.000, 0, [N/A]\n"))
-    assert not available(stand_in(tmp_path, "exit 1", NO_DRIVER + "\n"))
-    assert not available(str(tmp_path / "missing"))
 
 
 class News:
