@@ -107,6 +107,10 @@ def check_cap(cap_w: float | None, idle_w: float) -> None:
         raise ValueError(f"expected {expected}, got {cap_w:g} W")
 
 
+MATTERS = 0.02
+"""A reading matters that changes what is left of the cap by this share of it."""
+
+
 class PowerBudget:
     """What is left of a power cap during one pass, in W.
 
@@ -176,6 +180,19 @@ class PowerBudget:
         )
 
 
+def matters(state: State, watts: float) -> bool:
+    """Return whether a reading of the cluster's power changes what is left of the cap by enough.
+
+    Measured power below what is expected changes nothing.
+    """
+    cap_w = state.power_cap_w
+    if cap_w is None or not state.running:
+        return False
+    counted_w, then_w = cap_w - PowerBudget(state).left_w, max(watts, expected_w(state))
+    crosses = (then_w > cap_w) != (counted_w > cap_w * (1.0 + ROUNDING))
+    return crosses or abs(then_w - counted_w) >= MATTERS * cap_w
+
+
 def never_fits(state: State, job: Job) -> bool:
     """Return whether a waiting job passes the cap even where nothing else runs."""
     cap_w = state.power_cap_w
@@ -193,8 +210,8 @@ def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
         return f"PowerCap: it never fits under the cap of {state.power_cap_w:g} W: {alone}"
     if budget.covers(own_w):
         return None
-    over = "" if state.measured_w is None else f" ({state.measured_w:.0f} W are measured)"
-    return (
-        f"PowerCap: needs {own_w:g} W on {nodes}, {max(0.0, budget.left_w):.4g} W are left of "
-        f"{state.power_cap_w:g} W{over}"
-    )
+    left_w, cap_w = budget.left_w, state.power_cap_w or 0.0
+    metered = any(other.above_w for other in state.running.values())
+    drawn = f"; {cap_w - left_w:.0f} W are drawn, by the meters" if metered else ""
+    needs = f"needs {own_w:g} W on {nodes}"
+    return f"PowerCap: {needs}, {max(0.0, left_w):.4g} W are left of {cap_w:g} W{drawn}"

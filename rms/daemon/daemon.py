@@ -39,10 +39,18 @@ from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.meters import Meters
 from rms.daemon.nodes import Nodes
+from rms.daemon.power import PowerWatch
 from rms.daemon.scripts import Scripts
 from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
-from rms.wire.messages import ApplicationResizeRequest, Poll, Report, ResizeRequest
+from rms.wire.messages import (
+    ApplicationResizeRequest,
+    MeterAnswer,
+    Metered,
+    Poll,
+    Report,
+    ResizeRequest,
+)
 
 LOOK_S = 0.1
 """How long jobs are looked at before others have their turn."""
@@ -56,6 +64,7 @@ class Daemon:
         scripts, worlds: processes of jobs.
         nodes: which of them are given to nobody.
         meters: readings of power.
+        power: what they say, held against the power cap.
         endings: the last line of each job's output.
     """
 
@@ -68,6 +77,7 @@ class Daemon:
         self.nodes = Nodes(context, self.handle)
         self.meters = Meters(context.scheduler, self.now, self.say)
         self.endings = Endings(context)
+        self.power = PowerWatch(context, self.handle)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s = 0.0
         self._unseen = 0
@@ -96,6 +106,7 @@ class Daemon:
         event = msgspec.structs.replace(event, at_s=max(event.at_s, self.context.state.now_s))
         number = self.journal.append(event)
         decisions = self.scheduler.feed(event)
+        self.power.followed(event)
         self.journal.decided(number, decisions)
         if decisions:
             self.journal.flush()
@@ -254,6 +265,16 @@ class Daemon:
             slots = job.resize.slots
         return self.worlds.launch(job, command, slots, key)
 
+    def metered(self, said: Metered) -> MeterAnswer:
+        """Take what a node's meters have read.
+
+        Raises:
+            ValueError: of a node that there is not.
+        """
+        answer = self.meters.node(said)
+        self.power.report(said)
+        return answer
+
     # --- processes ---------------------------------------------------------------------------
 
     def watch(self) -> None:
@@ -268,6 +289,7 @@ class Daemon:
         self.launcher.poll()
         self.nodes.watch()
         self.meters.forget_stale(self.time())
+        self.power.look()
         self.endings.watch()
         jobs = list(self.context.state.running.items())
         begun, first, self._unseen = self.now(), self._unseen, 0

@@ -346,7 +346,7 @@ class Routes:
 
     async def meter(self, request: Request, body: Metered) -> MeterAnswer:
         """Take what a node's meters have read."""
-        return self.daemon.meters.node(body)
+        return self.daemon.metered(body)
 
 
 def holding_s(jobs: int) -> float:

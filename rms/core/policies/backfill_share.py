@@ -28,7 +28,7 @@ from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.placement import Room
 from rms.core.policies.share import Entry, EqualShare, SharePlan, Spare, balanced, freeing, longest
 from rms.core.policies.sizing import Plan
-from rms.core.powercap import PowerBudget
+from rms.core.powercap import PowerBudget, why_power
 from rms.core.state import State
 
 
@@ -377,6 +377,10 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             text = f"PowerCap: {room.free} nodes are free, but its power fits on too few"
             return Later(job.spec.id, text, Reason.POWER)
         nodes = f"{job.least} node{'s' * (job.least > 1)}"
+        if found.budget is not None and job.least <= found.free:
+            why = why_power(state, job, found.budget)
+            if why is not None and job not in found.jobs:
+                return Later(job.spec.id, f"{why}, by resizes", Reason.POWER)
         if job in found.jobs:
             text = f"Resources: waits for running jobs to give {nodes}"
             return Later(job.spec.id, text, Reason.RESOURCES)

@@ -1,0 +1,69 @@
+"""What meters say of the cluster's power, on its way to the scheduler while a power cap holds."""
+
+from __future__ import annotations
+
+from math import inf
+
+from rms.core.events import (
+    Ended,
+    Event,
+    PowerMeasured,
+    Reopened,
+    Requeued,
+    Resized,
+    ResizeRolledBack,
+)
+from rms.core.powercap import expected_w, matters
+from rms.daemon.context import Context, Handle
+from rms.wire.messages import Metered
+
+LOOK_S = 1.0
+"""How often readings are held against the cap."""
+
+LAG_S = 10.0
+"""A reading that is in part of before jobs drew less counts, if none came so long that is not."""
+
+STALE_S = 60.0
+"""Meters that have not reported for so long say nothing of the cluster's power."""
+
+_LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened))
+"""Events after which jobs may draw less than meters have read."""
+
+
+class PowerWatch:
+    """Enters measured power as an event where it changes what is left of the cap.
+
+    So it is in the journal, and what was decided on it is decided again by a replay.
+    """
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self._reports: dict[str, tuple[float, float]] = {}
+        self._less_s, self._looked_s = -inf, -inf
+
+    def report(self, said: Metered) -> None:
+        """Take in that meters have read what was drawn since their last report."""
+        if said.devices:
+            _, before_s = self._reports.get(said.node, (0.0, said.at_s))
+            self._reports[said.node] = before_s, said.at_s
+
+    def followed(self, event: Event) -> None:
+        """Take in that an event has been followed."""
+        if type(event) in _LESS:
+            self._less_s = event.at_s
+
+    def look(self) -> None:
+        """Tell the scheduler what the cluster draws, if that matters to the cap."""
+        state, now_s = self._context.state, self._context.now()
+        if state.power_cap_w is None or now_s < self._looked_s + LOOK_S:
+            return
+        self._looked_s = now_s
+        heard = [span for span in self._reports.values() if span[1] > now_s - STALE_S]
+        curve = self._context.scheduler.timeline.power_w
+        watts = expected_w(state)
+        if heard and curve:
+            if min(since_s for since_s, _ in heard) < self._less_s > now_s - LAG_S:
+                return
+            watts = curve[-1][1]
+        if matters(state, watts):
+            self._handle(PowerMeasured(self._context.time(), watts))
