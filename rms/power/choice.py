@@ -78,7 +78,7 @@ class MeterChoice:
         """Return whether an agent on this machine may find something to read."""
         if not self.auto or self.command:
             return not self.none
-        return has_gpus(env) or any(_powercap(env).glob("intel-rapl*"))
+        return has_gpus(env) or any(_powercap(env).glob("intel-rapl*:*"))
 
     def open(self, env: Mapping[str, str]) -> NodeMeter:
         """Return this machine's meters; a command goes before all for the devices it names."""
