@@ -1,8 +1,9 @@
-"""The energy books. Every joule has an owner, and the sums are kept twice.
+"""The energy books by the model of power. Every joule has an owner, the sums are kept twice.
 
 Once by owner: each running job, idle nodes, nodes that are off or booting. Once node by node (of
 counted nodes: all together), knowing nothing of owners. The two must agree. Only what changed is
 booked at an event: a job's power when it starts, ends or is resized, never that of all nodes.
+They follow from events alone; what meters say is beside them (:mod:`rms.core.measured`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class Ledger:
             power comes on top of the host's idle power.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         busy_node_s: node-seconds held by running jobs.
-        measured_w: newest reading of nodes whose power is measured; it goes before any model.
         peak_w: highest power each host has had, where hosts are shared.
     """
 
@@ -65,7 +65,6 @@ class Ledger:
     boot_j: float = 0.0
     busy_node_s: float = 0.0
     at_s: float | None = None
-    measured_w: dict[Node, float] = field(default_factory=dict)
     peak_w: list[float] = field(default_factory=list)
     _busy_j: dict[JobId, float] = field(default_factory=dict)
     _draws: dict[JobId, Draw] = field(default_factory=dict)
@@ -122,7 +121,6 @@ class Ledger:
         self._draws.clear()
         self._shares.clear()
         self._powerless.clear()
-        self.measured_w.clear()
         self.power, self._busy = power, 0
         self.__post_init__()
         self._node_s = [now_s] * len(power)
@@ -155,6 +153,10 @@ class Ledger:
     def power_w(self) -> float:
         """What the cluster draws, as of the last :meth:`follow` or :meth:`advance`."""
         return self._watts
+
+    def node_w(self, node: Node) -> float:
+        """Return what a node draws, as of the last :meth:`follow`; of nodes that are placed."""
+        return self._node_w[node]
 
     def follow(self, state: State) -> None:
         """Enter what has changed in the instant of the books, so that they can be looked at."""
@@ -210,45 +212,6 @@ class Ledger:
             joules + watts * (at - since)
             for joules, watts, since in zip(self._node_j, self._node_w, self._node_s, strict=True)
         )
-
-    def measured(self, state: State, node: Node, watts: float) -> None:
-        """Take a reading: the node draws that from the time of the books on, whatever runs."""
-        self.measured_w[node] = watts
-        at = self.at_s
-        if at is None:
-            return
-        self._enter(state, at)
-        holder = next((j for j, d in self._draws.items() if node in d.nodes), None)
-        if holder is None:
-            self._idle_w += watts - self._node_w[node]
-            self._watts += watts - self._node_w[node]
-            self._set_nodes((node,), watts, at)
-        else:
-            self._leave_job(holder, at)
-            self._enter_job(state.running[holder], at)
-
-    def unmeasured(self, state: State, node: Node) -> None:
-        """Let the model speak for a node again, from the time of the books on."""
-        at = self.at_s
-        if at is None or self.measured_w.get(node) is None:
-            self.measured_w.pop(node, None)
-            return
-        self._enter(state, at)
-        holder = next((j for j, d in self._draws.items() if node in d.nodes), None)
-        if holder is None:
-            idle = self.power[node].idle_w
-            self._idle_w += idle - self._node_w[node]
-            self._watts += idle - self._node_w[node]
-            del self.measured_w[node]
-            self._set_nodes((node,), idle, at)
-        else:
-            self._leave_job(holder, at)
-            idle = self.power[node].idle_w  # what it has left is by the reading
-            self._idle_w += idle - self._node_w[node]
-            self._watts += idle - self._node_w[node]
-            del self.measured_w[node]
-            self._set_nodes((node,), idle, at)
-            self._enter_job(state.running[holder], at)
 
     def scale(self, job: Job, share: float) -> None:
         """Let a job draw this share of its power from the time of the books on."""
@@ -309,7 +272,7 @@ class Ledger:
             self._watts += watts - size * model.idle_w
             return
         nodes = drawing(job)
-        if self._alike and not self.measured_w:
+        if self._alike:
             own = self.power[0].busy_w(job.spec, len(nodes))
             watts = own * len(nodes)
             self._idle_w -= self.power[0].idle_w * len(nodes)
@@ -335,8 +298,6 @@ class Ledger:
 
     def _of(self, job: Job, node: Node, size: int) -> float:
         """Return the power of one of a job's nodes (of its slot, where hosts are shared)."""
-        if node in self.measured_w:
-            return self.measured_w[node]
         if self.host and job.spec.power_w is not None:
             return job.spec.power_w / size * self._shares.get(job.spec.id, 1.0)
         return self.power[self.host[node] if self.host else node].busy_w(job.spec, size)
@@ -354,7 +315,7 @@ class Ledger:
             self._idle_w += idle
             self._watts += idle
             return
-        if self._alike and not self.measured_w:
+        if self._alike:
             idle = self.power[0].idle_w
             self._idle_w += idle * draw.size
             self._watts += idle * draw.size
@@ -366,7 +327,7 @@ class Ledger:
                 host = self.host[node]
                 self._set_nodes((host,), self._node_w[host] - own, at)
             else:
-                idle = self.measured_w.get(node, self.power[node].idle_w)
+                idle = self.power[node].idle_w
                 self._idle_w += idle
                 self._watts += idle
                 self._set_nodes((node,), idle, at)

@@ -7,6 +7,9 @@ compares what it decides with what was recorded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from rms.core.books import EnergyBooks
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import (
@@ -24,9 +27,10 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import JobId, Node, NodePower
+from rms.core.model import JobId, NodePower
 from rms.core.policies import Policy
 from rms.core.timeline import Timeline
+from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
 
 _OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened, PowerCapSet, PowerMeasured)
@@ -46,25 +50,23 @@ class Scheduler:
         where: what tells these nodes from others of the same names, or "".
 
     Attributes:
-        engine, ledger, timeline: see there.
+        engine, timeline: see there.
+        energy: the energy books.
         history: of each job, in order; repeats of one reason once.
         reasons: of each job, why it waits, or what was said of it last.
         resizes: of each job, how many resizes were decided; the newest has that number.
-        power_sources: who measures a node, for nodes that are measured.
-        closed: the books as they were when the last job was over, None before the first event.
         present: where the daemon is and the nodes it has there, with slots that no event knows.
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, where: str = "") -> None:
         self.cluster, self.where = cluster, where
         self.engine = Engine(cluster.site, policy)
-        self.ledger = Ledger(cluster.power or (NodePower(),) * len(cluster.names))
+        power = cluster.power or (NodePower(),) * len(cluster.names)
+        self.energy = EnergyBooks(cluster.names, power)
         self.timeline = Timeline(cluster.names)
         self.history: dict[JobId, list[HistoryEntry]] = {}
         self.reasons: dict[JobId, str] = {}
         self.resizes: dict[JobId, int] = {}
-        self.power_sources: dict[Node, str] = {}
-        self.closed: Books | None = None
         self.present: tuple[str, Cluster] | None = None
 
     def feed(self, event: Event) -> list[Decision]:
@@ -77,7 +79,7 @@ class Scheduler:
         if isinstance(event, Reopened):
             self._reopen(event)
         state, at_s = self.engine.state, event.at_s
-        self.ledger.advance(state, at_s)
+        self.energy.advance(state, at_s)
         decisions = self.engine.handle(event)
         if isinstance(event, ResizeRolledBack):
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
@@ -88,11 +90,10 @@ class Scheduler:
             if isinstance(decision, Resize):
                 self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
         jobs = [] if isinstance(event, _OF_NO_JOB) else [event.job]
-        self.ledger.follow(state)
-        self.timeline.hold(state, at_s, [*jobs, *(decision.job for decision in decisions)])
-        self.timeline.power(at_s, self.ledger.power_w)
-        if not state.running and not state.pending:
-            self.closed = self.books(at_s)
+        jobs.extend(decision.job for decision in decisions)
+        self.energy.follow(state, event, jobs, self.resizes)
+        self.timeline.hold(state, at_s, jobs)
+        self.timeline.power(at_s, self.energy.power_w)
         return decisions
 
     def entry(self, at_s: float, decision: Decision) -> HistoryEntry:
@@ -104,39 +105,43 @@ class Scheduler:
         size = len(self.cluster.slots_of(decision.nodes))
         return HistoryEntry(at_s, kind, code, decision.reason, size, names)
 
-    def reading(self, at_s: float, node: Node, watts: float, source: str) -> None:
-        """Take a meter's reading: the node draws that from now on, whatever runs there."""
-        state = self.engine.state
-        self.ledger.advance(state, at_s)
-        self.ledger.measured(state, node, watts)
-        self.power_sources[node] = source
-        self._draw()
+    def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
+        """Take in a report of a node's meters; return whether it is news.
 
-    def forget_reading(self, at_s: float, node: Node) -> None:
-        """Let the model speak again for a node whose meter has fallen silent."""
-        state = self.engine.state
-        self.ledger.advance(state, at_s)
-        self.ledger.unmeasured(state, node)
-        self.power_sources.pop(node, None)
-        self._draw()
+        Args:
+            now_s: the present time.
+            nodes: those that each device belongs to.
+
+        Raises:
+            ReplacedAgentError: another agent reports in its place.
+        """
+        news = self.energy.report(said, now_s, nodes)
+        if news and said.devices and self.energy.begun:
+            self._draw(now_s)
+        return news
+
+    def forget_meter(self, host: str, now_s: float) -> None:
+        """Let the model say again what the nodes of a host draw whose meters have fallen silent."""
+        self.energy.measured.forget_power(host)
+        if self.energy.begun:
+            self._draw(now_s)
 
     def books(self, now_s: float) -> Books:
         """Return the energy books up to a time, should nothing happen until then."""
-        return self.ledger.books(now_s, self.power_source)
+        return self.energy.books(now_s)
 
     @property
-    def power_source(self) -> str:
-        """Where the books' power comes from."""
-        found = set(self.power_sources.values())
-        if len(self.power_sources) < len(self.cluster.names):
-            found.add("model")
-        return " and ".join(sorted(found, key=lambda word: (word == "model", word)))
+    def closed(self) -> Books | None:
+        """The books as they were when the last job was over, None before the first event."""
+        return self.energy.closed
 
-    def _draw(self) -> None:
-        ledger = self.ledger
-        ledger.follow(self.engine.state)
-        if ledger.at_s is not None:
-            self.timeline.reading(ledger.at_s, ledger.power_w)
+    @property
+    def ledger(self) -> Ledger:
+        """The books of the model."""
+        return self.energy.ledger
+
+    def _draw(self, now_s: float) -> None:
+        self.timeline.reading(max(now_s, self.engine.state.now_s), self.energy.power_w)
 
     def _remember(self, job_id: JobId, entry: HistoryEntry) -> None:
         known = self.history.setdefault(job_id, [])
@@ -146,7 +151,7 @@ class Scheduler:
     def _reopen(self, event: Reopened) -> None:
         """Go on elsewhere; the time between belongs to nobody."""
         self.timeline.reopen(event.nodes, self.ledger.at_s)
-        self.ledger.reopen(self.engine.state, event.power, event.at_s)
+        self.energy.reopen(self.engine.state, event)
         self.where = event.where
         self.cluster = Cluster.recorded(event.nodes, event.power, event.widths)
         if self.present is not None:

@@ -63,7 +63,7 @@ class Daemon:
         context: scheduler, jobs, journal, launcher.
         scripts, worlds: processes of jobs.
         nodes: which of them are given to nobody.
-        meters: readings of power.
+        meters: reports of energy, and rows of the books.
         power: what they say, held against the power cap.
         endings: the last line of each job's output.
     """
@@ -75,7 +75,7 @@ class Daemon:
         self.scripts = Scripts(context, self.handle)
         self.worlds = Worlds(context, self.scripts, self.handle)
         self.nodes = Nodes(context, self.handle)
-        self.meters = Meters(context.scheduler, self.now, self.say)
+        self.meters = Meters(context)
         self.endings = Endings(context)
         self.power = PowerWatch(context, self.handle)
         self._strategies: dict[JobId, str] = {}
@@ -288,7 +288,6 @@ class Daemon:
         self.scripts.start_some()
         self.launcher.poll()
         self.nodes.watch()
-        self.meters.forget_stale(self.time())
         self.power.look()
         self.endings.watch()
         jobs = list(self.context.state.running.items())
@@ -299,6 +298,7 @@ class Daemon:
                 self._unseen = (first + at) % len(jobs)
                 break
             self._watch_job(self.jobs[job_id], running, now)
+        self.meters.watch()
         self.journal.flush()
 
     def _tick(self, now: float) -> None:

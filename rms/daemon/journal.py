@@ -7,6 +7,9 @@ open, until it closes or dies. Its tables, of which the first two only grow:
   ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
 - ``decisions``: ``seq`` of the event they answer, ``body`` (MessagePack of all of them, in order).
 - ``notes``: ``key``, ``value`` (JSON): the present facts outside the engine.
+- ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
+  All of them together are the cluster's, once a daemon has ended; of one that was killed, those of
+  the model since the last report or change of hands are missing until it is started again.
 
 ``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
 :data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
@@ -18,7 +21,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ import msgspec
 from rms.core.events import Decision, Event
 from rms.core.model import NodePower
 from rms.core.policies import named
+from rms.wire.users import EnergyRow
 
 FORMAT = 3
 APPLICATION_ID = 0x726D736A  # "rmsj"
@@ -38,6 +42,19 @@ _TABLES = (
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
 )
+_ENERGY = """CREATE TABLE IF NOT EXISTS energy (
+    owner TEXT NOT NULL, world INTEGER, resize INTEGER NOT NULL, node TEXT NOT NULL,
+    device TEXT NOT NULL, source TEXT NOT NULL, begin_s REAL NOT NULL, end_s REAL NOT NULL,
+    joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
+    replaced_j REAL NOT NULL, PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
+_BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
+_BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
+_SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
+    sum(uncertainty_j), max(estimate), sum(replaced_j) FROM energy
+    GROUP BY owner, resize, node, source, begin_s >= ?"""
+_NEWEST = """SELECT energy.* FROM energy
+    JOIN (SELECT node, max(begin_s) AS newest_s FROM energy GROUP BY node) USING (node)
+    WHERE begin_s = newest_s OR end_s > ? ORDER BY begin_s"""
 _WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 _DECIDE = """INSERT OR IGNORE INTO decisions SELECT seq, ? FROM entries
@@ -162,6 +179,34 @@ class Journal:
         rows, _ = self._run(_NOTES, prefix, f"{prefix}{_LAST}")
         return {key: json.loads(value) for key, value in rows}
 
+    def book(self, rows: Sequence[EnergyRow], notes: Mapping[str, dict[str, Any]]) -> None:
+        """Enter energy and keep facts, all or nothing; a row replaces what was written of it."""
+        with _said(self.path):
+            self._db.execute("BEGIN")
+            try:
+                self._db.executemany(_BOOK, map(msgspec.structs.astuple, rows))
+                for key, value in notes.items():
+                    self.note(key, value)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+            self._written = True
+
+    def energy(self, owner: str | None = None) -> list[EnergyRow]:
+        """Return all rows of energy, or those of an owner, by node and time."""
+        which = "" if owner is None else "WHERE owner = ?"
+        found = self._run(f"SELECT * FROM energy {which}", *([] if owner is None else [owner]))
+        return _rows(found[0])
+
+    def energy_sums(self, since_s: float) -> list[EnergyRow]:
+        """Return sums of rows by owner, resize, node and source; those begun since a time apart."""
+        return _rows(self._run(_SUMS, since_s)[0])
+
+    def newest_energy(self, since_s: float) -> list[EnergyRow]:
+        """Return the rows of each node's last span, and all that end after a time, rising."""
+        return _rows(self._run(_NEWEST, since_s)[0])
+
     def read(self) -> Iterator[Entry]:
         """Yield every entry in order, those appended meanwhile included."""
         after = 0
@@ -206,7 +251,9 @@ class Journal:
         _, cursor = self._run("INSERT INTO entries (kind, body) VALUES (?, ?)", *row)
         return int(cursor.lastrowid or 0)
 
-    def _run(self, statement: str, *values: str | bytes | int) -> tuple[list[Any], sqlite3.Cursor]:
+    def _run(
+        self, statement: str, *values: str | bytes | float
+    ) -> tuple[list[Any], sqlite3.Cursor]:
         with _said(self.path):
             cursor = self._db.execute(statement, values)
             self._written |= not statement.startswith("SELECT")
@@ -222,6 +269,14 @@ class Journal:
             raise JournalError(f"{self.path}: expected a whole entry {seq}, got: {error}") from None
 
 
+def _rows(found: list[Any]) -> list[EnergyRow]:
+    names = EnergyRow.__struct_fields__
+    return [
+        msgspec.convert(dict(zip(names, row, strict=True)), EnergyRow, strict=False)
+        for row in found
+    ]
+
+
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
     """Lock the file, see that it is a journal, or make it one if it is new."""
     db.isolation_level = None  # every statement is committed by itself, but for BEGIN
@@ -235,6 +290,8 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     elif (owner, version) != (APPLICATION_ID, FORMAT):
         got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
         raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
+    for statement in (_ENERGY, _BY_OWNER):  # journals of before have none
+        db.execute(statement)
     db.execute("COMMIT")
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":

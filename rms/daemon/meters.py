@@ -1,115 +1,117 @@
-"""Readings of energy, from the meters of nodes, on their way to the books."""
+"""Reports of meters on their way to the energy books, and the books' rows on theirs to the file."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from math import inf
 
-from rms.core.model import Node
+import msgspec
+
+from rms.core.measured import Host
 from rms.core.scheduler import Scheduler
-from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
+from rms.daemon.context import Context
+from rms.daemon.journal import Journal
+from rms.wire.messages import MeterAnswer, Metered
 
 STALE_S = 60.0
-"""A node whose energy was not read for so long is booked by its model again."""
+"""What a node draws is the model's again where its meters have not reported for so long."""
 
-
-@dataclass
-class _Host:
-    """What was last reported of a node, or of this machine."""
-
-    report: Metered
-    devices: dict[str, DeviceEnergy] = field(default_factory=dict)
-    at_s: dict[str, float] = field(default_factory=dict)
-    watts: dict[str, float] = field(default_factory=dict)
+NOTE = "meter/"
+"""What keys of notes begin with that hold what is known of a host's meters."""
 
 
 class Meters:
-    """Takes readings, and lets the model speak again where they stop.
+    """Takes reports, and writes what they change before they are answered."""
 
-    Args:
-        now: wall clock in seconds.
-        say: where to tell the operator what happened.
-    """
-
-    def __init__(
-        self, scheduler: Scheduler, now: Callable[[], float], say: Callable[[str], None]
-    ) -> None:
-        self._scheduler, self._now, self._say = scheduler, now, say
-        self._hosts: dict[str, _Host] = {}
-        self._read_s: dict[Node, float] = {}
-        self._unmetered: set[str] = set()
+    def __init__(self, context: Context) -> None:
+        self._context, self._scheduler = context, context.scheduler
+        self._heard_s: dict[str, float] = {}
+        self._reasons: set[str] = set()
 
     def node(self, said: Metered) -> MeterAnswer:
-        """Take what a node's agent has read; answer to its first word with what is known.
+        """Take in a report; what it told is kept when this returns.
 
         Raises:
-            ValueError: of a node that there is not.
+            ValueError: of a node that there is not, or of an agent that another one has replaced.
         """
-        if said.node and said.node not in self._scheduler.cluster.names:
+        context, where = self._context, said.node or "this machine"
+        nodes = devices_of(said, context.cluster.names, context.cluster.slots)
+        if said.reason and said.reason not in self._reasons:
+            self._reasons.add(said.reason)
+            context.say(f"meters of {where}, and others alike: {said.reason}")
+        news = self._scheduler.report(said, context.time(), nodes)
+        host = self._scheduler.energy.measured.hosts[said.node]
+        if news:
+            if said.devices:
+                self._heard_s[said.node] = context.now()
+            self._write(None, {f"{NOTE}{said.node}": msgspec.to_builtins(host)})
+        return MeterAnswer() if said.number else host.answer
+
+    def watch(self) -> None:
+        """Write what events have changed; let the model speak where meters have fallen silent."""
+        spans = self._scheduler.energy.measured.spans
+        if spans.changed:
+            self._write(None, {})
+        before_s = self._context.now() - STALE_S
+        for host in [name for name, heard_s in self._heard_s.items() if heard_s < before_s]:
+            where = host or "this machine"
+            self._context.say(f"no report of the meters of {where} for {STALE_S:g} s: by the model")
+            self._scheduler.forget_meter(host, self._context.time())
+            del self._heard_s[host]
+
+    def write_all(self) -> None:
+        """Write rows of what lasts too, up to now: then they add up to the books."""
+        energy = self._scheduler.energy
+        if energy.begun:
+            self._write(max(self._context.time(), energy.measured.until_s), {})
+
+    def node_w(self, name: str) -> float | None:
+        """Return the newest mean power of a node, W; None where it is not measured."""
+        return self._scheduler.energy.measured.node_w.get(name)
+
+    @property
+    def cluster_w(self) -> float:
+        """What the cluster draws, W: measured nodes as last read, the others by the model."""
+        return self._scheduler.energy.power_w
+
+    def _write(self, now_s: float | None, notes: dict[str, dict[str, object]]) -> None:
+        measured = self._scheduler.energy.measured
+        self._context.journal.book(measured.spans.rows(now_s), notes)
+        measured.spans.forget(measured.kept_s)
+
+
+def devices_of(
+    said: Metered, names: Sequence[str], slots: Sequence[Sequence[str]]
+) -> Mapping[str, Sequence[str]]:
+    """Return which nodes each device belongs to.
+
+    On a machine whose cores and GPUs are nodes (it reports by no name), ``gpu-0`` is the node with
+    the slot ``gpu:0``; all else is shared by the nodes of cores, if there are any.
+
+    Raises:
+        ValueError: the report is of a node that there is not.
+    """
+    if said.node:
+        if said.node not in names:
             raise ValueError(f"expected a node of this cluster, got {said.node}")
-        host = self._hosts.get(said.node)
-        if said.number == 0:
-            if host is None:
-                return MeterAnswer()
-            last = host.report
-            return MeterAnswer(list(host.devices.values()), last.boot, last.at_s)
-        if said.reason and said.reason not in self._unmetered:
-            self._unmetered.add(said.reason)
-            self._say(
-                f"power is the model's on {said.node or 'this machine'}, and others alike:"
-                f" {said.reason}"
-            )
-        host = self._hosts.setdefault(said.node, _Host(said))
-        if host.report.agent == said.agent and said.number < host.report.number:
-            return MeterAnswer()
-        host.report = said
-        for device in said.devices:
-            self._mean(host, device)
-        self._book(said, host)
-        return MeterAnswer()
+        return {device.device: (said.node,) for device in said.devices}
+    cores = [n for n, own in zip(names, slots, strict=True) if not own[0].startswith("gpu:")]
+    found: dict[str, Sequence[str]] = {}
+    for device in said.devices:
+        kind, _, number = device.device.partition("-")
+        if kind == "gpu":
+            slot = f"gpu:{number}"
+            found[device.device] = [n for n, own in zip(names, slots, strict=True) if slot in own]
+        else:
+            found[device.device] = cores or list(names)
+    return found
 
-    def forget_stale(self, at_s: float) -> None:
-        """Let the model speak for nodes whose meters have fallen silent.
 
-        Args:
-            at_s: time of the books from which it does.
-        """
-        before = self._now() - STALE_S
-        names = self._scheduler.cluster.names
-        for node in [node for node, read_s in self._read_s.items() if read_s < before]:
-            self._say(f"no reading of {names[node]} for {STALE_S:g} s: by the model")
-            self._scheduler.forget_reading(at_s, node)
-            del self._read_s[node]
-
-    def _mean(self, host: _Host, device: DeviceEnergy) -> None:
-        """Enter a device's mean power since it was reported last."""
-        name, at_s = device.device, host.report.at_s
-        before = host.devices.get(name)
-        if before is not None and at_s > host.at_s[name]:
-            host.watts[name] = (device.joules - before.joules) / (at_s - host.at_s[name])
-        host.devices[name], host.at_s[name] = device, at_s
-
-    def _book(self, said: Metered, host: _Host) -> None:
-        """Hand on the power of the nodes that a report is of, each device's to its own."""
-        cluster = self._scheduler.cluster
-        if said.node:
-            node = Node(cluster.names.index(said.node))
-            self._take(node, list(host.watts), host, 1)
-            return
-        nodes = [Node(n) for n in range(len(cluster.names))]
-        shared = [name for name in host.watts if not name.startswith("gpu-")]
-        for node in nodes:
-            slots = cluster.slots[node]
-            own = [name for name in host.watts if slots == (name.replace("-", ":"),)]
-            if any(slot.startswith("gpu:") for slot in slots):
-                self._take(node, own, host, 1)
-            else:
-                self._take(node, shared, host, len(nodes))
-
-    def _take(self, node: Node, devices: Iterable[str], host: _Host, share: int) -> None:
-        found = list(devices)
-        if found:
-            watts = sum(host.watts[name] for name in found) / share
-            source = " and ".join(dict.fromkeys(host.devices[name].source for name in found))
-            self._scheduler.reading(self._now(), node, watts, source)
-            self._read_s[node] = self._now()
+def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
+    """Bring back what was measured and written before, once all events were followed again."""
+    energy, notes = scheduler.energy, journal.notes(NOTE)
+    measured = energy.measured
+    for key, note in notes.items():
+        measured.hosts[key.removeprefix(NOTE)] = msgspec.convert(note, Host)
+    sums = journal.energy_sums(measured.spans.totals.since_s)
+    energy.restore(sums, journal.newest_energy(min(measured.kept_s.values(), default=inf)))

@@ -10,6 +10,7 @@ import msgspec
 from rms.daemon import views
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
+from rms.daemon.meters import restore_energy
 from rms.daemon.recovery import known_jobs, replay
 from rms.launch.local import LocalLauncher
 from rms.wire.users import Snapshot
@@ -23,6 +24,7 @@ def past(path: Path) -> Snapshot:
     """
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
         scheduler = replay(journal.read()).scheduler
+        restore_energy(scheduler, journal)
         settings = Settings("", lambda: scheduler.engine.state.now_s, lambda words: None)
         launcher = LocalLauncher(Path(folder), "", "")  # it is asked what it knows: nothing
         context = Context(settings, scheduler, known_jobs(journal, scheduler), journal, launcher)

@@ -27,6 +27,7 @@ from rms.daemon.daemon import Daemon
 from rms.daemon.inputs import Adopted
 from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, Seen
+from rms.daemon.meters import restore_energy
 from rms.daemon.resize import RELAUNCH
 from rms.launch.base import LaunchCommand, Launcher, ManagedProcess
 from rms.wire.users import ResizeRow
@@ -163,6 +164,7 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
         settings.say(f"before the restart: {sentence}")
     for number, decisions in found.unrecorded.items():
         journal.decided(number, decisions)
+    restore_energy(found.scheduler, journal)
     jobs = known_jobs(journal, found.scheduler)
     drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
     return Context(settings, found.scheduler, jobs, journal, launcher, drained)
@@ -230,6 +232,8 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         daemon.handle(Ended(daemon.time(), job.id, "FAILED"))
         return
     job.resize = PendingResize.from_note(boot)
+    if job.launch_count:
+        daemon.worlds.enter_worlds(job, job.launch_count - 1)
     daemon.worlds.resize(job, Adopted())
     if ending:
         job.ending, job.kill_at = ending["state"], ending["kill_at"]

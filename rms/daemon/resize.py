@@ -338,7 +338,7 @@ def ready(resize: PendingResize, facts: Facts, given: Ready) -> Instructions:
 def done(job: JobRuntime, resize: PendingResize, facts: Facts, given: Done) -> Instructions:
     """The new world is the job: wait for those who leave, then free what they held."""
     step = job.running_step
-    job.resizes.append(ResizeRow.of(facts.at_s, given.resize))
+    job.resizes.append(ResizeRow.of(facts.at_s, given.resize, resize.number))
     if step is not None and given.launches:
         resize.leaving = [launch for launch in step.worlds if launch not in given.launches]
         step.current, step.ended_s = given.launches, None
@@ -393,6 +393,6 @@ def relaunched(job: JobRuntime, resize: PendingResize, facts: Facts) -> Instruct
     stall_s = facts.now_s - resize.begun_s
     sizes = len(facts.slots), len(resize.slots)
     report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
-    job.resizes.append(ResizeRow.of(facts.at_s, report))
+    job.resizes.append(ResizeRow.of(facts.at_s, report, resize.number))
     job.resize = None
     return [do.SavePast(), do.SaveResize({}), Resized(facts.at_s, job.id, rest(job, facts))]

@@ -9,17 +9,18 @@ import msgspec
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
-from rms.daemon.accounts import job_rows, other_rows
+from rms.core.spans import MODEL
+from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
 from rms.wire.users import (
     Accounts,
     BooksAnswer,
-    EnergyPart,
     HistoryEntry,
     JobRow,
     NodeRow,
     PowerCapRow,
+    ResizeRow,
     SeenSteps,
     SlurmRow,
 )
@@ -36,7 +37,8 @@ def jobs(context: Context, wanted: Callable[[str], bool] = lambda _: True) -> li
 def _row(context: Context, job: Job, now_s: float) -> JobRow:
     spec, scheduler = job.spec, context.scheduler
     known = context.jobs.get(spec.id, JobRuntime(spec.id))
-    energy_j = scheduler.ledger.job_j(spec.id, now_s)
+    energy_j = scheduler.energy.job_j(spec.id, now_s)
+    parts = scheduler.energy.parts(spec.id, energy_j)
     details = _compared(context.launcher.job_details(spec.id), energy_j)
     return JobRow(
         id=spec.id,
@@ -54,10 +56,10 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         step=known.step,
         steps=known.total,
         energy_j=energy_j,
-        energy_source=scheduler.power_source,
-        energy=[EnergyPart(scheduler.power_source, energy_j)],
+        energy_source=" and ".join(part.source for part in parts),
+        energy=parts,
         answer=known.answer,
-        resizes=known.resizes,
+        resizes=[_resize(context, spec.id, row) for row in known.resizes],
         resizing=known.resizing,
         output=known.note.get("output", ""),
         slurm=details,
@@ -75,9 +77,19 @@ def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
     return msgspec.structs.replace(details, consumed_energy_ratio=consumed_j / energy_j)
 
 
+def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
+    """Return a resize with its energy."""
+    energy = context.scheduler.energy
+    found = energy.resizes.get((job_id, row.number))
+    if found is None:
+        return row
+    joules = energy.resize_j(job_id, row.number)
+    return msgspec.structs.replace(row, energy_j=joules, saved_j=found.saved_j)
+
+
 def nodes(context: Context) -> list[NodeRow]:
     """Return the nodes and who is on them."""
-    state, sources = context.state, context.scheduler.power_sources
+    state, sources = context.state, context.scheduler.energy.measured.sources
     held = {n: job for job, found in state.running.items() for n in found.held}
     return [
         NodeRow(
@@ -85,7 +97,7 @@ def nodes(context: Context) -> list[NodeRow]:
             list(context.cluster.slots[n]),
             _node_state(context, Node(n), is_held=n in held),
             held.get(Node(n)),
-            sources.get(Node(n), "model"),
+            sources.get(name, MODEL),
         )
         for n, name in enumerate(context.cluster.names)
     ]
@@ -110,8 +122,8 @@ def acct(context: Context, wanted: Callable[[str], bool] | None = None) -> Accou
     """Return jobs and what was booked to them, all at one time; of all jobs, to nobody too."""
     with context.as_of(context.now()):
         found = jobs(context) if wanted is None else jobs(context, wanted)
-        rows = [row for job in found for row in job_rows(context, JobId(job.id))]
-        rows += other_rows(context) if wanted is None else []
+        ids = None if wanted is None else [job.id for job in found]
+        rows = energy_rows(context, ids)
         return Accounts(found, context.scheduler.books(context.time()), rows)
 
 

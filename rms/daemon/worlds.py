@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model import Node
 from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.context import Context, Handle
@@ -56,10 +57,35 @@ class Worlds:
             wanted = WorldLaunch(number, launch, slots, command)
             step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
             step.current = (launch,)
+            self.enter_worlds(job, launch)
         except LaunchError as error:
             step.exit_code, step.message = 1, str(error)
         self.save_steps(job)
         return number
+
+    def enter_worlds(self, job: JobRuntime, launch: int | None = None) -> None:
+        """Tell the energy books which launches of a job are on which of its nodes.
+
+        Args:
+            launch: the one that all of them are of; None for those that a resize brings.
+        """
+        context, resize = self._context, job.resize
+        running = context.state.running.get(job.id)
+        if running is None:
+            return
+        cluster, wanted, found = context.cluster, running.requested_nodes, dict[Node, int]()
+        if launch is not None:
+            found = dict.fromkeys(running.held, launch)
+        elif resize is not None and resize.launches and wanted is not None:
+            # They are on the last slots of the new world, or on all of them.
+            places = [node for node in wanted for _ in cluster.slots[node]]
+            launches = [n for n, slots in resize.launches.items() for _ in slots]
+            for node, number in zip(places[-len(launches) :], launches, strict=True):
+                if resize.committed or node not in running.nodes:
+                    found[node] = number
+        worlds = {cluster.names[node]: number for node, number in found.items()}
+        if worlds:
+            context.scheduler.energy.measured.spans.launched(context.time(), job.id, worlds)
 
     def save_steps(self, job: JobRuntime) -> None:
         """Keep what a restarted daemon needs to know of a job's steps."""
@@ -190,12 +216,14 @@ class Worlds:
     def _carry_out(self, job: JobRuntime, what: do.Instruction) -> None:
         context = self._context
         if isinstance(what, ResizeBegun | Resized | ResizeRolledBack):
+            self.enter_worlds(job)
             self._handle(what)
         elif isinstance(what, do.SaveResize):
             context.note("boot", job, what.note)
         elif isinstance(what, do.SaveSteps):
             self.save_steps(job)
         elif isinstance(what, do.SavePast):
+            self.enter_worlds(job)
             context.note("resizes", job, {"rows": msgspec.to_builtins(job.resizes)})
         elif isinstance(what, do.TellJob):
             job.tell()

@@ -88,7 +88,14 @@ class ResizeAnswer(msgspec.Struct, frozen=True):
 
 
 class ResizeRow(msgspec.Struct, frozen=True):
-    """A resize that is over: when it ended, and what :class:`rms.wire.messages.Resize` tells."""
+    """A resize that is over: when it ended, and what :class:`rms.wire.messages.Resize` tells.
+
+    Attributes:
+        number: among those decided for the job, 0 where that is not known.
+        energy_j: what the job had while it did not step, on the nodes of both worlds.
+        saved_j: what the rest of the job costs less at its new size, by the model; None where
+            its run time there is not known.
+    """
 
     at_s: float
     step: int
@@ -100,11 +107,14 @@ class ResizeRow(msgspec.Struct, frozen=True):
     move_s: float
     bytes: int
     gb_per_s: float
+    number: int = 0
+    energy_j: float | None = None
+    saved_j: float | None = None
 
     @classmethod
-    def of(cls, at_s: float, resize: Resize) -> ResizeRow:
+    def of(cls, at_s: float, resize: Resize, number: int) -> ResizeRow:
         """Return the row of a resize that ended at this time."""
-        return cls(at_s, *msgspec.structs.astuple(resize))
+        return msgspec.structs.replace(cls(at_s, *msgspec.structs.astuple(resize)), number=number)
 
 
 class NodesHeld(msgspec.Struct, frozen=True):
@@ -176,6 +186,48 @@ class SeenSteps(msgspec.Struct, frozen=True):
     nodes: int
     steps: int
     seconds: float
+
+
+class EnergyPart(msgspec.Struct, frozen=True):
+    """Energy from one source.
+
+    Attributes:
+        source: ``model``, or which meter.
+        uncertainty_j: half-width of what was measured, about 95 %; of the model it is not known, 0.
+        estimate: some of it is a part of a device that several nodes share, divided over them.
+    """
+
+    source: str
+    joules: float
+    uncertainty_j: float = 0.0
+    estimate: bool = False
+
+
+class EnergyRow(msgspec.Struct, frozen=True):
+    """Energy of a device of a node while it was in one pair of hands; all rows make the cluster's.
+
+    Attributes:
+        owner: a job's id, ``idle``, ``off`` or ``boot``.
+        world: number of the launch among the job's, None where there was none.
+        resize: number of the job's resize that this was in, 0 for none.
+        device: such as ``package-0`` or ``gpu-0``; of the model it is ``node``.
+        joules: of the model, what no measurement stands for.
+        uncertainty_j, estimate: as in :class:`EnergyPart`.
+        replaced_j: of the model, what a measurement stands for.
+    """
+
+    owner: str
+    world: int | None
+    resize: int
+    node: str
+    device: str
+    source: str
+    begin_s: float
+    end_s: float
+    joules: float
+    uncertainty_j: float
+    estimate: bool
+    replaced_j: float
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):

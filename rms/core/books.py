@@ -1,0 +1,282 @@
+"""The energy books as they are shown: the model's, and what measurements put in its place.
+
+The model's books (:mod:`rms.core.ledger`) follow from events alone, so that a replay has the same.
+To them is added, owner by owner and node by node, what was measured less what the model had said
+of the same time (:mod:`rms.core.measured`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from rms.core.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
+from rms.core.ledger import Ledger, check_balance, drawing
+from rms.core.measured import Measured
+from rms.core.model import Job, JobId, Node, NodePower
+from rms.core.spans import IDLE, MODEL
+from rms.core.state import State
+from rms.wire.messages import Metered
+from rms.wire.users import Books, EnergyPart, EnergyRow
+
+ROUNDING = 1e-9
+"""Of an owner's energy: less than that is left of the model's where all was measured."""
+
+
+@dataclass(frozen=True)
+class ResizeEnergy:
+    """Energy of a resize, by the model.
+
+    Attributes:
+        job_j: what the job had from the moment it stopped stepping until it went on.
+        saved_j: what the rest of the job costs less at its new size, None where its run time
+            there is not known.
+    """
+
+    job_j: float
+    saved_j: float | None
+
+
+@dataclass(frozen=True)
+class _Before:
+    """A job at the beginning of a resize: its energy so far, and its nodes."""
+
+    job_j: float
+    nodes: tuple[Node, ...]
+
+
+class EnergyBooks:
+    """Model and measurements.
+
+    Args:
+        names: the nodes.
+        power: their models of power.
+
+    Attributes:
+        ledger: the model's books.
+        measured: meters' reports.
+        resizes: energy of each resize that is over, by job and number.
+    """
+
+    def __init__(self, names: Sequence[str], power: Sequence[NodePower]) -> None:
+        self.ledger = Ledger(power)
+        self.measured = Measured()
+        self.resizes: dict[tuple[JobId, int], ResizeEnergy] = {}
+        self._names = tuple(names)
+        self._index = {name: Node(n) for n, name in enumerate(names)}
+        self._begun: dict[JobId, _Before] = {}
+        self._closed: Books | None = None
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def advance(self, state: State, at_s: float) -> None:
+        """Book the time until an event that is about to happen."""
+        if self.ledger.at_s is None:
+            self._open(at_s, self.ledger.power)
+        self.ledger.advance(state, at_s)
+
+    def follow(
+        self, state: State, event: Event, jobs: Iterable[JobId], numbers: Mapping[JobId, int]
+    ) -> None:
+        """Enter what an event and the decisions on it have changed.
+
+        Args:
+            jobs: whom that concerns.
+            numbers: of each job, that of its newest resize.
+        """
+        at_s, spans = event.at_s, self.measured.spans
+        if isinstance(event, ResizeBegun | Resized | ResizeRolledBack):
+            self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
+        self.ledger.follow(state)
+        over = not state.running and not state.pending
+        if over:
+            spans.count_from(at_s, self.measured.until_s)
+        holdings = {job: self._holding(state.running.get(job), numbers) for job in jobs}
+        spans.follow(at_s, holdings, lambda name: self.ledger.node_w(self._index[name]))
+        if over:
+            spans.split(self.measured.nodes, at_s)
+            self._closed = self.ledger.books(at_s)
+
+    def reopen(self, state: State, event: Reopened) -> None:
+        """Go on with other nodes; the time between belongs to nobody."""
+        at_s = self.ledger.at_s
+        if at_s is not None:
+            self.measured.spans.close(at_s)
+        self.ledger.reopen(state, event.power, event.at_s)
+        self._names = event.nodes
+        self._index = {name: Node(n) for n, name in enumerate(event.nodes)}
+        self._begun.clear()
+        if at_s is not None:
+            self._open(event.at_s, event.power)
+
+    def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
+        """Take in a report of meters; return whether it is news.
+
+        Args:
+            nodes: those that each device belongs to.
+
+        Raises:
+            ReplacedAgentError: another agent reports in its place.
+        """
+        return self.measured.take(said, now_s, lambda device: nodes.get(device, ()))
+
+    def restore(self, sums: Iterable[EnergyRow], rows: Iterable[EnergyRow]) -> None:
+        """Go on from what was written, after all events have been followed again.
+
+        The hosts of meters are back already.
+
+        Args:
+            sums: of all rows that were written, as :meth:`Totals.load` takes them.
+            rows: the newest ones, see :meth:`Spans.restore`.
+        """
+        measured, spans = self.measured, self.measured.spans
+        booked_s = measured.booked_s
+        measured.until_s = max(booked_s.values(), default=measured.until_s)
+        for row in sums:
+            spans.totals.load(row)
+        spans.restore(rows, booked_s)
+        if self._closed is not None:
+            spans.split(booked_s, spans.totals.since_s)
+
+    def _open(self, at_s: float, power: Sequence[NodePower]) -> None:
+        idle_w = {name: power[node].idle_w for name, node in self._index.items()}
+        self.measured.spans.open(at_s, idle_w)
+
+    def _holding(
+        self, job: Job | None, numbers: Mapping[JobId, int]
+    ) -> tuple[tuple[str, ...], int]:
+        if job is None or job.start_s is None:
+            return (), 0
+        number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
+        return tuple(self._names[node] for node in drawing(job)), number
+
+    def _resizing(self, job: Job, event: Event, number: int) -> None:
+        """Enter the beginning of a resize, or what it has cost and will save."""
+        job_id, job_j = job.spec.id, self.ledger.job_j(job.spec.id, event.at_s)
+        if isinstance(event, ResizeBegun):
+            self._begun[job_id] = _Before(job_j, job.nodes)
+            return
+        before = self._begun.pop(job_id, None)
+        if before is None:
+            return
+        old_j = self._to_go_j(job, before.nodes, event.at_s)
+        new_j = self._to_go_j(job, job.nodes, event.at_s)
+        saved_j = None if old_j is None or new_j is None else old_j - new_j
+        self.resizes[job_id, number] = ResizeEnergy(job_j - before.job_j, saved_j)
+
+    def _to_go_j(self, job: Job, nodes: Sequence[Node], now_s: float) -> float | None:
+        """Return the energy of what is left of a job on these nodes, None where unknown."""
+        left_s = None if job.spec.speedup is None else job.remaining_s(len(nodes), now_s)
+        if left_s is None:
+            return None
+        power = self.ledger.power
+        return left_s * sum(power[node].busy_w(job.spec, len(nodes)) for node in nodes)
+
+    # --- what is asked -----------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was an event."""
+        return self.ledger.at_s is not None
+
+    @property
+    def power_w(self) -> float:
+        """What the cluster draws: measured nodes as last read, the others by the model."""
+        measured_w = self.measured.node_w
+        if not measured_w:
+            return self.ledger.power_w
+        index = self._index
+        return self.ledger.power_w + sum(
+            watts - self.ledger.node_w(index[name])
+            for name, watts in measured_w.items()
+            if name in index
+        )
+
+    @property
+    def power_source(self) -> str:
+        """Where power comes from now: what measures nodes, ``model`` where not all are."""
+        sources = self.measured.sources
+        found = {word for name in self._names for word in sources.get(name, MODEL).split(" and ")}
+        return " and ".join(sorted(found, key=lambda word: (word == MODEL, word)))
+
+    def job_j(self, job_id: JobId, now_s: float) -> float:
+        """Return a job's energy up to a time, should nothing happen until then."""
+        modelled = self.ledger.job_j(job_id, max(now_s, self.measured.until_s))
+        return modelled + self.measured.spans.totals.owner_j.get(job_id, 0.0)
+
+    def resize_j(self, job_id: JobId, number: int) -> float | None:
+        """Return what a job had while it was being resized, None where that is not known."""
+        found = self.resizes.get((job_id, number))
+        if found is None:
+            return None
+        return found.job_j + self.measured.spans.totals.resize_j.get((job_id, number), 0.0)
+
+    def books(self, now_s: float) -> Books:
+        """Return the energy books up to a time, should nothing happen until then."""
+        if not self.begun:
+            return self.ledger.books(now_s, self.power_source)
+        model = self.ledger.books(max(now_s, self.measured.until_s))
+        found = self._corrected(model, {})
+        parts = self._parts(self.measured.spans.totals.measured, found.cluster_j)
+        return msgspec.structs.replace(found, sources=parts)
+
+    @property
+    def closed(self) -> Books | None:
+        """The books as of the end of the last job, reports since then included."""
+        if self._closed is None:
+            return None
+        return self._corrected(self._closed, self.measured.spans.totals.since_j)
+
+    def check(self, now_s: float) -> None:
+        """Refuse books whose two sums differ.
+
+        Raises:
+            BalanceError: they do.
+        """
+        books = self.books(now_s)
+        owned_j = books.busy_j + books.idle_j + books.off_j + books.boot_j
+        what = "owners' and nodes' energies to agree"
+        check_balance(what, owned_j, books.cluster_j, books.cluster_j)
+
+    def parts(self, job_id: JobId, job_j: float) -> list[EnergyPart]:
+        """Return a job's energy by source.
+
+        Args:
+            job_j: all of it.
+        """
+        return self._parts([job_id], job_j)
+
+    def _corrected(self, model: Books, later_j: Mapping[str, float]) -> Books:
+        """Return books of the model with measurements, but those of spans that came later."""
+        totals = self.measured.spans.totals
+        more_j = {
+            owner: joules - later_j.get(owner, 0.0) for owner, joules in totals.owner_j.items()
+        }
+        idle_j = more_j.pop(IDLE, 0.0)
+        nodes_j = sum(totals.node_j.values()) - sum(later_j.values())
+        return msgspec.structs.replace(
+            model,
+            busy_j=model.busy_j + sum(more_j.values()),
+            idle_j=model.idle_j + idle_j,
+            cluster_j=model.cluster_j + nodes_j,
+            power_source=self.power_source,
+        )
+
+    def _parts(self, owners: Iterable[str], whole_j: float) -> list[EnergyPart]:
+        found: dict[str, EnergyPart] = {}
+        for owner in owners:
+            for source, share in self.measured.spans.totals.measured.get(owner, {}).items():
+                so_far = found.get(source, EnergyPart(source, 0.0))
+                found[source] = EnergyPart(
+                    source,
+                    so_far.joules + share.joules,
+                    so_far.uncertainty_j + share.uncertainty_j,
+                    so_far.estimate or share.estimate,
+                )
+        parts = [found[source] for source in sorted(found)]
+        left_j = whole_j - sum(part.joules for part in parts)
+        if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
+            parts.append(EnergyPart(MODEL, left_j))
+        return parts

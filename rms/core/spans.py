@@ -1,0 +1,439 @@
+"""Who held which node when, with the energy of each such span: modelled, measured, and the sums.
+
+A span is a node in one pair of hands: those of a job (and of one of its worlds, and of a resize
+while that lasts) or nobody's. It begins and ends with a change of hands, so there are as many as
+there are changes, however often a meter reports. By the model it has its power times its time; what
+was measured takes the place of that (:mod:`rms.core.measured`). All that is said of one owner and
+all that is said of one node are summed apart, so that the two sums can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+
+from rms.core.model import JobId
+from rms.wire.users import EnergyRow
+
+IDLE = "idle"
+"""Owner of what nobody's nodes draw."""
+
+MODEL = "model"
+"""Source of what was not measured."""
+
+WHOLE = "node"
+"""Device of a span as a whole, of which the model speaks."""
+
+
+@dataclass(slots=True)
+class Share:
+    """Measured energy of one owner or span from one source.
+
+    Attributes:
+        uncertainty_j: half-width of ``joules``, about 95 %; added up, as if all errors were one.
+        estimate: some of it is a part of a device that several nodes share.
+    """
+
+    joules: float = 0.0
+    uncertainty_j: float = 0.0
+    estimate: bool = False
+
+    def add(self, more: Share) -> None:
+        """Add what was measured beside it."""
+        self.joules += more.joules
+        self.uncertainty_j += more.uncertainty_j
+        self.estimate |= more.estimate
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A node in one pair of hands.
+
+    Attributes:
+        owner: a job's id, or :data:`IDLE`.
+        world: number of the job's launch on this node, None where there is none.
+        resize: number of the resize that the job is in, 0 for none.
+        watts: power by the model.
+        end_s: None while it lasts.
+        booked_s: until when meters have reported.
+        replaced_j: what of the model's energy a measurement stands for.
+        measured: by device and source.
+        saved: rows of it were written.
+    """
+
+    node: str
+    owner: str
+    world: int | None
+    resize: int
+    watts: float
+    begin_s: float
+    end_s: float | None = None
+    booked_s: float = -inf
+    replaced_j: float = 0.0
+    measured: dict[tuple[str, str], Share] = field(default_factory=dict)
+    saved: bool = False
+
+    def seconds(self, since_s: float, until_s: float) -> float:
+        """Return how much of a time it lasts."""
+        end = until_s if self.end_s is None else min(self.end_s, until_s)
+        return max(0.0, end - max(self.begin_s, since_s))
+
+    def rows(self, now_s: float | None = None) -> Iterable[EnergyRow]:
+        """Yield its rows: the model's, less what was replaced, and each device's.
+
+        Args:
+            now_s: until when the model speaks of one that lasts; None for as long as meters have.
+        """
+        end_s = self.end_s
+        if end_s is None:
+            end_s = max(self.begin_s, self.booked_s if now_s is None else now_s)
+        modelled_j = self.watts * (end_s - self.begin_s)
+        if modelled_j or self.replaced_j or self.saved:
+            model = Share(modelled_j - self.replaced_j)
+            yield self._row(WHOLE, MODEL, end_s, model, self.replaced_j)
+        measured_s = max(self.begin_s, min(end_s, self.booked_s))
+        for (device, source), found in self.measured.items():
+            yield self._row(device, source, measured_s, found, 0.0)
+
+    def _row(
+        self, device: str, source: str, end_s: float, share: Share, replaced_j: float
+    ) -> EnergyRow:
+        return EnergyRow(
+            owner=self.owner,
+            world=self.world,
+            resize=self.resize,
+            node=self.node,
+            device=device,
+            source=source,
+            begin_s=self.begin_s,
+            end_s=end_s,
+            joules=share.joules,
+            uncertainty_j=share.uncertainty_j,
+            estimate=share.estimate,
+            replaced_j=replaced_j,
+        )
+
+
+@dataclass
+class Totals:
+    """What measurements add to the model's books, and take from them.
+
+    Attributes:
+        measured: of each owner, by source.
+        owner_j: of each owner, measured less replaced.
+        node_j: of each node, the same, added up on its own.
+        resize_j: of each job and resize, the same.
+        since_s: the time since which ``since_j`` counts.
+        since_j: of owners, the same, of spans that began then or later.
+    """
+
+    measured: dict[str, dict[str, Share]] = field(default_factory=dict)
+    owner_j: dict[str, float] = field(default_factory=dict)
+    node_j: dict[str, float] = field(default_factory=dict)
+    resize_j: dict[tuple[str, int], float] = field(default_factory=dict)
+    since_s: float = inf
+    since_j: dict[str, float] = field(default_factory=dict)
+
+    def count_from(self, at_s: float) -> None:
+        """Let ``since_j`` count from a time on."""
+        self.since_s = at_s
+        self.since_j.clear()
+
+    def enter(self, span: Span, joules: float) -> None:
+        """Add to a span's owner what a measurement adds to (or takes from) the model's energy."""
+        owner = span.owner
+        self.owner_j[owner] = self.owner_j.get(owner, 0.0) + joules
+        if span.resize:
+            key = owner, span.resize
+            self.resize_j[key] = self.resize_j.get(key, 0.0) + joules
+        if span.begin_s >= self.since_s:
+            self.since_j[owner] = self.since_j.get(owner, 0.0) + joules
+
+    def enter_node(self, node: str, joules: float) -> None:
+        """Add the same to a node."""
+        self.node_j[node] = self.node_j.get(node, 0.0) + joules
+
+    def enter_source(self, owner: str, source: str, more: Share) -> None:
+        """Add to what was measured of an owner from a source."""
+        self.measured.setdefault(owner, {}).setdefault(source, Share()).add(more)
+
+    def load(self, row: EnergyRow) -> None:
+        """Take in a row that was written, or the sum of several of one owner, node and resize."""
+        span = Span(row.node, row.owner, None, row.resize, 0.0, row.begin_s)
+        joules = -row.replaced_j
+        if row.source != MODEL:
+            joules = row.joules
+            share = Share(row.joules, row.uncertainty_j, row.estimate)
+            self.enter_source(row.owner, row.source, share)
+        self.enter(span, joules)
+        self.enter_node(row.node, joules)
+
+
+Carry = tuple[float, float] | None
+"""Until when meters have reported after the end of a span, and what share of the model's energy
+they replaced: the next span's from its beginning."""
+
+
+class Spans:
+    """The spans of all nodes, and their sums.
+
+    Attributes:
+        totals: see there.
+        changed: spans with rows to be written.
+    """
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.changed: dict[Span, None] = {}
+        self._of: dict[str, list[Span]] = {}
+        self._held: dict[JobId, Sequence[str]] = {}
+        self._worlds: dict[JobId, dict[str, int]] = {}
+        self._over: set[str] = set()
+
+    # --- changes of hands --------------------------------------------------------------------
+
+    def open(self, at_s: float, watts: Mapping[str, float]) -> None:
+        """Begin with nodes that nobody holds, which draw this power."""
+        self._held.clear()
+        self._worlds.clear()
+        for node, power_w in watts.items():
+            self._begin(Span(node, IDLE, None, 0, power_w, at_s), None)
+
+    def close(self, at_s: float) -> None:
+        """End all spans: these nodes are gone, or nobody's concern any more."""
+        for spans in self._of.values():
+            if spans and spans[-1].end_s is None:
+                self._end(spans[-1], at_s)
+
+    def follow(
+        self,
+        at_s: float,
+        holdings: Mapping[JobId, tuple[Sequence[str], int]],
+        watts: Callable[[str], float],
+    ) -> None:
+        """Enter which nodes some jobs hold from now on, and in which resize (0 for none).
+
+        Args:
+            watts: power of a node by the model.
+        """
+        changes: dict[str, tuple[str, int]] = {}
+        for job in holdings:
+            changes.update(dict.fromkeys(self._held.get(job, ()), (IDLE, 0)))
+        for job, (nodes, resize) in holdings.items():
+            changes.update(dict.fromkeys(nodes, (job, resize)))
+            if nodes:
+                self._held[job] = nodes
+            else:
+                self._held.pop(job, None)
+                self._worlds.pop(job, None)
+        for node, (owner, resize) in changes.items():
+            power_w, now = watts(node), self._of[node][-1]
+            if (now.owner, now.resize, now.watts) != (owner, resize, power_w):
+                world = self._world(owner, node)
+                self._replace(now, Span(node, owner, world, resize, power_w, at_s))
+
+    def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
+        """Enter which launch of a job is on which node; on others it is the newest."""
+        self._worlds.setdefault(job, {}).update(worlds)
+        for node in self._held.get(job, ()):
+            now, world = self._of[node][-1], self._world(job, node)
+            if now.world is None:
+                now.world = world
+            elif now.world != world:
+                self._replace(now, Span(node, job, world, now.resize, now.watts, at_s))
+
+    def split(self, nodes: Iterable[str], at_s: float) -> None:
+        """Let a new span begin on each of these nodes, in the same hands."""
+        for node in nodes:
+            spans = self._of.get(node)
+            if spans and spans[-1].end_s is None and spans[-1].begin_s < at_s:
+                now = spans[-1]
+                new = Span(node, now.owner, now.world, now.resize, now.watts, at_s)
+                self._replace(now, new)
+
+    def _world(self, owner: str, node: str) -> int | None:
+        known = self._worlds.get(JobId(owner))
+        return known.get(node, max(known.values())) if known else None
+
+    def _replace(self, now: Span, new: Span) -> None:
+        carry = self._end(now, new.begin_s)
+        if now in self.changed and (now.begin_s, now.owner) == (new.begin_s, new.owner):
+            self._of[now.node].remove(now)  # rows are told apart by what these have in common
+            del self.changed[now]
+            new.measured, new.saved = now.measured, now.saved
+        self._begin(new, carry)
+
+    def _end(self, span: Span, at_s: float) -> Carry:
+        """End a span, even at a time that a meter has already spoken of."""
+        span.end_s = end_s = max(span.begin_s, at_s)
+        self.changed[span] = None
+        self._over.add(span.node)
+        carry, until_s = None, span.booked_s
+        if until_s > end_s:
+            late_s = until_s - end_s
+            joules = span.replaced_j * late_s / (until_s - span.begin_s)
+            self.replaced(span, -joules, end_s)
+            span.booked_s = end_s
+            carry = until_s, joules / (span.watts * late_s) if span.watts else 1.0
+        if end_s == span.begin_s and not (span.measured or span.saved):
+            self._of[span.node].remove(span)
+            del self.changed[span]
+        return carry
+
+    def _begin(self, span: Span, carry: Carry) -> None:
+        self._of.setdefault(span.node, []).append(span)
+        if carry is not None and carry[0] > span.begin_s:
+            until_s, share = carry
+            self.replaced(span, share * span.watts * (until_s - span.begin_s), until_s)
+
+    # --- energy ------------------------------------------------------------------------------
+
+    def count_from(self, at_s: float, booked_s: float) -> None:
+        """Let the totals count from a time on.
+
+        Args:
+            booked_s: until when meters have reported.
+        """
+        self.totals.count_from(at_s)
+        if booked_s > at_s:
+            since_j = self.totals.since_j
+            for span in (span for spans in self._of.values() for span in spans):
+                if span.begin_s >= at_s:
+                    joules = sum(share.joules for share in span.measured.values())
+                    more_j = joules - span.replaced_j
+                    since_j[span.owner] = since_j.get(span.owner, 0.0) + more_j
+
+    def pieces(self, node: str, since_s: float, until_s: float) -> list[tuple[Span, float]]:
+        """Return the spans of a time on a node, each with the seconds it has of it, rising.
+
+        Of no time at all it is the present span, with none.
+        """
+        spans = self._of.get(node, [])
+        if until_s <= since_s:
+            return [(spans[-1], 0.0)] if spans and spans[-1].end_s is None else []
+        found = []
+        for span in reversed(spans):
+            if span.end_s is not None and span.end_s <= since_s:
+                break
+            seconds = span.seconds(since_s, until_s)
+            if seconds > 0.0:
+                found.append((span, seconds))
+        return found[::-1]
+
+    def replaced(self, span: Span, joules: float, until_s: float) -> None:
+        """Take from a span what of the model's energy a measurement stands for."""
+        span.replaced_j += joules
+        span.booked_s = max(span.booked_s, until_s)
+        self.totals.enter(span, -joules)
+        self.totals.enter_node(span.node, -joules)
+        self.changed[span] = None
+
+    def measured(self, span: Span, device: str, source: str, more: Share) -> None:
+        """Add to a span, and to its owner, what was measured; its node is summed apart."""
+        span.measured.setdefault((device, source), Share()).add(more)
+        self.totals.enter(span, more.joules)
+        self.totals.enter_source(span.owner, source, more)
+        self.changed[span] = None
+
+    # --- rows --------------------------------------------------------------------------------
+
+    def on(self, node: str) -> Sequence[Span]:
+        """Return the spans of a node that are kept in mind, rising."""
+        return self._of.get(node, ())
+
+    def present(self, now_s: float) -> list[EnergyRow]:
+        """Return the rows of all spans that are kept in mind, up to now."""
+        return [row for spans in self._of.values() for span in spans for row in span.rows(now_s)]
+
+    def rows(self, now_s: float | None = None) -> list[EnergyRow]:
+        """Return the rows that are new or have changed since they were last asked for.
+
+        Args:
+            now_s: spans that last have rows too, up to then; None for those that meters spoke of.
+        """
+        if now_s is not None:
+            lasting = (spans[-1] for spans in self._of.values() if spans)
+            self.changed.update(dict.fromkeys(s for s in lasting if s.end_s is None))
+        found = [row for span in self.changed for row in span.rows(now_s)]
+        for span in self.changed:
+            span.saved = True
+        self.changed.clear()
+        return found
+
+    def forget(self, kept_s: Mapping[str, float]) -> None:
+        """Drop spans that are over and written.
+
+        Args:
+            kept_s: of nodes that have meters, the time from which spans are kept: a report may
+                tell of it.
+        """
+        for node in list(self._over):
+            from_s = kept_s.get(node, inf)
+            left = [
+                span
+                for span in self._of[node]
+                if not span.saved or span.end_s is None or span.end_s > from_s
+            ]
+            self._of[node] = left
+            if all(span.end_s is None for span in left):
+                self._over.discard(node)
+
+    def restore(self, rows: Iterable[EnergyRow], booked_s: Mapping[str, float]) -> None:
+        """Go on from the newest rows that were written, after all events were followed again.
+
+        What was written has worlds, which no event has; before it nothing is of interest any more.
+
+        Args:
+            rows: of each node the last span's at least; rising in time. They are in ``totals``.
+            booked_s: until when meters have reported, for nodes that have any.
+        """
+        written: dict[str, dict[float, list[EnergyRow]]] = {}
+        for row in rows:
+            written.setdefault(row.node, {}).setdefault(row.begin_s, []).append(row)
+        for node, by_begin in written.items():
+            followed = self._of.get(node, [])
+            spans = {at_s: found for at_s in by_begin if (found := _at(followed, at_s))}
+            begins = list(spans)
+            self._of[node] = []
+            carry, rest, end_s = None, followed, None
+            for at_s, after_s in zip(begins, [*begins[1:], None], strict=True):
+                under = spans[at_s]  # others of that time have lasted no time
+                own = [row for row in by_begin[at_s] if row.owner == under.owner]
+                span = _written(own, under, at_s, booked_s.get(node, -inf))
+                self._of[node].append(span)
+                end_s = under.end_s if after_s is None else after_s
+                carry = None if end_s is None else self._end(span, end_s)
+            if begins:
+                rest = [] if end_s is None else [s for s in followed if s.begin_s >= end_s]
+            for span in set(followed).difference(rest):
+                self.changed.pop(span, None)
+            for span in rest:
+                self._begin(span, carry)
+                carry = None
+
+
+def _written(rows: Sequence[EnergyRow], under: Span, begin_s: float, booked_s: float) -> Span:
+    """Return a span as its rows have it, without its end.
+
+    Args:
+        under: the one that events tell of.
+    """
+    span = replace(under, begin_s=begin_s, end_s=None, measured={}, saved=True)
+    for row in rows:
+        span.world = row.world
+        span.replaced_j += row.replaced_j
+        if row.source != MODEL:
+            share = Share(row.joules, row.uncertainty_j, row.estimate)
+            span.measured[row.device, row.source] = share
+    if span.replaced_j or span.measured:
+        span.booked_s = min(booked_s, max(row.end_s for row in rows))
+    return span
+
+
+def _at(spans: Sequence[Span], at_s: float) -> Span | None:
+    """Return the span of a time, None where there is none."""
+    for span in reversed(spans):
+        if span.begin_s <= at_s:
+            return span if span.end_s is None or span.end_s > at_s else None
+    return None
