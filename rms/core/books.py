@@ -168,10 +168,9 @@ class EnergyBooks:
 
     def _to_go_j(self, job: Job, nodes: Sequence[Node], now_s: float) -> float | None:
         """Return the energy of what is left of a job on these nodes, None where unknown."""
-        left_s = None if job.spec.speedup is None else job.remaining_s(len(nodes), now_s)
-        if left_s is None:
+        if job.speedup is None or not job.speedup.allows(len(nodes)):
             return None
-        power = self.ledger.power
+        power, left_s = self.ledger.power, job.remaining_s(len(nodes), now_s) or 0.0
         return left_s * sum(power[node].busy_w(job.spec, len(nodes)) for node in nodes)
 
     # --- what is asked -----------------------------------------------------------------------

@@ -54,8 +54,8 @@ class Host(msgspec.Struct):
     Attributes:
         agent: who reports now.
         number: of its newest report.
-        heard_s: when that was.
-        boot, at_s: of the newest report that was booked.
+        heard_s: when that was, by the daemon's clock at most.
+        boot, at_s: of the newest report that was booked, as it says.
         devices: by name.
         nodes: until when reports have been booked, by node.
         before: agents that were replaced.
@@ -145,7 +145,7 @@ class Measured:
         host.number = said.number
         since_s, host.heard_s = host.heard_s, max(host.heard_s, at_s)
         if said.number:
-            host.boot, host.at_s = said.boot, host.heard_s
+            host.boot, host.at_s = said.boot, said.at_s
             self._book(host, said, since_s, nodes_of)
         return True
 
@@ -168,7 +168,7 @@ class Measured:
                 by_node.setdefault(node, []).append(reading)
         for node, of_node in by_node.items():
             self._replace(host, node, of_node)
-        watts = dict.fromkeys(by_node, 0.0)
+        watts: dict[str, float] = {}
         for reading in readings:
             self._spread(reading, watts)
         self.node_w.update(watts)
@@ -219,7 +219,7 @@ class Measured:
         for node, part_j in of_node.items():
             self.spans.totals.enter_node(node, part_j)
             if seen_s > 0.0:
-                watts[node] += part_j / seen_s
+                watts[node] = watts.get(node, 0.0) + part_j / seen_s
 
     # --- who is silent, and what is kept -----------------------------------------------------
 

@@ -105,6 +105,7 @@ def run_daemon(
             launcher.open()
             await _watch(daemon, stopping, options.parent)
             daemon.endings.close()
+            daemon.meters.write_all()
             server.should_exit = server.force_exit = True
             await serving
 

@@ -143,7 +143,7 @@ class EnergyPart(msgspec.Struct, frozen=True):
 
     Attributes:
         source: ``model``, or which meter.
-        uncertainty_j: half-width of what was measured, about 95 %; 0 for the model.
+        uncertainty_j: half-width of what was measured, about 95 %; of the model it is not known, 0.
         estimate: some of it is a part of a device that several nodes share, divided over them.
     """
 
@@ -186,48 +186,6 @@ class SeenSteps(msgspec.Struct, frozen=True):
     nodes: int
     steps: int
     seconds: float
-
-
-class EnergyPart(msgspec.Struct, frozen=True):
-    """Energy from one source.
-
-    Attributes:
-        source: ``model``, or which meter.
-        uncertainty_j: half-width of what was measured, about 95 %; of the model it is not known, 0.
-        estimate: some of it is a part of a device that several nodes share, divided over them.
-    """
-
-    source: str
-    joules: float
-    uncertainty_j: float = 0.0
-    estimate: bool = False
-
-
-class EnergyRow(msgspec.Struct, frozen=True):
-    """Energy of a device of a node while it was in one pair of hands; all rows make the cluster's.
-
-    Attributes:
-        owner: a job's id, ``idle``, ``off`` or ``boot``.
-        world: number of the launch among the job's, None where there was none.
-        resize: number of the job's resize that this was in, 0 for none.
-        device: such as ``package-0`` or ``gpu-0``; of the model it is ``node``.
-        joules: of the model, what no measurement stands for.
-        uncertainty_j, estimate: as in :class:`EnergyPart`.
-        replaced_j: of the model, what a measurement stands for.
-    """
-
-    owner: str
-    world: int | None
-    resize: int
-    node: str
-    device: str
-    source: str
-    begin_s: float
-    end_s: float
-    joules: float
-    uncertainty_j: float
-    estimate: bool
-    replaced_j: float
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):

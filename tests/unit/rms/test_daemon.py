@@ -167,7 +167,7 @@ def test_readings_are_on_the_power_curve_until_the_meter_falls_silent(bench: Ben
     curve = daemon.scheduler.timeline.power_w
     assert [watts for _, watts in curve if curve] == [25.0, 65.0, 75.0, 25.0]
     assert [at_s for at_s, _ in curve] == [1000.0, 1010.0, 1020.0, 1120.0]
-    assert any("no reading of n1" in words for words in bench.said)
+    assert any("no report of the meters of n1" in words for words in bench.said)
 
 
 def test_steps_are_counted_and_told(bench: Bench) -> None:

@@ -610,7 +610,7 @@ class Books(RuleBasedStateMachine):
 
 
 TestBooks = Books.TestCase
-TestBooks.settings = settings(max_examples=3, stateful_step_count=15, deadline=None)
+TestBooks.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 def test_another_cluster_after_a_report(daemon: Daemon) -> None:

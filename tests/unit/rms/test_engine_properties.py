@@ -171,21 +171,6 @@ class Cluster(RuleBasedStateMachine):
         at_s = self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
 
-    @rule(
-        data=st.data(),
-        node=st.integers(0, NODES + 1),
-        watts=st.one_of(st.none(), st.floats(0.0, 500.0)),
-    )
-    def read(self, data: st.DataObject, node: int, watts: float | None) -> None:
-        state = self.engine.state
-        at_s, read = self.now(data), Node(node % state.nodes)
-        self.ledger.advance(state, at_s)
-        if watts is None:
-            self.ledger.unmeasured(state, read)
-        else:
-            self.ledger.measured(state, read, watts)
-            assert self.ledger.measured_w[read] == watts
-
     @rule(data=st.data(), nodes=st.integers(1, NODES + 2))
     def reopen(self, data: st.DataObject, nodes: int) -> None:
         state, at_s = self.engine.state, self.now(data)
