@@ -88,10 +88,8 @@ class Span:
         end_s = self.end_s
         if end_s is None:
             end_s = max(self.begin_s, self.booked_s if now_s is None else now_s)
-        modelled_j = self.watts * (end_s - self.begin_s)
-        if modelled_j or self.replaced_j or self.saved:
-            model = Share(modelled_j - self.replaced_j)
-            yield self._row(WHOLE, MODEL, end_s, model, self.replaced_j)
+        model = Share(self.watts * (end_s - self.begin_s) - self.replaced_j)
+        yield self._row(WHOLE, MODEL, end_s, model, self.replaced_j)
         measured_s = max(self.begin_s, min(end_s, self.booked_s))
         for (device, source), found in self.measured.items():
             yield self._row(device, source, measured_s, found, 0.0)

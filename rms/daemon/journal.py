@@ -52,9 +52,10 @@ _BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
 _SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
     sum(uncertainty_j), max(estimate), sum(replaced_j) FROM energy
     GROUP BY owner, resize, node, source, begin_s >= ?"""
-_NEWEST = """SELECT energy.* FROM energy
-    JOIN (SELECT node, max(begin_s) AS newest_s FROM energy GROUP BY node) USING (node)
-    WHERE begin_s = newest_s OR end_s > ? ORDER BY begin_s"""
+_NEWEST = """SELECT energy.* FROM energy JOIN (
+        SELECT node, max(begin_s) AS newest_s, min(CASE WHEN end_s > ? THEN begin_s END) AS first_s
+        FROM energy GROUP BY node
+    ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) ORDER BY begin_s"""
 _WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 _DECIDE = """INSERT OR IGNORE INTO decisions SELECT seq, ? FROM entries

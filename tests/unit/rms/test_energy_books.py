@@ -116,7 +116,7 @@ class Daemon:
         by_owner: dict[str, float] = defaultdict(float)
         for row in rows:
             by_owner[row.owner] += row.joules
-        assert sum(by_owner.values()) == pytest.approx(self.cluster_j, rel=1e-9, abs=1e-6)
+        assert sum(by_owner.values()) == pytest.approx(self.cluster_j, rel=1e-9, abs=1e-6), rows
         for owner, joules in self.owners().items():
             assert by_owner[owner] == pytest.approx(joules, rel=1e-9, abs=1e-6), (owner, rows)
         for host in self.context.scheduler.energy.measured.hosts.values():
@@ -530,7 +530,7 @@ class Books(RuleBasedStateMachine):
     @rule(data=st.data(), again=st.booleans(), ago_s=st.sampled_from([0.0, 0.0, 2.0]))
     def end(self, data: st.DataObject, again: bool, ago_s: float) -> None:
         name = data.draw(st.sampled_from(sorted(self.state().running)))
-        at_s = max(self.when() - ago_s, self.state().now_s)
+        at_s = min(self.when(), max(self.when() - ago_s, self.state().now_s + 0.1))
         self.daemon.happen(Requeued(at_s, name) if again else Ended(at_s, name, "COMPLETED"))
 
     # --- meters and daemons ----------------------------------------------------------------------
