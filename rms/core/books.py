@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 
 from rms.core.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
+from rms.core.joules import IDLE, MODEL
 from rms.core.ledger import Ledger, check_balance, drawing
 from rms.core.measured import Measured
 from rms.core.model import Job, JobId, Node, NodePower
-from rms.core.spans import IDLE, MODEL
 from rms.core.state import State
 from rms.wire.messages import Metered
 from rms.wire.users import Books, EnergyPart, EnergyRow

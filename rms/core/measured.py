@@ -17,7 +17,8 @@ from math import inf
 
 import msgspec
 
-from rms.core.spans import Share, Span, Spans
+from rms.core.joules import Share, Span
+from rms.core.spans import Spans
 from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
 
 KEPT_S = 3600.0

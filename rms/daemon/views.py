@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import msgspec
 
+from rms.core.joules import MODEL
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
-from rms.core.spans import MODEL
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime

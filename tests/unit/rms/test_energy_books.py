@@ -28,9 +28,9 @@ from rms.core.events import (
     Started,
     Submitted,
 )
+from rms.core.joules import IDLE, MODEL
 from rms.core.measured import ReplacedAgentError
 from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Speedup
-from rms.core.spans import IDLE, MODEL
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
 from rms.daemon.meters import Meters
