@@ -85,7 +85,10 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what electricity costs and emits: TOML (constant, by hour of day) or CSV of times",
     )
-    add("--with-parent", action="store_true", help="end when the parent ends")
+    add(
+        "--with-parent", nargs="?", type=int, const=os.getppid(), metavar="PID",
+        help="end when the parent ends; PID: which that is, as it may have ended by now",
+    )  # fmt: skip
     add("--state", type=Path, metavar="DIR")
     add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
 
@@ -104,7 +107,7 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.listen or f"unix:{state / 'socket'}",
             arguments.grace,
             arguments.boot_deadline,
-            os.getppid() if arguments.with_parent else None,
+            arguments.with_parent,
             None if arguments.prices is None else read_prices(arguments.prices),
             profiles.folder(os.environ, state_folder(os.environ)),
             None if cap is None else PowerCap(parse_power_cap(cap)),

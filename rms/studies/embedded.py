@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
@@ -44,7 +45,7 @@ def embedded_daemon(
         server = f"unix:{place}/socket"  # paths of sockets are limited
         state = place if local else str(folder / "state")
         command = [sys.executable, "-m", "rms", "serve", "--state", state, "--listen", server]
-        command += [*options, "--grace", "1", "--with-parent"]
+        command += [*options, "--grace", "1", "--with-parent", str(os.getpid())]
         with (folder / "daemon.log").open("w") as log:
             daemon = subprocess.Popen(
                 command, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,3 +80,11 @@ def test_more_nodes_than_cores_is_refused(run: Run, tmp_path: Path) -> None:
     (tmp_path / "jobs.sh").write_text(SCRIPT)
     done = run(sys.executable, "-m", "rms", "compare", "jobs.sh", "--nodes", "4096")
     assert done.returncode == 2 and "an oversubscribed timing is no result" in done.stderr
+
+
+def test_a_daemon_whose_parent_ended_while_it_started_ends_too(run: Run, tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as parent:
+        pass
+    serve = [sys.executable, "-m", "rms", "serve", "--state", "s", "--nodes", "1"]
+    done = run(*serve, "--with-parent", str(parent.pid))
+    assert done.returncode == 0, done.stderr
