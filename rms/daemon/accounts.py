@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from math import inf
 
-from rms.core.model import JobId
+from rms.core.model import Job, JobId
 from rms.daemon.context import Context
 from rms.wire.users import EnergyRow
 
@@ -29,15 +30,16 @@ def job_rows(context: Context, job_id: JobId) -> list[EnergyRow]:
     return energy_rows(context, [job_id])
 
 
-def is_settled(context: Context, job_id: JobId) -> bool:
-    """Return whether what is booked of a job that is over will not change any more.
+def is_settled(context: Context, job: Job) -> bool:
+    """Return whether meters have reported of all nodes of a job since it was over.
 
-    It will where a meter has not yet reported of the time up to its end.
+    What nobody measures is settled.
     """
-    measured = context.scheduler.energy.measured
-    booked_s = measured.booked_s
-    return not any(
-        span.owner == job_id and span.end_s is not None and booked_s[span.node] < span.end_s
-        for node in measured.sources
-        for span in measured.spans.on(node)
-    )
+    hosts, names = context.scheduler.energy.measured.hosts, context.cluster.names
+    for node in job.nodes:
+        name = names[node] if node < len(names) else ""  # of a cluster before this one
+        for host in (hosts.get(name), hosts.get("")):
+            until_s = inf if host is None else host.nodes.get(name, inf)
+            if until_s < (job.end_s or 0.0):
+                return False
+    return True

@@ -9,7 +9,7 @@ from rms.core.model import Job, JobId
 from rms.daemon.accounts import is_settled, job_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
-from rms.formats.energy import accounts, cost_words
+from rms.formats.energy import Account, cost_words
 
 SETTLE_S = 5.0
 """How long the line waits for the last readings of meters."""
@@ -41,7 +41,7 @@ class Endings:
         """Write the lines that are due."""
         now = self._context.now()
         for job_id, until_s in list(self._due.items()):
-            if now > until_s or is_settled(self._context, job_id):
+            if now > until_s or is_settled(self._context, self._context.state.ended[job_id]):
                 self._write(job_id)
 
     def close(self) -> None:
@@ -71,11 +71,11 @@ def end_words(context: Context, job: Job, known: JobRuntime) -> str:
         count = f"{len(known.resizes)} resize{'' if len(known.resizes) == 1 else 's'}"
         found.append(f"{count} ({' to '.join(map(str, sizes))} ranks)")
     prices = context.settings.prices
-    account = accounts(job_rows(context, job.spec.id), prices).get(job.spec.id)
-    if account is not None:
-        found.append(account.words)
-        if prices is not None:
-            found += cost_words(account.cost, prices)
+    energy = context.scheduler.energy
+    joules = energy.job_j(job.spec.id, context.time())
+    found.append(Account.of(energy.parts(job.spec.id, joules)).words)
+    if prices is not None:
+        found += cost_words(Account.of(job_rows(context, job.spec.id), prices).cost, prices)
     return f"job {job.spec.id} {job.state}: {', '.join(found)}"
 
 

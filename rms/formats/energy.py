@@ -143,9 +143,14 @@ def _percent(share: float) -> str:
 
 def resize_words(row: ResizeRow) -> str:
     """Return how a resize went, in a line."""
+    energy = "" if row.energy_j is None else f", {row.energy_j:.1f} J"
+    if row.saved_j is not None:
+        saves = "saves" if row.saved_j >= 0 else "costs"
+        energy += f"; by the model it {saves} {abs(row.saved_j):.1f} J after it"
     return (
         f"{row.from_ranks} to {row.to_ranks} ranks at step {row.step} by {row.strategy}: "
-        f"boot {row.boot_s:.2f} s, stopped {row.stall_s:.2f} s, {row.bytes / 1e6:.1f} MB moved"
+        f"boot {row.boot_s:.2f} s, stopped {row.stall_s:.2f} s, "
+        f"{row.bytes / 1e6:.1f} MB moved{energy}"
     )
 
 

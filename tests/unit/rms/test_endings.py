@@ -80,7 +80,7 @@ def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled: set[str] = set()
-    monkeypatch.setattr(endings, "is_settled", lambda context, job: job in settled)
+    monkeypatch.setattr(endings, "is_settled", lambda context, job: job.spec.id in settled)
     output = tmp_path / "out"
     output.touch()
     with routed(tmp_path / "state") as server:
@@ -104,3 +104,34 @@ def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
     with routed(tmp_path / "state") as server:
         server.daemon.endings.watch()
     assert [said.split()[2] for said in output.read_text().splitlines()] == ["1", "2", "3", "4"]
+
+
+def test_what_meters_say_is_waited_for_and_told_with_its_uncertainty(
+    server: Routed, tmp_path: Path
+) -> None:
+    def report(number: int, joules: float, uncertainty_j: float) -> None:
+        known = {"device": "package-0", "source": "rapl", "joules": joules}
+        said = {"node": "n1", "agent": "a", "number": number, "at_s": server.clock[0], "boot": "b"}
+        said["devices"] = [known | {"uncertainty_j": uncertainty_j}] if number else []
+        assert server.ask("POST", "/meter", said, token="of the meters")[0] == 200
+        server.daemon.endings.watch()
+
+    output = tmp_path / "out"
+    output.touch()
+    job = server.submit(nodes=[1, 1], output=str(output))
+    report(0, 0.0, 0.0)
+    report(1, 0.0, 0.0)
+    server.clock[0] += 4.0
+    report(2, 100.0, 2.0)
+    server.clock[0] += 2.0
+    server.daemon.scripts.end(server.daemon.jobs[JobId(job)], 0)
+    server.daemon.endings.watch()
+    assert line(server, job) == "" and not output.read_text()
+    server.clock[0] += 1.0
+    report(3, 190.0, 5.0)  # in these 3 s the job had the node for 2 s
+    said = "job 1 COMPLETED: 6.0 s on 1 node, 160.0 +- 4.0 J (rapl)"
+    assert line(server, job) == said and output.read_text() == f"rms: {said}\n"
+    found = server.ask("GET", "/acct")[1]
+    energy = found["energy"]
+    assert energy["cluster_j"] == pytest.approx(190.0 + 35.0, rel=1e-12)
+    assert sum(row["joules"] for row in found["rows"]) == pytest.approx(225.0, rel=1e-12)
