@@ -22,6 +22,9 @@ from rms.wire.users import Accounts, EnergyRow, JobRow
 
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
 ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
+LEAST_J = 1e-6
+"""What has less is left out of the table: where all was measured, the model has nothing."""
+
 PARTS = ("jobs", "idle", "off", "boot")
 
 
@@ -145,7 +148,8 @@ def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
         world = "-" if row.world is None else str(row.world)
         key = row.owner, world, row.node, row.device, row.source
         sums.setdefault(key, Account()).add(row)
-    return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in sums.items()]
+    shown = [(key, account) for key, account in sums.items() if abs(account.joules) > LEAST_J]
+    return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in shown]
 
 
 def _sums(books: Books) -> list[str]:

@@ -13,6 +13,9 @@ from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow, SlurmRow
 
 MODEL = "model"
 
+ROUNDING = 1e-9
+"""Of an owner's energy: a source that has less is left out of words, as rounding."""
+
 
 @dataclass
 class Account:
@@ -128,7 +131,8 @@ def source_words(by_source: Mapping[str, float]) -> str:
     if not total:
         return " and ".join(sorted(by_source)) or MODEL
     largest_first = sorted(by_source.items(), key=lambda item: (-abs(item[1]), item[0]))
-    found = [(name, 100 * abs(joules) / total) for name, joules in largest_first if joules]
+    found = [(name, 100 * abs(joules) / total) for name, joules in largest_first]
+    found = [(name, share) for name, share in found if share > 100 * ROUNDING]
     if len(found) == 1:
         return found[0][0]
     return ", ".join(f"{_percent(share)} % {name}" for name, share in found)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from daemon import served
+from powercap import Counters
 from processes import MPDATA
 
 LONG = " ".join(
@@ -72,19 +73,30 @@ def test_a_job_says_at_its_end_what_it_took_and_the_costs_add_up(tmp_path: Path)
         (job,) = found["jobs"]
         assert job["cost"] == sums["jobs"]["cost"] > 0
 
-        rms.end()
-        wrong = rms.rms("report", "past", "--journal", str(prices))
-        assert wrong.returncode == 2 and "expected a journal" in wrong.stderr
-        done = rms.rms("report", "past", "--journal", str(rms.state / "journal.sqlite"))
-        assert done.returncode == 0, done.stderr
-        page = (rms.work / done.stdout.strip()).read_text()
-        assert f"<td>{row['energy_j']:.1f}</td><td>model</td>" in page
-        assert "Jobs, idle, off and boot are the cluster" in page
-        prices.write_text("currency = 'EUR'\n")
-        wrong = rms.rms("serve", "--state", str(tmp_path / "s"), "--prices", str(prices))
-        assert wrong.returncode == 2 and len(wrong.stderr.splitlines()) == 1
-        assert "expected price_per_kwh, co2_g_per_kwh or both, got neither" in wrong.stderr
-        assert not (tmp_path / "s").exists()
+
+@pytest.mark.promise("cost")
+def test_measured_joules_are_told_with_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RMS_POWERCAP", str(tmp_path / "powercap"))
+    with Counters(tmp_path / "powercap", 50.0) as counters, served(1) as rms:
+        rms.until(lambda: rms.get("/nodes")[0]["power_source"] == "rapl", "a reading")
+        rms.submit("sleep 1")
+        assert rms.over("1") == ["COMPLETED"]
+        row = rms.until(lambda: (found := rms.row("1"))["summary"] and found, "the last line")
+        run_s = row["end_s"] - row["start_s"]
+        assert row["summary"] == (
+            f"job 1 COMPLETED: {run_s:.1f} s on 1 node, {row['energy_j']:.1f} J (rapl)"
+        )
+        assert row["energy_j"] == pytest.approx(50.0 * run_s, rel=0.6)
+        found = rms.ask("acct", "--energy")
+        sums = found["sums"]
+        assert sums["jobs"]["by_source_j"]["rapl"] == pytest.approx(row["energy_j"], rel=1e-9)
+        whole = sum(part["joules"] for part in found["rows"])
+        assert whole == pytest.approx(sums["cluster"]["energy_j"], rel=1e-9)
+        assert sums["cluster"]["by_source_j"]["rapl"] <= counters.joules
+        assert {part["device"] for part in found["rows"] if part["owner"] == "1"} >= {"package-0"}
+        assert " rapl" in rms.rms("top").stdout
 
 
 def test_no_daemon_is_said(tmp_path: Path) -> None:

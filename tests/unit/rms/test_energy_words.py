@@ -62,6 +62,7 @@ def test_sources_with_shares_where_they_are_mixed() -> None:
     assert source_words({"rapl": 5.0, "model": 0.0}) == "rapl"
     assert source_words({"model": 19.0, "rapl": 81.0}) == "81 % rapl, 19 % model"
     assert source_words({"model": 0.1, "rapl": 99.9}) == ">99 % rapl, <1 % model"
+    assert source_words({"model": 1e-12, "rapl": 9.0}) == "rapl"
     assert source_words({"model": -1.0, "rapl": 3.0}) == "75 % rapl, 25 % model"
 
 

@@ -135,6 +135,8 @@ def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
     assert "does not exist" in terminal.refused(2, "acct", "--cost", "--prices", "none")
     said = terminal.refused(2, "acct", "--cost", "--prices", "plain.sh")
     assert said.startswith("rms: error: plain.sh: ")
+    assert terminal.refused(2, "serve", "--prices", "plain.sh", "--state", "new") == said
+    assert not Path("new").exists()
 
 
 def test_what_slurm_says_stands_beside_ours(
