@@ -66,6 +66,7 @@ class Books:
         for owner, account in self.owners.items():
             found["jobs" if owner in jobs else owner] += account
             found["cluster"] += account
+        found["cluster"].estimate = False  # of a shared device too all parts are the whole
         return found
 
 

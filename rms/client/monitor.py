@@ -11,7 +11,7 @@ import msgspec
 from rms.client.connection import ServerError, ask
 from rms.client.page import heading, page, paragraph, pictures, table
 from rms.core.ledger import BALANCE, BalanceError
-from rms.formats.energy import Account, accounts, check_accounts
+from rms.formats.energy import Account, accounts, check_accounts, resize_words
 from rms.wire.files import write_whole
 from rms.wire.users import OVER, Accounts, Books, BooksAnswer, JobRow, NodeRow, Snapshot
 
@@ -64,12 +64,13 @@ def summary(now: Snapshot) -> str:
     """Return one line about the cluster."""
     books, states = now.books, [job.state for job in now.jobs]
     held = sum(node.state == "allocated" for node in now.nodes)
+    shared = ", an estimate" if any(part.estimate for part in books.energy.sources) else ""
     watts = books.power_w[-1][1] if books.power_w else 0.0
     return (
         f"policy {books.policy}: {held} of {len(now.nodes)} nodes held, "
         f"{states.count('RUNNING')} jobs run, {states.count('PENDING')} wait, "
         f"{sum(state in OVER for state in states)} are over; {watts:.0f} W now, "
-        f"{books.energy.cluster_j:.0f} J so far, of which jobs {books.energy.busy_j:.0f} J "
+        f"{books.energy.cluster_j:.0f} J so far, of which jobs {books.energy.busy_j:.0f} J{shared} "
         f"({energy_source(books.energy)})"
     )
 
@@ -92,7 +93,7 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
             str(job.size or job.nodes_max),
             f"{job.step}/{job.steps}" if job.steps else "",
             f"{job.energy_j:.0f}",
-            Account.of(job.energy).sources,
+            Account.of(job.energy).cells[1],
             ",".join(job.nodes) or f"({job.reason})",
         ]
         for job in alive
@@ -164,6 +165,7 @@ def _page(now: Snapshot, charts: Sequence[Path]) -> str:
             *_sources(now),
             heading("Jobs"),
             table(END_HEADS, rows),
+            *_resizes(now.jobs),
         ],
     )
 
@@ -183,6 +185,14 @@ def _sources(now: Snapshot) -> list[str]:
         table(("", "energy, source"), [(name, each.words) for name, each in owners.items()]),
         paragraph(f"The books do not balance: {wrong}" if wrong else agree),
     ]
+
+
+def _resizes(jobs: Sequence[JobRow]) -> list[str]:
+    """Return a table of all resizes with their energy."""
+    rows = [
+        (job.id, str(n), resize_words(row)) for job in jobs for n, row in enumerate(job.resizes, 1)
+    ]
+    return [heading("Resizes"), table(("JOBID", "", "RESIZE"), rows)] if rows else []
 
 
 def _span(start: float | None, end: float | None) -> str:
