@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,7 +23,9 @@ from rms.formats.profiles import MALLEABLE, PROFILES_VARIABLE, SEPARATE, Point
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
 from rms.wire.users import (
     OVER,
+    Accounts,
     BooksAnswer,
+    EnergyRow,
     IdPattern,
     JobIds,
     JobRow,
@@ -133,15 +135,22 @@ def _point(setup: Setup, size: int, mhz: float | None) -> Point:
         way=SEPARATE,
         time_s=tuple(end - start for start, end in spans),
         energy_j=tuple(row.energy_j for row in rows),
-        source=" and ".join(dict.fromkeys(row.energy_source for row in rows)),
+        source=source_of(rows),
         peak_w=peak_w,
         idle_w=size * idle_w,
         mhz=mhz,
-        uncertainty_j=fmean([uncertainty_j(row) for row in rows]),
+        uncertainty_j=fmean([_uncertainty_j(row) for row in rows]),
     )
 
 
-def uncertainty_j(row: JobRow) -> float:
+def source_of(rows: Sequence[JobRow]) -> str:
+    """Return where the energy of jobs comes from; a part of a shared device is an estimate."""
+    shared = any(part.estimate for row in rows for part in row.energy)
+    named = " and ".join(dict.fromkeys(row.energy_source for row in rows))
+    return f"{named} (estimate)" if shared else named
+
+
+def _uncertainty_j(row: JobRow) -> float:
     """Return the half-width of a job's energy so far, as far as its meters tell."""
     return sum(part.uncertainty_j for part in row.energy)
 
@@ -195,20 +204,28 @@ def _highest(curve: Sequence[tuple[float, float]], start_s: float, end_s: float)
 # --- one run, resized ----------------------------------------------------------------------------
 
 
-@dataclass
-class Windows:
-    """What was timed of one malleable run, by size.
+@dataclass(frozen=True)
+class Window:
+    """Steps timed at one size: from when to when, and seconds per step."""
 
-    Attributes:
-        step_s, step_j: seconds and joules of a step, each time at that size.
-        uncertainty_j: half-width of those joules.
-        spans: when that was.
-    """
+    size: int
+    begin_s: float
+    end_s: float
+    step_s: float
 
-    step_s: dict[int, list[float]] = field(default_factory=dict)
-    step_j: dict[int, list[float]] = field(default_factory=dict)
-    uncertainty_j: dict[int, list[float]] = field(default_factory=dict)
-    spans: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    def power_w(self, rows: Sequence[EnergyRow]) -> tuple[float, float]:
+        """Return the job's power while it had that size, as booked, and its half-width, W.
+
+        Args:
+            rows: of the job; each is of one world, so of the whole time at that size.
+        """
+        at_s = (self.begin_s + self.end_s) / 2
+        power_w = half_w = 0.0
+        for row in rows:
+            if not row.resize and row.begin_s <= at_s <= row.end_s and row.end_s > row.begin_s:
+                power_w += row.joules / (row.end_s - row.begin_s)
+                half_w += row.uncertainty_j / (row.end_s - row.begin_s)
+        return power_w, half_w
 
 
 def malleable(setup: Setup) -> tuple[list[Point], int]:
@@ -222,7 +239,7 @@ def malleable(setup: Setup) -> tuple[list[Point], int]:
     """
     first, last = setup.sizes[0], setup.sizes[-1]
     options = Options(nodes=(first, last), preferred=first, mode=Mode.MALLEABLE)
-    found = Windows()
+    windows: list[Window] = []
     with setup.daemon("malleable") as server:
         number = setup.submit(server, options, "malleable")
         for turn in range(setup.repeat):
@@ -230,26 +247,35 @@ def malleable(setup: Setup) -> tuple[list[Point], int]:
             for size in sizes:
                 setup.say(f"{size} nodes, turn {turn + 1} of {setup.repeat} ...")
                 _go_to(server, number, size)
-                _time_steps(server, number, size, setup.window_s, found)
+                windows.append(_time_steps(server, number, size, setup.window_s))
         row = _row(server, number)
         ask(JobIds, server, "POST", "/cancel", IdPattern(number))
         wait_until_over(server)
         settle(server)
+        energy = ask(Accounts, server, "GET", f"/acct?id={number}").rows
         books = ask(BooksAnswer, server, "GET", "/books")
-    return [_of_windows(found, size, row, books) for size in setup.sizes], row.steps
+    return [
+        _of_windows([w for w in windows if w.size == size], row, energy, books)
+        for size in setup.sizes
+    ], row.steps
 
 
-def _of_windows(found: Windows, size: int, row: JobRow, books: BooksAnswer) -> Point:
-    peak_w, idle_w = peak_and_idle(books, found.spans[size], row.start_s or row.submit_s)
+def _of_windows(
+    windows: Sequence[Window], row: JobRow, energy: Sequence[EnergyRow], books: BooksAnswer
+) -> Point:
+    spans = [(window.begin_s, window.end_s) for window in windows]
+    peak_w, idle_w = peak_and_idle(books, spans, row.start_s or row.submit_s)
+    time_s = [window.step_s * row.steps for window in windows]
+    powers = [window.power_w(energy) for window in windows]
     return Point(
-        nodes=size,
+        nodes=windows[0].size,
         way=MALLEABLE,
-        time_s=tuple(step_s * row.steps for step_s in found.step_s[size]),
-        energy_j=tuple(step_j * row.steps for step_j in found.step_j[size]),
-        source=row.energy_source,
+        time_s=tuple(time_s),
+        energy_j=tuple(w * s for (w, _), s in zip(powers, time_s, strict=True)),
+        source=source_of([row]),
         peak_w=peak_w,
-        idle_w=size * idle_w,
-        uncertainty_j=fmean(found.uncertainty_j[size]) * row.steps,
+        idle_w=windows[0].size * idle_w,
+        uncertainty_j=fmean([half * s for (_, half), s in zip(powers, time_s, strict=True)]),
     )
 
 
@@ -295,21 +321,16 @@ def _go_to(server: str, number: str, size: int) -> None:
     _until(resized, f"a resize to {size} nodes")
 
 
-def _time_steps(server: str, number: str, size: int, window_s: float, found: Windows) -> None:
+def _time_steps(server: str, number: str, size: int, window_s: float) -> Window:
     """Time the steps of a job at its size, from one word of its progress to another."""
     _, last = _next_word(server, number, _row(server, number).step)
-    begun_s, first = _next_word(server, number, last.step)  # caches are warm by now
-    end_s, row = begun_s, first
-    while end_s - begun_s < window_s:
+    begin_s, first = _next_word(server, number, last.step)  # caches are warm by now
+    end_s, row = begin_s, first
+    while end_s - begin_s < window_s:
         end_s, row = _next_word(server, number, row.step)
     if row.size != size:
         raise ProfilingError(f"expected {size} nodes all the time, got {row.size}")
-    steps = row.step - first.step
-    found.step_s.setdefault(size, []).append((end_s - begun_s) / steps)
-    found.step_j.setdefault(size, []).append((row.energy_j - first.energy_j) / steps)
-    half_j = (uncertainty_j(row) - uncertainty_j(first)) / steps
-    found.uncertainty_j.setdefault(size, []).append(half_j)
-    found.spans.setdefault(size, []).append((begun_s, end_s))
+    return Window(size, begin_s, end_s, (end_s - begin_s) / (row.step - first.step))
 
 
 def _next_word(server: str, number: str, step: int) -> tuple[float, JobRow]:

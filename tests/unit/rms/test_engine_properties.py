@@ -25,6 +25,7 @@ from rms.core.events import (
     ResizeRolledBack,
     Start,
     Started,
+    Stepped,
     Submitted,
     Ticked,
 )
@@ -136,6 +137,13 @@ class Cluster(RuleBasedStateMachine):
             ResizePoint(self.now(data), self.one(data, self.running(resizing=False)).spec.id)
         )
 
+    @precondition(lambda self: self.engine.state.running)
+    @rule(data=st.data(), steps=st.integers(1, 1000), span_s=st.floats(0.01, 1e3))
+    def step(self, data: st.DataObject, steps: int, span_s: float) -> None:
+        job = self.one(data, list(self.engine.state.running.values()))
+        at_s, at = self.now(data), steps + data.draw(st.integers(0, 1000))
+        self.happen(Stepped(at_s, job.spec.id, at, 2000, steps, span_s))
+
     @precondition(lambda self: self.running(resizing=False))
     @rule(data=st.data(), size=st.integers(1, NODES))
     def ask(self, data: st.DataObject, size: int) -> None:
@@ -234,9 +242,9 @@ class Cluster(RuleBasedStateMachine):
         assert [(until, number) for until, number, _ in state.expandable] == sorted(narrow)
         for job in ready:
             wider = job.next_larger(job.size)
-            if wider is not None and job.spec.speedup is not None:
+            if wider is not None and job.speedup is not None:
                 left = job.remaining_share(state.now_s)
-                saved = left * (job.spec.speedup.time(job.size) - job.spec.speedup.time(wider))
+                saved = left * (job.speedup.time(job.size) - job.speedup.time(wider))
                 pays = saved > job.spec.resize_price_s + 1e-9
                 assert not pays or job.pays_until_s > state.now_s - 1e-9
         assert state.array_limited == sum(

@@ -10,6 +10,7 @@ import pytest
 from rms.cli.main import main
 from rms.formats.profiles import MALLEABLE, Point
 from rms.studies import profile as study
+from rms.wire.users import Books, BooksAnswer, EnergyRow
 
 MHZ = (800, 1000, 2000)
 
@@ -153,3 +154,30 @@ def test_a_profile_that_cannot_be_read_is_not_overwritten(
     assert main(["profile", "--nodes", "1", "--out", "mine.json", "--", "true"]) == 2
     assert "expected a profile, got mine.json" in capsys.readouterr().err
     assert target.read_text() == "something else"
+
+
+# --- what is made of the books -------------------------------------------------------------------
+
+
+def books_with(curve: list[tuple[float, float]]) -> BooksAnswer:
+    none = Books(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, "model")
+    return BooksAnswer(none, [], ["n1", "n2"], 0.0, "fifo", curve, None)
+
+
+def test_a_kernels_peak_is_above_what_its_nodes_draw_idle() -> None:
+    curve = [(0.0, 4.0), (1.0, 12.0), (3.0, 30.0), (4.0, 10.0), (6.0, 90.0)]
+    assert study.peak_and_idle(books_with(curve), [(1.0, 6.0)], 1.0) == (26.0, 2.0)
+    assert study.peak_and_idle(books_with(curve), [(4.5, 5.0)], 1.0) == (6.0, 2.0)
+    assert study.peak_and_idle(books_with([]), [(0.0, 1.0)], 0.0) == (0.0, 0.0)
+
+
+def test_power_at_a_size_is_that_of_its_world() -> None:
+    def row(world: int, begin_s: float, end_s: float, joules: float, resize: int = 0) -> EnergyRow:
+        times = begin_s, end_s
+        return EnergyRow("1", world, resize, "n1", "node", "rapl", *times, joules, 1.0, False, 0.0)
+
+    rows = [row(0, 0.0, 10.0, 50.0), row(1, 10.0, 12.0, 99.0, resize=1), row(1, 12.0, 22.0, 70.0)]
+    rows.append(row(1, 12.0, 22.0, 80.0))  # of another node
+    first, second = study.Window(1, 2.0, 8.0, 0.1), study.Window(2, 13.0, 20.0, 0.1)
+    assert first.power_w(rows) == pytest.approx((5.0, 0.1))
+    assert second.power_w(rows) == pytest.approx((15.0, 0.2))
