@@ -118,7 +118,7 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
     serve = ["--meters", arguments.meters, "--meter-command", arguments.meter_command]
     nodes = None
     with refuse_on(FileError, MeterError):
-        MeterChoice.parse(arguments.meters, arguments.meter_command)
+        meters = MeterChoice.parse(arguments.meters, arguments.meter_command)
         if arguments.cluster is not None:
             serve += ["--cluster", str(arguments.cluster.absolute())]
             nodes = len(read_cluster(arguments.cluster).nodes)
@@ -134,6 +134,7 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
         env=os.environ,
         window_s=_at_least(arguments.window, 0.5, "--window"),
         say=say if arguments.verbose else lambda _: None,
+        metered=meters.worth_starting(os.environ),
     )
 
 

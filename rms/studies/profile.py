@@ -29,6 +29,7 @@ from rms.wire.users import (
     IdPattern,
     JobIds,
     JobRow,
+    NodeRow,
     ResizeAnswer,
     ResizeCommand,
 )
@@ -36,6 +37,9 @@ from rms.wire.users import (
 LOOK_S = 0.05
 RESIZE_S = 120.0
 """How long a resize may take, and a job until it steps."""
+
+METERS_S = 5.0
+"""How long the first word of meters is waited for."""
 
 
 class ProfilingError(Exception):
@@ -56,6 +60,7 @@ class Setup:
         env: environment of the command.
         window_s: how long the steps of a malleable run are timed at each size.
         say: told what is going on.
+        metered: whether there are meters: no run begins before their first word.
     """
 
     command: Sequence[str]
@@ -67,6 +72,7 @@ class Setup:
     env: Mapping[str, str]
     window_s: float
     say: Callable[[str], None]
+    metered: bool = False
 
     @contextmanager
     def daemon(self, name: str) -> Iterator[str]:
@@ -79,6 +85,8 @@ class Setup:
                 local=self.engine == "local",
                 env={**self.env, PROFILES_VARIABLE: ""},
             ) as server:
+                if self.metered:
+                    _await_meters(server)
                 yield server
         except EmbeddedError as error:
             raise ProfilingError(str(error)) from None
@@ -90,6 +98,16 @@ class Setup:
         text = script_of(self.command)
         named = Options(job_name=name, output=str(output)).over(options)
         return submit(server, text, name, named, self.env)[0]
+
+
+def _await_meters(server: str) -> None:
+    """Wait for the first word of meters: what was before is not measured."""
+    until = time.monotonic() + METERS_S
+    while time.monotonic() < until:
+        rows = ask(list[NodeRow], server, "GET", "/nodes")
+        if all(row.power_source != "model" for row in rows):
+            return
+        time.sleep(LOOK_S)
 
 
 # --- a run at each size --------------------------------------------------------------------------

@@ -145,15 +145,18 @@ def test_bad_usage_is_one_sentence(
 
 
 def test_energy_is_what_the_meters_counted(run: Run, tmp_path: Path) -> None:
-    """One node, so the package is all the job's: 40 W, whatever the model says."""
+    """One node, so the package is all the job's while it runs: 40 W, whatever the model says.
+
+    The first and the last report, of a second each, are of the idle node too, and shared out.
+    """
     with Counters(tmp_path / "powercap", 40.0):
         env = {"RMS_PROFILES": str(tmp_path / "kept"), "RMS_POWERCAP": str(tmp_path / "powercap")}
         words = ["profile", "--nodes", "1", "--meters", "rapl", "--json", "out.json"]
-        done = run(*RMS, *words, "--", "sleep", "2", env=env)
+        done = run(*RMS, *words, "--", "sleep", "3", env=env)
     assert done.returncode == 0, done.stderr + done.stdout
     (point,) = json.loads((tmp_path / "out.json").read_text())["points"]
     assert point["source"] == "rapl"
-    assert point["energy_j"][0] == pytest.approx(40.0 * point["time_s"][0], rel=0.05)
+    assert point["energy_j"][0] == pytest.approx(40.0 * point["time_s"][0], abs=40.0)
     assert "energy from: rapl" in done.stdout
 
 
