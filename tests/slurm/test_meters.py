@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from daemon import closing
-from powercap import Counters, agents
+from powercap import Counters, agents, last_known
 from slurm_bed import Slurm
 from slurm_daemon import Pilot, SlurmRms
 
@@ -25,17 +25,22 @@ def test_a_killed_agent_of_a_pilot_is_started_again_on_its_node(
         def environment(self) -> dict[str, str]:
             return {**super().environment(), "RMS_POWERCAP": str(tmp_path)}
 
-    with Counters(tmp_path, 40.0), closing(Metered(slurm, 2)) as pilot:
+    counters = Counters(tmp_path, 40.0)
+    with closing(Metered(slurm, 2)) as pilot:
         pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
-        before = agents(pilot._mark)
-        assert len(before) == 2
-        killed, other = sorted(before)
-        os.kill(before[killed], signal.SIGKILL)
-        pilot.until(lambda: len(agents(pilot._mark)) == 1, "its end")
-        pilot.until(lambda: len(agents(pilot._mark)) == 2, "another agent")
-        after = agents(pilot._mark)
-        assert after[other] == before[other] and after[killed] != before[killed]
-        pilot.until(lambda: sources(pilot) == ["rapl", "rapl"], "readings of both nodes")
+        with counters:  # it stood still until its first reading was known
+            before = agents(pilot._mark)
+            assert len(before) == 2
+            killed, other = sorted(before)
+            os.kill(before[killed], signal.SIGKILL)
+            pilot.until(lambda: len(agents(pilot._mark)) == 1, "its end")
+            pilot.until(lambda: len(agents(pilot._mark)) == 2, "another agent")
+            after = agents(pilot._mark)
+            assert after[other] == before[other] and after[killed] != before[killed]
+        for pid in after.values():
+            package = last_known(pilot, pid)["package-0"]
+            assert package.joules == pytest.approx(counters.joules, rel=1e-9)
+            assert package.unseen_s == 0.0
         assert not [line for line in pilot.said().splitlines() if "by the model" in line]
 
 

@@ -6,12 +6,26 @@ A daemon reads it where the environment variable ``RMS_POWERCAP`` names it.
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from pathlib import Path
 from typing import Self
 
+from daemon import Rms
 from processes import marked
+
+from rms.client.connection import ask
+from rms.launch.processes import alive
+from rms.wire.messages import (
+    METER_PATH,
+    SERVER_VARIABLE,
+    TOKEN_VARIABLE,
+    DeviceEnergy,
+    MeterAnswer,
+    Metered,
+)
 
 RANGE_UJ = 262_143_328_850
 
@@ -94,8 +108,23 @@ def agents(mark: str) -> dict[str, int]:
     for pid in marked(mark):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            named = [v for v in variables if v.startswith(b"SLURMD_NODENAME=")]
             if b"rms.power.agent" in words and b"python" in words[0]:
-                found[named[0].partition(b"=")[2].decode() if named else ""] = pid
+                found[_variables(pid).get("SLURMD_NODENAME", "")] = pid
     return found
+
+
+def last_known(rms: Rms, pid: int) -> dict[str, DeviceEnergy]:
+    """End an agent in order; return what its last report has left with the daemon."""
+    env = _variables(pid)
+    os.kill(pid, signal.SIGTERM)
+    rms.until(lambda: not alive(pid), "the agent's end")
+    word = Metered(env.get("SLURMD_NODENAME", ""), "another", 0, time.time(), "")
+    answer = ask(
+        MeterAnswer, env[SERVER_VARIABLE], "POST", METER_PATH, word, token=env[TOKEN_VARIABLE]
+    )
+    return {device.device: device for device in answer.known}
+
+
+def _variables(pid: int) -> dict[str, str]:
+    items = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+    return dict(item.split("=", 1) for item in items if "=" in item)

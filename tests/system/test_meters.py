@@ -9,12 +9,8 @@ from pathlib import Path
 
 import pytest
 from daemon import LocalRms, closing
-from powercap import RANGE_UJ, Counters, agents
+from powercap import RANGE_UJ, Counters, agents, last_known
 from processes import RMS
-
-from rms.client.connection import ask
-from rms.launch.processes import alive
-from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
 
 NVIDIA_SMI = """#!/bin/sh
 while true; do
@@ -62,20 +58,9 @@ class MeteredRms(LocalRms):
     def sources(self) -> list[str]:
         return [row["power_source"] for row in self.get("/nodes")]
 
-    def known(self) -> dict[str, DeviceEnergy]:
-        """End the agent in order; return what its last report has left with the daemon."""
-        pid = self.agent()
-        items = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
-        token = dict(item.split("=", 1) for item in items if item)["RMS_TOKEN"]
-        os.kill(pid, signal.SIGTERM)
-        self.until(lambda: not alive(pid), "the agent's end")
-        word = Metered("", "another", 0, time.time(), "")
-        answer = ask(MeterAnswer, self.server, "POST", "/meter", word, token=token)
-        return {device.device: device for device in answer.known}
-
 
 @pytest.mark.promise("meters")
-def test_what_meters_count_is_what_the_daemon_knows_though_the_agent_is_killed() -> None:
+def test_what_meters_count_is_what_is_known_though_agent_and_daemon_are_killed() -> None:
     """The packages' counters wrap around on the way; the device's power is integrated."""
     begun_s = time.time()
     with closing(MeteredRms(3)) as rms:
@@ -86,8 +71,10 @@ def test_what_meters_count_is_what_the_daemon_knows_though_the_agent_is_killed()
             killed = rms.agent()
             os.kill(killed, signal.SIGKILL)
             rms.until(lambda: rms.agent() != killed, "another agent")
+            rms.end(signal.SIGKILL)
+            rms.start()
             assert rms.over(job) == ["COMPLETED"]
-        ended_s, known = time.time(), rms.known()
+        ended_s, known = time.time(), last_known(rms, rms.agent())
         energy = rms.get("/books")["energy"]
     for n, counted_uj in enumerate(rms.counters.counted_uj):
         package = known[f"package-{n}"]
@@ -108,7 +95,7 @@ def test_the_users_command_and_a_recording_are_meters_too(tmp_path: Path) -> Non
     meters = ["--meters", f"replay:{recording}", "--meter-command", "echo gpu-0 7 J; exec sleep 60"]
     with closing(MeteredRms(3, *meters)) as rms:
         rms.until(lambda: rms.sources()[0] == "replay", "readings of the recording")
-        known = rms.known()
+        known = last_known(rms, rms.agent())
     assert set(known) == {"package-0", "gpu-0"}
     assert known["gpu-0"].source == "command" and known["gpu-0"].joules == 0.0
     assert known["package-0"].joules > 0.0
