@@ -14,7 +14,13 @@ from rms.daemon.journal import Journal
 from rms.wire.messages import MeterAnswer, Metered
 
 STALE_S = 60.0
-"""What a node draws is the model's again where its meters have not reported for so long."""
+"""What a node draws is the model's again where its meters have not reported for so long, or for
+three times as long as between the last two reports: there are many nodes where they are rare."""
+
+LONGEST_STALE_S = 600.0
+
+FORGET_S = 10.0
+"""How often spans are forgotten that no report can be about any more."""
 
 NOTE = "meter/"
 """What keys of notes begin with that hold what is known of a host's meters."""
@@ -25,8 +31,9 @@ class Meters:
 
     def __init__(self, context: Context) -> None:
         self._context, self._scheduler = context, context.scheduler
-        self._heard_s: dict[str, float] = {}
+        self._heard: dict[str, tuple[float, float]] = {}
         self._reasons: set[str] = set()
+        self._forgot_s = -inf
 
     def node(self, said: Metered) -> MeterAnswer:
         """Take in a report; what it told is kept when this returns.
@@ -43,7 +50,7 @@ class Meters:
         host = self._scheduler.energy.measured.hosts[said.node]
         if news:
             if said.devices:
-                self._heard_s[said.node] = context.now()
+                self._hear(said.node, context.now())
             self._write(None, {f"{NOTE}{said.node}": msgspec.to_builtins(host)})
         return MeterAnswer() if said.number else host.answer
 
@@ -52,12 +59,18 @@ class Meters:
         spans = self._scheduler.energy.measured.spans
         if spans.changed:
             self._write(None, {})
-        before_s = self._context.now() - STALE_S
-        for host in [name for name, heard_s in self._heard_s.items() if heard_s < before_s]:
+        now_s = self._context.now()
+        silent = [name for name, heard in self._heard.items() if now_s > sum(heard)]
+        for host in silent:
+            _, for_s = self._heard.pop(host)
             where = host or "this machine"
-            self._context.say(f"no report of the meters of {where} for {STALE_S:g} s: by the model")
+            self._context.say(f"no report of the meters of {where} for {for_s:g} s: by the model")
             self._scheduler.forget_meter(host, self._context.time())
-            del self._heard_s[host]
+
+    def _hear(self, host: str, now_s: float) -> None:
+        """Note that a host has reported, and for how long that will do."""
+        before_s, _ = self._heard.get(host, (now_s, 0.0))
+        self._heard[host] = now_s, min(max(STALE_S, 3 * (now_s - before_s)), LONGEST_STALE_S)
 
     def write_all(self) -> None:
         """Write rows of what lasts too, up to now: then they add up to the books."""
@@ -77,7 +90,9 @@ class Meters:
     def _write(self, now_s: float | None, notes: dict[str, dict[str, object]]) -> None:
         measured = self._scheduler.energy.measured
         self._context.journal.book(measured.spans.rows(now_s), notes)
-        measured.spans.forget(measured.kept_s)
+        if self._context.now() >= self._forgot_s + FORGET_S:  # it looks at all hosts
+            self._forgot_s = self._context.now()
+            measured.spans.forget(measured.kept_s)
 
 
 def devices_of(

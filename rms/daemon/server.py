@@ -128,7 +128,8 @@ class Routes:
                 post("/jobs/{id}/report", job, Decoder(Report), self.report),
                 post("/jobs/{id}/steps", job, Decoder(LaunchRequest), self.launch),
                 get("/jobs/{id}/steps/{step:int}", job, self.step),
-                post(METER_PATH, meter, Decoder(Metered), self.meter),
+                # A killed daemon loses none; after a power cut the next report tells it again.
+                post(METER_PATH, meter, Decoder(Metered), self.meter, flush=False),
             ]
         )
 
@@ -152,22 +153,29 @@ class Routes:
         check: Callable[[Request], None],
         body: Decoder[B],
         call: Callable[[Request, B], Awaitable[object]],
+        *,
+        flush: bool = True,
     ) -> Route:
         async def work(request: Request) -> object:
             check(request)
             return await call(request, body.decode(await request.body() or b"{}"))
 
-        return Route(path, self._answering(work), methods=["POST"])
+        return Route(path, self._answering(work, flush=flush), methods=["POST"])
 
     def _answering(
-        self, work: Callable[[Request], Awaitable[object]]
+        self, work: Callable[[Request], Awaitable[object]], *, flush: bool = True
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Wrap what a route does: what it has entered is on disk before anybody is answered."""
+        """Wrap what a route does.
+
+        Args:
+            flush: what it has entered is on disk before anybody is answered.
+        """
 
         async def answer(request: Request) -> Response:
             try:
                 found, status = await work(request), 200
-                self.daemon.journal.flush()
+                if flush:
+                    self.daemon.journal.flush()
             except RefusedError as error:
                 found, status = ErrorAnswer(str(error)), error.status
             except (ScriptError, PolicyError, msgspec.DecodeError, ValueError) as error:
