@@ -18,10 +18,7 @@ from rms.launch.machine import hardware
 
 RMS = [sys.executable, "-m", "rms"]
 
-WORK = """#!/bin/sh
-# About a quarter of a second, shared out over the nodes.
-sleep $(echo "scale=3; 0.25 / $SLURM_JOB_NUM_NODES" | bc 2>/dev/null || echo 0.2)
-"""
+WORK = "#!/bin/sh\nsleep 0.2\n"
 
 
 @pytest.mark.promise("profile")
@@ -31,25 +28,20 @@ def test_a_profiled_command_needs_no_table(
     (tmp_path / "work.sh").write_text(WORK)
     (tmp_path / "work.sh").chmod(0o755)
     kept = {"RMS_PROFILES": str(tmp_path / "kept")}
-    cores = len(os.sched_getaffinity(0))
-    sizes = [n for n in (1, 2) if n <= cores]
-    text = ",".join(map(str, sizes))
-    done = run(*RMS, "profile", "--nodes", text, "--json", "out.json", "--", "./work.sh", env=kept)
+    size = min(2, len(os.sched_getaffinity(0)))
+    done = run(
+        *RMS, "profile", "--nodes", str(size), "--json", "out.json", "--", "./work.sh", env=kept
+    )
     assert done.returncode == 0, done.stderr + done.stdout
     found = json.loads((tmp_path / "out.json").read_text())
-    points = found["points"]
-    assert [p["nodes"] for p in points] == sizes and {p["source"] for p in points} == {"model"}
-    for p in points:  # a busy core of the model: 10 W, 8 W of them above idle
-        assert p["energy_j"][0] == pytest.approx(10.0 * p["nodes"] * p["time_s"][0], rel=1e-6)
-        assert p["peak_w"] == pytest.approx(8.0 * p["nodes"])
-        assert p["idle_w"] == pytest.approx(2.0 * p["nodes"])
+    (point,) = found["points"]
+    assert point["nodes"] == size and point["source"] == "model"
+    # A busy core of the model: 10 W, 8 W of them above idle.
+    assert point["energy_j"][0] == pytest.approx(10.0 * size * point["time_s"][0], rel=1e-6)
+    assert (point["peak_w"], point["idle_w"]) == pytest.approx((8.0 * size, 2.0 * size))
     assert "least energy" in done.stdout and "energy from: model" in done.stdout
     shown = run(*RMS, "profile", "--show", "--", "./work.sh", env=kept)
     assert shown.returncode == 0 and shown.stdout == done.stdout
-    listed = run(*RMS, "profile", "--show", env=kept)
-    assert "work.sh" in listed.stdout
-    other = run(*RMS, "profile", "--show", "--", "./work.sh", "more", env=kept)
-    assert other.returncode == 2 and "expected a command that was profiled" in other.stderr
     monkeypatch.setenv("RMS_PROFILES", kept["RMS_PROFILES"])
     with served(2) as rms:
         (rms.work / "work.sh").symlink_to(tmp_path / "work.sh")
@@ -152,11 +144,14 @@ def test_energy_is_what_the_meters_counted(run: Run, tmp_path: Path) -> None:
     with Counters(tmp_path / "powercap", 40.0):
         env = {"RMS_PROFILES": str(tmp_path / "kept"), "RMS_POWERCAP": str(tmp_path / "powercap")}
         words = ["profile", "--nodes", "1", "--meters", "rapl", "--json", "out.json"]
-        done = run(*RMS, *words, "--", "sleep", "3", env=env)
+        done = run(*RMS, *words, "--", "sleep", "1.5", env=env)
     assert done.returncode == 0, done.stderr + done.stdout
     (point,) = json.loads((tmp_path / "out.json").read_text())["points"]
     assert point["source"] == "rapl"
-    assert point["energy_j"][0] == pytest.approx(40.0 * point["time_s"][0], abs=40.0)
+    assert point["energy_j"][0] == pytest.approx(
+        40.0 * point["time_s"][0], abs=point["uncertainty_j"]
+    )
+    assert point["uncertainty_j"] < 40.0
     assert "energy from: rapl" in done.stdout
 
 

@@ -141,6 +141,8 @@ def test_both_ways_are_printed_with_their_difference(
     assert "malleable over separate, less 1:" in said and "+0.0" in said
     (kept,) = (folder / "kept").glob("*.json")
     assert main(["profile", "--show", str(kept)]) == 0
+    assert main(["profile", "--show", "--", "true", "more"]) == 2
+    assert "expected a command that was profiled on this machine" in capsys.readouterr().err
     assert main(["profile", "--show"]) == 0
     assert "1,2,4,8" in capsys.readouterr().out
 
@@ -179,5 +181,5 @@ def test_power_at_a_size_is_that_of_its_world() -> None:
     rows = [row(0, 0.0, 10.0, 50.0), row(1, 10.0, 12.0, 99.0, resize=1), row(1, 12.0, 22.0, 70.0)]
     rows.append(row(1, 12.0, 22.0, 80.0))  # of another node
     first, second = study.Window(1, 2.0, 8.0, 0.1), study.Window(2, 13.0, 20.0, 0.1)
-    assert first.power_w(rows) == pytest.approx((5.0, 0.1))
-    assert second.power_w(rows) == pytest.approx((15.0, 0.2))
+    assert first.power_w(rows) == pytest.approx((5.0, 0.1 + 5.0 * 0.08))
+    assert second.power_w(rows) == pytest.approx((15.0, 0.2 + 15.0 * 0.08))
