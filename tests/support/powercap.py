@@ -115,7 +115,8 @@ def agents(mark: str) -> dict[str, int]:
 
 def last_known(rms: Rms, pid: int) -> dict[str, DeviceEnergy]:
     """End an agent in order; return what its last report has left with the daemon."""
-    env = _variables(pid)
+    env, threads = _variables(pid), Path(f"/proc/{pid}/task")
+    rms.until(lambda: len(list(threads.iterdir())) > 1, "its first report, on a thread")
     os.kill(pid, signal.SIGTERM)
     rms.until(lambda: not alive(pid), "the agent's end")
     word = Metered(env.get("SLURMD_NODENAME", ""), "another", 0, time.time(), "")
