@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from cuda_on_host import compiler
 from mpi4py import MPI
-from mpi_runs import COUNTS, run_on, runtime_on
+from mpi_runs import Counts, run_on, runtime_on
 from selection import all_wide_but
 from velocity_files import levels_of, swinging, write_levels
 
@@ -101,26 +101,25 @@ CASES = [
     ("wall,open,periodic", "f8", {"scheme": Scheme(3, third_order=True), "grid": (36, 36, 1)}),
     ("periodic", "f8", {"overlap": "off"}),
 ]
-QUICK = [
-    *CASES[:3],
-    *(pytest.param(*case, marks=pytest.mark.wide) for case in CASES[3:]),
-]
+QUICK = 3
 """Both types, all boundaries; further schemes and messages without overlap wait for ``--all``."""
 
 
-@pytest.mark.parametrize(("boundary", "dtype", "changed"), QUICK, ids=str)
+@pytest.mark.parametrize(
+    "number", all_wide_but(range(len(CASES)), *range(QUICK)), ids=lambda n: str(CASES[n])
+)
 @pytest.mark.promise("cuda-run")
 def test_same_bits_on_any_number_of_ranks_and_the_reference_to_round_off(
     world: MPI.Intracomm,
     together: Together,
     shared_folder: Path,
-    boundary: str,
-    dtype: str,
-    changed: dict[str, Any],
+    counts: Counts,
+    number: int,
 ) -> None:
+    boundary, dtype, changed = CASES[number]
     final = shared_folder / "final.npy"
     wanted = config(boundary, dtype, final=final, **changed)
-    found = [run_on(world, n, wanted) for n in COUNTS if n <= world.size]
+    found = [run_on(world, n, wanted) for n in counts(number)]
     assert all(result is not None and result["backend"] == "cupy" for result in found)
     hashes = {result["sha256"] for result in found if result is not None}
     together(len(hashes) == 1, f"{hashes}")

@@ -42,6 +42,10 @@ def run_on(
         dmr.run(app, runtime_on(part), plan)
         result = app.result
         part.Free()
+    # Those that wait for the others leave them the cores: in a broadcast they would spin.
+    all_there = world.Ibarrier()
+    while not all_there.Test():
+        time.sleep(1e-3)
     found: dict[str, Any] | None = world.bcast(result)
     assert found is not None
     return found
