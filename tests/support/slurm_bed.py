@@ -77,14 +77,18 @@ class Slurm:
         )
 
     def wait_until(
-        self, ready: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
+        self,
+        ready: Callable[[], Any],
+        what: str | Callable[[], str],
+        deadline_s: float = DEADLINE_S,
     ) -> Any:
-        """Return what ``ready`` returns once that is true."""
+        """Return what ``ready`` returns once that is true; ``what`` may say it at the deadline."""
         deadline = time.monotonic() + deadline_s
         while not (found := ready()):
             if time.monotonic() > deadline:
                 queue = self.run("squeue").stdout + self.run("sinfo", "--Node").stdout
-                pytest.fail(f"not within {deadline_s:g} s: {what}\n{queue}")
+                said = what if isinstance(what, str) else what()
+                pytest.fail(f"not within {deadline_s:g} s: {said}\n{queue}")
             time.sleep(0.1)
         return found
 
