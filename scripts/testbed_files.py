@@ -1,6 +1,7 @@
 """What the local Slurm test bed consists of: packages, ports, configuration, command lines."""
 
 import contextlib
+import fcntl
 import getpass
 import hashlib
 import json
@@ -11,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import bootstrap
@@ -118,24 +120,36 @@ def cluster_of(folder):
 
 
 def install_missing():
-    """Have Debian's packages here, or say which are missing."""
-    missing = sorted({package for tool, package in PACKAGES.items() if not shutil.which(tool)})
-    if not missing:
+    """Have Debian's packages here, or say which are missing; one of us at a time."""
+    if not missing():
         return
+    with (Path(tempfile.gettempdir()) / "slurm-testbed-packages.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if packages := missing():
+            install(packages)
+
+
+def missing():
+    """Return the packages that are not here."""
+    return sorted({package for tool, package in PACKAGES.items() if not shutil.which(tool)})
+
+
+def install(packages):
+    """Install packages without a service of theirs being started."""
     if os.getuid() != 0 or not shutil.which("apt-get"):
         bootstrap.fail(
             f"expected Slurm's tools on this machine; install Debian's packages: "
-            f"apt-get install --no-install-recommends {' '.join(missing)}"
+            f"apt-get install --no-install-recommends {' '.join(packages)}"
         )
-    print(f"installing {', '.join(missing)} (once) ...", file=sys.stderr, flush=True)
+    print(f"installing {', '.join(packages)} (once) ...", file=sys.stderr, flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=120", "-o", "DPkg::Use-Pty=0"]
     with no_service_starts():
         done = [
             subprocess.run([*apt, *words], env=environment, capture_output=True, text=True)
-            for words in (["update"], ["install", "--yes", "--no-install-recommends", *missing])
+            for words in (["update"], ["install", "--yes", "--no-install-recommends", *packages])
         ]
-    for service in set(SERVICES) & set(missing):
+    for service in set(SERVICES) & set(packages):
         # systemd's links, and by them those of the older init.
         subprocess.run(["systemctl", "--quiet", "disable", service], capture_output=True)
     if done[-1].returncode:

@@ -247,7 +247,9 @@ def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
 @pytest.mark.promise("daemon-killed")
 def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
+    slow = f"mkdir long; cd long; PACE_S=0.1 mpirun {' '.join(PACED)} run {' '.join(SMALL)}"
+    options = ("--mode", "malleable", "--nodes", "1-2", "--preferred=1")
+    long = rms.submit(f"{note}{slow} --steps 400", *options)
     brief = rms.submit(f"{note}while [ ! -e go ]; do sleep 0.1; done; touch slept")
     waits = rms.submit(note, "--nodes", "3")
     rms.running(long)
@@ -263,6 +265,8 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     assert f"job {brief}: ended while the daemon was away" in rms.said()
     rms.running(long)
     rms.ask("resize", long, "2")
+    rms.until(lambda: rms.resizes(long), "resize")
+    (rms.work / "long" / "go").touch()
     assert rms.over(brief, long, waits) == ["COMPLETED"] * 3
     assert rms.resizes(long) == [(1, 2)]
     assert (rms.work / "starts").read_text().split() == [long, brief, waits]

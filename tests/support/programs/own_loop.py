@@ -100,6 +100,7 @@ def main(comm):
         if not stays:
             here.build(run)
             assert np.shares_memory(u, here.u)
+        asked = False
         for step in run.loop(STEPS):
             if WHAT == "kill" and step == 19:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -109,8 +110,9 @@ def main(comm):
                 run.request(9)  # the most is 4
             if WHAT == "ask-in-vain" and step in (7, 22):
                 run.request(1)
-            if WHAT == "ask-rms" and step in (7, 400):
-                run.request(3 if step == 7 else 1)
+            if WHAT == "ask-rms" and step >= 7 and not asked and here.world.size > 1:
+                run.request(3 if here.world.size == 2 else 1)
+                asked = True
             u, v = here.u, here.v
             for sent, filled, there, back in here.ways:
                 edge = np.zeros(N)
