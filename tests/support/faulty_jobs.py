@@ -7,7 +7,7 @@ from processes import program
 
 FAULTY = program("faulty_resize")
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
-STEPS = "400"
+STEPS = "200"
 
 
 def faulty(

@@ -193,7 +193,7 @@ def test_an_old_rank_that_dies_takes_the_job_and_nothing_else(rms: Rms, when: st
 )
 @pytest.mark.promise("daemon-killed")
 def test_a_killed_rms_comes_back_to_the_same_resize(rms: Rms, alone: str, state: str) -> None:
-    more = ["--every", "50"] if state == "ready" else []
+    more = ["--every", "25"] if state == "ready" else []
     fault = f"RMS killed while {state}"
     job = faulty(rms, fault, *more)
     rms.running(job)

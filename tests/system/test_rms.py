@@ -43,10 +43,9 @@ def manual(nodes: int) -> pytest.MarkDecorator:
 
 @pytest.mark.promise("bits-warm", "modes", "replay", "explain", "books")
 def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpirun) -> None:
-    alone = mpdata_run(1, *SMALL, "--steps", "600")
-    job = (
-        f"mkdir -p $1; cd $1; PACE_S=0.1 mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
-    )
+    words = [*SMALL, "--every", "1", "--steps", "240"]
+    alone = mpdata_run(1, *words)
+    job = f"mkdir -p $1; cd $1; PACE_S=0.25 mpirun {' '.join(PACED)} run {' '.join(words)}"
     options = ("--mode", "flexible", "--nodes", "1-2")
     first = rms.submit(job.replace("$1", "first"), *options)
     assert rms.running(first)["size"] == 2
@@ -249,7 +248,7 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
     slow = f"mkdir long; cd long; PACE_S=0.1 mpirun {' '.join(PACED)} run {' '.join(SMALL)}"
     options = ("--mode", "malleable", "--nodes", "1-2", "--preferred=1")
-    long = rms.submit(f"{note}{slow} --steps 400", *options)
+    long = rms.submit(f"{note}{slow} --steps 300", *options)
     brief = rms.submit(f"{note}while [ ! -e go ]; do sleep 0.1; done; touch slept")
     waits = rms.submit(note, "--nodes", "3")
     rms.running(long)

@@ -8,13 +8,13 @@ import pytest
 from daemon import served, short_job_beside_array
 from processes import ROOT, Mpirun, program
 
-CASE = "--case random --seed 7 --grid 24 20 8 --backend numpy --every 2 --steps 400"
+CASE = "--case random --seed 7 --grid 24 20 8 --backend numpy --every 1 --steps 160"
 PACED = " ".join([*program("paced"), str(ROOT / "mpdata" / "__main__.py")])
 ARRAY = f"""#SBATCH --array=1-2
 #SBATCH --nodes=2-3
 #RMS --mode=flexible
 mkdir task-$SLURM_ARRAY_TASK_ID; cd task-$SLURM_ARRAY_TASK_ID
-PACE_S=0.1 mpirun {PACED} run {CASE}"""
+PACE_S=0.25 mpirun {PACED} run {CASE}"""
 
 
 @pytest.mark.promise("stream")

@@ -125,7 +125,7 @@ def dawdle(_: Advection, run: dmr.Run) -> None:
     if JOINS is None and not Path("old-rank").exists():
         Path("old-rank").write_text(str(os.getpid()))
     if not Path("go").exists():
-        time.sleep(0.05 if run.step < 300 else 0.5)
+        time.sleep(0.1 if run.step < 100 else 0.6)
 
 
 def install() -> None:
