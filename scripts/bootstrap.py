@@ -82,6 +82,7 @@ def _install(folder, extras):
             "install",
             "--quiet",
             "--disable-pip-version-check",
+            "--no-compile",  # half the time; Python compiles what it imports
             "-e",
             f"{ROOT}[{','.join(wanted)}]",
         ]
