@@ -42,7 +42,7 @@ def test_a_device_is_billed_by_what_is_read(tmp_path: Path, source: str) -> None
         command = [sys.executable, "-m", "rms"]
         serve = [*command, "serve", "--state", state, "--cluster", str(tmp_path / "c.toml")]
         with started([*serve, *meters], env=env, cwd=tmp_path):
-            wait_for(server)
+            wait_for(server, source)
             submit = [
                 *command,
                 "submit",
@@ -77,16 +77,18 @@ def with_gpu(folder: Path, source: str) -> tuple[dict[str, str], list[str]]:
     return os.environ | environment(1, STAND_IN_NVML=str(folder)), ["--meters", "nvml"]
 
 
-def wait_for(server: str) -> None:
+def wait_for(server: str, source: str = "model") -> None:
+    """Wait until the daemon answers, and the power of its nodes is from a source."""
     until = time.monotonic() + DEADLINE_S
     while True:
         try:
-            if ask(Any, server, "GET", "/policy"):
-                time.sleep(1.0)  # a reading or two
-                return
+            nodes = ask(Any, server, "GET", "/nodes")
         except ServerError:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+            nodes = []
+        if nodes and all(source in node["power_source"] for node in nodes):
+            return
+        assert time.monotonic() < until, nodes
+        time.sleep(0.05)
 
 
 def test_a_scripts_power_counts_under_a_cap(tmp_path: Path) -> None:
