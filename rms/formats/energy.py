@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 import msgspec
 
@@ -147,7 +148,7 @@ def _percent(share: float) -> str:
 
 def resize_words(row: ResizeRow) -> str:
     """Return how a resize went, in a line."""
-    energy = "" if row.energy_j is None else f", {row.energy_j:.1f} J"
+    energy = "" if row.energy_j is None else f", {row.energy_j:.1f} J meanwhile"
     if row.saved_j is not None:
         saves = "saves" if row.saved_j >= 0 else "costs"
         energy += f"; by the model it {saves} {abs(row.saved_j):.1f} J after it"
@@ -183,4 +184,6 @@ def _gap(joules: float) -> str:
 
 def amount(value: float) -> str:
     """Return an amount of money or of CO2: two decimals, three figures where it is small."""
-    return f"{value:.2f}" if abs(value) >= 1.0 or not value else f"{value:.3g}"
+    if abs(value) >= 1.0 or not value:
+        return f"{value:.2f}"
+    return f"{Decimal(f'{value:.3g}'):f}"  # without an exponent

@@ -88,7 +88,12 @@ def test_cost_in_words() -> None:
     said = ["0.000123 EUR without 5.0 J", "0.00 g CO2 without 7.0 J"]
     assert cost_words(gap, PRICES) == said
     assert cost_words(gap, msgspec.structs.replace(PRICES, price=None)) == said[1:]
-    assert [amount(x) for x in (0.0, 1234.5, -0.5, 1e-7)] == ["0.00", "1234.50", "-0.5", "1e-07"]
+    assert [amount(x) for x in (0.0, 1234.5, -0.5, 1e-7)] == [
+        "0.00",
+        "1234.50",
+        "-0.5",
+        "0.0000001",
+    ]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["1", "2", "idle", "off"]), st.floats(0.0, 1e9))))
@@ -117,7 +122,7 @@ def test_a_resize_says_what_it_cost_and_what_it_saves() -> None:
     said = "1 to 2 ranks at step 40 by warm: boot 0.31 s, stopped 0.02 s, 2.5 MB moved"
     assert resize_words(plain) == said
     cost = msgspec.structs.replace(plain, number=1, energy_j=3.25)
-    assert resize_words(cost) == f"{said}, 3.2 J"
+    assert resize_words(cost) == f"{said}, 3.2 J meanwhile"
     for saved_j, words in ((40.0, "saves 40.0 J"), (-7.0, "costs 7.0 J")):
         found = resize_words(msgspec.structs.replace(cost, saved_j=saved_j))
-        assert found == f"{said}, 3.2 J; by the model it {words} after it"
+        assert found == f"{said}, 3.2 J meanwhile; by the model it {words} after it"
