@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,18 +45,23 @@ def report(arguments: argparse.Namespace) -> int:
     given = (arguments.source, arguments.journal, arguments.server)
     if sum(each is not None for each in given) > 1:
         raise CommandError("expected one of --server, --journal FILE and --from RESULT.json")
+    folder: Path = arguments.folder
+    if folder.exists() and not folder.is_dir():
+        raise CommandError(f"expected a folder, got {folder}, which is a file")
     if arguments.source is None:
         return _of_jobs(arguments)
     result = _read(arguments.source)
+    target = folder / "report.html"
     try:
-        arguments.folder.mkdir(parents=True, exist_ok=True)
-        target = arguments.folder / "report.html"
-        parts = list(_parts(result, arguments.folder))
-        write_whole(target, page(f"rms: {arguments.source.name}", parts))
+        with tempfile.TemporaryDirectory() as scratch:
+            drawn = Path(scratch) / "figures.png"
+            text = page(f"rms: {arguments.source.name}", list(_parts(result, drawn)))
+            # All or nothing: what is no result leaves no folder either.
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / drawn.name, drawn.read_bytes())
+        write_whole(target, text)
     except OSError as error:
-        raise CommandError(
-            f"cannot write a report to {arguments.folder}: {error.strerror}", 1
-        ) from None
+        raise CommandError(f"cannot write a report to {folder}: {error.strerror}", 1) from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         # Somebody else's JSON, or one that was edited: nothing in it can be relied on.
         raise CommandError(
@@ -108,9 +114,8 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _parts(result: dict[str, Any], folder: Path) -> Iterator[str]:
-    """Yield the parts of the page of a result; its figures are written into the folder."""
-    figure = folder / "figures.png"
+def _parts(result: dict[str, Any], figure: Path) -> Iterator[str]:
+    """Yield the parts of the page of a result; its figures are drawn into one file."""
     if result.get("study") == "malleability":
         yield paragraph(f"What would malleability bring to {result['trace']}?")
     if "log" in result:

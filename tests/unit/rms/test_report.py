@@ -93,7 +93,7 @@ def test_what_is_no_result(
     assert main(["report", str(tmp_path / "out"), "--from", str(source)]) == 2
     err = capsys.readouterr().err
     assert expected in err and str(source) in err and err.count("\n") == 1
-    assert not (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,6 +102,8 @@ def test_a_folder_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[s
     source.write_text(json.dumps(COMPARISON))
     assert main(["report", str(tmp_path / "file" / "x"), "--from", str(source)]) == 1
     assert "cannot write a report" in capsys.readouterr().err
+    assert main(["report", str(tmp_path / "file"), "--from", str(source)]) == 2
+    assert "expected a folder, got " in capsys.readouterr().err
     command = ["report", str(tmp_path), "--from", str(source), "--server", "unix:x"]
     assert main(command) == 2
     assert "one of --server, --journal FILE and --from" in capsys.readouterr().err
