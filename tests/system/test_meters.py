@@ -8,55 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from daemon import LocalRms, closing
-from powercap import RANGE_UJ, Counters, agents, last_known
-from processes import RMS
-
-NVIDIA_SMI = """#!/bin/sh
-while true; do
-    date '+%Y/%m/%d %H:%M:%S.%3N, 0, 75.00'
-    sleep 0.2
-done
-"""
-CLUSTER = """name = "cores and a device"
-[[nodes]]
-name = "n[1-2]"
-cores = 1
-power = { idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }
-[[nodes]]
-name = "g1"
-gpus = 1
-power = { idle_w = 10.0, static_w = 20.0, dynamic_w = 30.0 }
-"""
-
-
-class MeteredRms(LocalRms):
-    """Serves two cores and a device of 75 W on a machine whose packages are in ``powercap``."""
-
-    def prepare(self) -> None:
-        self.cluster = self.folder / "cluster.toml"
-        self.powercap = self.folder / "powercap"
-        self.counters = Counters(self.powercap, 40.0, 25.0, begun_uj=RANGE_UJ - 50_000_000)
-        self.cluster.write_text(CLUSTER)
-        program = self.folder / "bin" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text(NVIDIA_SMI)
-        program.chmod(0o755)
-
-    def environment(self) -> dict[str, str]:
-        path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PATH": path, "RMS_POWERCAP": str(self.powercap)}
-
-    def serve_command(self) -> list[str]:
-        where = ["--state", str(self.state), "--cluster", str(self.cluster)]
-        return [*RMS, "serve", *where, *self._options]
-
-    def agent(self) -> int:
-        """Return the agent, once there is one."""
-        return int(self.until(lambda: agents(self._mark).get(""), "an agent"))
-
-    def sources(self) -> list[str]:
-        return [row["power_source"] for row in self.get("/nodes")]
+from daemon import closing
+from metered import MeteredRms
+from powercap import last_known
 
 
 @pytest.mark.promise("meters")

@@ -1,0 +1,73 @@
+"""Books of a real run on a metered machine: resized, its agent and its daemon killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections import defaultdict
+from contextlib import closing as closed
+from typing import Any
+
+import pytest
+from daemon import closing
+from metered import MeteredRms
+from powercap import last_known
+from processes import ROOT, program
+
+PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
+SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
+JOB = f"PACE_S=0.1 mpirun {' '.join([*PACED, 'run', *SMALL])} --steps 400"
+
+
+@pytest.mark.promise("books-measured")
+def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() -> None:
+    with closing(MeteredRms(3, "--policy", "fifo")) as rms:
+        rms.until(lambda: rms.sources() == ["rapl", "rapl", "nvidia-smi"], "readings of all nodes")
+        job = rms.submit(JOB, "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
+        with rms.counters:  # they stood still until the books had begun
+            rms.running(job)
+            rms.resized(job, 2)
+            killed = rms.agent()
+            os.kill(killed, signal.SIGKILL)
+            rms.until(lambda: rms.agent() != killed, "another agent")
+            rms.end(signal.SIGKILL)
+            rms.start()
+            assert f"job {job}: adopted" in rms.said()
+            rms.resized(job, 1)
+            rms.hurry()
+            assert rms.over(job) == ["COMPLETED"]
+        known = last_known(rms, rms.agent())
+        found, row = rms.get("/acct"), rms.row(job)
+        rms.books_balance()
+        assert rms.end(signal.SIGTERM) == 0
+        rms.replays()
+        rows_j = by_device(found["rows"])
+        for n, counted_uj in enumerate(rms.counters.counted_uj):
+            device = f"package-{n}"
+            assert known[device].joules == pytest.approx(counted_uj * 1e-6, rel=1e-12)
+            assert rows_j[device] == pytest.approx(counted_uj * 1e-6, rel=1e-9)
+        measured_j = sum(r["joules"] for r in found["rows"] if r["source"] != "model")
+        assert measured_j == pytest.approx(sum(rows_j.values()), rel=1e-9) and measured_j > 0
+        assert {part["source"] for part in row["energy"]} == {"rapl"}
+        # A resize's joules are those of its rows; at both, both worlds' nodes were the job's.
+        assert [(r["from"], r["to"]) for r in row["resizes"]] == [(1, 2), (2, 1)]
+        for resize in row["resizes"]:
+            own = [r for r in found["rows"] if r["resize"] == resize["number"]]
+            assert {r["owner"] for r in own} == {job} and {r["node"] for r in own} == {"n1", "n2"}
+            total_j = sum(r["joules"] for r in own)
+            assert total_j == pytest.approx(resize["energy_j"], rel=1e-9) and total_j > 0.0
+        worlds = {r["world"] for r in found["rows"] if r["owner"] == job}
+        assert {0, 1, 2} <= worlds
+        with closed(sqlite3.connect(rms.state / "journal.sqlite")) as db:
+            whose = dict(db.execute("SELECT owner, sum(joules) FROM energy GROUP BY owner"))
+        assert whose[job] == pytest.approx(row["energy_j"], rel=1e-9)
+
+
+def by_device(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return what was measured of each device."""
+    found: dict[str, float] = defaultdict(float)
+    for row in rows:
+        if row["source"] != "model":
+            found[row["device"]] += row["joules"]
+    return found
