@@ -22,7 +22,8 @@ from typing import Any
 from processes import MARK, RMS, started
 
 from rms.client.connection import ServerError, ask
-from rms.wire.users import OVER
+from rms.formats.energy import accounts, check_accounts
+from rms.wire.users import OVER, Accounts
 
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"
 DEADLINE_S = 180.0
@@ -226,6 +227,12 @@ class Rms:
         assert abs(owned - energy["busy_j"]) <= 1e-9 * owned and owned > 0
         assert abs(parts - energy["cluster_j"]) <= 1e-9 * parts
 
+    def accounts_balance(self) -> None:
+        """All rows are the jobs' energies and the cluster's, to 1e-9; if a daemon runs."""
+        if self.process is not None and self.process.poll() is None:
+            found = ask(Accounts, self.server, "GET", "/acct")
+            check_accounts(found, accounts(found.rows), whole=True)
+
     def replays(self) -> None:
         """The journal leads to the same decisions again; the daemon has ended."""
         done = subprocess.run(
@@ -305,9 +312,10 @@ def short_job_beside_array(rms: Rms, script: str, most: int) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def closing(rms: Any) -> Iterator[Any]:
-    """Use a daemon; at the end everything of it is killed."""
+    """Use a daemon, whose books must balance then; at the end everything of it is killed."""
     try:
         yield rms
+        rms.accounts_balance()
     finally:
         rms.close()
 
@@ -328,6 +336,7 @@ def lent(rms: Rms) -> Iterator[Rms]:
             for job in left:
                 rms.rms("cancel", job)
             rms.over(*left)
+            rms.accounts_balance()
 
 
 @contextlib.contextmanager

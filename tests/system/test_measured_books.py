@@ -24,8 +24,10 @@ JOB = f"PACE_S=0.1 mpirun {' '.join([*PACED, 'run', *SMALL])} --steps 400"
 def test_no_joule_is_lost_or_counted_twice_though_daemon_and_agent_are_killed() -> None:
     with closing(MeteredRms(3, "--policy", "fifo")) as rms:
         rms.until(lambda: rms.sources() == ["rapl", "rapl", "nvidia-smi"], "readings of all nodes")
-        job = rms.submit(JOB, "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
-        with rms.counters:  # they stood still until the books had begun
+        first = rms.submit("true", "--mode", "fixed")
+        rms.until(lambda: rms.row(first)["summary"], "a report of the time after the books' begin")
+        with rms.counters:  # they stood still until then
+            job = rms.submit(JOB, "--mode", "malleable", "--nodes", "1-2", "--preferred=1")
             rms.running(job)
             rms.resized(job, 2)
             killed = rms.agent()
