@@ -147,3 +147,22 @@ def test_what_meters_say_holds_too(folder: Path) -> None:
         with Journal.open(rms.state / "journal.sqlite") as journal:
             seen = [entry.event for entry in journal.read() if isinstance(entry, Seen)]
         assert 2 <= sum(isinstance(event, PowerMeasured) for event in seen) <= 12
+
+
+@pytest.mark.promise("power-cap")
+def test_caps_of_each_node_and_of_the_cluster_hold_together(folder: Path) -> None:
+    """Policy ``p-bff`` gives each node 850 W; the cluster has 800 W beside its idle nodes."""
+    options = ("--power-cap", f"{IDLE_W + 800.0:g}", "--policy", "p-bff")
+    with closing(Metered(folder, *options)) as rms:
+        jobs = [
+            rms.submit("sleep 60", "--mode", "fixed", "--power", watts)
+            for watts in ("500", "400", "900", "250")
+        ]
+        first, waits, over, small = jobs
+        rms.until(lambda: rms.row(small)["state"] == "RUNNING", "a job that overtakes")
+        rows = {job: rms.row(job) for job in jobs}
+        assert rows[waits]["reason"] == "PowerCap: needs 400 W on 1 node, 50 W are left of 809 W"
+        assert rows[over]["state"] == "CANCELLED" and "the cap is 850 W" in rows[over]["reason"]
+        rms.ask("cancel", first)
+        rms.until(lambda: rms.row(waits)["state"] == "RUNNING", "its start")
+        assert rms.ask("power-cap")["expected_w"] == IDLE_W + 400.0 + 250.0

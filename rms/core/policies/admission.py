@@ -211,7 +211,9 @@ def reservation(
         free += job.size if job.requested_size is None else job.size + job.gain
         if budget is not None:
             left_w += budget.drawn_w(job)
-        if found is None and free >= size and left_w >= watts:
+            if left_w < watts:
+                continue
+        if found is None and free >= size:
             found = max(end, now)
     return (inf, 0) if found is None else (found, free - size)
 

@@ -26,7 +26,7 @@ from rms.core.model import Job, Mode
 from rms.core.policies.admission import InOrder
 from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.placement import Room
-from rms.core.policies.share import Entry, EqualShare, SharePlan, Spare, balanced, freeing, longest
+from rms.core.policies.share import Entry, EqualShare, SharePlan, balanced, freeing, longest
 from rms.core.policies.sizing import Plan
 from rms.core.powercap import PowerBudget, why_power
 from rms.core.state import State
@@ -73,12 +73,12 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
         if short:
             if budget is not None:
                 short_w -= budget.left_w + budget.releasing_w
-            self._make_room(state, plan, short - spare - state.releasing, short_w, budget)
+            self._make_room(state, plan, (short - spare - state.releasing, short_w), budget)
             return plan
         if spare > 0:
             flexible = [job for job in starting if _lends(job, found.first)]
             running = self.expandable(state, self.look)
-            self._expand(state, plan, (flexible, running), Spare(spare, budget))
+            self._expand(state, plan, (flexible, running), spare, budget)
             here = set(map(id, state.reached_resize_point))
             plan.changes = [change for change in plan.changes if _can(change[0], here)]
         return plan
@@ -88,14 +88,10 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
         return longest(state, look, self.resizes)[: state.resizes_left]
 
     def _make_room(
-        self,
-        state: State,
-        plan: SharePlan,
-        short: int,
-        short_w: float,
-        budget: PowerBudget | None,
+        self, state: State, plan: SharePlan, lacking: tuple[int, float], budget: PowerBudget | None
     ) -> None:
         """Shrink jobs that are at a resize point, first those that lose least."""
+        short, short_w = lacking
         here = set(map(id, state.reached_resize_point))
         able = []
         for _, _, job in state.shrinkable:

@@ -108,11 +108,16 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable:
             return decisions
-        room = self._room(state)
-        if resizable and isinstance(room, CappedRoom) and (changes := yielding(state, room)):
-            return decisions + changes
+        room = self.placement(state)
+        capped = None if state.power_cap_w is None else CappedRoom(room, state)
+        if capped is not None:
+            room = capped
+            if resizable and (changes := yielding(state, capped)):
+                return decisions + changes
         queue = self._queue(state, decisions)
-        plan = self._plan(state, queue, room)
+        plan = self.sizing(state, queue, room)
+        if capped is not None:
+            plan = CappedPlan(plan, capped.budget)
         if state.pending and (
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
@@ -130,28 +135,22 @@ class Policy:
             if running >= limit:
                 text = f"JobArrayTaskLimit: {limit} at once"
                 return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
-        room = self._room(state)
-        if isinstance(room, CappedRoom) and (job.least <= room.free or never_fits(state, job)):
-            why = why_power(state, job, room.budget)
-            if why is not None:
+        room = self.placement(state)
+        capped = None if state.power_cap_w is None else CappedRoom(room, state)
+        if capped is not None:
+            room = capped
+            why = why_power(state, job, capped.budget)
+            if why is not None and (job.least <= room.free or never_fits(state, job)):
                 return Later(job.spec.id, why, Reason.POWER)
         queue = self._queue(state, [])
-        plan = self._plan(state, queue, room)
+        plan = self.sizing(state, queue, room)
+        if capped is not None:
+            plan = CappedPlan(plan, capped.budget)
         explain = getattr(self.admission, "explain", None)
         if explain is None:
             return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
         found: Later = explain(state, job, queue, plan, room)
         return found
-
-    def _room(self, state: State) -> Room:
-        """Open the room of a pass, under the cluster's power cap where there is one."""
-        room = self.placement(state)
-        return room if state.power_cap_w is None else CappedRoom(room, state)
-
-    def _plan(self, state: State, queue: Iterable[Job], room: Room) -> Plan:
-        """Return the sizes wanted in a pass, those whose power does not fit made smaller."""
-        plan = self.sizing(state, queue, room)
-        return CappedPlan(plan, room.budget) if isinstance(room, CappedRoom) else plan
 
     def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:
         queue = self.order(state)

@@ -31,21 +31,6 @@ Entry = tuple[float, int, int, Job]
 """A job that may be expanded: minus its time to go, its size, its number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """What is left to give to jobs: nodes, and power where there is a cap."""
-
-    nodes: int
-    budget: PowerBudget | None = None
-
-    def allows(self, job: Job, size: int, wider: int) -> bool:
-        """Return whether so much is left that a job may have a wider size."""
-        if wider - size > self.nodes:
-            return False
-        budget = self.budget
-        return budget is None or budget.covers(budget.widening_w(job, size, wider))
-
-
 @dataclass(slots=True)
 class SharePlan:
     """Sizes of jobs that should start, and of running ones that should change.
@@ -116,7 +101,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         waiting = iter(queue)
         for job in waiting:
             if job.least > left or (budget and not budget.starts(job, job.least)):
-                self._shrink(state, plan, job, waiting, Spare(left, budget))
+                self._shrink(state, plan, (job, waiting), left, budget)
                 return plan
             left -= job.least
             if budget is not None:
@@ -124,10 +109,12 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             plan.sizes[job.spec.id] = job.least
             admitted.append(job)
         if left > state.releasing:
-            spare = Spare(left - state.releasing, budget and budget.plus(-releasing_w))
+            spare = left - state.releasing
+            if budget is not None:
+                budget.take(releasing_w)
             # No more jobs than nodes can be expanded; a few more, as the index has another order.
-            running = self.expandable(state, min(self.look, spare.nodes + 8))
-            self._expand(state, plan, (admitted, running), spare)
+            running = self.expandable(state, min(self.look, spare + 8))
+            self._expand(state, plan, (admitted, running), spare, budget)
         if self.rotate and not plan.changes and not state.pending and not state.releasing:
             self._rotate(state, plan, room)
         return plan
@@ -137,10 +124,21 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return longest(state, look)[: state.resizes_left]
 
     def _shrink(
-        self, state: State, plan: SharePlan, first: Job, others: Iterable[Job], left: Spare
+        self,
+        state: State,
+        plan: SharePlan,
+        waiting: tuple[Job, Iterable[Job]],
+        left: int,
+        budget: PowerBudget | None,
     ) -> None:
-        """Shrink running jobs so that the first that does not fit does, and others behind it."""
-        least, most, budget = first.least - left.nodes, state.resizes_left, left.budget
+        """Shrink running jobs so that the first that does not fit does, and others behind it.
+
+        Args:
+            waiting: that first job, and those behind it.
+            left: nodes that are free or soon will be; ``budget`` is what is left of the power cap.
+        """
+        first, others = waiting
+        least, most = first.least - left, state.resizes_left
         least_w = 0.0 if budget is None else budget.start_w(first, first.least) - budget.left_w
         if least <= 0 and least_w <= 0.0:
             return
@@ -176,14 +174,16 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         state: State,
         plan: SharePlan,
         jobs: tuple[Sequence[Job], Sequence[Entry]],
-        left: Spare,
+        spare: int,
+        budget: PowerBudget | None,
     ) -> None:
         """Deal spare nodes out, one size at a time, to whoever has longest to go.
 
         Args:
             jobs: those about to start, and running ones, the longest to go first.
+            budget: what is left of the power cap, where there is one; it is used up.
         """
-        now, (admitted, running), spare = state.now_s, jobs, left.nodes
+        now, (admitted, running) = state.now_s, jobs
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
         able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
@@ -198,13 +198,13 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             else:
                 break
             rival = min(running[at][0] if at < len(running) else inf, heap[0][0] if heap else inf)
-            entry, more = _expansion(state, job, size, Spare(spare, left.budget), rival)
+            entry, more = _expansion(state, job, size, spare, rival, budget)
             if not more:
                 refused += job.next_larger(size) is not None
                 continue
             spare -= more[-1] - size
-            if left.budget is not None:
-                left.budget.take(left.budget.widening_w(job, size, more[-1]))
+            if budget is not None:
+                budget.take(budget.widening_w(job, size, more[-1]))
             steps += [(job, wider) for wider in more]
             if entry is not None:
                 heapq.heappush(heap, entry)
@@ -274,6 +274,11 @@ def _entry(job: Job, size: int, now: float) -> Entry:
     return (-inf if known is None else -known, size, job.number, job)
 
 
+def lacks(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
+    """Return whether too little is left of the power cap for a job to go from a size to another."""
+    return budget is not None and not budget.covers(budget.widening_w(job, size, wider))
+
+
 def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -> int | None:
     """Return the largest of some smaller sizes, rising, at which a job frees so much power.
 
@@ -308,7 +313,7 @@ def longest(state: State, look: int, resizes: int | None = None) -> list[Entry]:
 
 
 def _expansion(
-    state: State, job: Job, size: int, spare: Spare, rival: float
+    state: State, job: Job, size: int, spare: int, rival: float, budget: PowerBudget | None
 ) -> tuple[Entry | None, list[int]]:
     """Expand one job as long as it has longest to go, it pays and nodes are spare.
 
@@ -321,7 +326,7 @@ def _expansion(
     speedup = job.speedup
     if speedup is None:
         wider = job.next_larger(size)
-        if wider is None or not spare.allows(job, size, wider):
+        if wider is None or wider - size > spare or lacks(budget, job, size, wider):
             return None, []
         return (-inf, wider, job.number, job), [wider]
     left = job.remaining_share(state.now_s)
@@ -333,7 +338,7 @@ def _expansion(
         wider = sizes[at]
         if wider in refused:
             continue
-        if not spare.allows(job, first, wider):
+        if wider - first > spare or (budget is not None and lacks(budget, job, first, wider)):
             break
         faster_s = speedup.time(wider)
         if left * (time_s - faster_s) <= price_s:

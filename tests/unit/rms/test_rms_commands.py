@@ -182,6 +182,21 @@ def test_nodes_policy_and_ends(terminal: Terminal) -> None:
     assert terminal.lines("shutdown") == [] and terminal.server.stopped == [True]
 
 
+@pytest.mark.promise("power-cap")
+def test_a_power_cap_that_comes_and_goes(terminal: Terminal) -> None:
+    heads = ["CAP_W", "EXPECTED_W", "IDLE_W", "MEASURED_W"]
+    assert terminal.lines("power-cap") == [heads, ["none", "10.0", "10.0", "none"]]
+    assert terminal.lines("power-cap", "20") == [heads, ["20.0", "10.0", "10.0", "none"]]
+    terminal.run("submit", "--power", "8", "good.sh")
+    terminal.run("submit", "--power", "6.5", "good.sh")
+    terminal.run("submit", "--power", "11", "good.sh")
+    _, _, waits, never = terminal.lines("queue")
+    assert " ".join(waits[6:]) == "needs 6.5 W on 1 node, 2 W are left of 20 W)"
+    assert " ".join(never[6:10]) == "it never fits under" and never[5] == "(PowerCap:"
+    assert terminal.lines("power-cap", "none")[1][:2] == ["none", "24.5"]
+    assert [row[2] for row in terminal.lines("queue")[1:]] == ["RUNNING", "RUNNING", "PENDING"]
+
+
 def test_a_policy_file_is_read_by_the_client(terminal: Terminal, tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[order]\npart = "fcfs"\n')
     assert "mine.toml" in terminal.refused(2, "policy", "none/mine.toml")
@@ -204,6 +219,7 @@ def test_one_look_and_a_report(terminal: Terminal, tmp_path: Path) -> None:
     "words",
     [
         *("submit good.sh", "queue", "nodes", "show 1", "acct", "explain 1", "policy", "top"),
+        *("power-cap", "power-cap 99"),
         *("cancel 1", "drain n1", "resume n1", "report out"),
     ],
 )
@@ -236,6 +252,11 @@ BAD_REQUESTS = {
     "submit --nodes 4-2 good.sh": "MIN-MAX",
     "submit --nodes 1-2 --preferred 3 good.sh": "preferred",
     "submit --time never good.sh": "time",
+    "submit --power 0 good.sh": "above 0",
+    "submit --power 10 --power-limit 9 good.sh": "a power limit of at least 10 W",
+    "power-cap much": "a power cap in watts like 250, or none",
+    "power-cap 0": "a power cap in watts",
+    "power-cap 10": "above the 10 W of idle nodes, got 10 W",
     "submit": "SCRIPT",
     "submit good.sh -- true": "both",
     "submit --json /nowhere/out.json good.sh": "/nowhere",

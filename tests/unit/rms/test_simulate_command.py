@@ -22,6 +22,9 @@ speedup = { nodes = [1, 2, 4], time_s = [100.0, 60.0, 40.0], fit = "law" }
 """
 
 
+NINE = ["--workload", str(JOBS / "nine-k80.toml"), "--cluster", str(JOBS / "k80.toml")]
+
+
 def rigid(count: int, processors: int) -> list[JobSpec]:
     return [
         JobSpec(
@@ -94,6 +97,12 @@ def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--mtbf", "5"],
             "counted processors do not fail",
         ),
+        (
+            ["--workload", str(JOBS / "nine-k80.toml"), "--processors", "9", "--power-cap", "1e3"],
+            "expected a power cap in watts like 250, or none, got '1e3'",
+        ),
+        ([*NINE, "--power-cap", "600"], "above the 600 W of idle nodes, got 600 W"),
+        ([*NINE, "--power-cap", "610"], "waiting for ever: PowerCap: it never fits under the cap"),
     ],
 )
 def test_bad_input_is_one_sentence(
@@ -102,6 +111,20 @@ def test_bad_input_is_one_sentence(
     assert main(["simulate", *options]) == 2
     err = capsys.readouterr().err
     assert expected in err and err.count("\n") == 1
+
+
+def test_a_power_cap_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nine jobs on 20 nodes of 30 W idle, under any policy: less power at once, more time."""
+
+    def makespan_s(policy: str, *more: str) -> float:
+        command = ["simulate", *NINE, "--mode", "flexible", "--policy", policy, "--json", "-"]
+        assert main([*command, *more]) == 0
+        return float(json.loads(capsys.readouterr().out)["makespan_s"])
+
+    for policy in ("easy", "array-share", "backfill-share"):
+        free_s = makespan_s(policy)
+        assert makespan_s(policy, "--power-cap", "none") == free_s
+        assert makespan_s(policy, "--power-cap", "1200") > free_s
 
 
 def test_rows_and_a_policy_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
