@@ -39,7 +39,7 @@ class PowerWatch:
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
         self._reports: dict[str, tuple[float, float]] = {}
-        self._less_s, self._looked_s = -inf, -inf
+        self._less_s, self._looked_s, self._begun_s = -inf, -inf, context.now()
 
     def report(self, said: Metered) -> None:
         """Take in that meters have read what was drawn since their last report."""
@@ -60,10 +60,13 @@ class PowerWatch:
         self._looked_s = now_s
         heard = [span for span in self._reports.values() if span[1] > now_s - STALE_S]
         curve = self._context.scheduler.timeline.power_w
-        watts = expected_w(state)
         if heard and curve:
             if min(since_s for since_s, _ in heard) < self._less_s > now_s - LAG_S:
                 return
             watts = curve[-1][1]
+        elif now_s < self._begun_s + STALE_S:
+            return  # what was read before a restart holds until meters report again
+        else:
+            watts = expected_w(state)
         if matters(state, watts):
             self._handle(PowerMeasured(self._context.time(), watts))

@@ -351,7 +351,13 @@ UNROTATED: dict[str, dict[str, Any]] = {
 @st.composite
 def specs_of(draw: st.DrawFn, number: int, at_s: float) -> JobSpec:
     low, preferred, high = sorted(draw(st.tuples(*[st.integers(1, NODES)] * 3)))
-    known = draw(st.booleans())
+    sizes = tuple(range(low, high + 1))
+    watts = draw(st.sampled_from([(), (70.0,) * len(sizes)]))
+    speedups = (
+        None,
+        Speedup(law=(draw(st.floats(1, 99)), 1.0)),
+        Speedup(sizes, tuple(90.0 / n for n in sizes), watts),
+    )
     spec = JobSpec(
         JobId(str(number)),
         at_s,
@@ -359,7 +365,7 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float) -> JobSpec:
         high,
         preferred,
         draw(st.sampled_from(Mode)),
-        Speedup(law=(draw(st.floats(1, 99)), 1.0)) if known else None,
+        draw(st.sampled_from(speedups)),
         limit_s=draw(st.sampled_from([None, 10.0, 50.0])),
         resize_every_s=draw(st.sampled_from([None, 3.0])),
         power_w=draw(st.sampled_from([None, 0.0, 35.0, 120.0])),
