@@ -287,6 +287,7 @@ class NodePower(msgspec.Struct, frozen=True):
             return self.idle_w + spec.power_w / nodes
         if spec.speedup is None:
             return self.static_w + self.dynamic_w
+        nodes = spec.speedup.known(nodes)  # of two worlds that overlap there may be more
         stated = spec.speedup.power(nodes)
         if stated is not None:
             return stated

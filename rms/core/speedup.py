@@ -32,6 +32,12 @@ class Speedup:
             return n >= 1
         return n in self.nodes or (self.interpolate and self.nodes[0] <= n <= self.nodes[-1])
 
+    def known(self, n: int) -> int:
+        """Return ``n`` if a job may run on so many nodes, else the next smaller size it may."""
+        if self.law is not None or self.allows(n):
+            return n
+        return self.nodes[max(0, bisect_left(self.nodes, n) - 1)]
+
     def time(self, n: int) -> float:
         """Return the run time of the whole job on ``n`` nodes."""
         if self.law is not None:

@@ -111,6 +111,20 @@ def test_expected_power_is_as_stated_else_measured_else_the_models() -> None:
     assert added_w((NodePower(50.0),), job(1, (2,)), 2) == 0.0  # never below idle
 
 
+def test_both_worlds_count_that_overlap_though_no_size_is_as_wide() -> None:
+    """A job with a table of sizes 1 and 2 goes over from two nodes to two others."""
+    table = Speedup((1, 2), (10.0, 6.0), (70.0, 65.0))
+    driven = Driven(None, "fifo", nodes=6)
+    driven.submit(job(1, (1, 2, 2), MALLEABLE, speedup=table))
+    ledger = Ledger((NodePower(10.0, 60.0),) * 6)
+    ledger.advance(driven.state, 0.0)
+    driven.happen(ResizePoint(0.0, JobId("1")))
+    driven.happen(ResizeAsked(0.0, JobId("1"), 2, (Node(3), Node(4))))
+    driven.happen(ResizeBegun(0.0, JobId("1")))
+    ledger.follow(driven.state)
+    assert ledger.power_w == expected_w(driven.state) == 2 * 10.0 + 4 * 65.0
+
+
 def test_a_limit_of_its_own_takes_sizes_from_a_job() -> None:
     models = (NodePower(10.0, 60.0),)
     cut = within_limit(job(1, (1, 4, 6), FLEXIBLE), models, 160.0)
