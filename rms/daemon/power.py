@@ -24,7 +24,13 @@ LAG_S = 10.0
 """A reading that is in part of before jobs drew less counts, if none came so long that is not."""
 
 STALE_S = 60.0
-"""Meters that have not reported for so long say nothing of the cluster's power."""
+"""Meters that have not reported for so long say nothing of the cluster's power.
+
+Where they report more rarely, this and :data:`LAG_S` are at least :data:`REPORTS` times as long as
+between two reports.
+"""
+
+REPORTS = 3
 
 _LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened))
 """Events after which jobs may draw less than meters have read."""
@@ -58,12 +64,13 @@ class PowerWatch:
         if state.power_cap_w is None or now_s < self._looked_s + LOOK_S:
             return
         self._looked_s = now_s
-        heard = [span for span in self._reports.values() if span[1] > now_s - STALE_S]
-        curve = self._context.scheduler.timeline.power_w
-        if heard and curve:
-            if min(since_s for since_s, _ in heard) < self._less_s > now_s - LAG_S:
+        rarely_s = REPORTS * max([end_s - s for s, end_s in self._reports.values()], default=0.0)
+        from_s = now_s - max(STALE_S, rarely_s)
+        heard = [since_s for since_s, end_s in self._reports.values() if end_s > from_s]
+        if heard:
+            if min(heard) < self._less_s > now_s - max(LAG_S, rarely_s):
                 return
-            watts = curve[-1][1]
+            watts = self._context.scheduler.energy.power_w
         elif now_s < self._begun_s + STALE_S:
             return  # what was read before a restart holds until meters report again
         else:
