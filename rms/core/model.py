@@ -147,6 +147,11 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         return self.sizes()[0] if self.mode.any_start else self.preferred
 
 
+LAW_SEEN_S = 30.0
+"""How long a job without a table is to be seen at a size before that tells what nodes bring it: on
+less, noise would decide whether it is ever widened."""
+
+
 @dataclass(slots=True)
 class Job:
     """One job as it is now.
@@ -250,7 +255,12 @@ class Job:
         """Take in that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
         before, so_far_s = self.seen.get(self.size, (0, 0.0))
         self.seen[self.size] = before + steps, so_far_s + span_s
-        seen_s = {n: total * seconds / made for n, (made, seconds) in self.seen.items()}
+        least_s = LAW_SEEN_S if self.spec.speedup is None else 0.0
+        seen_s = {
+            n: total * seconds / made
+            for n, (made, seconds) in self.seen.items()
+            if seconds >= least_s
+        }
         self.speedup = corrected(self.spec.speedup, self.spec.sizes(), seen_s)
         self.done, self.since_s = min(1.0, step / total), now
         self.rate = steps / span_s / total
