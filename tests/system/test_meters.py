@@ -27,6 +27,7 @@ def test_what_meters_count_is_what_is_known_though_agent_and_daemon_are_killed()
             rms.until(lambda: rms.agent() != killed, "another agent")
             rms.end(signal.SIGKILL)
             rms.start()
+            rms.until(lambda: rms.sources() == ["rapl", "rapl", "nvidia-smi"], "readings again")
             assert rms.over(job) == ["COMPLETED"]
         ended_s, known = time.time(), last_known(rms, rms.agent())
         energy = rms.get("/books")["energy"]
