@@ -7,6 +7,7 @@ from math import inf
 
 import msgspec
 
+from rms.core.joules import WHOLE
 from rms.core.measured import Host
 from rms.core.scheduler import Scheduler
 from rms.daemon.context import Context
@@ -101,24 +102,27 @@ def devices_of(
     """Return which nodes each device belongs to.
 
     On a machine whose cores and GPUs are nodes (it reports by no name), ``gpu-0`` is the node with
-    the slot ``gpu:0``; all else is shared by the nodes of cores, if there are any.
+    the slot ``gpu:0``; all else is shared by the nodes of cores, if there are any. ``node`` holds
+    all other devices, which then belong to none.
 
     Raises:
         ValueError: the report is of a node that there is not.
     """
+    if said.node and said.node not in names:
+        raise ValueError(f"expected a node of this cluster, got {said.node}")
+    here = (said.node,) if said.node else names
+    devices = [device.device for device in said.devices]
+    if WHOLE in devices:
+        return {WHOLE: here}
     if said.node:
-        if said.node not in names:
-            raise ValueError(f"expected a node of this cluster, got {said.node}")
-        return {device.device: (said.node,) for device in said.devices}
+        return dict.fromkeys(devices, here)
     cores = [n for n, own in zip(names, slots, strict=True) if not own[0].startswith("gpu:")]
     found: dict[str, Sequence[str]] = {}
-    for device in said.devices:
-        kind, _, number = device.device.partition("-")
-        if kind == "gpu":
-            slot = f"gpu:{number}"
-            found[device.device] = [n for n, own in zip(names, slots, strict=True) if slot in own]
-        else:
-            found[device.device] = cores or list(names)
+    for device in devices:
+        kind, _, number = device.partition("-")
+        slot = f"gpu:{number}"
+        of_gpu = [n for n, own in zip(names, slots, strict=True) if slot in own]
+        found[device] = of_gpu if kind == "gpu" else cores or names
     return found
 
 
