@@ -189,9 +189,20 @@ class Spans:
         """Return the spans of a node that are kept in mind, rising."""
         return self._of.get(node, ())
 
-    def present(self, now_s: float) -> list[EnergyRow]:
-        """Return the rows of all spans that are kept in mind, up to now."""
-        return [row for spans in self._of.values() for span in spans for row in span.rows(now_s)]
+    def present(self, now_s: float, jobs: Iterable[str] | None = None) -> list[EnergyRow]:
+        """Return the rows of spans that are not written as they are now, up to now.
+
+        Args:
+            jobs: of these only; of all owners where None.
+        """
+        found: Iterable[Span]
+        if jobs is None:
+            found = [span for spans in self._of.values() for span in spans]
+        else:
+            owners = frozenset(jobs)
+            held = [self._of[node][-1] for job in owners for node in self._held.get(JobId(job), ())]
+            found = dict.fromkeys([*(s for s in self.changed if s.owner in owners), *held])
+        return [row for span in found for row in span.rows(now_s)]
 
     def rows(self, now_s: float | None = None) -> list[EnergyRow]:
         """Return the rows that are new or have changed since they were last asked for.

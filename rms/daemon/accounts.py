@@ -10,18 +10,18 @@ from rms.daemon.context import Context
 from rms.wire.users import EnergyRow
 
 
-def energy_rows(context: Context, owners: Collection[str] | None = None) -> list[EnergyRow]:
+def energy_rows(context: Context, jobs: Collection[str] | None = None) -> list[EnergyRow]:
     """Return what is booked up to now, by node and time: what is written, and what is newer.
 
     Args:
-        owners: of these only; of all where None.
+        jobs: of these only; of all owners where None.
     """
     measured = context.scheduler.energy.measured
-    one = next(iter(owners)) if owners is not None and len(owners) == 1 else None
+    one = next(iter(jobs)) if jobs is not None and len(jobs) == 1 else None
     found = context.journal.energy(one)
-    found += measured.spans.present(max(context.time(), measured.until_s))
+    found += measured.spans.present(max(context.time(), measured.until_s), jobs)
     newest = {(row.node, row.begin_s, row.owner, row.device, row.source): row for row in found}
-    wanted = None if owners is None else frozenset(owners)
+    wanted = None if jobs is None else frozenset(jobs)
     return [newest[key] for key in sorted(newest) if wanted is None or key[2] in wanted]
 
 

@@ -31,6 +31,7 @@ from rms.core.events import (
 from rms.core.joules import IDLE, MODEL
 from rms.core.measured import ReplacedAgentError
 from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Speedup
+from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
 from rms.daemon.meters import Meters
@@ -108,6 +109,11 @@ class Daemon:
             parts = energy.parts(JobId(name), joules)
             assert sum(part.joules for part in parts) == pytest.approx(joules, abs=1e-6)
             assert all(part.joules > -1e-6 for part in parts)
+        rows = energy_rows(self.context)  # written or not
+        assert sum(row.joules for row in rows) == pytest.approx(books.cluster_j, abs=1e-6)
+        for name in owners.keys() - {IDLE}:
+            own = [row for row in rows if row.owner == name]
+            assert energy_rows(self.context, [name]) == own
 
     def rows_add_up(self) -> None:
         """What is in the file is what is in the books."""
