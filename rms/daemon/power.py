@@ -21,7 +21,7 @@ LOOK_S = 1.0
 """How often readings are held against the cap."""
 
 LAG_S = 10.0
-"""A reading that is in part of before jobs drew less counts, if none came so long that is not."""
+"""A reading that is in part of before jobs drew less counts only if none has for so long."""
 
 STALE_S = 60.0
 """Meters that have not reported for so long say nothing of the cluster's power.
@@ -45,7 +45,8 @@ class PowerWatch:
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
         self._reports: dict[str, tuple[float, float]] = {}
-        self._less_s, self._looked_s, self._begun_s = -inf, -inf, context.now()
+        self._less_s, self._looked_s, self._counted_s = -inf, -inf, -inf
+        self._begun_s = context.now()
 
     def report(self, said: Metered) -> None:
         """Take in that meters have read what was drawn since their last report."""
@@ -68,8 +69,10 @@ class PowerWatch:
         from_s = now_s - max(STALE_S, rarely_s)
         heard = [since_s for since_s, end_s in self._reports.values() if end_s > from_s]
         if heard:
-            if min(heard) < self._less_s > now_s - max(LAG_S, rarely_s):
+            due_s = self._counted_s + max(LAG_S, rarely_s)
+            if min(heard) < self._less_s and now_s < due_s:
                 return
+            self._counted_s = now_s
             watts = self._context.scheduler.energy.power_w
         elif now_s < self._begun_s + STALE_S:
             return  # what was read before a restart holds until meters report again
