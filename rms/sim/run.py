@@ -82,7 +82,9 @@ def figures(
     slowdowns = sorted(bounded_slowdown(job) for job in run)
     first = min((spec.submit_s for spec in specs), default=0.0)
     makespan = max((job.end_s or 0.0 for job in run), default=first) - first
-    return {
+    cap_w = simulation.engine.state.power_cap_w
+    power = {} if cap_w is None else {"power_cap_w": cap_w, "peak_power_w": simulation.peak_w}
+    found = {
         "policy": policy.name,
         "jobs": len(jobs),
         "refused": len(jobs) - len(run),
@@ -106,6 +108,7 @@ def figures(
         "jobs_per_s": len(jobs) / wall_s if wall_s else 0.0,
         "peak_rss_mib": peak_rss_mib(),
     }
+    return found | power
 
 
 def rows(simulation: Simulation, specs: Sequence[JobSpec]) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ from rms.core.events import (
 from rms.core.ledger import Ledger
 from rms.core.model import Job, JobId, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy
+from rms.core.powercap import expected_w
 
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
 """How often the policy is asked, and what comes first within an instant.
@@ -130,6 +131,7 @@ class Simulation:
         self.decisions: list[tuple[float, Decision]] = []
         self.events: list[Event] = []
         self.decided = self.resized = 0
+        self.peak_w = 0.0  # the most that was expected at once, where there is a power cap
         hooks = hooks or Hooks()
         self._record, self._progress = hooks.record, hooks.progress
         self._observer = hooks.observer
@@ -154,6 +156,7 @@ class Simulation:
     def run(self) -> None:
         """Run until nothing is left to happen."""
         engine, ledger, state = self.engine, self.ledger, self.engine.state
+        capped = state.power_cap_w is not None
         self._next_submission = next(self._submissions, None)
         if self._next_submission is not None and self._every_s is not None:
             self._push(Ticked(self._next_submission.at_s))
@@ -169,6 +172,8 @@ class Simulation:
                 self._instant(event)
             else:
                 self._follow(event, engine.handle(event))
+            if capped:
+                self.peak_w = max(self.peak_w, expected_w(state))
             if self._observer is not None:
                 self._observer(self)
         ledger.advance(state, state.now_s)

@@ -399,6 +399,8 @@ class Capped(RuleBasedStateMachine):
         self.engine = Engine(Site(NODES, POWER, power_cap_w=200.0), named("easy"))
         self.ledger = Ledger(POWER)
         self.number = 0
+        self.events: list[tuple[str, Event]] = []
+        self.decided: list[str] = []
 
     @property
     def state(self) -> Any:
@@ -407,7 +409,9 @@ class Capped(RuleBasedStateMachine):
     def happen(self, event: Event) -> None:
         before_w = expected_w(self.state)
         self.ledger.advance(self.state, event.at_s)
+        self.events.append((self.engine.policy.name, event))
         for decision in self.engine.handle(event):  # the rules are checked at every decision
+            self.decided.append(repr(decision))
             if isinstance(decision, Start):
                 self.happen(Started(event.at_s, decision.job))
         self.ledger.follow(self.state)
@@ -496,7 +500,7 @@ class Capped(RuleBasedStateMachine):
             assert later is not None and later.reason
 
     def teardown(self) -> None:
-        """Once nothing more comes, whoever fits alone runs in the end."""
+        """Once nothing more comes, whoever fits alone runs; a replay decides the same."""
         state, at_s = self.state, self.state.now_s
         if self.engine.policy.name in PER_NODE_CAP:
             self.engine.policy = named("fifo")
@@ -509,6 +513,12 @@ class Capped(RuleBasedStateMachine):
             self.happen(Ticked(at_s))
         assert all(never_fits(state, job) for job in state.pending.values())
         assert not state.running
+        again, decided = Engine(Site(NODES, POWER, power_cap_w=200.0), named("easy")), []
+        for policy, event in self.events:
+            if again.policy.name != policy:
+                again.policy = named(policy)
+            decided += [repr(decision) for decision in again.handle(event)]
+        assert sorted(decided) == sorted(self.decided)
 
 
 TestCapped = Capped.TestCase

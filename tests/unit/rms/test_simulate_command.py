@@ -125,6 +125,10 @@ def test_a_power_cap_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
         free_s = makespan_s(policy)
         assert makespan_s(policy, "--power-cap", "none") == free_s
         assert makespan_s(policy, "--power-cap", "1200") > free_s
+    command = ["simulate", *NINE, "--mode", "flexible", "--power-cap", "1200", "--json", "-"]
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert 600.0 < found["peak_power_w"] <= found["power_cap_w"] == 1200.0
 
 
 def test_rows_and_a_policy_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
