@@ -41,7 +41,7 @@ def add_acct(command: argparse.ArgumentParser) -> None:
 
 
 @dataclass(frozen=True)
-class Books:
+class Result:
     """What ``rms acct`` shows.
 
     Attributes:
@@ -78,20 +78,20 @@ def acct(arguments: argparse.Namespace) -> int:
     prices = _prices(server, arguments.prices) if arguments.cost else None
     query = "" if arguments.id is None else f"?id={quote(arguments.id)}"
     found = ask(Accounts, server, "GET", f"/acct{query}")
-    books = Books(found, accounts(found.rows, prices), prices)
+    result = Result(found, accounts(found.rows, prices), prices)
     whole = arguments.id is None
-    lines = columns(*_jobs(books))
+    lines = columns(*_jobs(result))
     if arguments.energy:
         lines += ["", *columns(*_rows(found.rows))]
         by_slurm = [(job.id, slurm_words(job.slurm)) for job in found.jobs]
         lines += [f"job {name}: {words}" for name, words in by_slurm if words]
     if whole:
-        lines += ["", *_sums(books)]
+        lines += ["", *_sums(result)]
     if prices is not None:
-        lines += _notes(books.parts["cluster"].cost, prices)
-    publish(arguments.json, _as_json(books, arguments), lines)
+        lines += _notes(result.parts["cluster"].cost, prices)
+    publish(arguments.json, _as_json(result, arguments), lines)
     with refuse_on(BalanceError, exit_code=1):
-        check_accounts(found, books.owners, whole=whole)
+        check_accounts(found, result.owners, whole=whole)
     return 0
 
 
@@ -113,9 +113,9 @@ def _prices(server: str, path: Path | None) -> Prices:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _jobs(books: Books) -> tuple[list[str], list[list[str]]]:
-    heads = HEADS if books.prices is None else [*HEADS, *_cost_heads(books.prices)]
-    return heads, [_job_row(job, books.of(job.id), books.prices) for job in books.found.jobs]
+def _jobs(result: Result) -> tuple[list[str], list[list[str]]]:
+    heads = HEADS if result.prices is None else [*HEADS, *_cost_heads(result.prices)]
+    return heads, [_job_row(job, result.of(job.id), result.prices) for job in result.found.jobs]
 
 
 def _job_row(job: JobRow, account: Account, prices: Prices | None) -> list[str]:
@@ -153,13 +153,13 @@ def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
     return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in shown]
 
 
-def _sums(books: Books) -> list[str]:
+def _sums(result: Result) -> list[str]:
     """Return lines about the cluster: whose its energy is, what measured it, what it cost."""
-    parts = books.parts
+    parts = result.parts
     whole = parts.pop("cluster")
     owned = " + ".join(f"{name} {part.joules:.1f}" for name, part in parts.items())
     lines = [f"cluster {whole.words} = {owned}"]
-    prices = books.prices
+    prices = result.prices
     if prices is not None:
         costs = {**parts, "cluster": whole}.items()
         rows = [[name, *part.cells, *_cost_cells(part.cost, prices)] for name, part in costs]
@@ -181,20 +181,20 @@ def _notes(cost: Cost, prices: Prices) -> list[str]:
 # --- JSON --------------------------------------------------------------------------------------
 
 
-def _as_json(books: Books, arguments: argparse.Namespace) -> Any:
+def _as_json(result: Result, arguments: argparse.Namespace) -> Any:
     """Return the jobs with their rows; with ``--energy`` or ``--cost`` all that is known."""
     rows: dict[str, list[EnergyRow]] = {}
-    for row in books.found.rows:
+    for row in result.found.rows:
         rows.setdefault(row.owner, []).append(row)
     jobs = [
         msgspec.to_builtins(job)
         | {"rows": msgspec.to_builtins(rows.get(job.id, []))}
-        | _costs(books.of(job.id), books.prices)
-        for job in books.found.jobs
+        | _costs(result.of(job.id), result.prices)
+        for job in result.found.jobs
     ]
     if not (arguments.energy or arguments.cost):
         return jobs
-    prices = books.prices
+    prices = result.prices
     parts = {
         name: {
             "energy_j": part.joules,
@@ -202,11 +202,11 @@ def _as_json(books: Books, arguments: argparse.Namespace) -> Any:
             "by_source_j": part.by_source,
             **_costs(part, prices),
         }
-        for name, part in books.parts.items()
+        for name, part in result.parts.items()
         if arguments.id is None or name == "jobs"
     }
     said = {} if prices is None else {"currency": prices.currency, "prices": prices.words}
-    return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(books.found.rows), **said}
+    return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(result.found.rows), **said}
 
 
 def _costs(account: Account, prices: Prices | None) -> dict[str, Any]:

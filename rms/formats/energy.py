@@ -179,7 +179,7 @@ def cost_words(cost: Cost, prices: Prices) -> list[str]:
 
 
 def _gap(joules: float) -> str:
-    return f" without {joules:.1f} J" if joules else ""
+    return f" (unknown for {joules:.1f} J)" if joules else ""
 
 
 def amount(value: float) -> str:

@@ -56,4 +56,7 @@ def test_nodes_of_a_job_are_read_while_it_holds_them(slurm: Slurm, tmp_path: Pat
         rms.until(lambda: sources(rms).count("rapl") == 2, "readings of its nodes")
         rms.ask("cancel", job)
         rms.over(job)
+        row = rms.until(lambda: (found := rms.row(job))["summary"] and found, "its last line")
+        assert row["summary"].startswith(f"job {job} CANCELLED: ") and " rapl" in row["summary"]
+        assert Path(row["output"]).read_text().endswith(f"rms: {row['summary']}\n")
         rms.nothing_left()

@@ -85,7 +85,7 @@ def test_cost_in_words() -> None:
     assert found.cost == Cost(1.0, 200.0)
     assert cost_words(found.cost, PRICES) == ["1.00 EUR", "200.00 g CO2"]
     gap = Cost(0.000123456, 0.0, 5.0, 7.0)
-    said = ["0.000123 EUR without 5.0 J", "0.00 g CO2 without 7.0 J"]
+    said = ["0.000123 EUR (unknown for 5.0 J)", "0.00 g CO2 (unknown for 7.0 J)"]
     assert cost_words(gap, PRICES) == said
     assert cost_words(gap, msgspec.structs.replace(PRICES, price=None)) == said[1:]
     assert [amount(x) for x in (0.0, 1234.5, -0.5, 1e-7)] == [

@@ -130,6 +130,16 @@ def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
     (job,) = json.loads(terminal.out)
     assert sum(row["joules"] for row in job["energy"]) == job["energy_j"] == 25.0
 
+    past = "time (UTC),EUR/kWh\n1970-01-01T00:00,1\n1970-01-01T00:08,1\n"  # it is 0:16:40
+    (tmp_path / "past.csv").write_text(past)
+    assert terminal.run("acct", "1", "--cost", "--prices", "past.csv") == 0
+    assert "25.0 J before their first time, after their last or in a gap have no price" in (
+        terminal.out
+    )
+    assert terminal.run("acct", "1", "--cost", "--prices", "past.csv", "--json", "-") == 0
+    (job,) = json.loads(terminal.out)["jobs"]
+    assert (job["cost"], job["unpriced_j"]) == (0.0, 25.0)
+
     assert "expected --prices FILE" in terminal.refused(2, "acct", "--cost")
     assert "expected --cost" in terminal.refused(2, "acct", "--prices", "prices.toml")
     assert "does not exist" in terminal.refused(2, "acct", "--cost", "--prices", "none")
