@@ -46,7 +46,8 @@ class Meters:
         nodes = devices_of(said, context.cluster.names, context.cluster.slots)
         if said.reason and said.reason not in self._reasons:
             self._reasons.add(said.reason)
-            context.say(f"meters of {where}, and others alike: {said.reason}")
+            what = "not all is measured on" if said.devices else "power is the model's on"
+            context.say(f"{what} {where}, and others alike: {said.reason}")
         news = self._scheduler.report(said, context.time(), nodes)
         host = self._scheduler.energy.measured.hosts[said.node]
         if news:
