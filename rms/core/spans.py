@@ -253,8 +253,10 @@ class Spans:
             followed = self._of.get(node, [])
             spans = {at_s: found for at_s in by_begin if (found := _at(followed, at_s))}
             begins = list(spans)
+            if not begins:
+                continue  # all of them have lasted no time, or this node is gone
             self._of[node] = []
-            carry, rest, end_s = None, followed, None
+            carry, end_s = None, None
             for at_s, after_s in zip(begins, [*begins[1:], None], strict=True):
                 under = spans[at_s]  # others of that time have lasted no time
                 own = [row for row in by_begin[at_s] if row.owner == under.owner]
@@ -262,8 +264,7 @@ class Spans:
                 self._of[node].append(span)
                 end_s = under.end_s if after_s is None else after_s
                 carry = None if end_s is None else self._end(span, end_s)
-            if begins:
-                rest = [] if end_s is None else [s for s in followed if s.begin_s >= end_s]
+            rest = [] if end_s is None else [s for s in followed if s.begin_s >= end_s]
             for span in set(followed).difference(rest):
                 self.changed.pop(span, None)
             for span in rest:

@@ -643,4 +643,16 @@ def test_another_cluster_after_a_report(daemon: Daemon) -> None:
     daemon.balances()
     assert daemon.owners()["1"] == pytest.approx(500.0)
     daemon.report("n1", 3, rapl(900.0))  # nobody's: between the two clusters
-    daemon.balances()
+    for _ in range(2):
+        daemon.balances()
+        owners = daemon.owners()
+        daemon.killed()
+        assert daemon.owners() == pytest.approx(owners)
+    daemon.rows_add_up()
+    daemon.happen(Reopened(90.0, "y", ("n1", "n2", "g1"), (POWER,) * 3, (1, 1, 1)))
+    daemon.now_s = 95.0
+    daemon.report("n1", 4, rapl(950.0))
+    for _ in range(2):
+        daemon.balances()
+        daemon.killed()
+        daemon.rows_add_up()
