@@ -199,7 +199,7 @@ def _speedup(
 def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
     """Return a measured profile as a table.
 
-    It is a file, one of ``rms profile`` or a table in JSON (nodes, time_s, power_w_per_node), or
+    It is a file ``*.json``, of ``rms profile`` or a table (nodes, time_s, power_w_per_node), or
     else the name of one that is kept.
     """
     name = str(table.profile)
@@ -207,7 +207,7 @@ def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
     if table.nodes or table.time_s or table.t1_s is not None:
         raise FileError(f"{path}: expected a profile or a table in speedup, got both")
     try:
-        if file.suffix != ".json" and not file.exists():
+        if file.suffix != ".json":
             found = _measured(read_named(profiles, name))
         else:
             data = file.read_bytes()

@@ -329,6 +329,7 @@ def test_a_workload_names_a_profile_or_its_file(tmp_path: Path) -> None:
     profiles.write(place(base, found), found)
     profiles.write(tmp_path / "p.json", found)
     work = tmp_path / "w.toml"
+    (tmp_path / "mine").write_text("the program itself")
     for name in ("mine", "p.json"):
         work.write_text(WORKLOAD.format(name))
         (spec,) = read_workload(work, profiles=base)
