@@ -128,6 +128,11 @@ class PowerBudget:
             left_w = (state.power_cap_w or 0.0) - state.idle_w - drawn_w
         self.left_w = left_w
 
+    @property
+    def for_reservation_w(self) -> float:
+        """What is left, and a little more: what is given back adds up but for rounding."""
+        return self.left_w + 0.5 * ROUNDING * (self._state.power_cap_w or 0.0)
+
     def plus(self, watts: float) -> PowerBudget:
         """Return another budget with more (or less) left, for a plan: this one stays."""
         return PowerBudget(self._state, self.left_w + watts)

@@ -102,7 +102,7 @@ def test_the_cap_holds_on_running_jobs(folder: Path) -> None:
         lower = rms.ask("power-cap", f"{cap_w - ADDED_W:g}")
         assert lower["cap_w"] == cap_w - ADDED_W
         rms.until(lambda: rms.resizes(wide) == [(2, 1)], "a job that yields")
-        assert yields(rms, wide) == ["PowerCap: yields, 27 W is expected, the cap is 22 W"]
+        assert yields(rms, wide) == ["PowerCap: yields, 27 W are expected; the cap is 22 W"]
         small = rms.submit("sleep 0.1", "--nodes", "1", "--mode", "fixed")
         assert rms.row(small)["reason"] == ("PowerCap: needs 9 W on 1 node, 4 W are left of 22 W")
         rms.end(signal.SIGKILL)

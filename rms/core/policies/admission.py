@@ -203,7 +203,7 @@ def reservation(
     """
     free, now = room.free, state.now_s
     budget = budget_of(room)
-    left_w = 0.0 if budget is None else budget.left_w
+    left_w = 0.0 if budget is None else budget.for_reservation_w
     found: float | None = None
     for end, _, job in _ends(state, room, starts):
         if found is not None and end > found:
@@ -224,7 +224,9 @@ def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> fl
     if budget is None:
         return inf
     ends = _ends(state, room, starts)
-    return budget.left_w + sum([budget.drawn_w(job) for end, _, job in ends if end <= at_s])
+    return budget.for_reservation_w + sum(
+        [budget.drawn_w(job) for end, _, job in ends if end <= at_s]
+    )
 
 
 def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:

@@ -238,7 +238,7 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     ends.sort()
     free, left_w, own_w = found.free, inf, 0.0
     if budget is not None:
-        left_w, own_w = budget.left_w, budget.start_w(first, size)
+        left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
     for end, nodes, watts in ends:
         free += nodes
         left_w += watts

@@ -14,7 +14,7 @@ from rms.core.events import Reason, Resize
 from rms.core.model import Job, Node
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import Plan
-from rms.core.powercap import PowerBudget
+from rms.core.powercap import ROUNDING, PowerBudget
 from rms.core.state import State
 
 
@@ -96,7 +96,8 @@ def yielding(state: State, room: CappedRoom) -> list[Resize]:
     One size at a time, the job that draws most first, until enough is or will be free.
     """
     budget = room.budget
-    over_w = -(budget.left_w + budget.releasing_w)
+    # A start that takes all that is left may leave less than nothing, by rounding.
+    over_w = -(budget.left_w + budget.releasing_w) - 2.0 * ROUNDING * (state.power_cap_w or 0.0)
     if over_w <= 0.0:
         return []
     jobs = [job for _, _, job in state.shrinkable]
@@ -105,20 +106,24 @@ def yielding(state: State, room: CappedRoom) -> list[Resize]:
     found: dict[Job, int] = {}
     while able and over_w > 0.0:
         drawn_w, number, job, size = heapq.heappop(able)
-        smaller = [n for n in job.spec.sizes() if n < size and n not in job.refused_sizes]
-        if not smaller:
+        sizes = job.spec.sizes()
+        smaller = sizes[: bisect_left(sizes, size)]
+        less = next((n for n in reversed(smaller) if n not in job.refused_sizes), None)
+        if less is None:
             continue
-        then_w = budget.at_w(job, smaller[-1])
+        then_w = budget.at_w(job, less)
         if -drawn_w > then_w:
-            found[job] = smaller[-1]
+            found[job] = less
             over_w -= -drawn_w - then_w
-        heapq.heappush(able, (-then_w, number, job, smaller[-1]))
+        heapq.heappush(able, (-then_w, number, job, less))
     return [_yield(state, room, job, size) for job, size in found.items()]
 
 
 def _yield(state: State, room: CappedRoom, job: Job, size: int) -> Resize:
     nodes = room.resize(job, size)
-    drawn = "is expected" if state.measured_w is None else f"of {state.measured_w:.0f} W measured"
-    over_w = (state.power_cap_w or 0.0) - room.budget.left_w
-    text = f"PowerCap: yields, {over_w:.0f} W {drawn}, the cap is {state.power_cap_w:g} W"
+    cap_w = state.power_cap_w or 0.0
+    metered = any(other.above_w for other in state.running.values())
+    drawn = f"{cap_w - room.budget.left_w:.0f} W are {'drawn' if metered else 'expected'}"
+    by = ", by the meters" if metered else ""
+    text = f"PowerCap: yields, {drawn}{by}; the cap is {cap_w:g} W"
     return Resize(job.spec.id, nodes, text, Reason.POWER, 0 if nodes else size)

@@ -35,7 +35,7 @@ class Profile:
     def __init__(self, state: State, room: Room) -> None:
         self.at_s, self.free = [state.now_s], [room.free]
         budget = budget_of(room)
-        self.left_w = [] if budget is None else [budget.left_w]
+        self.left_w = [] if budget is None else [budget.for_reservation_w]
         for end, _, job in islice(state.ends, room.passed, None):
             if end == inf:
                 break

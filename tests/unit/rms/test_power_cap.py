@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -201,6 +202,22 @@ def test_an_overtaking_job_takes_no_power_that_the_reservation_needs() -> None:
         assert driven.end(20.0, 1) == [("2", 1)]
 
 
+def test_a_reservation_of_all_power_holds_to_the_last_bit() -> None:
+    """The first job needs what it takes all others to end for, and their sum is off by rounding."""
+    watts = (58.85, 38.1, 43.5, 41.6)
+    for policy in ("easy", "easy-share", "conservative", "backfill-share"):
+        for order in permutations(watts):
+            driven = Driven(80.0 + sum(watts), policy, nodes=8)
+            for number, own_w in enumerate(order, 1):
+                driven.submit(job(number, (1,), power_w=own_w))
+            assert driven.submit(job(8, (1,), power_w=sum(watts), limit_s=1e3)) == []
+            driven.end(1.0, 1)
+            assert driven.submit(job(9, (1,), power_w=1.0, limit_s=1e3)) == [], policy
+            for number in (2, 3):
+                assert driven.end(2.0, number) == []
+            assert driven.end(3.0, 4) == [("8", 1)]
+
+
 # --- resizes -------------------------------------------------------------------------------------
 
 
@@ -241,7 +258,7 @@ def test_a_lower_cap_narrows_who_can_yield_and_only_as_far_as_that_takes(policy:
     decided = driven.happen(PowerCapSet(2.0, 350.0))  # 80 + 350 W are expected
     assert resizes(decided) == [("1", 2, Reason.POWER)]
     (yields,) = decided
-    assert yields.reason == "PowerCap: yields, 430 W is expected, the cap is 350 W"
+    assert yields.reason == "PowerCap: yields, 430 W are expected; the cap is 350 W"
     assert driven.happen(PowerCapSet(3.0, 345.0)) == []  # nothing more until that is done
     decided = driven.resized(4.0, 1)
     assert resizes(decided) == []
@@ -257,13 +274,26 @@ def test_what_meters_say_above_the_cap_narrows_and_lets_nobody_start() -> None:
     assert driven.happen(PowerMeasured(2.0, 290.0)) == []  # 240 W were expected
     decided = driven.happen(PowerMeasured(3.0, 340.0))  # 25 W a node more than expected
     assert resizes(decided) == [("1", 3, Reason.POWER)]
-    assert "340 W of 340 W measured, the cap is 300 W" in decided[0].reason
+    assert "340 W are drawn, by the meters; the cap is 300 W" in decided[0].reason
     driven.resized(4.0, 1)
     driven.happen(PowerMeasured(5.0, 265.0))
     driven.submit(job(2, (1,), at_s=6.0))
     assert driven.why(2).startswith("PowerCap: needs 50 W on 1 node, 35 W are left of 300 W")
     # Not widened again for a while, then only if what it really draws fits.
     assert resizes(driven.happen(ResizePoint(7.0, wide.id))) == []
+
+
+def test_what_takes_all_that_is_left_has_nothing_to_yield() -> None:
+    """Sums of the same powers in another order may be above the cap by rounding."""
+    narrowed = []
+    for watts in permutations((58.85, 38.1, 43.5, 41.6)):
+        driven = Driven(80.0 + 100.0 + sum(watts), "fifo", nodes=8)
+        driven.submit(job(0, (1, 2, 2), MALLEABLE))
+        driven.happen(ResizePoint(0.0, JobId("0")))
+        for number, own_w in enumerate(reversed(watts), 1):
+            assert driven.submit(job(number, (1,), power_w=own_w)) == [(str(number), 1)]
+        narrowed += driven.happen(PowerMeasured(1.0, 0.0))
+    assert narrowed == []
 
 
 def test_a_job_of_a_constant_power_is_not_narrowed_for_nothing() -> None:
