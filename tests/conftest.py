@@ -18,22 +18,29 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # This machine's own packages are in no test: what a daemon books is the model's, or a stand-in's.
 os.environ.setdefault("RMS_POWERCAP", os.devnull)
 
-# No example may cost minutes: what fails is reported as it was found. To have it made smaller,
-# run that test with ``--hypothesis-profile default``.
-PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
-QUIET = [HealthCheck.too_slow]
-settings.register_profile(
-    "quick", derandomize=True, deadline=None, phases=PHASES, suppress_health_check=QUIET
-)
-settings.register_profile(
-    "all", deadline=None, phases=PHASES, suppress_health_check=QUIET, print_blob=True
-)
+EXAMPLES, EXAMPLES_OF_ALL = 30, 80
+"""Of a property, where its test asks for no other number."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a quick run try the same examples every time, and a wide one others each time."""
+    """Let a quick run try the same examples every time, and a wide one others each time.
+
+    The machine's speed decides nothing, and no failure costs minutes: it is reported as it was
+    found. To have it made smaller, run that test with ``--hypothesis-profile default``.
+    """
+    wide = config.getoption("--all")
+    settings.register_profile(
+        "chosen",
+        derandomize=not wide,
+        max_examples=EXAMPLES_OF_ALL if wide else EXAMPLES,
+        deadline=None,
+        database=None,
+        phases=[Phase.explicit, Phase.generate, Phase.target],
+        print_blob=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     if not config.getoption("--hypothesis-profile"):
-        settings.load_profile("all" if config.getoption("--all") else "quick")
+        settings.load_profile("chosen")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
