@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from rms.core.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
-from rms.core.joules import IDLE, MODEL
+from rms.core.joules import BOOT, IDLE, MODEL, OFF
 from rms.core.ledger import Ledger, check_balance, drawing
 from rms.core.measured import Measured
 from rms.core.model import Job, JobId, Node, NodePower
@@ -89,12 +89,16 @@ class EnergyBooks:
         at_s, spans = event.at_s, self.measured.spans
         if isinstance(event, ResizeBegun | Resized | ResizeRolledBack):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
+        switched = sorted(state.switched)
         self.ledger.follow(state)
         over = not state.running and not state.pending
         if over:
             spans.count_from(at_s, self.measured.until_s)
         holdings = {job: self._holding(state.running.get(job), numbers) for job in jobs}
-        spans.follow(at_s, holdings, lambda name: self.ledger.node_w(self._index[name]))
+        spans.follow(at_s, holdings, self._node_w)
+        if switched:
+            owners = {self._names[node]: _owner(state, node) for node in switched}
+            spans.switch(at_s, owners, self._node_w)
         if over:
             spans.split(self.measured.nodes, at_s)
             self._closed = self.ledger.books(at_s)
@@ -143,6 +147,9 @@ class EnergyBooks:
     def _open(self, at_s: float, power: Sequence[NodePower]) -> None:
         idle_w = {name: power[node].idle_w for name, node in self._index.items()}
         self.measured.spans.open(at_s, idle_w)
+
+    def _node_w(self, name: str) -> float:
+        return self.ledger.node_w(self._index[name])
 
     def _holding(
         self, job: Job | None, numbers: Mapping[JobId, int]
@@ -253,12 +260,14 @@ class EnergyBooks:
         more_j = {
             owner: joules - later_j.get(owner, 0.0) for owner, joules in totals.owner_j.items()
         }
-        idle_j = more_j.pop(IDLE, 0.0)
+        idle_j, off_j, boot_j = (more_j.pop(owner, 0.0) for owner in (IDLE, OFF, BOOT))
         nodes_j = sum(totals.node_j.values()) - sum(later_j.values())
         return msgspec.structs.replace(
             model,
             busy_j=model.busy_j + sum(more_j.values()),
             idle_j=model.idle_j + idle_j,
+            off_j=model.off_j + off_j,
+            boot_j=model.boot_j + boot_j,
             cluster_j=model.cluster_j + nodes_j,
             power_source=self.power_source,
         )
@@ -279,3 +288,8 @@ class EnergyBooks:
         if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
             parts.append(EnergyPart(MODEL, left_j))
         return parts
+
+
+def _owner(state: State, node: Node) -> str:
+    """Return the owner of a node's energy that no job holds."""
+    return OFF if node in state.off else BOOT if node in state.booting else IDLE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rms.core import rules, transition
-from rms.core.events import Decision, Event, Later, Reason, Resize, ResizeAsked
+from rms.core.events import Decision, Event, JobDecision, Later, Reason, Resize, ResizeAsked
 from rms.core.model import JobId, Site
 from rms.core.policies import Policy
 from rms.core.powercap import PowerBudget, growth_w
@@ -80,7 +80,7 @@ class Engine:
         return None if job is None else self._policy.explain(self.state, job)
 
 
-def asked_for(state: State, event: ResizeAsked, policy: Policy) -> Decision:
+def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
     """Return what becomes of a user's request for a resize."""
     job = state.running[event.job]
     size, have = event.size, job.size

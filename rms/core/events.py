@@ -116,6 +116,21 @@ class NodeUp(msgspec.Struct, frozen=True, tag=True):
     node: Node
 
 
+class NodeBooted(msgspec.Struct, frozen=True, tag=True):
+    """A node that was powered on has booted: it may be given to jobs."""
+
+    at_s: float
+    node: Node
+
+
+class NodePowerFailed(msgspec.Struct, frozen=True, tag=True):
+    """A node could not be powered off, or was not up in time: it is down and counts as on."""
+
+    at_s: float
+    node: Node
+    reason: str = msgspec.field(default="", name="why")
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """A job is over."""
 
@@ -177,6 +192,8 @@ Event = (
     | Ticked
     | NodeDown
     | NodeUp
+    | NodeBooted
+    | NodePowerFailed
     | Reopened
     | PowerCapSet
     | PowerMeasured
@@ -196,6 +213,7 @@ class Reason(StrEnum):
     IDLE_NODES = "IdleNodes"
     BALANCES = "Balances"
     POWER = "PowerCap"
+    NODE_POWER = "NodePower"
     USER = "User"
     REFUSED = "Refused"
 
@@ -249,4 +267,22 @@ class Never(msgspec.Struct, frozen=True, tag=True):
     code: Reason = Reason.TOO_WIDE
 
 
-Decision = Start | Resize | Later | Never
+class PowerOff(msgspec.Struct, frozen=True, tag=True):
+    """Power idle nodes off; nobody is given them before they have booted again."""
+
+    nodes: tuple[Node, ...]
+    reason: str
+    code: Reason = Reason.NODE_POWER
+
+
+class PowerOn(msgspec.Struct, frozen=True, tag=True):
+    """Power nodes on that are off; each is up once a :class:`NodeBooted` says so."""
+
+    nodes: tuple[Node, ...]
+    reason: str
+    code: Reason = Reason.NODE_POWER
+
+
+JobDecision = Start | Resize | Later | Never
+
+Decision = JobDecision | PowerOff | PowerOn

@@ -11,6 +11,12 @@ from rms.wire.users import EnergyRow
 IDLE = "idle"
 """Owner of what nobody's nodes draw."""
 
+OFF = "off"
+"""Owner of what nodes draw that are powered off."""
+
+BOOT = "boot"
+"""Owner of what nodes draw while they boot."""
+
 MODEL = "model"
 """Source of what was not measured."""
 

@@ -54,6 +54,7 @@ class Ledger:
         host: the host of each slot; empty where nodes are not shared. On a shared host a job's
             power comes on top of the host's idle power.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
+        off_j, boot_j: energy of nodes while they are off, and while they boot.
         busy_node_s: node-seconds held by running jobs.
         peak_w: highest power each host has had, where hosts are shared.
     """
@@ -72,6 +73,9 @@ class Ledger:
     _rescaled: dict[JobId, Job] = field(default_factory=dict)
     _watts: float = 0.0
     _idle_w: float = 0.0
+    _off_w: float = 0.0
+    _boot_w: float = 0.0
+    _asleep: dict[Node, bool] = field(default_factory=dict)
     _busy: int = 0
     _counted_j: float = 0.0
     _past_j: float = 0.0
@@ -101,11 +105,14 @@ class Ledger:
             return
         if now_s <= at:
             return  # also where the clock went back: no second is booked twice
-        if state.changed or self._rescaled:
+        if state.changed or self._rescaled or state.switched:
             self._enter(state, at)
         span = now_s - at
         self.at_s = now_s
         self.idle_j += span * self._idle_w
+        if self._asleep:
+            self.off_j += span * self._off_w
+            self.boot_j += span * self._boot_w
         self.busy_node_s += span * self._busy
         if self._counted:
             self._counted_j += span * self._watts
@@ -121,6 +128,8 @@ class Ledger:
         self._draws.clear()
         self._shares.clear()
         self._powerless.clear()
+        self._asleep.clear()
+        self._off_w = self._boot_w = 0.0
         self.power, self._busy = power, 0
         self.__post_init__()
         self._node_s = [now_s] * len(power)
@@ -192,8 +201,8 @@ class Ledger:
             at,
             sum(self._busy_at(at).values()),
             self.idle_j + span * self._idle_w,
-            self.off_j,
-            self.boot_j,
+            self.off_j + span * self._off_w,
+            self.boot_j + span * self._boot_w,
             self._cluster_at(at),
             self.busy_node_s + span * self._busy,
             power_source,
@@ -222,9 +231,9 @@ class Ledger:
 
     def _enter(self, state: State, at: float) -> None:
         """Enter what changed in the instant ``at``, which is over (or being looked at)."""
-        if not state.changed and not self._rescaled:
+        if not (state.changed or self._rescaled or state.switched):
             return
-        if len(state.changed) == 1 and not self._rescaled:  # the most frequent case
+        if len(state.changed) == 1 and not (self._rescaled or state.switched):  # most frequent
             ((job_id, job),) = state.changed.items()
             state.changed.clear()
             self._leave_job(job_id, at)
@@ -239,10 +248,40 @@ class Ledger:
         self._rescaled.clear()
         for job in jobs:
             self._leave_job(job.spec.id, at)
+        if state.switched:
+            for node in sorted(state.switched):
+                self._switch(state, node, at)
+            state.switched.clear()
         for job in jobs:
             self._enter_job(job, at)
         if self.host:
             self._peaks()
+
+    def _switch(self, state: State, node: Node, at: float) -> None:
+        """Enter that a node, held by nobody, is off, boots, or is up now."""
+        model, booted = self.power[node], self._asleep.pop(node, None)
+        if booted is None:
+            self._idle_w -= model.idle_w
+        elif booted:
+            self._boot_w -= model.boot_w
+        else:
+            self._off_w -= model.off_w
+            if node not in state.off and model.boot_s <= 0.0:  # all of it in no time
+                self.boot_j += model.boot_j
+                self._node_j[node] += model.boot_j
+        watts = model.idle_w
+        if node in state.off:
+            watts, self._asleep[node] = model.off_w, False
+            self._off_w += watts
+        elif node in state.booting:
+            watts, self._asleep[node] = model.boot_w, True
+            self._boot_w += watts
+        else:
+            self._idle_w += watts
+        if not self._asleep:
+            self._off_w = self._boot_w = 0.0  # no rest of rounding
+        self._watts += watts - self._node_w[node]
+        self._set_nodes((node,), watts, at)
 
     def _leave_job(self, job_id: JobId, at: float) -> None:
         if job_id in self._powerless:

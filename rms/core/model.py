@@ -285,11 +285,35 @@ class NodePower(msgspec.Struct, frozen=True):
     """Power model of a node: idle, and static + dynamic x efficiency while a job runs.
 
     Iserte & Rojek, equations 1 and 2: P(n) = (P_S + P_Dn) n with P_Dn proportional to Eff(n).
+
+    Attributes:
+        off_w: power while it is off.
+        boot_s, boot_j: time and energy from being powered on until it is up. Powering it off takes
+            no time.
     """
 
     idle_w: float = 0.0
     static_w: float = 0.0
     dynamic_w: float = 0.0
+    off_w: float = 0.0
+    boot_s: float = 0.0
+    boot_j: float = 0.0
+
+    @property
+    def boot_w(self) -> float:
+        """Mean power while it boots; 0 where booting takes no time."""
+        return self.boot_j / self.boot_s if self.boot_s > 0.0 else 0.0
+
+    def off_pays(self, gap_s: float) -> bool:
+        """Return whether a node that is not needed for ``gap_s`` saves energy by being off.
+
+        Chauhan et al., figure 11: the gap is longer than being off and on again takes, and idling
+        for so long costs more than that.
+        """
+        if gap_s == inf:
+            return self.idle_w > self.off_w
+        off_j = self.off_w * (gap_s - self.boot_s) + self.boot_j
+        return gap_s > self.boot_s and self.idle_w * gap_s > off_j
 
     def busy_w(self, spec: JobSpec, nodes: int) -> float:
         """Return the power of each of a job's nodes: as stated, by its profile, or the model's."""

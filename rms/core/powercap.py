@@ -3,12 +3,14 @@
 The cluster is expected to draw the idle power of all its nodes and what each job adds to that: as
 stated for the job (``--power``), else by its measured profile, else by the nodes' power model; on
 unlike nodes the most that it could be. While a job is resized it counts with the larger of both
-worlds, from the request on. So expected power is never below what the energy books' model says.
+worlds, from the request on. A node that is off counts as idle, so that it can always come back, and
+one that boots with what that takes where it is more. So expected power is never below what the
+energy books' model says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 
 import msgspec
@@ -63,9 +65,18 @@ def held_w(state: State, job: Job) -> float:
     return watts
 
 
+def boot_extra_w(state: State, nodes: Iterable[Node]) -> float:
+    """Return what booting nodes draw above their idle power, in W."""
+    models = [state.site.power[node] for node in nodes] if state.site.power else []
+    return sum(
+        [max(0.0, model.boot_w - model.idle_w, model.off_w - model.idle_w) for model in models]
+    )
+
+
 def expected_w(state: State) -> float:
     """Return what the cluster is expected to draw, in W."""
-    return state.idle_w + sum([held_w(state, job) for job in state.running.values()])
+    watts = state.idle_w + sum([held_w(state, job) for job in state.running.values()])
+    return watts + boot_extra_w(state, state.booting) if state.booting else watts
 
 
 def within_limit(spec: JobSpec, models: Sequence[NodePower], limit_w: float) -> JobSpec:
@@ -126,6 +137,8 @@ class PowerBudget:
         if left_w is None:
             drawn_w = sum([self.drawn_w(job) for job in state.running.values()])
             left_w = (state.power_cap_w or 0.0) - state.idle_w - drawn_w
+            if state.booting:
+                left_w -= boot_extra_w(state, state.booting)
         self.left_w = left_w
 
     @property

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rms.core.events import Decision, Never, Resize, Start
+from rms.core.events import Decision, Never, PowerOff, PowerOn, Resize, Start
 from rms.core.model import JobState
-from rms.core.powercap import ROUNDING, expected_w, growth_w, job_w
+from rms.core.powercap import ROUNDING, boot_extra_w, expected_w, growth_w, job_w
 from rms.core.state import State
 
 
@@ -59,6 +59,8 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
             _within_cap(state, decision, more_w, state.power_cap_w)
     elif isinstance(decision, Never) and decision.job not in state.pending:
         raise RuleError(f"expected a pending job to refuse, got {decision.job}")
+    elif isinstance(decision, PowerOff | PowerOn):
+        _check_power(state, decision)
 
 
 def check_instant(state: State) -> None:
@@ -68,6 +70,25 @@ def check_instant(state: State) -> None:
             f"expected every node given once when {state.now_s} s is over, got "
             f"{-state.free_count} given twice"
         )
+
+
+def _check_power(state: State, decision: PowerOff | PowerOn) -> None:
+    """Refuse to power off what is not idle, or on what is not off, or what passes the cap."""
+    nodes, cap_w = decision.nodes, state.power_cap_w
+    _distinct(nodes)
+    if state.counted or state.site.host:
+        raise RuleError("expected nodes that are placed and not shared, to be powered off or on")
+    if isinstance(decision, PowerOff):
+        if not all(state.vacant[node] for node in nodes):
+            raise RuleError(f"expected idle nodes to power off, got {nodes}")
+        return
+    if not state.off.issuperset(nodes):
+        raise RuleError(f"expected nodes that are off to power on, got {nodes}")
+    more_w = boot_extra_w(state, nodes)
+    if cap_w is not None and more_w > 0.0:
+        then_w = expected_w(state) + more_w
+        if then_w > cap_w * (1.0 + ROUNDING):
+            raise RuleError(f"expected at most {cap_w:g} W, got {then_w:g} W with boots of {nodes}")
 
 
 def _within_cap(state: State, decision: Start | Resize, more_w: float, cap_w: float) -> None:

@@ -15,10 +15,15 @@ from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
     Event,
+    JobDecision,
+    NodeBooted,
     NodeDown,
+    NodePowerFailed,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
+    PowerOff,
+    PowerOn,
     Reopened,
     Resize,
     ResizeRolledBack,
@@ -33,7 +38,10 @@ from rms.core.timeline import Timeline
 from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
 
-_OF_NO_JOB = (Submitted, Ticked, NodeDown, NodeUp, Reopened, PowerCapSet, PowerMeasured)
+_OF_NO_JOB = (
+    *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured),
+    *(NodeDown, NodeUp, NodeBooted, NodePowerFailed),
+)
 
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
@@ -83,20 +91,21 @@ class Scheduler:
         decisions = self.engine.handle(event)
         if isinstance(event, ResizeRolledBack):
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
-        for decision in decisions:
+        of_jobs = [each for each in decisions if not isinstance(each, PowerOff | PowerOn)]
+        for decision in of_jobs:
             goes = isinstance(decision, Start | Resize)
             self.reasons[decision.job] = "" if goes else decision.reason
             self._remember(decision.job, self.entry(at_s, decision))
             if isinstance(decision, Resize):
                 self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
         jobs = [] if isinstance(event, _OF_NO_JOB) else [event.job]
-        jobs.extend(decision.job for decision in decisions)
+        jobs.extend(decision.job for decision in of_jobs)
         self.energy.follow(state, event, jobs, self.resizes)
         self.timeline.hold(state, at_s, jobs)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions
 
-    def entry(self, at_s: float, decision: Decision) -> HistoryEntry:
+    def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
         """Return a decision as the history has it."""
         kind, code = type(decision).__name__.lower(), str(decision.code)
         if not isinstance(decision, Start | Resize):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
-from rms.core.joules import IDLE, MODEL, Share, Span, Totals
+from rms.core.joules import BOOT, IDLE, MODEL, OFF, Share, Span, Totals
 from rms.core.model import JobId
 from rms.wire.users import EnergyRow
 
@@ -79,6 +79,20 @@ class Spans:
             if (now.owner, now.resize, now.watts) != (owner, resize, power_w):
                 world = self._world(owner, node)
                 self._replace(now, Span(node, owner, world, resize, power_w, at_s))
+
+    def switch(self, at_s: float, owners: Mapping[str, str], watts: Callable[[str], float]) -> None:
+        """Enter that nodes were powered off or on, or have booted: by whom each is owned now.
+
+        Those that a job holds by now are left as they are.
+
+        Args:
+            owners: of each node :data:`IDLE`, :data:`OFF` or :data:`BOOT`.
+            watts: power of a node by the model.
+        """
+        for node, owner in owners.items():
+            power_w, now = watts(node), self._of[node][-1]
+            if now.owner in (IDLE, OFF, BOOT) and (now.owner, now.watts) != (owner, power_w):
+                self._replace(now, Span(node, owner, None, 0, power_w, at_s))
 
     def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
         """Enter which launch of a job is on which node; on others it is the newest."""

@@ -37,6 +37,11 @@ class State:
         releasing: nodes that shrinks under way are about to free.
         vacant: of each node, whether nobody holds it and it is up; empty where counted.
         down: nodes that have failed or are drained.
+        off: nodes that are powered off.
+        booting: nodes that were powered on, with the times at which they are expected to be up.
+        asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
+            are off or booting, in the order in which they should be taken, after all others.
+        switched: nodes powered off or on, or booted, since the energy ledger was last written.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
@@ -69,6 +74,10 @@ class State:
     releasing: int = 0
     vacant: bytearray = field(default_factory=bytearray)
     down: set[Node] = field(default_factory=set)
+    off: set[Node] = field(default_factory=set)
+    booting: dict[Node, float] = field(default_factory=dict)
+    asleep: tuple[Node, ...] = field(default=(), compare=False)
+    switched: set[Node] = field(default_factory=set, compare=False)
     too_wide: dict[JobId, Job] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)
     shrinkable: list[End] = field(default_factory=list)
@@ -114,6 +123,13 @@ class State:
 
     def free_nodes(self) -> Iterator[Node]:
         """Yield the free nodes, rising: the first cost no more than the nodes before them."""
+        if self.asleep:
+            last = set(self.asleep)
+            yield from (
+                Node(n) for n, is_free in enumerate(self.vacant) if is_free and n not in last
+            )
+            yield from self.asleep
+            return
         find, at = self.vacant.find, -1
         while (at := find(1, at + 1)) >= 0:
             yield Node(at)
@@ -212,9 +228,26 @@ class State:
                 vacant[node] = 0
                 self.free_count -= 1
 
+    def boots(self, node: Node) -> None:
+        """Mark a node that is off as booting from now on."""
+        self.off.remove(node)
+        boot_s = self.site.power[node].boot_s if self.site.power else 0.0
+        self.booting[node] = self.now_s + boot_s
+        self.switched.add(node)
+
+    def power_off(self, nodes: tuple[Node, ...]) -> None:
+        """Mark free nodes as off."""
+        self.take(nodes)
+        self.free_count -= len(nodes)
+        self.off.update(nodes)
+        self.switched.update(nodes)
+
     def reopen(self, site: Site, down: Iterable[Node]) -> None:
         """Take another cluster, all of it free; nothing may run on the one before any more."""
         self.site, self.down, self.releasing = site, set(down), 0
+        self.off.clear()
+        self.booting.clear()
+        self.switched.clear()
         self._use_power()
         self.vacant = bytearray(b"\x01" * site.nodes)
         for node in self.down:

@@ -11,10 +11,14 @@ from rms.core.events import (
     Ended,
     Event,
     Never,
+    NodeBooted,
     NodeDown,
+    NodePowerFailed,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
+    PowerOff,
+    PowerOn,
     Reason,
     Reopened,
     Requeued,
@@ -218,9 +222,31 @@ def _up(state: State, event: NodeUp) -> None:
     if event.node not in state.down:
         raise TransitionError(f"expected a node that is down, got {event.node}")
     state.down.remove(event.node)
+    if event.node in state.off or event.node in state.booting:
+        return
     if all(event.node not in job.held for job in state.running.values()):
         state.vacant[event.node] = 1
         state.free_count += 1
+
+
+def _booted(state: State, event: NodeBooted) -> None:
+    state.now_s = event.at_s
+    if state.booting.pop(event.node, None) is None:
+        raise TransitionError(f"expected a node that is booting, got {event.node}")
+    state.switched.add(event.node)
+    if event.node not in state.down:
+        state.vacant[event.node] = 1
+        state.free_count += 1
+
+
+def _power_failed(state: State, event: NodePowerFailed) -> None:
+    state.now_s, node = event.at_s, event.node
+    if node not in state.off and node not in state.booting:
+        raise TransitionError(f"expected a node that is off or booting, got {node}")
+    state.off.discard(node)
+    state.booting.pop(node, None)
+    state.down.add(node)
+    state.switched.add(node)
 
 
 def _reopened(state: State, event: Reopened) -> None:
@@ -272,6 +298,8 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Ticked: _ticked,
     NodeDown: _down,
     NodeUp: _up,
+    NodeBooted: _booted,
+    NodePowerFailed: _power_failed,
     Reopened: _reopened,
     PowerCapSet: _cap_set,
     PowerMeasured: _measured,
@@ -311,6 +339,11 @@ def take(state: State, decision: Decision) -> None:
         job = state.dequeue(decision.job)
         job.state, job.end_s = JobState.CANCELLED, state.now_s
         state.ended[decision.job] = job
+    elif isinstance(decision, PowerOff):
+        state.power_off(decision.nodes)
+    elif isinstance(decision, PowerOn):
+        for node in decision.nodes:
+            state.boots(node)
 
 
 def _running(state: State, event: Any) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -102,7 +103,11 @@ def read_cluster(path: Path) -> ClusterFile:
     gpus: list[int] = []
     slots: list[int] = []
     for group in raw.nodes:
-        model = NodePower(group.power.idle_w, group.power.static_w, group.power.dynamic_w)
+        stated = msgspec.structs.asdict(group.power)
+        for key, value in stated.items():
+            if not 0.0 <= value < inf:
+                raise FileError(f"{path}: expected {key} of at least 0, got {value:g}")
+        model = NodePower(**stated)
         try:
             members = expand(group.name)
         except NodeListError as error:

@@ -153,7 +153,7 @@ def chosen(
 
     Args:
         counted: processors are all alike, so nodes are counted and not placed (unless a cap is
-            to hold for each). With one pass per
+            to hold for each, or they are powered off). With one pass per
             event a start may then come before the end, of the same instant, that makes it
             possible.
         ahead: whether it may: not where jobs are resized, whose ends are not their limits'.
@@ -166,7 +166,7 @@ def chosen(
         changes["admission"] = {"tail": "shortest" if order == "sjbf" else "queue"}
     if estimates is not None:
         changes.setdefault("admission", {})["estimates"] = estimates
-    if counted and not hasattr(policy.placement, "cap_w"):
+    if counted and policy.always_on and not hasattr(policy.placement, "cap_w"):
         ahead = ahead and passes == "per-event" and hasattr(policy.admission, "estimates")
         changes["placement"] = {"part": "count", "ahead": ahead}
     try:

@@ -17,8 +17,10 @@ from rms.core.events import (
     Decision,
     Ended,
     Event,
+    NodeBooted,
     NodeDown,
     NodeUp,
+    PowerOn,
     Requeued,
     Resize,
     ResizeBegun,
@@ -54,6 +56,7 @@ _RANK: dict[type, int] = {
     Ended: 1,
     Resized: 2,
     NodeUp: 2,
+    NodeBooted: 2,
     NodeDown: 2,
     Ticked: 3,
     ResizePoint: 4,
@@ -62,7 +65,7 @@ _RANK: dict[type, int] = {
 """What comes first at one time, submissions aside: ends, nodes freed, ticks, resize points."""
 
 
-_IDLE = frozenset((Ticked, NodeDown, NodeUp))
+_IDLE = frozenset((Ticked, NodeDown, NodeUp, NodeBooted))
 """What matters to nobody once all jobs are over."""
 
 
@@ -126,6 +129,8 @@ class Simulation:
         failures: Iterable[NodeDown | NodeUp] = (),
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
+        if site.host and not policy.always_on:
+            raise ValueError("expected nodes that are not shared, for nodes that are powered off")
         self.engine = Engine(site, policy)
         self.ledger = Ledger(site.power or (NodePower(),) * site.nodes, site.host)
         self.decisions: list[tuple[float, Decision]] = []
@@ -267,6 +272,10 @@ class Simulation:
                 self._schedule_end(self.engine.state.running[decision.job], event.at_s)
             elif type(decision) is Resize:
                 self.resized += 1
+            elif type(decision) is PowerOn:
+                booting = self.engine.state.booting
+                for node in decision.nodes:
+                    self._push(NodeBooted(booting[node], node))
         if kind is ResizePoint:
             self._resize_or_go_on(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
 

@@ -15,6 +15,7 @@ from rms.core.policies import (
     admission,
     backfill_share,
     conservative,
+    node_power,
     order,
     paper,
     passes,
@@ -46,10 +47,11 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "power-slot": power.PowerSlot,
     },
     "passes": {"events": passes.Events, "ticks": passes.Ticks},
+    "node_power": {"always-on": node_power.AlwaysOn, "off-when-idle": node_power.OffWhenIdle},
 }
 """Every part that can be named, by its kind. What is left out is the first of its kind."""
 
-ONLY = {"frequency": {"part": "nominal"}, "node_power": {"part": "always-on"}}
+ONLY = {"frequency": {"part": "nominal"}}
 """Kinds with one value in this version: a file may state it, and nothing follows from it."""
 
 
@@ -175,6 +177,11 @@ def _compose(raw: dict[str, Any], name: str) -> Policy:
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))
+    counted = getattr(made["placement"], "counted", False)
+    if counted and not isinstance(made["node_power"], node_power.AlwaysOn):
+        raise PolicyError(
+            "expected a placement that says which nodes, for nodes that are powered off, got count"
+        )
     text = msgspec.json.encode({"name": name, **raw}).decode()
     return Policy(name=name, text=text, **made)
 

@@ -6,6 +6,8 @@ import msgspec
 
 from rms.core.events import (
     Ended,
+    NodeBooted,
+    NodePowerFailed,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
@@ -25,7 +27,7 @@ POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
 TRIGGERS: frozenset[type] = POWER | frozenset(
     (
         *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
-        *(NodeUp, Ticked, Reopened),
+        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened),
     )
 )
 """Events after which there may be something to decide."""

@@ -10,8 +10,9 @@ from typing import Protocol
 from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
 from rms.core.model import Job, JobSpec, Site
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
+from rms.core.policies.node_power import ALWAYS_ON, AlwaysOn, PowerPart, all_on, switched
 from rms.core.policies.placement import Room
-from rms.core.policies.sizing import Plan
+from rms.core.policies.sizing import AsAsked, Plan
 from rms.core.powercap import never_fits, why_power
 from rms.core.state import State
 
@@ -56,6 +57,7 @@ class Policy:
         admission: who starts now, given order and sizes.
         placement: on which nodes.
         passes: after which events it decides.
+        node_power: which nodes are powered off and on.
         text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
         shipped: it comes with the program, so that its name alone says what it is.
         exact: expected ends follow what is known of run times, not limits.
@@ -73,6 +75,8 @@ class Policy:
     passes: Passes
     text: str
     shipped: bool = field(default=False, compare=False)
+    node_power: PowerPart = ALWAYS_ON
+    always_on: bool = field(init=False)
     exact: bool = field(init=False)
     ahead: bool = field(init=False)
     refusal: Callable[[Site, JobSpec], str | None] | None = field(init=False, compare=False)
@@ -81,6 +85,7 @@ class Policy:
     start_triggers: frozenset[type] = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "always_on", isinstance(self.node_power, AlwaysOn))
         exact = getattr(self.admission, "estimates", "exact") == "exact"
         object.__setattr__(self, "exact", exact)
         object.__setattr__(self, "ahead", bool(getattr(self.placement, "ahead", False)))
@@ -99,6 +104,15 @@ class Policy:
 
         The engine asks only after events of a kind in ``triggers``.
         """
+        if self.always_on and not (state.off or state.booting):
+            return self._decide(state, events)
+        wanted = self._decide(all_on(state), events)
+        every = self.start_triggers is self.triggers
+        starts = not state.pending or every
+        widens = not isinstance(self.sizing, AsAsked)
+        return switched(self.node_power, state, wanted, starts=starts, widens=widens)
+
+    def _decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
         decisions: list[Decision] = []
         for event in events:
             if type(event) is Submitted:
@@ -135,6 +149,13 @@ class Policy:
             if running >= limit:
                 text = f"JobArrayTaskLimit: {limit} at once"
                 return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
+        if state.off or state.booting:
+            asleep, state = (state.off | state.booting.keys()) - state.down, all_on(state)
+            for each in self._decide(state, ()):
+                if isinstance(each, Start) and each.job == job.spec.id:
+                    boots = len(asleep.intersection(each.nodes))
+                    text = f"Resources: waits for {boots} of {each.size} nodes to boot"
+                    return Later(job.spec.id, text, Reason.RESOURCES)
         room = self.placement(state)
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
@@ -157,7 +178,7 @@ class Policy:
         if state.power_cap_w is not None:  # nobody waits behind a job that never fits under it
             queue = [job for job in queue if not never_fits(state, job)]
         if refused:
-            gone = {decision.job for decision in refused}
+            gone = {decision.job for decision in refused if isinstance(decision, Never)}
             queue = [job for job in queue if job.spec.id not in gone]
         return _within_limits(state, queue) if state.array_limited else queue
 

@@ -14,7 +14,9 @@ from rms.core.engine import Engine
 from rms.core.events import (
     Ended,
     Event,
+    NodeBooted,
     NodeDown,
+    NodePowerFailed,
     NodeUp,
     Reopened,
     Requeued,
@@ -63,7 +65,17 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float, *, nodes: int = NODES) -
 
 
 def powers(nodes: int) -> tuple[NodePower, ...]:
-    return tuple(NodePower(5.0 + n, 20.0, 30.0) for n in range(nodes))
+    """Of nodes that are worth being off, some of which take no time to boot."""
+    return tuple(
+        NodePower(5.0 + n, 20.0, 30.0, 1.0, boot_s=2.0 * (n % 3), boot_j=3.0 * n)
+        for n in range(nodes)
+    )
+
+
+OFF_WHEN_IDLE = [
+    adjusted(POLICIES[name], node_power={"part": "off-when-idle", "keep": keep}).key
+    for keep, name in enumerate(("easy", "array-share", "backfill-share"))
+]
 
 
 def waiting(state: State) -> list[Job]:
@@ -84,7 +96,7 @@ class Cluster(RuleBasedStateMachine):
 
     def happen(self, event: Event) -> None:
         self.ledger.advance(self.engine.state, event.at_s)
-        self.events.append((self.engine.policy.name, event))
+        self.events.append((self.engine.policy.key, event))
         decided = self.engine.handle(event)  # the rules are checked at every decision
         self.decisions.append(decided)
         for decision in decided:
@@ -179,6 +191,13 @@ class Cluster(RuleBasedStateMachine):
         at_s = self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
 
+    @precondition(lambda self: self.engine.state.booting)
+    @rule(data=st.data(), good=st.booleans())
+    def boot(self, data: st.DataObject, good: bool) -> None:
+        node = data.draw(st.sampled_from(sorted(self.engine.state.booting)))
+        kind = NodeBooted if good else NodePowerFailed
+        self.happen(kind(self.now(data), node))
+
     @rule(data=st.data(), nodes=st.integers(1, NODES + 2))
     def reopen(self, data: st.DataObject, nodes: int) -> None:
         state, at_s = self.engine.state, self.now(data)
@@ -202,16 +221,18 @@ class Cluster(RuleBasedStateMachine):
     def tick(self, data: st.DataObject) -> None:
         self.happen(Ticked(self.now(data)))
 
-    @rule(name=st.sampled_from(sorted(POLICIES)))
+    @rule(name=st.sampled_from([*sorted(POLICIES), *OFF_WHEN_IDLE]))
     def swap(self, name: str) -> None:
-        self.engine.policy = POLICIES[name]
+        self.engine.policy = named(name)
 
     @invariant()
     def no_slot_twice(self) -> None:
         state = self.engine.state
         held = [node for job in state.running.values() for node in job.held]
         assert len(held) == len(set(held))
-        free = set(range(state.nodes)) - set(held) - state.down
+        assert not state.off.intersection(held) and not state.booting.keys() & held
+        assert not state.off & state.booting.keys()
+        free = set(range(state.nodes)) - set(held) - state.down - state.off - state.booting.keys()
         assert set(state.free) == free
         assert state.free_count == len(free)
         assert state.releasing == sum(
@@ -274,8 +295,8 @@ class Cluster(RuleBasedStateMachine):
         again = Engine(Site(NODES, self.first), named("array-share"))
         decided = []
         for policy, event in self.events:
-            if again.policy.name != policy:
-                again.policy = POLICIES[policy]
+            if again.policy.key != policy:
+                again.policy = named(policy)
             decided.append(again.handle(event))
         # Starts are followed by their Started events at once, so the order is that of the events.
         assert sorted(map(repr, decided)) == sorted(map(repr, self.decisions))

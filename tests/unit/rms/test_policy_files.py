@@ -76,7 +76,12 @@ def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ('sizing = { part = "equal-share", energy = 2.0 }', "energy of 0 to 1"),
         ('color = { part = "red" }', "color"),
         ('frequency = { part = "slow" }', 'frequency = {part = "nominal"}'),
-        ('node_power = { part = "always-on", after_s = 60 }', "the only one in this version"),
+        ('node_power = { part = "always-on", after_s = 60 }', "after_s"),
+        ('node_power = { part = "off-when-idle", keep = -1 }', "keep of at least 0, got -1"),
+        (
+            'node_power = { part = "off-when-idle" }\nplacement = { part = "count" }',
+            "a placement that says which nodes",
+        ),
         ('order = { part = "no_such_module:f" }', "no_such_module"),
         ('order = { part = "math:pi" }', "cannot be called"),
         ("order = ", "x.toml"),

@@ -1,0 +1,171 @@
+"""Part ``node_power``: which idle nodes are powered off, and which are powered on again.
+
+The other parts decide as if every node that is off or booting were on already: sizes, reservations
+and the order of starts are those of a cluster that is always on. What they decide on nodes that
+are off is put off until those have booted, and decided anew then; nobody else is given the nodes
+that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
+Chauhan et al., figures 11 (power off) and 12 (power on).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from math import inf
+from typing import Protocol
+
+import msgspec
+
+from rms.core.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
+from rms.core.model import Node, NodePower
+from rms.core.powercap import PowerBudget, boot_extra_w, growth_w
+from rms.core.state import State
+
+Switches = tuple[Sequence[Node], Sequence[Node]]
+"""Nodes to be powered off, and on."""
+
+
+class PowerPart(Protocol):
+    """Part ``node_power``."""
+
+    def __call__(
+        self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
+    ) -> Switches:
+        """Return which idle nodes are to be powered off, and which of those off are to be on.
+
+        Args:
+            idle: free nodes that nobody is about to be given, rising.
+            needed: nodes that are off and wanted now.
+            until_s: the earliest time at which idle nodes may be needed, as far as is known.
+        """
+
+
+class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """No node is powered off; those that another policy has left off are powered on."""
+
+    def __call__(
+        self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
+    ) -> Switches:
+        """Return all nodes that are off, to be powered on."""
+        return (), sorted(state.off - state.down)
+
+
+ALWAYS_ON = AlwaysOn()
+
+
+class OffWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes go off as soon as that saves energy, and come back when a job waits for them.
+
+    Attributes:
+        keep: how many idle nodes stay on, for jobs to come.
+    """
+
+    keep: int = 0
+
+    def __post_init__(self) -> None:
+        if self.keep < 0:
+            raise ValueError(f"expected keep of at least 0, got {self.keep}")
+
+    def __call__(
+        self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
+    ) -> Switches:
+        """Return idle nodes whose time off saves more than the boot costs, and needed ones."""
+        power, gap_s = state.site.power, until_s - state.now_s
+        models = power or (NodePower(),) * state.nodes
+        return [node for node in idle[self.keep :] if models[node].off_pays(gap_s)], needed
+
+
+def all_on(state: State) -> State:
+    """Return the state as it were if nodes that are off or booting were on, and free.
+
+    They are taken last, those that boot before those that are off.
+    """
+    asleep = tuple(
+        node for node in (*sorted(state.booting), *sorted(state.off)) if node not in state.down
+    )
+    view = copy.copy(state)
+    view.vacant, view.asleep, view.needs_pass = bytearray(state.vacant), asleep, True
+    view.free_count += len(asleep)
+    for node in asleep:
+        view.vacant[node] = 1
+    return view
+
+
+def switched(
+    part: PowerPart,
+    state: State,
+    wanted: Sequence[Decision],
+    *,
+    starts: bool,
+    widens: bool,
+) -> list[Decision]:
+    """Return what of the decisions of a pass can be done now, and nodes to be powered off or on.
+
+    Args:
+        wanted: what the policy decides for :func:`all_on`.
+        starts: the pass was one that starts jobs.
+        widens: the policy may widen running jobs.
+    """
+    asleep = (state.off | state.booting.keys()) - state.down
+    goes = [each for each in wanted if isinstance(each, Start | Resize)]
+    now: list[Decision] = [
+        each
+        for each in wanted
+        if not (isinstance(each, Start | Resize) and asleep.intersection(each.nodes))
+    ]
+    used = {node for each in goes for node in each.nodes}
+    idle: list[Node] = []
+    if starts and not any(each.code is Reason.POWER for each in goes):
+        idle = [node for node in state.free_nodes() if node not in used]
+        idle = idle[_widening(state) :] if widens else idle
+    off, on = part(state, idle, sorted(used & state.off), _next_need_s(state, wanted))
+    if off:
+        now.append(PowerOff(tuple(off), "idle: being off saves more than a boot costs"))
+    on = _within_cap(state, now, on)
+    if on:
+        now.append(PowerOn(tuple(on), "wanted by jobs" if used & set(on) else "nodes stay on"))
+    return now
+
+
+def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
+    """Return the earliest time at which idle nodes may be needed by whoever waits after a pass.
+
+    Nobody who waits then can use them before something ends: a running job, or one that starts
+    now; a shrink or a boot under way. Where nobody waits, they may not be needed at all.
+    """
+    gone = {each.job for each in wanted if isinstance(each, Start | Never)}
+    if state.pending.keys() <= gone:
+        return inf
+    if state.releasing:
+        return state.now_s
+    ends = [state.ends[0][0]] if state.ends else []
+    ends += state.booting.values()
+    for each in wanted:
+        if isinstance(each, Start):
+            spec = state.pending[each.job].spec
+            ends.append(state.now_s + spec.expected_s(each.size, exact=state.exact))
+    return min(ends, default=inf)
+
+
+def _widening(state: State) -> int:
+    """Return onto how many more nodes running jobs could be widened so that it pays."""
+    jobs = [job for until_s, _, job in state.expandable if until_s > state.now_s]
+    return sum(job.spec.sizes()[-1] - job.size for job in jobs)
+
+
+def _within_cap(state: State, now: Sequence[Decision], on: Sequence[Node]) -> list[Node]:
+    """Return as many of the nodes to be powered on as the power cap leaves room to boot."""
+    if state.power_cap_w is None:
+        return list(on)
+    budget, found = PowerBudget(state), []
+    for each in now:
+        if isinstance(each, Start):
+            budget.take(budget.start_w(state.pending[each.job], each.size))
+        elif isinstance(each, Resize):
+            budget.take(growth_w(state, state.running[each.job], each.size, each.nodes))
+    for node in on:
+        more_w = boot_extra_w(state, (node,))
+        if budget.covers(more_w):
+            budget.take(more_w)
+            found.append(node)
+    return found
