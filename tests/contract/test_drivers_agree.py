@@ -6,18 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from rms.core.cluster import Cluster
-from rms.core.events import Decision, Resize, Started, Submitted
+from rms.core.events import Decision, PowerOff, PowerOn, Resize, Started, Submitted
 from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Speedup
-from rms.core.policies import POLICIES, named
+from rms.core.policies import POLICIES, adjusted, named
 from rms.daemon.context import Settings
 from rms.daemon.journal import Journal, Seen
 from rms.daemon.recovery import replay, resume
 from rms.launch.base import ManagedProcess
 from rms.launch.local import LocalLauncher
 from rms.sim.simulator import Simulation
+
+ALIKE = NodePower(1.0, 2.0, 3.0)
 
 
 class NoProcesses(LocalLauncher):
@@ -90,9 +93,25 @@ def test_on_a_stream_of_jobs_of_all_modes_too(tmp_path: Path, policy: str) -> No
         assert reasons == {"makes room for waiting jobs", "takes idle nodes"}
 
 
-def agree(tmp_path: Path, policy: str, specs: list[JobSpec]) -> list[tuple[float, Decision]]:
+@pytest.mark.parametrize("policy", ["easy", "array-share", "backfill-share"])
+@pytest.mark.promise("node-power")
+def test_with_nodes_that_go_off_and_come_back(tmp_path: Path, policy: str) -> None:
+    """The second half comes when all nodes have been off for a while."""
+    late = [structs.replace(s, submit_s=s.submit_s + 999.0 * (int(s.id) > 16)) for s in stream()]
+    off = adjusted(POLICIES[policy], node_power={"part": "off-when-idle"}).key
+    decisions = agree(tmp_path, off, late, NodePower(1.0, 2.0, 3.0, 0.1, 4.0, 6.0))
+    for kind in (PowerOff, PowerOn):
+        assert len({node for _, d in decisions if isinstance(d, kind) for node in d.nodes}) == 6
+
+
+def agree(
+    tmp_path: Path,
+    policy: str,
+    specs: list[JobSpec],
+    model: NodePower = ALIKE,
+) -> list[tuple[float, Decision]]:
     """Return what was decided in a simulation, once a daemon told the same decided the same."""
-    power = (NodePower(1.0, 2.0, 3.0),) * 6
+    power = (model,) * 6
     simulation = Simulation(specs, power, named(policy))
     simulation.run()
     clock = [0.0]
@@ -122,5 +141,12 @@ def agree(tmp_path: Path, policy: str, specs: list[JobSpec]) -> list[tuple[float
         lived = [(e.event.at_s, d) for e in seen for d in e.decisions or ()]
         assert lived == simulation.decisions
         assert replay(journal.read()).differing == []
-    assert daemon.scheduler.ledger.busy_j == simulation.ledger.busy_j
+    ledger = daemon.scheduler.ledger
+    assert ledger.busy_j == simulation.ledger.busy_j
+    for got_j, expected_j in (
+        (ledger.off_j, simulation.ledger.off_j),
+        (ledger.boot_j, simulation.ledger.boot_j),
+    ):
+        assert got_j == pytest.approx(expected_j)
+    daemon.scheduler.energy.check(clock[0])
     return simulation.decisions

@@ -104,7 +104,7 @@ def test_without_time_to_boot_its_energy_is_booked_at_once() -> None:
     simulation.run()
     simulation.ledger.check()
     ledger = simulation.ledger
-    assert (ledger.off_j, ledger.boot_j) == (pytest.approx(500.0), pytest.approx(500.0))
+    assert [ledger.off_j, ledger.boot_j] == pytest.approx([500.0, 500.0])
 
 
 def test_a_node_stays_on_for_who_waits_soon() -> None:
@@ -290,6 +290,7 @@ def streams(draw: st.DrawFn) -> list[JobSpec]:
 PLACING = sorted(name for name in POLICIES if not name.startswith("p-"))
 
 
+@pytest.mark.promise("node-power")
 @settings(max_examples=120, deadline=None)
 @given(streams(), st.sampled_from(PLACING), st.integers(0, 2), st.booleans())
 def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
@@ -303,7 +304,9 @@ def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
         assert not held & (state.off | state.booting.keys())
         asleep.append(set(state.off))
 
-    failures = [NodeDown(30.0, Node(1)), NodeUp(60.0, Node(1))] if fails else []
+    failures: list[NodeDown | NodeUp] = (
+        [NodeDown(30.0, Node(1)), NodeUp(60.0, Node(1))] if fails else []
+    )
     simulation = Simulation(
         specs,
         Site(4, (POWER,) * 4),
