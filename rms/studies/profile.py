@@ -277,16 +277,15 @@ def malleable(setup: Setup) -> tuple[list[Point], int]:
                 setup.say(f"{size} nodes, turn {turn + 1} of {setup.repeat} ...")
                 _go_to(server, number, size)
                 windows.append(_time_steps(server, number, size, setup.window_s))
-        row = _row(server, number)
         ask(JobIds, server, "POST", "/cancel", IdPattern(number))
         wait_until_over(server)
-        settle(server)
+        (over,) = settle(server)
         energy = ask(Accounts, server, "GET", f"/acct?id={number}").rows
         books = ask(BooksAnswer, server, "GET", "/books")
     return [
-        _of_windows([w for w in windows if w.size == size], row, energy, books)
+        _of_windows([w for w in windows if w.size == size], over, energy, books)
         for size in setup.sizes
-    ], row.steps
+    ], over.steps
 
 
 def _of_windows(
