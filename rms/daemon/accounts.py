@@ -11,18 +11,24 @@ from rms.wire.users import EnergyRow
 
 
 def energy_rows(context: Context, jobs: Collection[str] | None = None) -> list[EnergyRow]:
-    """Return what is booked up to now, by node and time: what is written, and what is newer.
+    """Return what is booked up to now, what is written and what is newer; both by node and time.
 
     Args:
         jobs: of these only; of all owners where None.
     """
     measured = context.scheduler.energy.measured
     one = next(iter(jobs)) if jobs is not None and len(jobs) == 1 else None
-    found = context.journal.energy(one)
-    found += measured.spans.present(max(context.time(), measured.until_s), jobs)
-    newest = {(row.node, row.begin_s, row.owner, row.device, row.source): row for row in found}
+    present = measured.spans.present(max(context.time(), measured.until_s), jobs)
+    newer = {_key(row): row for row in present}
+    found = [newer.pop(_key(row), row) for row in context.journal.energy(one)]
+    found += [newer[key] for key in sorted(newer)]
     wanted = None if jobs is None else frozenset(jobs)
-    return [newest[key] for key in sorted(newest) if wanted is None or key[2] in wanted]
+    return [row for row in found if wanted is None or row.owner in wanted]
+
+
+def _key(row: EnergyRow) -> tuple[str, float, str, str, str]:
+    """Return what tells a row from all others."""
+    return row.node, row.begin_s, row.owner, row.device, row.source
 
 
 def job_rows(context: Context, job_id: JobId) -> list[EnergyRow]:
