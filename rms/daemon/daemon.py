@@ -20,6 +20,7 @@ from rms.core.events import (
     Event,
     Never,
     PowerCapSet,
+    Reopened,
     Resize,
     ResizeAsked,
     ResizePoint,
@@ -112,6 +113,9 @@ class Daemon:
             self.journal.flush()
         if isinstance(event, Ended):
             self.endings.add(event.job)
+        elif isinstance(event, Reopened):
+            for job_id in event.failed:
+                self.endings.add(job_id)
         for decision in decisions:
             self._act(decision)
         return decisions

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from routed import Routed, routed
 
-from rms.core.model import JobId
+from rms.core.events import Reopened
+from rms.core.model import JobId, NodePower
 from rms.daemon import endings
 from rms.formats.prices import Prices, Series
 from rms.wire.users import ResizeRow
@@ -74,6 +75,19 @@ def test_a_job_that_never_ran_has_none(server: Routed, tmp_path: Path) -> None:
     waits = server.submit(nodes=[2, 2], output=str(tmp_path / "out"))
     assert server.ask("POST", "/cancel", {"id": waits})[0] == 200
     assert line(server, waits) is None and line(server, first) is None
+
+
+def test_a_job_that_fails_with_its_nodes_has_one(server: Routed, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.touch()
+    job = JobId(server.submit(nodes=[2, 2], output=str(output)))
+    server.clock[0] += 4.0
+    power = (NodePower(idle_w=5.0),)
+    moved = Reopened(server.daemon.time(), "elsewhere", ("m1",), power, (1,), (), (job,))
+    server.daemon.scripts.forget(server.daemon.jobs[job])
+    server.daemon.handle(moved)
+    assert line(server, job).startswith("job 1 FAILED: ")
+    assert output.read_text() == f"rms: {line(server, job)}\n"
 
 
 def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
