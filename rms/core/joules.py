@@ -58,6 +58,7 @@ class Span:
         replaced_j: what of the model's energy a measurement stands for.
         measured: by device and source.
         saved: rows of it were written.
+        lasted_s: how long it has lasted by what was written, where it was read back.
     """
 
     node: str
@@ -71,6 +72,7 @@ class Span:
     replaced_j: float = 0.0
     measured: dict[tuple[str, str], Share] = field(default_factory=dict)
     saved: bool = False
+    lasted_s: float = 0.0
 
     def seconds(self, since_s: float, until_s: float) -> float:
         """Return how much of a time it lasts."""

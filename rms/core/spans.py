@@ -10,7 +10,6 @@ all that is said of one node are summed apart, so that the two sums can be compa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 
 from rms.core.joules import BOOT, IDLE, MODEL, OFF, Share, Span, Totals
@@ -260,45 +259,58 @@ class Spans:
             rows: of each node the last span's at least; rising in time. They are in ``totals``.
             booked_s: until when meters have reported, for nodes that have any.
         """
-        written: dict[str, dict[float, list[EnergyRow]]] = {}
+        written: dict[str, dict[tuple[float, str], list[EnergyRow]]] = {}
         for row in rows:
-            written.setdefault(row.node, {}).setdefault(row.begin_s, []).append(row)
-        for node, by_begin in written.items():
-            followed = self._of.get(node, [])
-            spans = {at_s: found for at_s in by_begin if (found := _at(followed, at_s))}
-            begins = list(spans)
-            if not begins:
-                continue  # all of them have lasted no time, or this node is gone
-            self._of[node] = []
-            carry, end_s = None, None
-            for at_s, after_s in zip(begins, [*begins[1:], None], strict=True):
-                under = spans[at_s]  # others of that time have lasted no time
-                own = [row for row in by_begin[at_s] if row.owner == under.owner]
-                span = _written(own, under, at_s, booked_s.get(node, -inf))
-                self._of[node].append(span)
-                end_s = under.end_s if after_s is None else after_s
-                carry = None if end_s is None else self._end(span, end_s)
-            rest = [] if end_s is None else [s for s in followed if s.begin_s >= end_s]
-            for span in set(followed).difference(rest):
-                self.changed.pop(span, None)
-            for span in rest:
-                self._begin(span, carry)
-                carry = None
+            of_node = written.setdefault(row.node, {})
+            of_node.setdefault((row.begin_s, row.owner), []).append(row)
+        for node, groups in written.items():
+            if node in self._of:
+                found = [_written(group, booked_s.get(node, -inf)) for group in groups.values()]
+                self._restore_node(node, found)
+
+    def _restore_node(self, node: str, written: Sequence[Span]) -> None:
+        """Let what was written of a node take the place of what was followed of that time."""
+        followed, known, carry = self._of[node], list[Span](), None
+        self._of[node] = known
+        under = {span: _at(followed, span.begin_s) for span in written}
+        lasted = [s for s, found in under.items() if found is not None and found.owner == s.owner]
+        for span in written:  # others have lasted no time, by events that came late
+            if span not in lasted and span.lasted_s:
+                known.append(span)
+                carry = self._end(span, span.begin_s)
+        from_s = written[0].begin_s  # what was before is written
+        for number, span in enumerate(lasted, 1):
+            found = under[span]
+            assert found is not None
+            span.watts = found.watts
+            known.append(span)
+            next_s = lasted[number].begin_s if number < len(lasted) else inf
+            from_s = min(next_s, inf if found.end_s is None else found.end_s)
+            carry = carry if from_s == inf else self._end(span, from_s)
+        rest = [span for span in followed if span.begin_s >= from_s]
+        for span in set(followed).difference(rest):
+            self.changed.pop(span, None)
+        known.extend(rest)
+        known.sort(key=lambda span: span.begin_s)  # those without time before others
+        for span in rest:
+            if carry is not None and carry[0] > span.begin_s:
+                seconds = span.seconds(span.begin_s, carry[0])
+                self.replaced(span, carry[1] * span.watts * seconds, span.begin_s + seconds)
 
 
-def _written(rows: Sequence[EnergyRow], under: Span, begin_s: float, booked_s: float) -> Span:
-    """Return a span as its rows have it, without its end.
-
-    Args:
-        under: the one that events tell of.
-    """
-    span = replace(under, begin_s=begin_s, end_s=None, measured={}, saved=True)
+def _written(rows: Sequence[EnergyRow], booked_s: float) -> Span:
+    """Return a span as its rows have it, without its end."""
+    first = rows[0]
+    whose = first.node, first.owner, first.world, first.resize
+    span = Span(*whose, 0.0, first.begin_s, saved=True)
     for row in rows:
-        span.world = row.world
         span.replaced_j += row.replaced_j
+        span.lasted_s = max(span.lasted_s, row.end_s - row.begin_s)
         if row.source != MODEL:
             share = Share(row.joules, row.uncertainty_j, row.estimate)
             span.measured[row.device, row.source] = share
+        elif row.end_s > row.begin_s:
+            span.watts = (row.joules + row.replaced_j) / (row.end_s - row.begin_s)
     if span.replaced_j or span.measured:
         span.booked_s = min(booked_s, max(row.end_s for row in rows))
     return span
