@@ -12,6 +12,7 @@ from pathlib import Path
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.client.connection import state_folder
 from rms.core.policies import DEFAULT, PolicyError, placing
+from rms.daemon.daemon import POWERED_BY_SLURM
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.serve import ServeOptions, run_daemon
@@ -22,6 +23,7 @@ from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.prices import read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
+from rms.launch.power import DEADLINE_S, PowerCommands
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
 from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
@@ -80,6 +82,25 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="power that the cluster is not to pass (default: as before a restart, else none)",
     )
     add(
+        "--power-off",
+        default="",
+        metavar="CMD",
+        help="run as CMD NODE to power an idle node off (policies with node_power off-when-idle)",
+    )
+    add(
+        "--power-on",
+        default="",
+        metavar="CMD",
+        help="run as CMD NODE to power it on; returns 0 once the node is up",
+    )
+    add(
+        "--power-on-deadline",
+        type=float,
+        default=DEADLINE_S,
+        metavar="S",
+        help=f"a node that is not up by then is down (default {DEADLINE_S:g})",
+    )
+    add(
         "--prices",
         type=Path,
         metavar="FILE",
@@ -101,7 +122,10 @@ def serve(arguments: argparse.Namespace) -> int:
     state = (arguments.state or state_folder(os.environ)).absolute()
     cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
     with refuse_on(*refused, ScriptError, ServeError, SlurmError, OSError):
-        placing(arguments.policy)
+        policy = placing(arguments.policy)
+        commands = _power_commands(arguments)
+        if arguments.engine != "local" and not policy.always_on:
+            raise PolicyError(POWERED_BY_SLURM)
         options = ServeOptions(
             arguments.policy,
             arguments.listen or f"unix:{state / 'socket'}",
@@ -111,9 +135,22 @@ def serve(arguments: argparse.Namespace) -> int:
             None if arguments.prices is None else read_prices(arguments.prices),
             profiles.folder(os.environ, state_folder(os.environ)),
             None if cap is None else PowerCap(parse_power_cap(cap)),
+            commands,
         )
         run_daemon(state, _engine(arguments), options, say)
     return 0
+
+
+def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
+    """Return what powers nodes off and on."""
+    off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
+    if (off or on) and arguments.engine != "local":
+        got = f"--engine {arguments.engine}, whose nodes Slurm itself powers off"
+        raise CommandError(f"expected --power-off and --power-on with --engine local, got {got}")
+    try:
+        return PowerCommands.parse(off, on, deadline_s)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:

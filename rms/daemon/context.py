@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rms.daemon.journal import Journal
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.formats.prices import Prices
 from rms.launch.base import Launcher
+from rms.launch.power import PowerCommands
 
 Handle = Callable[[Event], list[Decision]]
 """Hands an event to the scheduler, through the journal; returns what was decided on it."""
@@ -37,6 +38,7 @@ class Settings:
         where: what tells the nodes from others of the same names: an allocation's id, or "".
         prices: of electricity, None where they are not known.
         profiles: folder of measured profiles, or None.
+        power_commands: what powers nodes off and on; None where that is in the books only.
     """
 
     policy: str
@@ -47,6 +49,7 @@ class Settings:
     where: str = ""
     prices: Prices | None = None
     profiles: Path | None = None
+    power_commands: PowerCommands | None = None
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Context:
 
     Attributes:
         drained: names of nodes that are given to no more jobs.
+        broken: names of nodes that could not be powered off or on, until somebody resumes them.
     """
 
     settings: Settings
@@ -63,6 +67,7 @@ class Context:
     journal: Journal
     launcher: Launcher
     drained: frozenset[str] = frozenset()
+    broken: frozenset[str] = frozenset()
     _as_of_s: float | None = None
 
     @property
@@ -95,6 +100,11 @@ class Context:
     def say(self, words: str) -> None:
         """Tell the operator."""
         self.settings.say(words)
+
+    def set_broken(self, names: Iterable[str]) -> None:
+        """Keep which nodes could not be powered off or on."""
+        self.broken = frozenset(names)
+        self.journal.note("broken", {"names": sorted(self.broken)})
 
     def note(self, kind: str, job: JobRuntime, value: dict[str, Any]) -> None:
         """Keep a fact about a job for a restarted daemon."""

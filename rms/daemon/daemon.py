@@ -20,6 +20,8 @@ from rms.core.events import (
     Event,
     Never,
     PowerCapSet,
+    PowerOff,
+    PowerOn,
     Reopened,
     Resize,
     ResizeAsked,
@@ -32,13 +34,14 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.model import Job, JobId, JobSpec, JobState, Node
-from rms.core.policies import placing
+from rms.core.policies import PolicyError, placing
 from rms.core.powercap import check_cap
 from rms.daemon.context import Context
 from rms.daemon.endings import Endings
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.meters import Meters
+from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import Nodes
 from rms.daemon.power import PowerWatch
 from rms.daemon.scripts import Scripts
@@ -51,6 +54,11 @@ from rms.wire.messages import (
     Poll,
     Report,
     ResizeRequest,
+)
+
+POWERED_BY_SLURM = (
+    "expected node_power always-on with Slurm's nodes, which Slurm itself powers off "
+    "(SuspendProgram), got another"
 )
 
 LOOK_S = 0.1
@@ -79,6 +87,7 @@ class Daemon:
         self.meters = Meters(context)
         self.endings = Endings(context)
         self.power = PowerWatch(context, self.handle)
+        self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s = 0.0
         self._unseen = 0
@@ -133,6 +142,8 @@ class Daemon:
             self.worlds.begin_resize(job, slots, strategy)
         elif isinstance(decision, Never):
             self.say(f"job {decision.job} can never run: {decision.reason}")
+        elif isinstance(decision, PowerOff | PowerOn):
+            self.node_power.act(decision)
 
     # --- what users ask ----------------------------------------------------------------------
 
@@ -178,10 +189,22 @@ class Daemon:
             self._strategies.pop(job_id, None)
 
     def set_policy(self, name: str) -> None:
-        """Let another policy decide from now on."""
+        """Let another policy decide from now on.
+
+        Raises:
+            PolicyError: there is none of that name, or it cannot decide here.
+        """
         policy = placing(name)
+        if not policy.always_on and self.launcher.shared_filesystem:
+            raise PolicyError(POWERED_BY_SLURM)
         self.journal.policy(name, self.time())
         self.scheduler.engine.policy = policy
+        self.look_at_idle_nodes()
+
+    def look_at_idle_nodes(self) -> None:
+        """Let the policy power idle nodes off, or on, that nothing else would make it look at."""
+        if not self.scheduler.engine.policy.always_on or self.context.state.off:
+            self.handle(Ticked(self.time()))
 
     def set_power_cap(self, watts: float | None) -> None:
         """Let the cluster draw no more than this from now on, None for any power.
@@ -292,6 +315,7 @@ class Daemon:
         self.scripts.start_some()
         self.launcher.poll()
         self.nodes.watch()
+        self.node_power.watch()
         self.power.look()
         self.endings.watch()
         jobs = list(self.context.state.running.items())

@@ -41,15 +41,18 @@ class Nodes:
         before = context.drained
         context.drained = before.union(names) if drained else before.difference(names)
         context.journal.note("drained", {"names": sorted(context.drained)})
+        if not drained and context.broken.intersection(names):
+            context.set_broken(context.broken.difference(names))
         self._close_and_open(names)
 
     def _close_and_open(self, names: Sequence[str]) -> None:
         """Tell the scheduler which of these nodes are down now, and which are up."""
         context, away, down = self._context, self._away, self._context.state.down
+        unfit = context.drained | context.broken
         numbers = {name: n for n, name in enumerate(context.cluster.names)}
         for name in names:
             node = Node(numbers[name])
-            if name in context.drained or (away is not None and name in away):
+            if name in unfit or (away is not None and name in away):
                 if node not in down:
                     self._handle(NodeDown(context.time(), node))
             elif node in down:

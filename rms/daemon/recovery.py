@@ -144,6 +144,8 @@ def resume(
         adopt(daemon)
     else:
         reopen(daemon, cluster)
+    daemon.node_power.resume()
+    daemon.look_at_idle_nodes()
     return daemon
 
 
@@ -167,7 +169,8 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
     restore_energy(found.scheduler, journal)
     jobs = known_jobs(journal, found.scheduler)
     drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
-    return Context(settings, found.scheduler, jobs, journal, launcher, drained)
+    broken = frozenset(journal.notes("broken").get("broken", {"names": []})["names"])
+    return Context(settings, found.scheduler, jobs, journal, launcher, drained, broken)
 
 
 def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:

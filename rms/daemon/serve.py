@@ -15,6 +15,7 @@ from pathlib import Path
 
 import uvicorn
 
+from rms.core.policies import placing
 from rms.core.powercap import check_cap
 from rms.daemon import sockets
 from rms.daemon.context import Settings
@@ -26,6 +27,7 @@ from rms.daemon.server import WATCH_S, Routes
 from rms.daemon.sockets import ServeError
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
+from rms.launch.power import PowerCommands
 from rms.wire.users import PowerCap
 
 
@@ -40,6 +42,7 @@ class ServeOptions:
         parent: process whose end is the daemon's too, or None.
         prices: of electricity, None where they are not known.
         profiles: folder of measured profiles, or None.
+        power_commands: what powers nodes off and on; None where that is in the books only.
         power_cap: what the cluster is to draw at most; None as before a restart, if there was one.
     """
 
@@ -51,6 +54,7 @@ class ServeOptions:
     prices: Prices | None = None
     profiles: Path | None = None
     power_cap: PowerCap | None = None
+    power_commands: PowerCommands | None = None
 
 
 def run_daemon(
@@ -89,8 +93,11 @@ def run_daemon(
             engine.where,
             options.prices,
             options.profiles,
+            options.power_commands,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
+        if not placing(options.policy).always_on and options.power_commands is None:
+            say("nodes go off in the books only: no --power-off and --power-on are given")
         if options.power_cap is not None:
             daemon.set_power_cap(options.power_cap.cap_w)
         elif (cap_w := daemon.context.state.power_cap_w) is not None:

@@ -109,6 +109,10 @@ def _node_state(context: Context, node: Node, *, is_held: bool) -> str:
         return "draining" if is_held else "drained"
     if node in context.state.down:
         return context.launcher.unavailable_label
+    if node in context.state.off:
+        return "powered_down"
+    if node in context.state.booting:
+        return "powering_up"
     return "allocated" if is_held else "idle"
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from math import inf
+from pathlib import Path
 
 import pytest
 from driven import FLEXIBLE, MOLDABLE, Driven, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rms.cli.main import main
 from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
@@ -29,6 +31,7 @@ from rms.core.policies import POLICIES, Policy, adjusted, named
 from rms.core.powercap import expected_w
 from rms.core.rules import RuleError, check
 from rms.core.transition import TransitionError
+from rms.formats.config import FileError, read_cluster
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Simulation
 
@@ -265,6 +268,39 @@ def test_nodes_that_are_shared_or_counted_are_not_powered_off() -> None:
     assert not chosen(off_when_idle(), counted=True).counted
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--power-off", "true"], "got only --power-off"),
+        (["--power-on", "true"], "got only --power-on"),
+        (["--power-off", "true", "--power-on", "no-such-program x"], "'no-such-program x'"),
+        (["--power-off", "true", "--power-on", "true", "--power-on-deadline", "0"], "above 0 s"),
+        (["--engine", "slurm", "--power-off", "true", "--power-on", "true"], "--engine local"),
+        (["--engine", "slurm", "--policy", "{off}"], "which Slurm itself powers off"),
+    ],
+)
+def test_commands_that_cannot_be_are_refused_in_a_sentence(
+    options: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    off = tmp_path / "off.toml"
+    off.write_text('node_power = { part = "off-when-idle" }\n')
+    given = [option.format(off=off) for option in options]
+    assert main(["serve", "--state", str(tmp_path / "state"), *given]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "expected" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("key", ["off_w", "boot_s", "boot_j"])
+def test_power_of_a_cluster_file(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(f'name = "c"\n[[nodes]]\nname = "n1"\npower = {{ {key} = 7.0 }}\n')
+    (model,) = read_cluster(path).power
+    assert getattr(model, key) == 7.0
+    path.write_text(path.read_text().replace("7.0", "-7.0"))
+    with pytest.raises(FileError, match=f"expected {key} of at least 0, got -7"):
+        read_cluster(path)
+
+
 @st.composite
 def streams(draw: st.DrawFn) -> list[JobSpec]:
     found = []
@@ -291,7 +327,7 @@ PLACING = sorted(name for name in POLICIES if not name.startswith("p-"))
 
 
 @pytest.mark.promise("node-power")
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(streams(), st.sampled_from(PLACING), st.integers(0, 2), st.booleans())
 def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
     specs: list[JobSpec], name: str, keep: int, fails: bool
