@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rms.core import rules, transition
 from rms.core.events import Decision, Event, JobDecision, Later, Reason, Resize, ResizeAsked
 from rms.core.model import JobId, Site
-from rms.core.policies import Policy
+from rms.core.policies import Policy, PolicyError
 from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
 
@@ -22,6 +22,11 @@ class Engine:
 
     def __init__(self, site: Site | int, policy: Policy) -> None:
         self.state = State(Site(site) if isinstance(site, int) else site, policy.counted)
+        if policy.shared and self.state.pools is None:
+            raise PolicyError(
+                f"expected nodes that share bandwidth for policy {policy.name}, got a cluster "
+                "that states none"
+            )
         self.policy = policy
 
     @property

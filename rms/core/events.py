@@ -219,13 +219,20 @@ class Reason(StrEnum):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, gc=False):
-    """Launch a job on these nodes; where nodes are only counted, on ``count`` of them."""
+    """Launch a job on these nodes; where nodes are only counted, on ``count`` of them.
+
+    Attributes:
+        slowdown: how much longer than stated the job is expected to run there.
+        frequencies: over the highest one, of the process on each node; empty for the highest.
+    """
 
     job: JobId
     nodes: tuple[Node, ...]
     reason: str
     code: Reason = Reason.FITS
     count: int = 0
+    slowdown: float = 1.0
+    frequencies: tuple[float, ...] = ()
 
     @property
     def size(self) -> int:

@@ -15,6 +15,7 @@ from typing import NewType
 
 import msgspec
 
+from rms.core.contention import SharedNode
 from rms.core.speedup import Speedup as Speedup
 from rms.core.speedup import corrected
 
@@ -80,6 +81,9 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
             and at any size, or None.
         profile: shares of ``power_w`` really drawn, as ``(share of the run time, share of power)``
             one after the other; empty for all of it all the time. Policies count with ``power_w``.
+        bandwidth_gb_s: memory bandwidth that each process asks for on the fastest kind of
+            processor, or None where that is not known (see :mod:`rms.core.contention`).
+        expected_bandwidth_gb_s: what policies take it to be, None for the same.
     """
 
     id: JobId
@@ -98,6 +102,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     power_w: float | None = None
     profile: tuple[tuple[float, float], ...] = ()
     resize_parts: int | None = None
+    bandwidth_gb_s: float | None = None
+    expected_bandwidth_gb_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -105,6 +111,12 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
                 f"job {self.id}: expected 1 <= min <= preferred <= max nodes, got "
                 f"{self.nodes_min}, {self.preferred}, {self.nodes_max}"
             )
+
+    @property
+    def planned_gb_s(self) -> float:
+        """The memory bandwidth of a process that policies count with."""
+        expected = self.expected_bandwidth_gb_s
+        return (self.bandwidth_gb_s if expected is None else expected) or 0.0
 
     @property
     def resize_points_known(self) -> bool:
@@ -176,6 +188,8 @@ class Job:
         speedup: what it is planned by: what its ``spec`` states, corrected by what was seen.
         above_w: what meters say it draws on each of its nodes above what is expected.
         no_wider_before_s: until when it is not widened, having been shrunk for a power cap.
+        slowdown: how much longer than stated it is expected to run where it is.
+        frequencies: over the highest one, of the process on each of its nodes; empty for that.
     """
 
     spec: JobSpec
@@ -201,6 +215,8 @@ class Job:
     speedup: Speedup | None = None
     above_w: float = 0.0
     no_wider_before_s: float = -inf
+    slowdown: float = 1.0
+    frequencies: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.speedup is None:
@@ -337,6 +353,9 @@ class Site(msgspec.Struct, frozen=True):
         host: the host (power domain) of each slot; empty where each node is its own.
         rack: the rack of each host; empty where all are in one.
         power_cap_w: the power cap to begin with, or None.
+        shared: nodes whose processes share bandwidth; their processors, in order, are the slots.
+        levels: frequency (GHz) and voltage (V) that a processor can be set to, rising; empty where
+            frequencies are not set.
     """
 
     nodes: int
@@ -344,3 +363,5 @@ class Site(msgspec.Struct, frozen=True):
     host: tuple[int, ...] = ()
     rack: tuple[int, ...] = ()
     power_cap_w: float | None = None
+    shared: tuple[SharedNode, ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()

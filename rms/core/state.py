@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from rms.core.contention import Pools, parts
 from rms.core.model import Job, JobId, Node, NodePower, Site
 
 End = tuple[float, int, Job]
@@ -59,6 +60,9 @@ class State:
         measured_w: what it draws by its meters, as last entered under a cap, or None.
         power_models: the power models of its nodes, each once.
         idle_w: what all its nodes draw when idle.
+        pools: the processors of nodes that share bandwidth; None where none do.
+        pool_free: of each pool, how many processors nobody holds.
+        pool_gb_s: of each pool, the bandwidth expected to be asked for there.
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
@@ -94,12 +98,15 @@ class State:
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
+    pools: Pools | None = field(default=None, compare=False)
+    pool_free: list[int] = field(default_factory=list, compare=False)
+    pool_gb_s: list[float] = field(default_factory=list, compare=False)
     _queues: dict[Key, list[End]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         self.free_count = self.site.nodes
         self.power_cap_w = self.site.power_cap_w
-        self._use_power()
+        self._use_site()
         if not self.counted:
             self.vacant = bytearray(b"\x01" * self.site.nodes)
 
@@ -168,10 +175,13 @@ class State:
         """Whether all jobs there are belong to one array."""
         return len(self.arrays) == 1 and None not in self.arrays
 
-    def _use_power(self) -> None:
-        """Take the power models of the site."""
+    def _use_site(self) -> None:
+        """Take the power models of the site, and its processors that share bandwidth."""
         self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
         self.idle_w = sum(model.idle_w for model in self.site.power)
+        self.pools = Pools(self.site.shared) if self.site.shared else None
+        self.pool_free = [] if self.pools is None else list(self.pools.number)
+        self.pool_gb_s = [0.0] * len(self.pool_free)
 
     def count_array(self, job: Job, more: int) -> None:
         """Enter that a job came or went."""
@@ -242,13 +252,26 @@ class State:
         self.off.update(nodes)
         self.switched.update(nodes)
 
+    def share(self, job: Job, sign: int) -> None:
+        """Enter what a job takes of shared nodes (1), or gives back (-1)."""
+        pools = self.pools
+        if pools is None:
+            return
+        each_gb_s = job.spec.planned_gb_s
+        for (pool, frequency), number in parts(pools, job.nodes, job.frequencies).items():
+            free = self.pool_free[pool] = self.pool_free[pool] - sign * number
+            asked = (
+                self.pool_gb_s[pool] + sign * number * each_gb_s * frequency / pools.factor[pool]
+            )
+            self.pool_gb_s[pool] = 0.0 if free == pools.number[pool] else max(0.0, asked)
+
     def reopen(self, site: Site, down: Iterable[Node]) -> None:
         """Take another cluster, all of it free; nothing may run on the one before any more."""
         self.site, self.down, self.releasing = site, set(down), 0
         self.off.clear()
         self.booting.clear()
         self.switched.clear()
-        self._use_power()
+        self._use_site()
         self.vacant = bytearray(b"\x01" * site.nodes)
         for node in self.down:
             self.vacant[node] = 0
@@ -269,12 +292,12 @@ class State:
         if spec.limit_s is not None and not self.exact:
             if spec.speedup is None or not job.resize_count:
                 since = self.now_s if job.start_s is None else job.start_s
-                end = since + spec.expected_s(job.size)
+                end = since + spec.expected_s(job.size) * job.slowdown
             else:
                 end = self.now_s + job.remaining_share(self.now_s) * spec.expected_s(job.size)
         else:
             left = job.remaining_s(job.size, self.now_s)
-            end = inf if left is None else self.now_s + left
+            end = inf if left is None else self.now_s + left * job.slowdown
         job.expected_end_s = end
         insort(self.ends, (end, job.number, job))
         if job.resizable_now:

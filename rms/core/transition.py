@@ -200,6 +200,7 @@ def _release(state: State, job: Job) -> None:
         state.releasing -= job.loss
     if job.nodes:
         state.give_back(job.held)
+        state.share(job, -1)
     state.changed[job.spec.id] = job
 
 
@@ -316,12 +317,14 @@ def take(state: State, decision: Decision) -> None:
         job = state.dequeue(decision.job)
         size = decision.count or len(decision.nodes)
         job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
+        job.slowdown, job.frequencies = decision.slowdown, decision.frequencies
         job.since_s = state.now_s
         state.running[decision.job] = job
         state.count_array(job, 1)
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)
+            state.share(job, 1)
         state.index_running(job)
     elif isinstance(decision, Resize):
         job = state.running[decision.job]

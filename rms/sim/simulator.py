@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from rms.core.contention import Contention, processes
 from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
@@ -32,7 +33,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, Node, NodePower, Site
+from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.powercap import expected_w
 
@@ -116,6 +117,12 @@ class Simulation:
         hooks: what is kept and told of it while it runs.
         failures: when nodes go down and come back, rising in time (see :func:`failing`). What runs
             on a node that goes down starts again from its beginning, elsewhere.
+
+    On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
+    neighbours (:class:`rms.core.contention.Contention`); jobs are fixed there and no node fails.
+
+    Attributes:
+        contention: who runs how fast on shared nodes, None where nodes are not shared.
     """
 
     def __init__(
@@ -129,7 +136,7 @@ class Simulation:
         failures: Iterable[NodeDown | NodeUp] = (),
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
-        if site.host and not policy.always_on:
+        if (site.host or site.shared) and not policy.always_on:
             raise ValueError("expected nodes that are not shared, for nodes that are powered off")
         self.engine = Engine(site, policy)
         self.ledger = Ledger(site.power or (NodePower(),) * site.nodes, site.host)
@@ -137,6 +144,8 @@ class Simulation:
         self.events: list[Event] = []
         self.decided = self.resized = 0
         self.peak_w = 0.0  # the most that was expected at once, where there is a power cap
+        pools = self.engine.state.pools
+        self.contention = None if pools is None else Contention(pools)
         hooks = hooks or Hooks()
         self._record, self._progress = hooks.record, hooks.progress
         self._observer = hooks.observer
@@ -148,6 +157,10 @@ class Simulation:
         self._versions: dict[JobId, int] = {}
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = _submissions(arrivals)
+        if pools is not None and (
+            self._together or failures or any(spec.mode is not Mode.FIXED for spec in arrivals)
+        ):
+            raise ValueError("expected fixed jobs, nodes that stay up, a pass for each event")
         self._next_submission: Submitted | None = None
         self._every_s = policy.passes.every_s
         self.failed = 0
@@ -186,6 +199,11 @@ class Simulation:
     def _pop(self) -> Event | Phase | None:
         """Return what happens next; submissions go before all else of their time, or after it."""
         heap, submission, last = self._heap, self._next_submission, self._submissions_last
+        if self.contention is not None:
+            others = inf if submission is None else submission.at_s, heap[0][0] if heap else inf
+            over = self.contention.run(min(others), included=last)
+            if over is not None:
+                return Ended(over[0], JobId(over[1]), "COMPLETED")
         while True:
             if submission is not None and (
                 not heap
@@ -299,6 +317,12 @@ class Simulation:
             left = job.remaining_s(job.size, now)
         if left is None:
             raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
+        if self.contention is not None:
+            counts = self.contention.counts(job.nodes, job.frequencies)
+            levels = self.engine.state.site.levels
+            begun = processes(counts, left, spec.bandwidth_gb_s or 0.0, levels)
+            self.contention.start(spec.id, begun, now)
+            return
         version = 0
         if spec.resize_points_known or self._failing:
             version = self._versions[spec.id] = self._versions.get(spec.id, 0) + 1

@@ -14,6 +14,7 @@ from rms.core.events import Later, Reason, Start
 from rms.core.model import Job
 from rms.core.policies.capped import budget_of
 from rms.core.policies.placement import Room
+from rms.core.policies.shared import SharedRoom
 from rms.core.policies.sizing import Plan
 from rms.core.state import End, State
 
@@ -30,8 +31,8 @@ class InOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
         starts: list[Start] = []
-        if self.at_most is not None or not _news(state, queue, room):
-            _head(islice(queue, self.at_most), plan, room, starts)
+        if self.at_most is not None or not news_only(state, queue, room):
+            start_head(islice(queue, self.at_most), plan, room, starts)
         return starts
 
     def explain(
@@ -56,7 +57,7 @@ class FirstFitting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 break
             size = plan.start(job, room.free)
             if room.fits(job, size):
-                starts.append(_start(job, size, room, "fits", Reason.FITS))
+                starts.append(start(job, size, room, "fits", Reason.FITS))
         return starts
 
     def explain(
@@ -87,7 +88,7 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
         starts: list[Start] = []
-        news = _news(state, queue, room)
+        news = news_only(state, queue, room)
         if news:
             if min([job.least for job in news]) > room.free:
                 return starts
@@ -95,7 +96,7 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             waiting: Iterable[Job] = news
         else:
             rest = iter(queue)
-            waiting, head = rest, _head(rest, plan, room, starts)
+            waiting, head = rest, start_head(rest, plan, room, starts)
         if head is None or room.free <= 0:
             return starts
         exact, now = state.exact, state.now_s
@@ -121,13 +122,13 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             size = plan.start(job, room.free)
             if not room.fits(job, size):
                 continue
-            if now + job.spec.expected_s(size, exact=exact) > shadow:
+            if now + _expected_s(job, size, room, exact) > shadow:
                 own_w = 0.0 if budget is None else budget.start_w(job, size)
                 if size > extra or own_w > extra_w:
                     continue
                 extra -= size
                 extra_w -= own_w
-            starts.append(_start(job, size, room, "backfills", Reason.BACKFILLS))
+            starts.append(start(job, size, room, "backfills", Reason.BACKFILLS))
             if room.free <= 0:
                 break
         return starts
@@ -169,7 +170,7 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Later(job.spec.id, text, Reason.PRIORITY)
 
 
-def _news(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
+def news_only(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
     """Return the new jobs, if nothing else has changed since the first one had to wait.
 
     Then those that waited would only be refused again, so a submission costs no more on a long
@@ -183,13 +184,13 @@ def _news(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
     return state.new_jobs if first is not None and first.number < state.new_jobs[0].number else []
 
 
-def _head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]) -> Job | None:
+def start_head(queue: Iterator[Job], plan: Plan, room: Room, starts: list[Start]) -> Job | None:
     """Start jobs in order as long as they fit; return the first that does not."""
     for job in queue:
         size = plan.start(job, room.free)
         if not room.fits(job, size):
             return job
-        starts.append(_start(job, size, room, "fits", Reason.FITS))
+        starts.append(start(job, size, room, "fits", Reason.FITS))
     return None
 
 
@@ -236,7 +237,7 @@ def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
         ends, first = ends[first:], 0
         for start in starts:
             job = state.pending[start.job]
-            span = job.spec.expected_s(start.size, exact=state.exact)
+            span = job.spec.expected_s(start.size, exact=state.exact) * start.slowdown
             # The job itself has no size yet: a stand-in of the start's size takes its place.
             insort(ends, (state.now_s + span, job.number, Job(job.spec, size=start.size)))
     return islice(ends, first, None)
@@ -253,6 +254,17 @@ def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
     return Later(job.spec.id, f"Priority: {head.spec.id} is first", Reason.PRIORITY)
 
 
-def _start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
+def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
+    """Return the start of a job that fits, its nodes taken."""
+    if isinstance(room, SharedRoom):
+        offer = room.offer(job, size)
+        nodes, slowdown = room.place(job, size), offer.slowdown
+        return Start(job.spec.id, nodes, reason, code, 0, slowdown, offer.each)
     nodes = room.place(job, size)
     return Start(job.spec.id, nodes, reason, code, 0 if nodes else size)
+
+
+def _expected_s(job: Job, size: int, room: Room, exact: bool) -> float:
+    """Return how long a job is expected to run where it would start now."""
+    span = job.spec.expected_s(size, exact=exact)
+    return span * room.offer(job, size).slowdown if isinstance(room, SharedRoom) else span

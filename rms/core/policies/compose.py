@@ -22,6 +22,7 @@ from rms.core.policies import (
     placement,
     power,
     share,
+    shared,
     sizing,
 )
 from rms.core.policies.policy import Policy, PolicyError
@@ -45,6 +46,8 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "first-fit": placement.FirstFit,
         "count": placement.Count,
         "power-slot": power.PowerSlot,
+        "first-fit-shared": shared.FirstFitShared,
+        "less-consume": shared.LessConsume,
     },
     "passes": {"events": passes.Events, "ticks": passes.Ticks},
     "node_power": {"always-on": node_power.AlwaysOn, "off-when-idle": node_power.OffWhenIdle},
@@ -126,6 +129,11 @@ def placing(name: str) -> Policy:
     policy = named(name)
     if policy.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
+    if policy.shared:
+        raise PolicyError(
+            f"expected a placement on nodes that one job holds at a time, got {policy.name}, whose "
+            "nodes share bandwidth: in simulations only"
+        )
     return policy
 
 

@@ -63,6 +63,7 @@ class Policy:
         exact: expected ends follow what is known of run times, not limits.
         ahead: a start may come before the end, of the same instant, that makes it possible.
         counted: nodes are counted, not placed.
+        shared: it places processes on nodes that share bandwidth, and nowhere else.
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
@@ -81,6 +82,7 @@ class Policy:
     ahead: bool = field(init=False)
     refusal: Callable[[Site, JobSpec], str | None] | None = field(init=False, compare=False)
     counted: bool = field(init=False)
+    shared: bool = field(init=False)
     triggers: frozenset[type] = field(init=False)
     start_triggers: frozenset[type] = field(init=False)
 
@@ -92,6 +94,7 @@ class Policy:
         object.__setattr__(self, "refusal", getattr(self.placement, "refusal", None))
         object.__setattr__(self, "triggers", self.passes.triggers)
         object.__setattr__(self, "start_triggers", self.passes.start_triggers)
+        object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
 
     @property

@@ -1,0 +1,298 @@
+"""Memory bandwidth that the processes on a node share (Guim et al., section III).
+
+A node has processors of one or more kinds and a bandwidth; a kind may be behind a socket with less
+(a GPU). The processors of one kind in one node are a *pool*. What a process asks for follows its
+speed: on a processor that is three times slower, or at half the frequency, it asks for a third, or
+half. Where more is asked of a socket or a node than it has, all who share it slow down alike; what
+a socket lets through is what its node sees of it (the paper's virtual process).
+
+F. Guim, I. Rodero, J. Corbalan, M. Parashar: "Enabling GPU and Many-Core Systems in Heterogeneous
+HPC Environments using Memory Considerations".
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from math import inf
+from typing import NamedTuple
+
+import msgspec
+
+
+class Processors(msgspec.Struct, frozen=True):
+    """The processors of one kind in a node.
+
+    Attributes:
+        number: how many there are.
+        factor: run time on one of them over that on the fastest kind (``CPUFactor``).
+        socket_gb_s: bandwidth between them and the node's memory, of all together.
+    """
+
+    number: int
+    factor: float = 1.0
+    socket_gb_s: float = inf
+
+
+class SharedNode(msgspec.Struct, frozen=True):
+    """A node whose processes share its memory bandwidth.
+
+    Attributes:
+        whole_demand: the time added to an overloaded window is its length times demand over
+            capacity, as section III-A has it in words. Else times what is asked above capacity:
+            then each byte is moved once, and processes take 10/4 of their time in the example of
+            section III-C.
+    """
+
+    bandwidth_gb_s: float
+    processors: tuple[Processors, ...]
+    whole_demand: bool = False
+
+    def slowdown(self, demand_gb_s: float, capacity_gb_s: float) -> float:
+        """Return run time over that without contention: 1 where the capacity is not passed."""
+        if demand_gb_s <= capacity_gb_s * (1.0 + 1e-12):
+            return 1.0
+        return demand_gb_s / capacity_gb_s + (1.0 if self.whole_demand else 0.0)
+
+
+class Pools:
+    """The pools of a cluster, numbered in the order of its nodes, and their slots.
+
+    Attributes:
+        node: the node of each pool.
+        members: the pools of each node.
+        factor, socket_gb_s, number: of each pool.
+        first: its first slot; it has ``number`` of them.
+        of_slot: the pool of each slot.
+        by_speed: the pools, the fastest first.
+    """
+
+    def __init__(self, nodes: Sequence[SharedNode]) -> None:
+        self.nodes = nodes
+        kinds = [(at, kind) for at, node in enumerate(nodes) for kind in node.processors]
+        self.node = [at for at, _ in kinds]
+        self.factor = [kind.factor for _, kind in kinds]
+        self.socket_gb_s = [kind.socket_gb_s for _, kind in kinds]
+        self.number = [kind.number for _, kind in kinds]
+        self.first = [0, *accumulate(self.number)][:-1]
+        self.of_slot = [pool for pool, number in enumerate(self.number) for _ in range(number)]
+        self.by_speed = sorted(range(len(kinds)), key=self.factor.__getitem__)
+        self.members: list[list[int]] = [[] for _ in nodes]
+        for pool, at in enumerate(self.node):
+            self.members[at].append(pool)
+
+    def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
+        """Return how much slower the processes of each pool of a node are than if each was alone.
+
+        Args:
+            demands_gb_s: what is asked for in each of its pools.
+        """
+        model, through, sockets = self.nodes[node], 0.0, []
+        for pool, demand in zip(self.members[node], demands_gb_s, strict=True):
+            capacity = self.socket_gb_s[pool]
+            if demand > capacity:
+                sockets.append(model.slowdown(demand, capacity))
+                through += capacity
+            else:
+                sockets.append(1.0)
+                through += demand
+        shared = model.slowdown(through, model.bandwidth_gb_s)
+        return sockets if shared == 1.0 else [each * shared for each in sockets]
+
+
+class Part(NamedTuple):
+    """Processes of one job in one pool, all alike.
+
+    Attributes:
+        work_s: how long each takes alone on the fastest kind of processor at full frequency.
+        demand_gb_s: what each asks for there.
+        frequency: over the highest one.
+        power: of each while it computes, in any unit.
+    """
+
+    pool: int
+    processes: int
+    work_s: float
+    demand_gb_s: float
+    frequency: float = 1.0
+    power: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A part that runs: it is over when its pool's clock is at ``end``."""
+
+    job: str
+    part: Part
+    demand_gb_s: float
+    begun_s: float
+    end: float
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The clock of a pool goes by ``rate`` seconds a second: slower while bandwidth is short."""
+
+    clock: float = 0.0
+    rate: float = 1.0
+    since_s: float = 0.0
+    demand_gb_s: float = 0.0
+    version: int = 0
+    groups: list[tuple[float, int, _Group]] = field(default_factory=list)
+
+
+class Contention:
+    """Who runs how fast on shared nodes, and when each job is over.
+
+    Between two changes on a node all processes of a pool run at one rate, so a pool has a clock of
+    its own on which ends do not move: a change costs its node's pools, however many processes and
+    jobs there are. A process asks for nothing after its own end; its processor is held until the
+    last process of its job has ended.
+
+    Attributes:
+        energy: power times time of all processes that are over.
+        processor_s: time of them, idle waits for the job's last process left out.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._state = [_Pool() for _ in pools.node]
+        self._left: dict[str, int] = {}
+        self._next: list[tuple[float, int, int, int]] = []
+        self._number = 0
+        self.energy = self.processor_s = 0.0
+
+    def start(self, job: str, parts: Iterable[Part], now_s: float) -> None:
+        """Let a job begin."""
+        nodes = {}
+        for part in parts:
+            factor, pool = self._pools.factor[part.pool], self._state[part.pool]
+            self._advance(pool, now_s)
+            speed = part.frequency / factor
+            demand = part.processes * part.demand_gb_s * speed
+            group = _Group(job, part, demand, now_s, pool.clock + part.work_s / speed)
+            self._number += 1
+            heapq.heappush(pool.groups, (group.end, self._number, group))
+            pool.demand_gb_s += demand
+            pool.version += 1
+            self._left[job] = self._left.get(job, 0) + 1
+            nodes[self._pools.node[part.pool]] = True
+        for node in nodes:
+            self._share(node, now_s)
+
+    def counts(
+        self, slots: Sequence[int], frequencies: Sequence[float]
+    ) -> dict[tuple[int, float], int]:
+        """Return how many processes a job has by pool and frequency (:func:`parts`)."""
+        return parts(self._pools, slots, frequencies)
+
+    @property
+    def next_s(self) -> float:
+        """When the next processes are over, if nothing else happens before; inf if none run."""
+        ahead = self._next
+        while ahead and ahead[0][3] != self._state[ahead[0][2]].version:
+            heapq.heappop(ahead)
+        return ahead[0][0] if ahead else inf
+
+    def run(self, until_s: float, *, included: bool = False) -> tuple[float, str] | None:
+        """Let processes end before a time, or at it too; stop at the first job that is over."""
+        while (at_s := self.next_s) < until_s or (included and at_s == until_s < inf):
+            job = self.finish()
+            if job is not None:
+                return at_s, job
+        return None
+
+    def finish(self) -> str | None:
+        """Let the next processes end, at :attr:`next_s`; return their job if that is over too."""
+        now_s = self.next_s
+        _, _, at, _ = heapq.heappop(self._next)
+        pool = self._state[at]
+        end, _, group = heapq.heappop(pool.groups)
+        self._advance(pool, now_s)
+        pool.clock = end  # what it is but for rounding
+        pool.demand_gb_s = pool.demand_gb_s - group.demand_gb_s if pool.groups else 0.0
+        pool.version += 1
+        taken_s = group.part.processes * (now_s - group.begun_s)
+        self.processor_s += taken_s
+        self.energy += taken_s * group.part.power
+        self._share(self._pools.node[at], now_s)
+        self._left[group.job] -= 1
+        if self._left[group.job]:
+            return None
+        del self._left[group.job]
+        return group.job
+
+    def _share(self, node: int, now_s: float) -> None:
+        """Set the rates of a node's pools by what is asked of it now."""
+        members = self._pools.members[node]
+        pools = [self._state[at] for at in members]
+        found = self._pools.slowdowns(node, [pool.demand_gb_s for pool in pools])
+        for at, pool, slowdown in zip(members, pools, found, strict=True):
+            rate = 1.0 / slowdown
+            if rate != pool.rate:
+                self._advance(pool, now_s)
+                pool.rate = rate
+                pool.version += 1
+            elif pool.since_s != now_s:
+                continue  # neither its rate nor its processes have changed
+            if pool.groups:
+                self._number += 1
+                ends_s = now_s + max(0.0, pool.groups[0][0] - pool.clock) / rate
+                heapq.heappush(self._next, (ends_s, self._number, at, pool.version))
+
+    @staticmethod
+    def _advance(pool: _Pool, now_s: float) -> None:
+        pool.clock += pool.rate * (now_s - pool.since_s)
+        pool.since_s = now_s
+
+
+def parts(
+    pools: Pools, slots: Sequence[int], frequencies: Sequence[float]
+) -> dict[tuple[int, float], int]:
+    """Return how many processes a job has by pool and frequency.
+
+    Args:
+        slots: those of the job.
+        frequencies: over the highest one, of the process on each slot; empty for the highest.
+    """
+    found: dict[tuple[int, float], int] = {}
+    of_slot = pools.of_slot
+    for slot, frequency in zip(slots, frequencies or (1.0,) * len(slots), strict=True):
+        key = of_slot[slot], frequency
+        found[key] = found.get(key, 0) + 1
+    return found
+
+
+def processes(
+    counts: Mapping[tuple[int, float], int],
+    work_s: float,
+    demand_gb_s: float,
+    levels: Sequence[tuple[float, float]],
+) -> list[Part]:
+    """Return the processes of a job, whose power is that of V^2 f.
+
+    Args:
+        counts: how many there are by pool and frequency.
+        work_s, demand_gb_s: of each, as :class:`Part` has them.
+        levels: frequencies and voltages, rising; empty where frequencies are not set.
+    """
+    return [
+        Part(pool, number, work_s, demand_gb_s, share, dynamic_power(levels, share))
+        for (pool, share), number in counts.items()
+    ]
+
+
+def dynamic_power(levels: Sequence[tuple[float, float]], share: float) -> float:
+    """Return V^2 f of a processor over that at its highest level: energy is c V^2 f t.
+
+    Args:
+        levels: frequencies and voltages, rising; empty where frequencies are not set.
+        share: its frequency over the highest one, which is that of a level.
+    """
+    if not levels:
+        return share
+    highest, most_v = levels[-1]
+    ghz, volt = min(levels, key=lambda level: abs(level[0] - share * highest))
+    return (volt / most_v) ** 2 * ghz / highest
