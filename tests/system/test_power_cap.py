@@ -166,3 +166,10 @@ def test_caps_of_each_node_and_of_the_cluster_hold_together(folder: Path) -> Non
         rms.ask("cancel", first)
         rms.until(lambda: rms.row(waits)["state"] == "RUNNING", "its start")
         assert rms.ask("power-cap")["expected_w"] == IDLE_W + 400.0 + 250.0
+        own = ("--mode", "flexible", "--nodes", "1-3", "--power-limit")
+        limited = rms.submit("sleep 60", *own, f"{2 * ADDED_W:g}")
+        rms.until(lambda: rms.row(limited)["state"] == "RUNNING", "its start")
+        assert rms.row(limited)["nodes_max"] == 2
+        (rms.work / "none.sh").write_text("#!/bin/sh\n#RMS --power-limit=5\ntrue\n")
+        refused = rms.rms("submit", "none.sh")
+        assert refused.returncode == 2 and "a power limit of at least 9 W" in refused.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
@@ -36,8 +38,11 @@ from rms.core.events import (
 from rms.core.ledger import Ledger
 from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, Policy, adjusted, named
+from rms.core.policies.placement import Room
+from rms.core.policies.sizing import Plan
 from rms.core.powercap import ROUNDING, added_w, expected_w, never_fits, within_limit
 from rms.core.rules import RuleError, check
+from rms.core.state import State
 from rms.sim.run import chosen, simulate
 from rms.sim.simulator import Hooks, Simulation
 
@@ -180,6 +185,25 @@ def test_who_never_fits_waits_and_holds_up_nobody() -> None:
         assert driven.why(1) == f"PowerCap: {never}"
         assert driven.happen(PowerCapSet(5.0, None)) == []  # two nodes are free
         assert driven.end(9.0, 2) == [("1", 3)]
+
+
+def test_the_cap_holds_on_parts_of_ones_own() -> None:
+    """An admission as in the README, which knows of nodes only."""
+
+    def all_that_fit(state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        starts = []
+        for waiting in queue:
+            size = plan.start(waiting, room.free)
+            if room.fits(waiting, size):
+                starts.append(Start(waiting.spec.id, room.place(waiting, size), "fits"))
+        return starts
+
+    driven = Driven(150.0, replace(named("fifo"), admission=all_that_fit))
+    assert driven.submit(job(1, (1,)), job(2, (2,)), job(3, (1, 2, 2), FLEXIBLE)) == [
+        ("1", 1),
+        ("3", 1),
+    ]
+    assert driven.why(2) == "PowerCap: needs 100 W on 2 nodes, 10 W are left of 150 W"
 
 
 def test_a_job_that_may_starts_as_wide_as_its_power_allows() -> None:
