@@ -101,8 +101,8 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return starts
         exact, now = state.exact, state.now_s
         size = plan.start(head, room.free)
-        budget, watts, extra_w = budget_of(room), 0.0, inf
-        if budget is not None:
+        budget, watts, extra_w = None, 0.0, inf
+        if state.power_cap_w is not None and (budget := budget_of(room)) is not None:
             watts = budget.start_w(head, size)
         shadow, extra = reservation(state, room, starts, size, watts)
         if budget is not None:
@@ -203,10 +203,11 @@ def reservation(
         watts: how much of the power cap is to be free then too, where there is one.
     """
     free, now = room.free, state.now_s
-    budget = budget_of(room)
+    budget = budget_of(room) if watts else None
     left_w = 0.0 if budget is None else budget.for_reservation_w
     found: float | None = None
-    for end, _, job in _ends(state, room, starts):
+    ends = _ends(state, room, starts) if starts else islice(state.ends, room.passed, None)
+    for end, _, job in ends:
         if found is not None and end > found:
             return found, free - size
         free += job.size if job.requested_size is None else job.size + job.gain
