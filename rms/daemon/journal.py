@@ -13,7 +13,8 @@ open, until it closes or dies. Its tables, of which the first two only grow:
 
 ``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
 :data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
-hold, or of a table: what was written must never be read as something else.
+hold, or of a table: what was written must never be read as something else. (``energy`` came later
+and is made where it is missing: a replay fills it by the model.)
 """
 
 from __future__ import annotations
