@@ -34,7 +34,10 @@ from rms.core.model import NodePower
 from rms.core.policies import named
 from rms.wire.users import EnergyRow
 
-FORMAT = 3
+FORMAT = 4
+READ = (3, FORMAT)
+"""Formats that are read: 3 (version 0.1.0) has fewer kinds of events, and no energy."""
+
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _TABLES = (
     "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
@@ -289,11 +292,12 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     if owner == version == tables == 0:
         for statement in _TABLES:
             db.execute(statement)
-    elif (owner, version) != (APPLICATION_ID, FORMAT):
+    elif owner != APPLICATION_ID or version not in READ:
         got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
         raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
     for statement in (_ENERGY, _BY_OWNER):  # journals of before have none
         db.execute(statement)
+    db.execute(f"PRAGMA user_version = {FORMAT}")  # an older program would not know its events
     db.execute("COMMIT")
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if damage != "ok":

@@ -19,7 +19,7 @@ from rms.core.model import JobId, NodePower
 from rms.daemon import views
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal, Seen
+from rms.daemon.journal import FORMAT, Journal, Seen
 from rms.daemon.recovery import replay, resume
 from rms.launch.base import ManagedProcess
 from rms.launch.local import LocalLauncher
@@ -109,3 +109,8 @@ def test_its_resize_in_flight_goes_on_to_its_end(journal: Journal) -> None:
     assert last.event == Resized(1020.0, TWO)
     assert (daemon.jobs[TWO].resize, list(step.worlds)) == (None, [2])
     assert replay(journal.read()).differing == []
+
+
+def test_no_older_program_takes_it_for_its_own(journal: Journal) -> None:
+    assert journal._run("PRAGMA user_version")[0] == [(FORMAT,)]
+    assert FORMAT > 3
