@@ -90,6 +90,11 @@ class EnergyBooks:
         if isinstance(event, ResizeBegun | Resized | ResizeRolledBack):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
         switched = sorted(state.switched)
+        for node in switched:
+            model, name = self.ledger.power[node], self._names[node]
+            up = spans.on(name)[-1].owner == OFF and node not in state.off
+            if up and model.boot_s <= 0.0 and model.boot_j:
+                spans.booted(at_s, name, model.boot_j)
         self.ledger.follow(state)
         over = not state.running and not state.pending
         if over:

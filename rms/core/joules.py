@@ -58,6 +58,7 @@ class Span:
         replaced_j: what of the model's energy a measurement stands for.
         measured: by device and source.
         saved: rows of it were written.
+        at_once_j: energy of the model that took no time: of a boot of a node that is up at once.
         lasted_s: how long it has lasted by what was written, where it was read back.
     """
 
@@ -72,6 +73,7 @@ class Span:
     replaced_j: float = 0.0
     measured: dict[tuple[str, str], Share] = field(default_factory=dict)
     saved: bool = False
+    at_once_j: float = 0.0
     lasted_s: float = 0.0
 
     def seconds(self, since_s: float, until_s: float) -> float:
@@ -88,7 +90,8 @@ class Span:
         end_s = self.end_s
         if end_s is None:
             end_s = max(self.begin_s, self.booked_s if now_s is None else now_s)
-        model = Share(self.watts * (end_s - self.begin_s) - self.replaced_j)
+        modelled_j = self.watts * (end_s - self.begin_s) + self.at_once_j
+        model = Share(modelled_j - self.replaced_j)
         yield self._row(WHOLE, MODEL, end_s, model, self.replaced_j)
         measured_s = max(self.begin_s, min(end_s, self.booked_s))
         for (device, source), found in self.measured.items():

@@ -93,6 +93,13 @@ class Spans:
             if now.owner in (IDLE, OFF, BOOT) and (now.owner, now.watts) != (owner, power_w):
                 self._replace(now, Span(node, owner, None, 0, power_w, at_s))
 
+    def booted(self, at_s: float, node: str, joules: float) -> None:
+        """Enter the energy of a boot that takes no time."""
+        span = Span(node, BOOT, None, 0, 0.0, at_s, at_s, at_once_j=joules)
+        self._of[node].insert(-1, span)
+        self._over.add(node)
+        self.changed[span] = None
+
     def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
         """Enter which launch of a job is on which node; on others it is the newest."""
         self._worlds.setdefault(job, {}).update(worlds)

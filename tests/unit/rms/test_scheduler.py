@@ -12,6 +12,7 @@ from rms.core.cluster import Cluster
 from rms.core.events import (
     Ended,
     Event,
+    NodeBooted,
     Reopened,
     Resize,
     ResizeAsked,
@@ -24,7 +25,7 @@ from rms.core.events import (
     Submitted,
 )
 from rms.core.model import JobId, JobSpec, Mode, NodePower
-from rms.core.policies import named
+from rms.core.policies import adjusted, named
 from rms.core.scheduler import Scheduler
 from rms.wire.messages import DeviceEnergy, Metered
 
@@ -181,3 +182,20 @@ def test_where_the_power_comes_from() -> None:
     assert found.energy.power_source == "rapl and model"
     found.forget_meter("n0", 1.0)
     assert found.energy.power_source == "model"
+
+
+def test_rows_of_a_boot_that_takes_no_time_add_up() -> None:
+    power = (NodePower(10.0, 100.0, off_w=1.0, boot_j=50.0),) * 2
+    policy = adjusted(named("easy"), node_power={"part": "off-when-idle"})
+    found = Scheduler(Cluster(("n0", "n1"), (("cpu:0",), ("cpu:1",)), power), policy)
+    fed(found, Submitted(0.0, (spec(high=1),)), Started(0.0, ONE), Ended(10.0, ONE, "COMPLETED"))
+    assert found.engine.state.off
+    two = JobId("2")
+    fed(found, Submitted(100.0, (spec("2", high=1),)))
+    (node,) = found.engine.state.booting
+    fed(found, NodeBooted(100.0, node), Started(100.0, two))
+    books = found.books(110.0)
+    rows = found.energy.measured.spans.present(110.0)
+    assert books.boot_j == 50.0 == sum(row.joules for row in rows if row.owner == "boot")
+    assert sum(row.joules for row in rows) == pytest.approx(books.cluster_j)
+    assert books.off_j == pytest.approx(sum(row.joules for row in rows if row.owner == "off"))
