@@ -12,6 +12,8 @@ from typing import Any
 from rms.formats.config import FileError
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
+from rms.studies.guim import guim
+from rms.studies.guim_model import Grid
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.wire.terminal import CommandError, publish, refuse_on
@@ -30,7 +32,25 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         options.figures,
         progress,
     ),
+    "guim": lambda options: guim(
+        data_folder(options),
+        grid(options),
+        options.jobs or os.cpu_count() or 1,
+        options.figures,
+        progress,
+    ),
 }
+
+
+OPTIONS = {
+    "seeds": ("posner",),
+    "jobs": ("posner", "guim"),
+    "logs": ("guim",),
+    "mixes": ("guim",),
+    "errors": ("guim",),
+    "first": ("guim",),
+}
+"""Options that only some experiments have."""
 
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
@@ -47,7 +67,31 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
         "--seeds", type=_names, metavar="S0[,S1...]", help="of posner's workloads (default: S0)"
     )
     command.add_argument(
-        "--jobs", type=_count, metavar="N", help="simulations of posner at once (default: cores)"
+        "--jobs",
+        type=_count,
+        metavar="N",
+        help="simulations of posner and guim at once (default: cores)",
+    )
+    command.add_argument(
+        "--logs", type=_names, metavar="L[,L...]", help="of guim: ctc, sdsc, blue (default: all)"
+    )
+    command.add_argument(
+        "--mixes",
+        type=_names,
+        metavar="M[,M...]",
+        help="of guim: mem, hybrid, comp, equip (default: all)",
+    )
+    command.add_argument(
+        "--errors",
+        type=_names,
+        metavar="PCT[,PCT...]",
+        help="of guim's expected bandwidth (default: 10,50,100)",
+    )
+    command.add_argument(
+        "--first",
+        type=_count,
+        metavar="N",
+        help=f"jobs of each of guim's logs, the first ones (default: {Grid().first})",
     )
 
 
@@ -57,10 +101,10 @@ def reproduce(arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"expected an experiment of {', '.join(EXPERIMENTS)}, got {arguments.name!r}"
         )
-    for option in ("seeds", "jobs"):
-        if arguments.name != "posner" and getattr(arguments, option) is not None:
+    for option, names in OPTIONS.items():
+        if arguments.name not in names and getattr(arguments, option) is not None:
             raise CommandError(
-                f"expected --{option} with posner only, got it with {arguments.name}"
+                f"expected --{option} with {' or '.join(names)} only, got it with {arguments.name}"
             )
     if arguments.figures is not None:
         try:
@@ -71,6 +115,30 @@ def reproduce(arguments: argparse.Namespace) -> int:
         result, lines, good = EXPERIMENTS[arguments.name](arguments)
     publish(arguments.json, result, lines)
     return 0 if good else 1
+
+
+def grid(options: argparse.Namespace) -> Grid:
+    """Return which simulations of guim are asked for.
+
+    Raises:
+        CommandError: a name or an error is not one of the paper's.
+    """
+    asked = Grid()
+    for option in ("logs", "mixes"):
+        names, known = getattr(options, option) or (), getattr(asked, option)
+        for name in names:
+            if name not in known:
+                raise CommandError(f"expected --{option} of {', '.join(known)}, got {name!r}")
+    errors = options.errors or [f"{error}" for error in asked.errors]
+    for error in errors:
+        if not error.isdecimal() or int(error) > 100:
+            raise CommandError(f"expected --errors from 0 to 100 (per cent), got {error!r}")
+    return Grid(
+        tuple(options.logs or asked.logs),
+        tuple(options.mixes or asked.mixes),
+        tuple(int(error) for error in errors),
+        options.first or asked.first,
+    )
 
 
 def _names(text: str) -> list[str]:

@@ -64,6 +64,7 @@ class Pools:
         node: the node of each pool.
         members: the pools of each node.
         factor, socket_gb_s, number: of each pool.
+        least_gb_s: the least bandwidth between each pool's processors and memory.
         first: its first slot; it has ``number`` of them.
         of_slot: the pool of each slot.
         by_speed: the pools, the fastest first.
@@ -76,6 +77,7 @@ class Pools:
         self.factor = [kind.factor for _, kind in kinds]
         self.socket_gb_s = [kind.socket_gb_s for _, kind in kinds]
         self.number = [kind.number for _, kind in kinds]
+        self.least_gb_s = [min(kind.socket_gb_s, nodes[at].bandwidth_gb_s) for at, kind in kinds]
         self.first = [0, *accumulate(self.number)][:-1]
         self.of_slot = [pool for pool, number in enumerate(self.number) for _ in range(number)]
         self.by_speed = sorted(range(len(kinds)), key=self.factor.__getitem__)

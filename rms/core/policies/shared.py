@@ -31,7 +31,6 @@ class Offer(NamedTuple):
         frequencies: over the highest one, by pool; empty for the highest.
     """
 
-    job: Job
     counts: Counts
     slowdown: float
     frequencies: dict[int, float]
@@ -48,7 +47,17 @@ class Offer(NamedTuple):
 class SharedRoom:
     """Free processors of shared nodes during one pass."""
 
-    __slots__ = ("_free", "_gb_s", "_how", "_offer", "_pools", "_site", "_vacant", "free", "passed")
+    __slots__ = (
+        "_free",
+        "_gb_s",
+        "_how",
+        "_offers",
+        "_pools",
+        "_site",
+        "_vacant",
+        "free",
+        "passed",
+    )
 
     def __init__(self, state: State, how: FirstFitShared | LessConsume) -> None:
         assert state.pools is not None  # the engine has seen to it
@@ -57,7 +66,7 @@ class SharedRoom:
         self._free, self._gb_s = list(state.pool_free), list(state.pool_gb_s)
         self._vacant = state.vacant
         self._how, self.free, self.passed = how, state.free_count, 0
-        self._offer: Offer | None = None
+        self._offers: dict[tuple[int, float], Offer] = {}
 
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` processors now."""
@@ -74,8 +83,9 @@ class SharedRoom:
 
     def offer(self, job: Job, size: int) -> Offer:
         """Return where the job would start now and what is expected of it there."""
-        if self._offer is None or self._offer.job is not job:
-            how, each_gb_s = self._how, job.spec.planned_gb_s
+        how, each_gb_s = self._how, job.spec.planned_gb_s
+        found = self._offers.get((size, each_gb_s))
+        if found is None:
             counts = self._first(size, how.fastest_first)
             if how.least_bandwidth:
                 self._improve(counts, each_gb_s)
@@ -84,8 +94,9 @@ class SharedRoom:
             if how.least_bandwidth:
                 slowdown = max(self._times(counts, each_gb_s).values())
             frequencies = self._frequencies(counts, each_gb_s) if how.power_aware else {}
-            self._offer = Offer(job, counts, slowdown, frequencies)
-        return self._offer
+            found = Offer(counts, slowdown, frequencies)
+            self._offers[size, each_gb_s] = found
+        return found
 
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take processors for a job that fits."""
@@ -101,7 +112,7 @@ class SharedRoom:
             self._gb_s[pool] += number * job.spec.planned_gb_s * share / pools.factor[pool]
         self._vacant = vacant
         self.free -= size
-        self._offer = None
+        self._offers.clear()
         return tuple(nodes)
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
@@ -129,19 +140,25 @@ class SharedRoom:
         Pools with free processors are tried once each, in order, until all have been or nobody
         waits (section IV-A-1).
         """
-        found, node = self._slowdowns(counts, each_gb_s), self._pools.node
+        pools, found = self._pools, self._slowdowns(counts, each_gb_s)
+        node, worst = pools.node, max(found, key=found.__getitem__)
         for pool, free in enumerate(self._free):
+            if not free:
+                continue
             moved = 1
             while moved and (spare := free - counts.get(pool, 0)):
-                worst = max(found, key=found.__getitem__)
-                if found[worst] <= 1.0:
+                most = found[worst]
+                if most <= 1.0:
                     return
-                if worst == pool:
+                asked = (
+                    self._gb_s[pool] + (counts.get(pool, 0) + 1) * each_gb_s / pools.factor[pool]
+                )
+                if worst == pool or asked >= most * pools.least_gb_s[pool]:
                     break
                 moved = min(moved, spare, counts[worst])
                 _move(counts, worst, pool, moved)
                 there = self._slowdowns(counts, each_gb_s, (node[pool],))
-                if max(there.values()) >= found[worst]:
+                if max(there.values()) >= most:
                     _move(counts, pool, worst, moved)
                     moved //= 2  # twice as many at once as long as that helps, then half as many
                     continue
@@ -149,6 +166,7 @@ class SharedRoom:
                 found.update(self._slowdowns(counts, each_gb_s, (node[worst],)))
                 if worst not in counts:
                     del found[worst]
+                worst = max(found, key=found.__getitem__)
                 moved *= 2
 
     # --- how slow ----------------------------------------------------------------------------
