@@ -65,6 +65,18 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="for a world that boots beside a running one (default 60)",
     )
     add(
+        "--with-parent", nargs="?", type=int, const=os.getppid(), metavar="PID",
+        help="end when the parent ends; PID: which that is, as it may have ended by now",
+    )  # fmt: skip
+    add("--state", type=Path, metavar="DIR")
+    add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
+    _add_energy(command)
+
+
+def _add_energy(command: argparse.ArgumentParser) -> None:
+    """Add what concerns energy and power."""
+    add = command.add_argument_group("energy and power").add_argument
+    add(
         "--meters",
         default="auto",
         metavar="auto|none|NAME[,NAME]",
@@ -106,12 +118,6 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="what electricity costs and emits: TOML (constant, by hour of day) or CSV of times",
     )
-    add(
-        "--with-parent", nargs="?", type=int, const=os.getppid(), metavar="PID",
-        help="end when the parent ends; PID: which that is, as it may have ended by now",
-    )  # fmt: skip
-    add("--state", type=Path, metavar="DIR")
-    add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
 
 
 def serve(arguments: argparse.Namespace) -> int:
