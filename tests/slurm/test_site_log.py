@@ -44,7 +44,8 @@ def of_two_parts(slurm: Slurm) -> str:
     """Return a heterogeneous job that is over.
 
     The backfill scheduler alone starts one, all parts at once, so it comes when nothing else runs.
-    Once in many runs accounting never had the end of a part that was over: then another is made.
+    Once the queue was empty and accounting had not entered both parts as completed after three
+    minutes, for reasons unknown: then another job is made, and at last what there is is shown.
     """
     parts = ["--nodes=1", "--exclusive", ":", "--nodes=2", "--exclusive"]
     for _ in range(3):
