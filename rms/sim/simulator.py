@@ -227,7 +227,10 @@ class Simulation:
     @property
     def _goes_on(self) -> bool:
         """Whether anything is still to happen: else who waits now waits for ever."""
-        return bool(self.engine.state.running or self._heap) or self._next_submission is not None
+        state = self.engine.state
+        if state.running or state.booting or self._heap:
+            return True
+        return self._next_submission is not None
 
     def _more(self, now: float) -> bool:
         """Return whether more happens at this time."""

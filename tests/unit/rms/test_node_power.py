@@ -301,6 +301,15 @@ def test_power_of_a_cluster_file(tmp_path: Path, key: str) -> None:
         read_cluster(path)
 
 
+def test_a_policy_that_decides_at_ticks_does_so_again_when_nodes_have_booted() -> None:
+    """Nothing runs when it switches nodes on: the ticks go on until they are there."""
+    specs = [job(1, (2,), run_s=3.0, at_s=15.0), job(2, (3,), run_s=3.0, at_s=267.0)]
+    policy = off_when_idle("array-share-paper", keep=0)
+    simulation = Simulation(specs, Site(4, (POWER,) * 4), policy)
+    simulation.run()
+    assert simulation.engine.state.ended[JobId("2")].start_s == 295.0
+
+
 @st.composite
 def streams(draw: st.DrawFn) -> list[JobSpec]:
     found = []
