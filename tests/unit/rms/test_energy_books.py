@@ -378,6 +378,7 @@ def test_which_world_a_joule_belongs_to(daemon: Daemon) -> None:
     assert worlds == {("n1", 0), ("n2", 0), ("n2", 1)}
 
 
+@pytest.mark.promise("books-measured")
 def test_rows_are_as_many_as_changes_of_hands(daemon: Daemon) -> None:
     daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))
     for number in range(1, 200):
