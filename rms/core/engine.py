@@ -27,6 +27,7 @@ class Engine:
                 f"expected nodes that share bandwidth for policy {policy.name}, got a cluster "
                 "that states none"
             )
+        self._boots: dict[JobId, Later] | None = None
         self.policy = policy
 
     @property
@@ -38,7 +39,7 @@ class Engine:
     def policy(self, policy: Policy) -> None:
         if policy.counted != self.state.counted:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
-        self._policy = policy
+        self._policy, self._boots = policy, None
         self.state.use_estimates(exact=policy.exact)
 
     def handle(self, event: Event) -> list[Decision]:
@@ -55,6 +56,7 @@ class Engine:
         if state.free_count < 0 and event.at_s > state.now_s:
             rules.check_instant(state)
         transition.apply(state, event)
+        self._boots = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
         """Return what to do after ``events``, which have just happened; entered as requested."""
@@ -82,7 +84,14 @@ class Engine:
         if too_wide is not None:
             reason = f"TooWide: needs {too_wide.least} nodes, there are {self.state.nodes} now"
             return Later(job_id, reason, Reason.TOO_WIDE)
-        return None if job is None else self._policy.explain(self.state, job)
+        if job is None:
+            return None
+        if self.state.off or self.state.booting:
+            if self._boots is None:  # once for all jobs that are asked about
+                self._boots = self._policy.boots(self.state)
+            if job_id in self._boots:
+                return self._boots[job_id]
+        return self._policy.explain(self.state, job)
 
 
 def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
@@ -102,7 +111,8 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
         if any(n not in held and not state.vacant[n] for n in event.nodes) or state.counted:
             refusal = "later: wants nodes that are not free"
     elif size - have > state.free_count:
-        refusal = f"later: wants {size - have} nodes, {state.free_count} are free"
+        off = f", {len(state.off)} are off" if state.off else ""
+        refusal = f"later: wants {size - have} nodes, {state.free_count} are free{off}"
     elif size == have:
         refusal = f"it has {size} nodes already"
     if refusal is None and state.power_cap_w is not None:

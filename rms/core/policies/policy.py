@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
-from rms.core.model import Job, JobSpec, Site
+from rms.core.model import Job, JobId, JobSpec, Site
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
 from rms.core.policies.node_power import ALWAYS_ON, AlwaysOn, PowerPart, all_on, switched
 from rms.core.policies.placement import Room
@@ -153,12 +153,7 @@ class Policy:
                 text = f"JobArrayTaskLimit: {limit} at once"
                 return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
         if state.off or state.booting:
-            asleep, state = (state.off | state.booting.keys()) - state.down, all_on(state)
-            for each in self._decide(state, ()):
-                if isinstance(each, Start) and each.job == job.spec.id:
-                    boots = len(asleep.intersection(each.nodes))
-                    text = f"Resources: waits for {boots} of {each.size} nodes to boot"
-                    return Later(job.spec.id, text, Reason.RESOURCES)
+            state = all_on(state)
         room = self.placement(state)
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
@@ -174,6 +169,15 @@ class Policy:
         if explain is None:
             return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
         found: Later = explain(state, job, queue, plan, room)
+        return found
+
+    def boots(self, state: State) -> dict[JobId, Later]:
+        """Return which waiting jobs could start but for nodes that are off or booting, and why."""
+        view, found = all_on(state), {}
+        for each in self._decide(view, ()):
+            if isinstance(each, Start) and (asleep := set(view.asleep).intersection(each.nodes)):
+                text = f"Resources: waits for {len(asleep)} of {each.size} nodes to boot"
+                found[each.job] = Later(each.job, text, Reason.RESOURCES)
         return found
 
     def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:

@@ -202,6 +202,7 @@ class Cluster(RuleBasedStateMachine):
     def reopen(self, data: st.DataObject, nodes: int) -> None:
         state, at_s = self.engine.state, self.now(data)
         number = {job.spec.id: job.number for job in (*state.running.values(), *waiting(state))}
+        self.ledger.follow(state)  # what was decided in this instant: a boot that takes no time
         booked = dict(self.ledger.busy_j), self.ledger.cluster_j
         down = tuple(data.draw(st.sets(st.integers(0, nodes - 1).map(Node), max_size=2)))
         failed = tuple(job for job in sorted(state.running) if data.draw(st.booleans()))

@@ -1,0 +1,168 @@
+"""Commands that power nodes off and on, under a daemon in this process: order, faults, restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rms.core.cluster import Cluster
+from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.policies import PolicyError, placing
+from rms.daemon import views
+from rms.daemon.context import Settings
+from rms.daemon.daemon import Daemon
+from rms.daemon.journal import Journal
+from rms.daemon.recovery import replay, resume
+from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.local import LocalLauncher
+from rms.launch.power import PowerCommands
+
+NOTE = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+DEADLINE_S = 30.0
+
+
+class Runs(ManagedProcess):
+    def status(self) -> int | None:
+        return None
+
+
+class Idle(LocalLauncher):
+    """Starts nothing: scripts run until the daemon ends."""
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        return Runs(0)
+
+
+class Bench:
+    """A daemon of two nodes that go off when idle; ``off`` and ``on`` are shell scripts."""
+
+    def __init__(self, journal: Journal, folder: Path, off: str, on: str) -> None:
+        self.journal, self.folder = journal, folder
+        self.now_s, self.said = 1000.0, list[str]()
+        (folder / "p.toml").write_text('node_power = { part = "off-when-idle" }\n')
+        log = 'echo "$0 $1" >> {}; cd {}; {}'
+        self.log = folder / "log"
+        shell = {
+            word: ("sh", "-c", log.format(self.log, folder, body), word)
+            for word, body in (("off", off), ("on", on))
+        }
+        self.commands = PowerCommands(shell["off"], shell["on"], 60.0)
+        self.daemon = self.resumed()
+
+    def resumed(self) -> Daemon:
+        cluster = Cluster(("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(9.0, 9.0),) * 2)
+        launcher = Idle(self.folder, "instance", "unix:none")
+        settings = Settings(
+            placing(str(self.folder / "p.toml")).key,
+            lambda: self.now_s,
+            self.said.append,
+            power_commands=self.commands,
+        )
+        return resume(cluster, self.journal, launcher, settings)
+
+    def submit(self, number: int, nodes: int) -> None:
+        job = JobId(str(number))
+        spec = JobSpec(job, self.now_s, nodes, nodes, nodes, Mode.FIXED)
+        self.daemon.submit([spec], {job: NOTE | {"array": job, "requeue": False}})
+
+    def until(self, happens: Callable[[], bool]) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while not happens():
+            assert time.monotonic() < end, self.said
+            self.daemon.node_power.watch()
+            time.sleep(0.002)
+
+    def asked(self) -> list[str]:
+        return sorted(self.log.read_text().splitlines()) if self.log.exists() else []
+
+    def states(self) -> list[str]:
+        return [row.state for row in views.nodes(self.daemon.context)]
+
+    def running(self) -> bool:
+        return bool(self.daemon.context.state.running)
+
+    def settled(self) -> None:
+        """Wait until no command runs."""
+        self.until(lambda: not self.daemon.node_power._running)
+
+
+Made = Callable[[str, str], Bench]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Made]:
+    benches: list[Bench] = []
+    with Journal.open(tmp_path / "journal") as journal:
+
+        def make(off: str, on: str) -> Bench:
+            benches.append(Bench(journal, tmp_path, off, on))
+            return benches[-1]
+
+        yield make
+        for bench in benches:
+            bench.settled()
+
+
+def test_a_node_is_not_powered_on_before_the_command_that_powers_it_off_has_ended(
+    made: Made,
+) -> None:
+    bench = made("until test -e gone; do sleep 0.01; done", "true")
+    bench.until(lambda: bench.asked() == ["off n1", "off n2"])
+    bench.submit(1, 1)
+    assert bench.states() == ["powering_up", "powered_down"]
+    bench.daemon.node_power.watch()
+    assert "on n1" not in bench.asked()
+    (bench.folder / "gone").touch()
+    bench.until(bench.running)
+    assert bench.asked() == ["off n1", "off n2", "on n1"]
+    assert replay(bench.journal.read()).differing == []
+
+
+def test_a_node_that_cannot_be_powered_off_is_down_until_resumed_and_over_a_restart(
+    made: Made,
+) -> None:
+    bench = made("test $1 = n2", "true")
+    bench.until(lambda: bench.states() == ["down", "powered_down"])
+    assert any("the command to power it off ended with 1" in line for line in bench.said)
+    bench.settled()
+    again = bench.daemon = bench.resumed()
+    again.nodes.watch()
+    assert bench.states() == ["down", "powered_down"]
+    assert bench.asked() == ["off n1", "off n2"]  # n2 is known to be off
+    bench.settled()
+    bench.commands = PowerCommands(("true",), ("true",))
+    bench.daemon = bench.resumed()
+    bench.daemon.nodes.drain(["n1"], drained=False)
+    assert bench.states() == ["powered_down", "powered_down"]
+
+
+def test_a_command_that_cannot_be_run_is_a_node_that_is_down(made: Made) -> None:
+    bench = made("true", "true")
+    bench.settled()
+    bench.commands = PowerCommands(("no-such-program",), ("no-such-program",))
+    bench.daemon = bench.resumed()
+    bench.submit(1, 1)
+    assert bench.states() == ["down", "down"] and not bench.running()
+    (row,) = views.jobs(bench.daemon.context)
+    assert row.reason.startswith("Resources: waits for 1 nodes, 0 are free")
+
+
+def test_who_is_slow_is_down_and_its_command_is_killed(made: Made) -> None:
+    bench = made("true", "test $1 = n2 || { sleep 60 & echo $! >> pid; wait; }")
+    bench.until(lambda: len(bench.asked()) == 2)
+    bench.submit(1, 1)
+    bench.until(lambda: (bench.folder / "pid").exists())
+    bench.now_s += 61.0
+    bench.until(bench.running)
+    assert bench.states() == ["down", "allocated"]
+    assert bench.asked()[2:] == ["on n1", "on n2"]
+
+
+def test_slurms_nodes_are_slurms_to_power_off(made: Made) -> None:
+    bench = made("true", "true")
+    bench.daemon.launcher.shared_filesystem = True
+    with pytest.raises(PolicyError, match="which Slurm itself powers off"):
+        bench.daemon.set_policy(bench.daemon.scheduler.engine.policy.key)
