@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest import mock
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from rms.core.ledger import NodePower
 from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.daemon.context import Settings
+from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal, Seen
 from rms.daemon.recovery import replay, resume
 from rms.launch.base import ManagedProcess
@@ -129,7 +131,9 @@ def agree(
     }
     with Journal.open(tmp_path / "journal.sqlite") as journal:
         settings = Settings(policy, lambda: clock[0], print)
-        daemon = resume(cluster, journal, NoProcesses(tmp_path), settings)
+        # A daemon looks at its idle nodes as it starts; a simulation begins with the first job.
+        with mock.patch.object(Daemon, "look_at_idle_nodes"):
+            daemon = resume(cluster, journal, NoProcesses(tmp_path), settings)
         for event in simulation.events:
             clock[0] = event.at_s
             if isinstance(event, Submitted):
