@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from unittest import mock
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec import structs
