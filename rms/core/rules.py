@@ -76,7 +76,7 @@ def _check_power(state: State, decision: PowerOff | PowerOn) -> None:
     """Refuse to power off what is not idle, or on what is not off, or what passes the cap."""
     nodes, cap_w = decision.nodes, state.power_cap_w
     _distinct(nodes)
-    if state.counted or state.site.host:
+    if state.counted or state.site.host or state.site.shared:
         raise RuleError("expected nodes that are placed and not shared, to be powered off or on")
     if isinstance(decision, PowerOff):
         if not all(state.vacant[node] for node in nodes):

@@ -185,13 +185,17 @@ def _compose(raw: dict[str, Any], name: str) -> Policy:
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))
-    counted = getattr(made["placement"], "counted", False)
-    if counted and not isinstance(made["node_power"], node_power.AlwaysOn):
-        raise PolicyError(
-            "expected a placement that says which nodes, for nodes that are powered off, got count"
-        )
+    if not isinstance(made["node_power"], node_power.AlwaysOn):
+        _check_powered(made["placement"], raw)
     text = msgspec.json.encode({"name": name, **raw}).decode()
     return Policy(name=name, text=text, **made)
+
+
+def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
+    """Refuse a placement of jobs whose nodes cannot be powered off one by one."""
+    if getattr(placement, "counted", False) or getattr(placement, "shared", False):
+        expected = "a placement that says which nodes, each one job's, for nodes that go off"
+        raise PolicyError(f"expected {expected}, got {raw['placement']['part']}")
 
 
 def _part(kind: str, table: Any) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec import structs
 
 from rms.core.engine import Engine
 from rms.core.events import (
@@ -18,7 +19,9 @@ from rms.core.events import (
     Ended,
     Event,
     Later,
+    NodeBooted,
     NodeDown,
+    NodePowerFailed,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
@@ -445,13 +448,24 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float) -> JobSpec:
         return spec
 
 
+OFF_WHEN_IDLE = [
+    adjusted(POLICIES[name], node_power={"part": "off-when-idle"}).key
+    for name in ("easy", "array-share", "backfill-share")
+]
+POWERED = tuple(
+    structs.replace(model, off_w=1.0, boot_s=2.0, boot_j=2.0 * (IDLE_W + 0.9 * (n % 2)))
+    for n, model in enumerate(POWER)
+)
+"""Every second one takes 0.9 W more than its idle power while it boots."""
+
+
 class Capped(RuleBasedStateMachine):
     """Any events in any order, caps and readings among them, under a policy that is swapped."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine(Site(NODES, POWER, power_cap_w=200.0), named("easy"))
-        self.ledger = Ledger(POWER)
+        self.engine = Engine(Site(NODES, POWERED, power_cap_w=200.0), named("easy"))
+        self.ledger = Ledger(POWERED)
         self.number = 0
         self.events: list[tuple[str, Event]] = []
         self.decided: list[str] = []
@@ -463,7 +477,7 @@ class Capped(RuleBasedStateMachine):
     def happen(self, event: Event) -> None:
         before_w = expected_w(self.state)
         self.ledger.advance(self.state, event.at_s)
-        self.events.append((self.engine.policy.name, event))
+        self.events.append((self.engine.policy.key, event))
         for decision in self.engine.handle(event):  # the rules are checked at every decision
             self.decided.append(repr(decision))
             if isinstance(decision, Start):
@@ -524,6 +538,12 @@ class Capped(RuleBasedStateMachine):
         down, at_s = Node(node) in self.state.down, self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
 
+    @precondition(lambda self: self.state.booting)
+    @rule(data=st.data(), good=st.booleans())
+    def boot(self, data: st.DataObject, good: bool) -> None:
+        kind = NodeBooted if good else NodePowerFailed
+        self.happen(kind(self.now(data), data.draw(st.sampled_from(sorted(self.state.booting)))))
+
     @rule(data=st.data(), cap_w=st.sampled_from([None, 61.0, 100.0, 150.0, 222.0, 400.0]))
     def cap(self, data: st.DataObject, cap_w: float | None) -> None:
         self.happen(PowerCapSet(self.now(data), cap_w))
@@ -537,9 +557,9 @@ class Capped(RuleBasedStateMachine):
     def tick(self, data: st.DataObject) -> None:
         self.happen(Ticked(self.now(data)))
 
-    @rule(name=st.sampled_from(sorted(POLICIES)))
+    @rule(name=st.sampled_from([*sorted(POLICIES), *OFF_WHEN_IDLE]))
     def swap(self, name: str) -> None:
-        self.engine.policy = POLICIES[name]
+        self.engine.policy = named(name)
 
     @invariant()
     def the_books_model_draws_no_more_than_is_expected(self) -> None:
@@ -560,16 +580,18 @@ class Capped(RuleBasedStateMachine):
             self.engine.policy = named("fifo")
         for node in list(state.down):
             self.happen(NodeUp(at_s, node))
-        for _ in range(4 * len(state.pending) + 4):
+        for _ in range(4 * len(state.pending) + 2 * NODES + 4):
             for job_id in list(state.running):
                 self.happen(Ended(at_s, job_id, "COMPLETED"))
             at_s += 10.0
+            for node in list(state.booting):
+                self.happen(NodeBooted(at_s, node))
             self.happen(Ticked(at_s))
         assert all(never_fits(state, job) for job in state.pending.values())
         assert not state.running
-        again, decided = Engine(Site(NODES, POWER, power_cap_w=200.0), named("easy")), []
+        again, decided = Engine(Site(NODES, POWERED, power_cap_w=200.0), named("easy")), []
         for policy, event in self.events:
-            if again.policy.name != policy:
+            if again.policy.key != policy:
                 again.policy = named(policy)
             decided += [repr(decision) for decision in again.handle(event)]
         assert sorted(decided) == sorted(self.decided)
