@@ -167,11 +167,15 @@ class _Queue:
         self.size[: len(kept)], self.span_s[: len(kept)] = self.size[kept], self.span_s[kept]
         self.jobs, self.gone = [self.jobs[at] for at in kept], 0
 
-    def fitting(self, free: int, extra: int, span_s: float) -> list[int]:
+    def fitting(self, room: SharedRoom, extra: int, span_s: float) -> list[int]:
         """Return who has the size to start now and may end in time or leaves enough free."""
         size, end = self.size[: len(self.jobs)], len(self.jobs)
-        fits = (size <= free) & ((self.span_s[:end] <= span_s) | (size <= extra))
-        return [int(at) for at in np.flatnonzero(fits)]
+        # A job that is too large for the free fast processors runs at the speed of slower ones.
+        tiers = room.tiers
+        free = np.array([number for number, _ in tiers])
+        factor = np.array([each for _, each in tiers] + [tiers[-1][1]])
+        ends = self.span_s[:end] * factor[np.searchsorted(free, size)] <= span_s
+        return [int(at) for at in np.flatnonzero((size <= room.free) & (ends | (size <= extra)))]
 
 
 class LongQueueEasy:
@@ -201,7 +205,7 @@ class LongQueueEasy:
         shadow, extra = reservation(state, room, starts, size)
         begun, waiting = {each.job for each in starts}, self._queue
         waiting.pack()
-        for at in waiting.fitting(room.free, extra, shadow - now):
+        for at in waiting.fitting(room, extra, shadow - now):
             job = waiting.jobs[at]
             size, job_id = job.spec.preferred, job.spec.id
             if job_id in begun or job_id not in state.pending:

@@ -258,9 +258,9 @@ def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
 def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
     """Return the start of a job that fits, its nodes taken."""
     if isinstance(room, SharedRoom):
-        offer = room.offer(job, size)
-        nodes, slowdown = room.place(job, size), offer.slowdown
-        return Start(job.spec.id, nodes, reason, code, 0, slowdown, offer.each)
+        slowdown = room.offer(job, size).slowdown
+        nodes, frequencies = room.take(job, size)
+        return Start(job.spec.id, nodes, reason, code, 0, slowdown, frequencies)
     nodes = room.place(job, size)
     return Start(job.spec.id, nodes, reason, code, 0 if nodes else size)
 

@@ -10,6 +10,7 @@ does not look ahead to the ends of neighbours.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from math import inf
 from typing import ClassVar, NamedTuple
 
@@ -28,20 +29,10 @@ class Offer(NamedTuple):
 
     Attributes:
         slowdown: how much longer than stated it is expected to run.
-        frequencies: over the highest one, by pool; empty for the highest.
     """
 
     counts: Counts
     slowdown: float
-    frequencies: dict[int, float]
-
-    @property
-    def each(self) -> tuple[float, ...]:
-        """The frequency of each process."""
-        if all(share == 1.0 for share in self.frequencies.values()):
-            return ()
-        shares = self.frequencies
-        return tuple([shares[pool] for pool, n in self.counts.items() for _ in range(n)])
 
 
 class SharedRoom:
@@ -81,6 +72,15 @@ class SharedRoom:
         slowest = max(self._slowdowns(offer.counts, job.spec.planned_gb_s).values())
         return slowest <= most or self.free == self._site.nodes
 
+    @property
+    def tiers(self) -> list[tuple[int, float]]:
+        """How many processors are free that are at least so fast, and that factor, rising."""
+        found: dict[float, int] = {}
+        for factor, free in zip(self._pools.factor, self._free, strict=True):
+            found[factor] = found.get(factor, 0) + free
+        rising = sorted(found)
+        return list(zip(accumulate([found[factor] for factor in rising]), rising, strict=True))
+
     def offer(self, job: Job, size: int) -> Offer:
         """Return where the job would start now and what is expected of it there."""
         how, each_gb_s = self._how, job.spec.planned_gb_s
@@ -93,27 +93,33 @@ class SharedRoom:
             slowdown = max([factor[pool] for pool in counts])
             if how.least_bandwidth:
                 slowdown = max(self._times(counts, each_gb_s).values())
-            frequencies = self._frequencies(counts, each_gb_s) if how.power_aware else {}
-            found = Offer(counts, slowdown, frequencies)
+            found = Offer(counts, slowdown)
             self._offers[size, each_gb_s] = found
         return found
 
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take processors for a job that fits."""
-        offer, pools = self.offer(job, size), self._pools
-        vacant, nodes = self._vacant[:], []
-        for pool, number in offer.counts.items():
-            at, share = pools.first[pool] - 1, offer.frequencies.get(pool, 1.0)
+        return self.take(job, size)[0]
+
+    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
+        """Take processors for a job that fits; return the frequency on each too (see ``Start``)."""
+        counts, pools, each_gb_s = self.offer(job, size).counts, self._pools, job.spec.planned_gb_s
+        shares = self._frequencies(counts, each_gb_s) if self._how.power_aware else {}
+        vacant, nodes, frequencies = self._vacant[:], [], []
+        for pool, number in counts.items():
+            at, share = pools.first[pool] - 1, shares.get(pool, 1.0)
             for _ in range(number):
                 at = vacant.find(1, at + 1)
                 vacant[at] = 0
                 nodes.append(Node(at))
+            frequencies += [share] * number
             self._free[pool] -= number
-            self._gb_s[pool] += number * job.spec.planned_gb_s * share / pools.factor[pool]
+            self._gb_s[pool] += number * each_gb_s * share / pools.factor[pool]
         self._vacant = vacant
         self.free -= size
         self._offers.clear()
-        return tuple(nodes)
+        slower = any(share < 1.0 for share in shares.values())
+        return tuple(nodes), tuple(frequencies) if slower else ()
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the processors of a job as they are: none is resized on shared nodes."""
@@ -184,6 +190,14 @@ class SharedRoom:
         pools, gb_s, found = self._pools, self._gb_s, {}
         for node in nodes or dict.fromkeys([pools.node[pool] for pool in counts]):
             members = pools.members[node]
+            if len(members) == 1:
+                pool = members[0]
+                if pool not in counts:
+                    continue  # its last process has just been moved away
+                asked = gb_s[pool] + counts[pool] * each_gb_s[pool] / pools.factor[pool]
+                if asked <= pools.least_gb_s[pool]:
+                    found[pool] = 1.0  # the most frequent case
+                    continue
             demands = [
                 gb_s[pool] + counts[pool] * each_gb_s[pool] / pools.factor[pool]
                 if pool in counts
