@@ -86,7 +86,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
         "--meter-command",
         default="",
         metavar="CMD",
-        help="a program that prints DEVICE JOULES J or DEVICE WATTS W, one line a reading",
+        help="a program that prints a line such as node 4711 J or node 61.7 W for each reading",
     )
     add(
         "--power-cap",

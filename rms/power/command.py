@@ -1,6 +1,6 @@
 """Energy by a program of the user's, which prints a line for each reading and goes on.
 
-A line is ``DEVICE JOULES J``, where the program itself sums up, or ``DEVICE WATTS W``, which is
+A line is such as ``node 4711 J``, where the program itself sums up, or ``node 61.7 W``, which is
 integrated here over the times at which lines come.
 """
 
@@ -25,6 +25,8 @@ GAP_S = 10.0
 FIRST_WAIT_S = 1.0
 MOST_WAIT_S = 60.0
 """Before a program that has ended is started again: doubled each time, until it prints a line."""
+
+SILENT = "the meter command has printed no reading yet"
 
 NOT_FOUND = (126, 127)
 """Statuses of a shell that could not start it."""
@@ -110,6 +112,10 @@ class Command:
         if self._process is None and now_s >= self._start_s:
             self._start()
         fresh = self._take_lines()
+        if not self._devices:
+            self.trouble = self.trouble or SILENT
+        elif self.trouble == SILENT:
+            self.trouble = ""
         return [self._devices[name].tally.energy(name, "command") for name in fresh]
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
@@ -163,8 +169,8 @@ class Command:
                 if line and not self._bad:
                     self._bad = True
                     self.trouble = (
-                        "expected lines DEVICE JOULES J or DEVICE WATTS W of the meter command,"
-                        f" got {line[:60]!r}"
+                        "expected lines such as 'node 61.7 W' or 'node 4711 J' of the meter "
+                        f"command, got {line[:60]!r}"
                     )
                 continue
             self._wait_s = FIRST_WAIT_S

@@ -99,10 +99,17 @@ def test_a_later_agent_goes_on_and_the_time_between_is_a_gap() -> None:
 def test_a_bad_line_is_said_once() -> None:
     command = Command("-")
     assert fed(command, ("power is 5", 0.0), ("node 1 J", 1.0)) != []
-    assert "expected lines DEVICE JOULES J" in command.trouble and "'power is 5'" in command.trouble
+    assert "expected lines such as 'node 61.7 W' or" in command.trouble
+    assert "'power is 5'" in command.trouble
     command.trouble = ""
     fed(command, ("power is 6", 2.0))
     assert command.trouble == ""
+
+
+def test_a_program_that_has_said_nothing_is_what_lacks() -> None:
+    command = Command("-")
+    assert fed(command) == [] and command.trouble == "the meter command has printed no reading yet"
+    assert fed(command, ("node 1 J", 1.0)) != [] and command.trouble == ""
 
 
 def test_a_program_that_ends_is_started_again(tmp_path: Path) -> None:
