@@ -143,8 +143,9 @@ def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
 
 def power_cap(context: Context) -> PowerCapRow:
     """Return the power cap, and what is expected and measured under it."""
-    state = context.state
-    return PowerCapRow(state.power_cap_w, expected_w(state), state.idle_w, state.measured_w)
+    state, energy = context.state, context.scheduler.energy
+    measured_w = energy.power_w if energy.measured.node_w else None
+    return PowerCapRow(state.power_cap_w, expected_w(state), state.idle_w, measured_w)
 
 
 def books(context: Context) -> BooksAnswer:

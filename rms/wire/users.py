@@ -288,7 +288,7 @@ class PowerCapRow(msgspec.Struct, frozen=True):
 
     Attributes:
         idle_w: of ``expected_w``, what all nodes draw when idle.
-        measured_w: None where no node is measured, or there is no cap.
+        measured_w: as last read, of nodes without a meter by the model; None where none has one.
     """
 
     cap_w: float | None

@@ -140,6 +140,7 @@ def test_what_meters_say_holds_too(folder: Path) -> None:
         rms.hurry()
         assert rms.over(wide) == ["COMPLETED"]
         assert rms.resizes(wide) == [(3, 2)]
+        rms.until(lambda: 15 < rms.ask("power-cap")["measured_w"] < 25, "what meters say now")
         rms.ask("acct")  # which refuses books that do not balance
         assert rms.end() == 0
         never_passed(rms)
