@@ -189,8 +189,8 @@ def _run(setup: Setup, server: str, size: int, name: str) -> JobRow:
     row = next(row for row in wait_until_over(server) if row.id == number)
     if row.state != "COMPLETED":
         raise ProfilingError(
-            f"expected the command to end with status 0 on {size} nodes, got {row.state}; its "
-            f"output is in {row.output}"
+            f"expected the command to end with status 0 on {size} node{'s' * (size > 1)}, "
+            f"got {row.state}; its output is in {row.output}"
         )
     return row
 
