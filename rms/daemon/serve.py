@@ -70,7 +70,7 @@ def run_daemon(
             check_cap(options.power_cap.cap_w, sum(model.idle_w for model in engine.cluster.power))
         except ValueError as error:
             raise ServeError(str(error)) from None
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_folder(state)
     with (
         Journal.open(state / "journal.sqlite") as journal,
         contextlib.ExitStack() as stack,
@@ -117,6 +117,12 @@ def run_daemon(
             await serving
 
         asyncio.run(main())
+
+
+def _make_folder(state: Path) -> None:
+    if state.exists() and not state.is_dir():
+        raise ServeError(f"expected a folder for --state, got {state}, which is a file")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _server(routes: Routes) -> uvicorn.Server:
