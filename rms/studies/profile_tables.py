@@ -79,17 +79,21 @@ def _laws(points: Sequence[Point]) -> list[str]:
         law = fit_time(own)
         at = "" if mhz is None else f" at {mhz:g} MHz"
         terms = f"{_term(law.second, law.second_error)} s + {_term(law.first, law.first_error)} s/n"
-        lines.append(f"t(n){at} = {terms}{_off(law)}")
+        lines.append(f"t(n){at} = {_signed(terms)}{_off(law)}")
     power = fit_power(points)
     if power is not None:
         terms = f"{_term(power.second, power.second_error)} W + "
         terms += f"{_term(power.first, power.first_error)} W Eff(n) (f/f_max)^3"
-        lines.append(f"P(n, f) = n ({terms}){_off(power)}")
+        lines.append(f"P(n, f) = n ({_signed(terms)}){_off(power)}")
     return lines
 
 
 def _term(value: float, error: float) -> str:
     return f"{value:.4g}" if isnan(error) else f"({value:.4g} +- {error:.2g})"
+
+
+def _signed(terms: str) -> str:
+    return terms.replace("+ -", "- ")
 
 
 def _off(law: Law) -> str:

@@ -16,6 +16,7 @@ from rms.formats import profiles
 from rms.formats.config import FileError, read_workload
 from rms.formats.profiles import Machine, Point, Profile, ProfileError, Program
 from rms.studies.operating_points import differences, fit_power, fit_time, operating_points
+from rms.studies.profile_tables import lines_of
 
 HERE = Machine("a processor", 8)
 SIZES = (1, 2, 4, 8)
@@ -60,6 +61,11 @@ def test_two_runs_tell_no_error_and_one_no_law() -> None:
     assert math.isnan(fit_time([point(1, 10.0, 1.0), point(2, 6.0, 1.0)]).first_error)
     with pytest.raises(ValueError, match="expected times at two sizes or more, got 1"):
         fit_time([point(2, 10.0, 1.0)])
+
+
+def test_a_law_that_falls_is_printed_with_a_minus() -> None:
+    lines = lines_of(profile_of(point(1, 4.0, 10.0), point(2, 4.5, 10.0)), 1.1)
+    assert any(line.startswith("t(n) = 5 s - 1 s/n, through two runs") for line in lines)
 
 
 def test_repeated_runs_tell_an_error_of_two_sizes() -> None:
