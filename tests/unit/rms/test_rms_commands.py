@@ -148,7 +148,8 @@ def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
     assert terminal.refused(2, "serve", "--prices", "plain.sh", "--state", "new") == said
     assert not Path("new").exists()
     said = terminal.refused(2, "serve", "--state", "plain.sh")
-    assert "expected a folder for --state, got plain.sh, which is a file" in said
+    file = tmp_path / "plain.sh"
+    assert f"expected a folder for --state, got {file}, which is a file" in said
 
 
 def test_what_slurm_says_stands_beside_ours(
