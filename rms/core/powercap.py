@@ -126,8 +126,8 @@ class PowerBudget:
     """What is left of a power cap during one pass, in W.
 
     Attributes:
-        left_w: the cap without the idle power of all nodes and what running jobs draw: what is
-            expected, and what meters say above that. Below 0 where the cap is passed.
+        left_w: the cap without what idle nodes and running jobs draw: what is expected of all nodes
+            and jobs, and what meters say above that. Below 0 where the cap is passed.
     """
 
     __slots__ = ("_state", "left_w")
@@ -136,7 +136,7 @@ class PowerBudget:
         self._state = state
         if left_w is None:
             drawn_w = sum([self.drawn_w(job) for job in state.running.values()])
-            left_w = (state.power_cap_w or 0.0) - state.idle_w - drawn_w
+            left_w = (state.power_cap_w or 0.0) - state.idle_w - state.idle_above_w - drawn_w
             if state.booting:
                 left_w -= boot_extra_w(state, state.booting)
         self.left_w = left_w
@@ -204,7 +204,7 @@ def matters(state: State, watts: float) -> bool:
     Measured power below what is expected changes nothing.
     """
     cap_w = state.power_cap_w
-    if cap_w is None or not state.running:
+    if cap_w is None:
         return False
     counted_w, then_w = cap_w - PowerBudget(state).left_w, max(watts, expected_w(state))
     crosses = (then_w > cap_w) != (counted_w > cap_w * (1.0 + ROUNDING))
@@ -216,7 +216,8 @@ def never_fits(state: State, job: Job) -> bool:
     cap_w = state.power_cap_w
     if cap_w is None:
         return False
-    return state.idle_w + job_w(state, job.spec, job.least) > cap_w * (1.0 + ROUNDING)
+    idle_w = state.idle_w + state.idle_above_w
+    return idle_w + job_w(state, job.spec, job.least) > cap_w * (1.0 + ROUNDING)
 
 
 def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
@@ -224,12 +225,13 @@ def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
     own_w = budget.start_w(job, job.least)
     nodes = f"{job.least} node{'s' * (job.least > 1)}"
     if never_fits(state, job):
-        alone = f"{own_w:g} W on {nodes} beside {state.idle_w:g} W of idle nodes"
+        idle_w = state.idle_w + state.idle_above_w
+        alone = f"{own_w:g} W on {nodes} beside {idle_w:g} W of idle nodes"
         return f"PowerCap: it never fits under the cap of {state.power_cap_w:g} W: {alone}"
     if budget.covers(own_w):
         return None
     left_w, cap_w = budget.left_w, state.power_cap_w or 0.0
-    metered = any(other.above_w for other in state.running.values())
+    metered = state.idle_above_w or any(other.above_w for other in state.running.values())
     drawn = f"; {cap_w - left_w:.0f} W are drawn, by the meters" if metered else ""
     needs = f"needs {own_w:g} W on {nodes}"
     return f"PowerCap: {needs}, {max(0.0, left_w):.4g} W are left of {cap_w:g} W{drawn}"

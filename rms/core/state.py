@@ -58,6 +58,7 @@ class State:
         array_limited: waiting jobs of arrays that may run only so many at once.
         power_cap_w: what the cluster is to draw at most, None for any power.
         measured_w: what it draws by its meters, as last entered under a cap, or None.
+        idle_above_w: what of that its nodes draw above ``idle_w`` when idle, seen while none ran.
         power_models: the power models of its nodes, each once.
         idle_w: what all its nodes draw when idle.
         pools: the processors of nodes that share bandwidth; None where none do.
@@ -95,6 +96,7 @@ class State:
     max_concurrent_resizes: int = field(default=0, compare=False)
     power_cap_w: float | None = None
     measured_w: float | None = None
+    idle_above_w: float = 0.0
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
@@ -271,6 +273,7 @@ class State:
         self.off.clear()
         self.booting.clear()
         self.switched.clear()
+        self.measured_w, self.idle_above_w = None, 0.0
         self._use_site()
         self.vacant = bytearray(b"\x01" * site.nodes)
         for node in self.down:

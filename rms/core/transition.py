@@ -269,7 +269,7 @@ def _reopened(state: State, event: Reopened) -> None:
 def _cap_set(state: State, event: PowerCapSet) -> None:
     state.now_s, state.power_cap_w = event.at_s, event.watts
     if event.watts is None:
-        state.measured_w = None
+        state.measured_w, state.idle_above_w = None, 0.0
     for job in state.running.values():
         job.no_wider_before_s = -inf
         if event.watts is None:
@@ -277,12 +277,16 @@ def _cap_set(state: State, event: PowerCapSet) -> None:
 
 
 def _measured(state: State, event: PowerMeasured) -> None:
-    """Let running jobs share what is drawn above what is expected, by the nodes they hold."""
+    """Let running jobs share what is drawn above what is expected, by the nodes they hold.
+
+    But for what idle nodes draw above it, which is known from when nothing ran.
+    """
     state.now_s, state.measured_w = event.at_s, event.watts
+    above_w = max(0.0, event.watts - expected_w(state))
+    state.idle_above_w = min(state.idle_above_w, above_w) if state.running else above_w
     nodes = sum([job.size + job.gain for job in state.running.values()])
-    above_w = max(0.0, event.watts - expected_w(state)) / max(1, nodes)
     for job in state.running.values():
-        job.above_w = above_w
+        job.above_w = (above_w - state.idle_above_w) / nodes
 
 
 _APPLY: dict[type, Callable[[State, Any], None]] = {

@@ -310,6 +310,23 @@ def test_what_meters_say_above_the_cap_narrows_and_lets_nobody_start() -> None:
     assert resizes(driven.happen(ResizePoint(7.0, wide.id))) == []
 
 
+def test_idle_nodes_that_draw_more_than_expected_leave_less_of_the_cap() -> None:
+    driven = Driven(300.0, "easy")
+    assert driven.happen(PowerMeasured(1.0, 130.0)) == []  # 40 W were expected
+    wide, narrow = job(1, (4,), at_s=2.0), job(2, (3,), at_s=3.0)
+    assert driven.submit(wide) == []
+    never = "PowerCap: it never fits under the cap of 300 W: 200 W on 4 nodes beside 130 W of idle"
+    assert driven.why(1).startswith(never)
+    assert driven.submit(narrow) == [("2", 3)]
+    # The same nodes are busy: what is measured above that, the job draws.
+    driven.happen(PowerMeasured(4.0, 295.0))
+    assert driven.engine.state.running[narrow.id].above_w == pytest.approx(5.0)
+    driven.happen(PowerMeasured(5.0, 200.0))
+    assert driven.engine.state.idle_above_w == pytest.approx(10.0)
+    driven.happen(Ended(6.0, narrow.id, "COMPLETED"))
+    assert list(driven.engine.state.running) == ["1"]
+
+
 def test_what_takes_all_that_is_left_has_nothing_to_yield() -> None:
     """Sums of the same powers in another order may be above the cap by rounding."""
     narrowed = []
