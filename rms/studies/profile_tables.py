@@ -19,6 +19,9 @@ from rms.studies.operating_points import (
 )
 from rms.wire.terminal import columns
 
+SHORT_S = 3.0
+"""Shorter runs hold too few reports of meters, one a second, to tell idle and highest power."""
+
 
 def matrices(shown: Profile) -> dict[str, list[Point]]:
     """Return the points of each way that there are, by frequency and size."""
@@ -50,6 +53,7 @@ def _table(points: Sequence[Point]) -> list[str]:
     rows = []
     for p in points:
         base = first[p.mhz]
+        unknown = p.source != "model" and p.run_s < SHORT_S
         rows.append(
             [
                 str(p.nodes),
@@ -60,8 +64,8 @@ def _table(points: Sequence[Point]) -> list[str]:
                 f"{p.run_j:.1f}",
                 f"{p.uncertainty_j:.1f}" if p.uncertainty_j else "",
                 f"{100 * base.nodes * base.run_s / (p.nodes * p.run_s):.0f}",
-                f"{p.idle_w:.1f}",
-                f"{p.peak_w:.1f}",
+                "" if unknown else f"{p.idle_w:.1f}",
+                "" if unknown else f"{p.peak_w:.1f}",
                 str(len(p.time_s)),
                 p.source,
             ]
@@ -79,12 +83,16 @@ def _laws(points: Sequence[Point]) -> list[str]:
         law = fit_time(own)
         at = "" if mhz is None else f" at {mhz:g} MHz"
         terms = f"{_term(law.second, law.second_error)} s + {_term(law.first, law.first_error)} s/n"
-        lines.append(f"t(n){at} = {_signed(terms)}{_off(law)}")
+        no_law = "; no speedup law: more nodes took longer" if law.first < 0.0 else ""
+        lines.append(f"t(n){at} = {_signed(terms)}{_off(law)}{no_law}")
     power = fit_power(points)
     if power is not None:
         terms = f"{_term(power.second, power.second_error)} W + "
         terms += f"{_term(power.first, power.first_error)} W Eff(n) (f/f_max)^3"
-        lines.append(f"P(n, f) = n ({_signed(terms)}){_off(power)}")
+        no_law = (
+            "; no law of power: a term is below 0" if min(power.first, power.second) < 0 else ""
+        )
+        lines.append(f"P(n, f) = n ({_signed(terms)}){_off(power)}{no_law}")
     return lines
 
 
