@@ -158,7 +158,7 @@ def test_energy_is_what_the_meters_counted(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "command", "said"),
     [
-        ("separate", "false", "expected the command to end with status 0 on 1 nodes, got FAILED"),
+        ("separate", "false", "expected the command to end with status 0 on 1 node, got FAILED"),
         ("malleable", "true", "expected a program on dmr, which tells of its steps, got one that"),
     ],
 )
