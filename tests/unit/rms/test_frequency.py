@@ -66,11 +66,10 @@ def env_of(folder: Path) -> dict[str, str]:
 
 
 def limits(folder: Path) -> list[tuple[int, int]]:
-    ends = ("min", "max")
-    return [
-        tuple(int((folder / policy / f"scaling_{end}_freq").read_text() or -1) for end in ends)  # type: ignore[misc]
-        for policy in POLICIES
-    ]
+    def limit(policy: str, end: str) -> int:
+        return int((folder / policy / f"scaling_{end}_freq").read_text() or -1)
+
+    return [(limit(policy, "min"), limit(policy, "max")) for policy in POLICIES]
 
 
 FOUND = [(800_000, 2_000_000), (1_000_000, 2_000_000)]

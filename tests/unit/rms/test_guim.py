@@ -21,7 +21,7 @@ from rms.studies.guim_model import POLICIES, Case, Variant, policy, run, site, w
 
 @pytest.fixture(scope="module")
 def paper() -> dict[str, Any]:
-    return msgspec.toml.decode((DATA / "guim.toml").read_bytes())  # type: ignore[no-any-return]
+    return msgspec.toml.decode((DATA / "guim.toml").read_bytes(), type=dict[str, Any])
 
 
 def jobs(number: int, widest: int, seed: int = 3) -> list[JobSpec]:
