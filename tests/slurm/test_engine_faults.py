@@ -145,8 +145,9 @@ def test_a_node_dies(rms: SlurmRms, answer: str) -> None:
 def test_others_took_the_nodes_of_a_resize(rms: SlurmRms, answer: str) -> None:
     """Before the next look at Slurm: it is refused in its words, and goes through later."""
     job = started(rms, nodes=1)
-    by_hand = rms.bed.allocate("--nodes=3", "--job-name=byhand")
-    rms.resize(job, 3)
+    with rms.without_a_look():
+        by_hand = rms.bed.allocate("--nodes=3", "--job-name=byhand")
+        rms.resize(job, 3)
     rms.until(lambda: rms.rolled_back(job), "rollback")
     assert "later: " in rms.rolled_back(job)[0]
     assert not rms.row(job)["resizing"]
@@ -162,8 +163,10 @@ def test_others_took_the_nodes_of_a_resize(rms: SlurmRms, answer: str) -> None:
 def test_others_took_the_nodes_of_a_start(rms: SlurmRms, answer: str) -> None:
     """It waits in Slurm for a while, then in the RMS, until there are others."""
     write_script(rms, "#SBATCH --nodes=2", steps=STEPS)
-    by_hand = rms.bed.allocate("--nodes=4", "--job-name=byhand")
-    job = rms.submit_now()
+    with rms.without_a_look():
+        by_hand = rms.bed.allocate("--nodes=4", "--job-name=byhand")
+        job = rms.submit_now()
+        rms.until(lambda: rms.row(job)["slurm"].get("slurm_job"), "number")
     rms.until(lambda: "requeued" in rms.said(), "pending again")
     assert rms.row(job)["state"] == "PENDING"
     rms.bed("scancel", by_hand)
