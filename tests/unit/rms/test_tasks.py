@@ -1,0 +1,315 @@
+"""Tasks: no device twice, none lost, whatever happens and however strategies are swapped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rms.core.tasks import (
+    Affinity,
+    Device,
+    Governor,
+    Interrupt,
+    KernelSpec,
+    Resource,
+    Start,
+    TaskId,
+    TaskScheduler,
+    TaskSpec,
+    TaskState,
+)
+from rms.core.tasks.model import (
+    Choice,
+    Drop,
+    Finished,
+    GovernorSet,
+    OwnerGone,
+    Phase,
+    Registered,
+    Run,
+    Stop,
+    TaskDecision,
+    TaskEvent,
+    UnitsFreed,
+    UnitsTaken,
+    Woken,
+    Yielded,
+)
+from rms.core.tasks.rules import ChoiceError
+from rms.core.tasks.scheduler import Strategy, TaskError
+from rms.core.tasks.state import OTHERS
+from rms.core.tasks.strategies import STRATEGIES, Banking, Constraint, LongTerm, ShortTerm
+
+CORE, CORES, GPU = Resource.CORE, Resource.CORES, Resource.GPU
+DEVICES = (
+    Device("gpu", GPU, (2,)),
+    Device("cores", CORES, (0, 1)),
+    Device("core0", CORE, (0,)),
+    Device("core1", CORE, (1,)),
+)
+APART = (Device("gpu", GPU, (0,)), Device("cores", CORES, (1,)), Device("core", CORE, (2,)))
+
+
+def kernels(*resources: Resource) -> tuple[KernelSpec, ...]:
+    """Return kernels for these resources, the first the best."""
+    levels = (Affinity.HIGH, Affinity.MED, Affinity.LOW)
+    return tuple(KernelSpec(kind, level) for kind, level in zip(resources, levels, strict=False))
+
+
+ALL = kernels(GPU, CORES, CORE)
+
+
+class Machine:
+    """A scheduler that is driven at random, and what must hold after every event."""
+
+    def __init__(self, strategy: Strategy, devices: tuple[Device, ...] = DEVICES) -> None:
+        self.said: list[str] = []
+        self.scheduler = TaskScheduler(devices, strategy, self.said.append)
+        self.state, self.now_s, self.registered, self.over = self.scheduler.state, 0.0, 0, 0
+        self.asked: set[int] = set()
+
+    def feed(self, event: TaskEvent) -> list[TaskDecision]:
+        before = set(self.state.tasks)
+        decisions = self.scheduler.handle(event)
+        came = {event.task} if isinstance(event, Registered) else set()
+        self.registered += len(came)
+        self.over += len((before | came) - set(self.state.tasks))
+        for decision in decisions:
+            if isinstance(decision, Stop):
+                self.asked.add(decision.task)
+            elif isinstance(decision, Run):
+                assert self.state.running[decision.task].device.name == decision.device  # type: ignore[union-attr]
+            else:
+                assert decision.task not in self.state.tasks
+        self.asked &= set(self.state.running)
+        self.check()
+        return decisions
+
+    def add(self, spec: TaskSpec) -> list[TaskDecision]:
+        return self.feed(Registered(self.now_s, TaskId(self.registered), spec))
+
+    def check(self) -> None:
+        state = self.state
+        held = [(u, t.id) for t in state.running.values() if t.device for u in t.device.units]
+        others = [unit for unit, task in state.holder.items() if task == OTHERS]
+        assert len(held) + len(others) == len(state.holder)
+        assert all(state.holder[unit] == task for unit, task in held)
+        queued = [task.id for queue in state.queues.values() for task in queue]
+        waiting = [task.id for task in state.waiting]
+        blocked = [t.id for t in state.tasks.values() if t.phase is Phase.BLOCKED]
+        assert sorted([*state.running, *queued, *waiting, *blocked]) == sorted(state.tasks)
+        assert all(len(state.queues.get(kind, ())) <= most for kind, most in state.capacity.items())
+        assert [task.order for task in state.waiting] == sorted(t.order for t in state.waiting)
+        assert self.registered == self.over + len(state.tasks)
+
+    def step(self, random: Random) -> None:
+        """Let something happen."""
+        state, running = self.state, list(self.state.running)
+        self.now_s += random.choice((0.0, 0.5, 5.0))
+        kind = random.randrange(12)
+        if kind < 5:
+            some = random.sample((CORE, CORES, GPU), random.randint(1, 3))
+            after = tuple(TaskId(each) for each in range(self.registered) if random.random() < 0.1)
+            spec = TaskSpec(
+                random.randrange(3),
+                kernels(*some),
+                random.randrange(2),
+                after,
+                random.random() < 0.5,
+            )
+            self.add(spec)
+        elif kind < 8 and running:
+            self.feed(Finished(self.now_s, random.choice(running), random.random() < 0.2))
+        elif kind == 8 and self.asked:
+            self.feed(Yielded(self.now_s, TaskId(random.choice(sorted(self.asked)))))
+        elif kind == 9:
+            self.feed(OwnerGone(self.now_s, random.randrange(3)))
+        elif kind == 10:
+            unit = random.randrange(3)
+            if unit not in state.holder:
+                self.feed(UnitsTaken(self.now_s, (unit,)))
+            elif state.holder[unit] == OTHERS:
+                self.feed(UnitsFreed(self.now_s, (unit,)))
+        elif kind == 11:
+            self.feed(GovernorSet(self.now_s, random.choice(list(Governor))))
+
+    def finish(self) -> None:
+        """Let all that can run come to its end."""
+        others = tuple(unit for unit, task in self.state.holder.items() if task == OTHERS)
+        self.feed(UnitsFreed(self.now_s, others))
+        self.feed(GovernorSet(self.now_s, Governor.HIGH))
+        for _ in range(10_000):
+            if not self.state.tasks:
+                return
+            for task_id in list(self.state.running):
+                self.feed(Finished(self.now_s, task_id))
+            if self.scheduler.wake_s is not None:
+                self.now_s = self.scheduler.wake_s
+                self.feed(Woken(self.now_s))
+        raise AssertionError(f"expected all tasks to end, got {list(self.state.tasks)}")
+
+
+@pytest.mark.promise("tasks")
+@given(st.integers(0, 2**32), st.sampled_from(sorted(STRATEGIES)))
+@settings(max_examples=30)
+def test_nothing_is_lost_over_a_hundred_swaps(seed: int, first: str) -> None:
+    random = Random(seed)
+    machine = Machine(STRATEGIES[first])
+    for _ in range(100):
+        for _ in range(random.randrange(4)):
+            machine.step(random)
+        machine.scheduler.swap(STRATEGIES[random.choice(sorted(STRATEGIES))])
+        machine.feed(Woken(machine.now_s))
+    machine.finish()
+    assert not machine.said and machine.over == machine.registered
+
+
+def runs(decisions: list[TaskDecision]) -> dict[int, str]:
+    return {each.task: each.device for each in decisions if isinstance(each, Run)}
+
+
+def test_short_term_gives_a_free_device_to_who_prefers_it_most() -> None:
+    machine = Machine(ShortTerm(), APART)
+    assert runs(machine.add(TaskSpec(0, ALL))) == {0: "gpu"}
+    assert runs(machine.add(TaskSpec(0, ALL))) == {1: "cores"}
+    assert runs(machine.add(TaskSpec(0, ALL))) == {2: "core"}
+    assert runs(machine.add(TaskSpec(0, ALL))) == {}
+    assert runs(machine.add(TaskSpec(0, kernels(CORE, GPU)))) == {}
+    assert runs(machine.feed(Finished(1.0, TaskId(2)))) == {4: "core"}  # its first choice
+    assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {3: "cores"}  # its second
+
+
+def test_long_term_balances_queues_by_the_performance_factor() -> None:
+    machine = Machine(LongTerm(), APART)
+    spec = TaskSpec(
+        0, (KernelSpec(GPU, expected_s=1.0), KernelSpec(CORES, Affinity.MED, expected_s=4.0))
+    )
+    for _ in range(11):
+        machine.add(spec)
+    assert (machine.state.length(GPU), machine.state.length(CORES)) == (9, 2)  # 1:4
+    machine.feed(GovernorSet(0.0, Governor.LOW))
+    assert (machine.state.length(GPU), machine.state.length(CORES)) == (1, 10)
+
+
+def test_banking_spends_its_credits_and_gets_them_back() -> None:
+    machine = Machine(Banking(most=16.0), APART)
+    for _ in range(6):
+        machine.add(TaskSpec(0, ALL))
+    assert sorted(machine.state.running) == [0, 1, 2]
+    assert machine.state.memory["banking.credits"] == 0.0
+    assert not runs(machine.feed(Finished(4.9, TaskId(0)))) and machine.scheduler.wake_s == 5.0
+    assert runs(machine.feed(Woken(5.0))) == {3: "gpu"}  # 15 back, 10 spent
+    assert runs(machine.feed(Finished(5.0, TaskId(1)))) == {4: "cores"}
+    machine.feed(GovernorSet(5.0, Governor.LOW))
+    assert not runs(machine.feed(Finished(9.0, TaskId(3))))
+    assert runs(machine.feed(Woken(10.0))) == {5: "gpu"}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "low"), [(True, {"gpu"}), (False, {"cores", "core"})], ids=["section 4", "section 5"]
+)
+def test_constraint_keeps_what_runs_within_the_limit(gpu: bool, low: set[str]) -> None:
+    for governor, expected in ((Governor.HIGH, {"gpu", "cores", "core"}), (Governor.LOW, low)):
+        machine = Machine(Constraint(gpu_when_low=gpu), APART)
+        machine.feed(GovernorSet(0.0, governor))
+        for _ in range(5):
+            machine.add(TaskSpec(0, ALL))
+        assert {task.device.name for task in machine.state.running.values() if task.device} == (
+            expected
+        )
+
+
+def test_a_task_moves_to_a_better_device_that_falls_free() -> None:
+    machine = Machine(ShortTerm())
+    machine.feed(UnitsTaken(0.0, (0, 2)))  # by jobs
+    spec = TaskSpec(0, ALL, interruptible=True)
+    assert runs(machine.add(spec)) == {0: "core1"}
+    assert machine.feed(UnitsFreed(1.0, (0,))) == [Stop(TaskId(0))]
+    assert runs(machine.feed(Yielded(2.0, TaskId(0)))) == {0: "cores"}
+    assert machine.feed(UnitsFreed(3.0, (2,))) == [Stop(TaskId(0))]
+    assert runs(machine.feed(Yielded(4.0, TaskId(0)))) == {0: "gpu"}
+
+
+def test_who_comes_after_waits_and_goes_with_what_failed() -> None:
+    machine = Machine(ShortTerm())
+    machine.add(TaskSpec(0, kernels(GPU)))
+    machine.add(TaskSpec(0, ALL, after=(TaskId(0),)))
+    machine.add(TaskSpec(0, ALL, after=(TaskId(1),)))
+    assert list(machine.state.running) == [0]
+    assert runs(machine.feed(Finished(1.0, TaskId(0)))) == {1: "gpu"}
+    reason = "a task that it comes after has failed"
+    assert machine.feed(Finished(2.0, TaskId(1), failed=True)) == [Drop(TaskId(2), reason)]
+    assert machine.add(TaskSpec(0, ALL, after=(TaskId(2),))) == [Drop(TaskId(3), reason)]
+    never = TaskSpec(0, (KernelSpec(GPU, Affinity.NEVER), KernelSpec(Resource.NODE)))
+    assert isinstance(machine.add(never)[0], Drop)
+
+
+def test_all_cores_are_kept_for_the_task_that_waits_for_them() -> None:
+    machine = Machine(LongTerm())
+    for spec in (kernels(CORE), kernels(CORES), kernels(CORE), kernels(CORE)):
+        machine.add(TaskSpec(0, spec))
+    assert runs(machine.feed(Finished(1.0, TaskId(0)))) == {1: "cores"}
+    assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {2: "core0", 3: "core1"}
+
+
+class Wrong:
+    """A strategy that goes wrong."""
+
+    name, capacity = "wrong", dict[Resource, int]()
+
+    def __init__(self, *choices: object) -> None:
+        self.choices = choices
+
+    def __call__(self, state: TaskState) -> Iterator[Choice]:
+        for choice in self.choices:
+            if isinstance(choice, Exception):
+                raise choice
+            yield choice  # type: ignore[misc]
+
+
+@pytest.mark.promise("tasks")
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ((Start(TaskId(1), "gpu"),), "expected a free device for task 1, got gpu"),
+        ((Start(TaskId(4), "core0"),), "expected a free device for task 4, got core0"),
+        ((Start(TaskId(7), "gpu"),), "expected a task there is, got 7"),
+        ((Start(TaskId(1), "tpu"),), "expected a device of gpu, cores, core0, core1"),
+        ((Interrupt(TaskId(0)),), "expected a running task with yield points"),
+        ((17,), "expected a choice (Start, Enqueue, ...), got 17"),
+        ((KeyError("queue"),), "KeyError('queue')"),
+    ],
+)
+def test_a_strategy_that_goes_wrong_is_replaced_by_the_one_before(
+    choices: tuple[object, ...], words: str
+) -> None:
+    machine = Machine(ShortTerm())
+    for _ in range(3):
+        machine.add(TaskSpec(0, kernels(GPU)))
+    machine.add(TaskSpec(0, ALL))  # on all cores
+    machine.add(TaskSpec(0, kernels(CORE)))
+    machine.scheduler.swap(Wrong(*choices))
+    machine.feed(Woken(1.0))
+    assert machine.scheduler.strategy.name == "short-term"
+    assert len(machine.said) == 1 and words in machine.said[0]
+    machine.finish()
+
+
+def test_what_cannot_have_happened_is_refused() -> None:
+    machine = Machine(ShortTerm())
+    machine.add(TaskSpec(0, kernels(GPU)))
+    for event in (
+        Finished(1.0, TaskId(5)),
+        UnitsTaken(1.0, (2,)),
+        UnitsFreed(1.0, (2,)),
+        Registered(1.0, TaskId(9), TaskSpec(0, ALL), device="gpu"),
+    ):
+        with pytest.raises(TaskError, match="expected"):
+            machine.scheduler.handle(event)
+    machine.check()
+    with pytest.raises(ChoiceError):
+        TaskScheduler(DEVICES, Wrong(17)).handle(Woken(0.0))
