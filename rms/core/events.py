@@ -103,7 +103,10 @@ class Ticked(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeDown(msgspec.Struct, frozen=True, tag=True):
-    """A node has failed or is drained: it is given to nobody; who runs on it is told apart."""
+    """A node has failed or is drained: it is given to nobody; who runs on it is told apart.
+
+    This and the next three name one slot of a shared host, and are about all of it.
+    """
 
     at_s: float
     node: Node
@@ -275,7 +278,10 @@ class Never(msgspec.Struct, frozen=True, tag=True):
 
 
 class PowerOff(msgspec.Struct, frozen=True, tag=True):
-    """Power idle nodes off; nobody is given them before they have booted again."""
+    """Power idle nodes off; nobody is given them before they have booted again.
+
+    Of a shared host all slots are named, as where it is powered on.
+    """
 
     nodes: tuple[Node, ...]
     reason: str

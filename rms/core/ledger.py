@@ -8,9 +8,11 @@ They follow from events alone; what meters say is beside them (:mod:`rms.core.me
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rms.core.contention import dynamic_power
 from rms.core.model import Job, JobId, Node, NodePower
 from rms.core.state import State
 from rms.wire.users import Books
@@ -37,12 +39,16 @@ def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) 
 
 @dataclass(slots=True)
 class Draw:
-    """What a job draws since when: total power, on which nodes, or on how many counted ones."""
+    """What a job draws since when: total power, on which nodes, or on how many counted ones.
+
+    Of shared hosts ``hosts`` says how much of it is drawn on each.
+    """
 
     since_s: float
     watts: float
     nodes: tuple[Node, ...]
     size: int
+    hosts: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -52,7 +58,8 @@ class Ledger:
     Attributes:
         power: one model per node, or per host where ``host`` says which slot is whose.
         host: the host of each slot; empty where nodes are not shared. On a shared host a job's
-            power comes on top of the host's idle power.
+            power comes on top of the host's idle power, which is nobody's: it is in ``idle_j``.
+        levels: frequencies and voltages; power on slots of lower ones is as V^2 f.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         off_j, boot_j: energy of nodes while they are off, and while they boot.
         busy_node_s: node-seconds held by running jobs.
@@ -61,6 +68,7 @@ class Ledger:
 
     power: Sequence[NodePower]
     host: Sequence[int] = ()
+    levels: Sequence[tuple[float, float]] = ()
     idle_j: float = 0.0
     off_j: float = 0.0
     boot_j: float = 0.0
@@ -75,7 +83,7 @@ class Ledger:
     _idle_w: float = 0.0
     _off_w: float = 0.0
     _boot_w: float = 0.0
-    _asleep: dict[Node, bool] = field(default_factory=dict)
+    _asleep: dict[int, bool] = field(default_factory=dict)
     _busy: int = 0
     _counted_j: float = 0.0
     _past_j: float = 0.0
@@ -83,6 +91,7 @@ class Ledger:
     _unpowered: bool = False
     _powerless: dict[JobId, int] = field(default_factory=dict)
     _alike: bool = False
+    _slots: Mapping[int, int] = field(default_factory=dict)
     _node_w: list[float] = field(default_factory=list)
     _node_j: list[float] = field(default_factory=list)
     _node_s: list[float] = field(default_factory=list)
@@ -92,8 +101,9 @@ class Ledger:
         self._node_w = [model.idle_w for model in self.power]
         self._node_j = [0.0] * len(self.power)
         self._node_s = [0.0] * len(self.power)
+        self._slots = Counter(self.host)
         self._alike = not self.host and len(set(self.power)) == 1
-        self._unpowered = self._alike and self.power[0] == NodePower()
+        self._unpowered = set(self.power) == {NodePower()}
         self.peak_w = list(self._node_w) if self.host else []
 
     def advance(self, state: State, now_s: float) -> None:
@@ -238,8 +248,6 @@ class Ledger:
             state.changed.clear()
             self._leave_job(job_id, at)
             self._enter_job(job, at)
-            if self.host:
-                self._peaks()
             return
         # First all leave their nodes, then all enter: within an instant nodes change hands.
         changed = self._rescaled | state.changed if self._rescaled else state.changed
@@ -249,16 +257,16 @@ class Ledger:
         for job in jobs:
             self._leave_job(job.spec.id, at)
         if state.switched:
-            for node in sorted(state.switched):
-                self._switch(state, node, at)
+            for slot in sorted(state.switched):
+                if slot == state.together(slot)[0]:  # one stands for its host
+                    self._switch(state, slot, at)
             state.switched.clear()
         for job in jobs:
             self._enter_job(job, at)
-        if self.host:
-            self._peaks()
 
-    def _switch(self, state: State, node: Node, at: float) -> None:
-        """Enter that a node, held by nobody, is off, boots, or is up now."""
+    def _switch(self, state: State, slot: Node, at: float) -> None:
+        """Enter that a node (or the host of a slot), held by nobody, is off, boots, or is up."""
+        node = self.host[slot] if self.host else slot
         model, booted = self.power[node], self._asleep.pop(node, None)
         if booted is None:
             self._idle_w -= model.idle_w
@@ -266,14 +274,14 @@ class Ledger:
             self._boot_w -= model.boot_w
         else:
             self._off_w -= model.off_w
-            if node not in state.off and model.boot_s <= 0.0:  # all of it in no time
+            if slot not in state.off and model.boot_s <= 0.0:  # all of it in no time
                 self.boot_j += model.boot_j
                 self._node_j[node] += model.boot_j
         watts = model.idle_w
-        if node in state.off:
+        if slot in state.off:
             watts, self._asleep[node] = model.off_w, False
             self._off_w += watts
-        elif node in state.booting:
+        elif slot in state.booting:
             watts, self._asleep[node] = model.boot_w, True
             self._boot_w += watts
         else:
@@ -282,6 +290,8 @@ class Ledger:
             self._off_w = self._boot_w = 0.0  # no rest of rounding
         self._watts += watts - self._node_w[node]
         self._set_nodes((node,), watts, at)
+        if self.host:
+            self.peak_w[node] = max(self.peak_w[node], watts)
 
     def _leave_job(self, job_id: JobId, at: float) -> None:
         if job_id in self._powerless:
@@ -297,12 +307,13 @@ class Ledger:
         if job.start_s is None or job.end_s is not None or job.size == 0:
             self._shares.pop(job_id, None)
             return
+        size = job.size + job.gain if job.resize_begun else job.size
+        unknown = job.spec.speedup is None and job.spec.power_w is None
+        if unknown and self._unpowered and (self._counted or self.host):
+            self._powerless[job_id] = size  # it holds nodes and costs nothing
+            self._busy += size
+            return
         if self._counted:
-            size = job.size + job.gain if job.resize_begun else job.size
-            if self._unpowered and job.spec.speedup is None:
-                self._powerless[job_id] = size  # it holds nodes and costs nothing
-                self._busy += size
-                return
             model = self.power[0]
             watts = size * model.busy_w(job.spec, size)
             self._draws[job_id] = Draw(at, watts, (), size)
@@ -311,6 +322,7 @@ class Ledger:
             self._watts += watts - size * model.idle_w
             return
         nodes = drawing(job)
+        hosts: dict[int, float] = {}
         if self._alike:
             own = self.power[0].busy_w(job.spec, len(nodes))
             watts = own * len(nodes)
@@ -318,28 +330,36 @@ class Ledger:
             self._watts += watts - self.power[0].idle_w * len(nodes)
             self._set_nodes(nodes, own, at)
         elif self.host:
-            each = [self._of(job, node, len(nodes)) for node in nodes]
-            watts = sum(each)
+            hosts = self._by_host(job, nodes)
+            watts = sum(hosts.values())
             self._watts += watts
-            for node, own in zip(nodes, each, strict=True):
-                host = self.host[node]
+            for host, own in hosts.items():
                 self._set_nodes((host,), self._node_w[host] + own, at)
+                self.peak_w[host] = max(self.peak_w[host], self._node_w[host])
         else:
-            each = [self._of(job, node, len(nodes)) for node in nodes]
+            each = [self.power[node].busy_w(job.spec, len(nodes)) for node in nodes]
             watts = sum(each)
             self._watts += watts
             for node, own in zip(nodes, each, strict=True):
                 self._idle_w -= self._node_w[node]
                 self._watts -= self._node_w[node]
                 self._set_nodes((node,), own, at)
-        self._draws[job_id] = Draw(at, watts, nodes, len(nodes))
+        self._draws[job_id] = Draw(at, watts, nodes, len(nodes), hosts)
         self._busy += len(nodes)
 
-    def _of(self, job: Job, node: Node, size: int) -> float:
-        """Return the power of one of a job's nodes (of its slot, where hosts are shared)."""
-        if self.host and job.spec.power_w is not None:
-            return job.spec.power_w / size * self._shares.get(job.spec.id, 1.0)
-        return self.power[self.host[node] if self.host else node].busy_w(job.spec, size)
+    def _by_host(self, job: Job, nodes: Sequence[Node]) -> dict[int, float]:
+        """Return what a job adds to the idle power of each of its hosts."""
+        spec, size, share = job.spec, len(nodes), self._shares.get(job.spec.id, 1.0)
+        found: dict[int, float] = {}
+        clocks = dict(zip(job.nodes, job.frequencies, strict=True)) if job.frequencies else {}
+        for (host, clock), slots in Counter(
+            [(self.host[node], clocks.get(node, 1.0)) for node in nodes]
+        ).items():
+            own = self.power[host].slot_w(spec, size, self._slots[host]) * share
+            if clock != 1.0:
+                own *= dynamic_power(self.levels, clock)
+            found[host] = found.get(host, 0.0) + slots * own
+        return found
 
     def _book(self, job_id: JobId, draw: Draw, at: float) -> None:
         books = self._busy_j
@@ -360,25 +380,19 @@ class Ledger:
             self._watts += idle * draw.size
             self._set_nodes(draw.nodes, idle, at)
             return
-        own = draw.watts / max(1, draw.size)
-        for node in draw.nodes:
-            if self.host:
-                host = self.host[node]
-                self._set_nodes((host,), self._node_w[host] - own, at)
-            else:
-                idle = self.power[node].idle_w
-                self._idle_w += idle
-                self._watts += idle
-                self._set_nodes((node,), idle, at)
+        for host, own in draw.hosts.items():
+            self._set_nodes((host,), self._node_w[host] - own, at)
+        for node in () if self.host else draw.nodes:
+            idle = self.power[node].idle_w
+            self._idle_w += idle
+            self._watts += idle
+            self._set_nodes((node,), idle, at)
 
     def _set_nodes(self, nodes: Iterable[int], watts: float, at: float) -> None:
         joules, powers, since = self._node_j, self._node_w, self._node_s
         for node in nodes:
             joules[node] += powers[node] * (at - since[node])
             powers[node], since[node] = watts, at
-
-    def _peaks(self) -> None:
-        self.peak_w = [max(pair) for pair in zip(self.peak_w, self._node_w, strict=True)]
 
 
 def drawing(job: Job) -> tuple[Node, ...]:

@@ -331,6 +331,16 @@ class NodePower(msgspec.Struct, frozen=True):
         off_j = self.off_w * (gap_s - self.boot_s) + self.boot_j
         return gap_s > self.boot_s and self.idle_w * gap_s > off_j
 
+    def slot_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
+        """Return what a job on ``size`` slots adds on each to the idle power of their host.
+
+        Its own power as stated for it; else its share of what a host draws above idle whose
+        ``slots`` slots are all busy with such a job. A host of one slot is a node.
+        """
+        if spec.power_w is not None:
+            return spec.power_w / size
+        return max(0.0, self.busy_w(spec, size) - self.idle_w) / slots
+
     def busy_w(self, spec: JobSpec, nodes: int) -> float:
         """Return the power of each of a job's nodes: as stated, by its profile, or the model's."""
         if spec.power_w is not None:
@@ -350,7 +360,8 @@ class Site(msgspec.Struct, frozen=True):
     Attributes:
         nodes: how many there are: nodes, or slots where nodes are shared.
         power: power model of each host; empty where nothing is known.
-        host: the host (power domain) of each slot; empty where each node is its own.
+        host: the host (power domain) of each slot, from 0; empty where each node is its own. Where
+            ``shared`` says so it need not be stated.
         rack: the rack of each host; empty where all are in one.
         power_cap_w: the power cap to begin with, or None.
         shared: nodes whose processes share bandwidth; their processors, in order, are the slots.
@@ -365,3 +376,18 @@ class Site(msgspec.Struct, frozen=True):
     power_cap_w: float | None = None
     shared: tuple[SharedNode, ...] = ()
     levels: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.shared:
+            widths = [sum(kind.number for kind in node.processors) for node in self.shared]
+            host = tuple(at for at, width in enumerate(widths) for _ in range(width))
+            if self.host not in ((), host):
+                raise ValueError("expected the hosts of the slots to be the nodes that are shared")
+            msgspec.structs.force_setattr(self, "host", host)
+        if self.host and len(self.host) != self.nodes:
+            raise ValueError(f"expected a host of each of {self.nodes}, got {len(self.host)}")
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are."""
+        return max(self.host) + 1 if self.host else self.nodes

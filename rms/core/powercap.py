@@ -22,24 +22,22 @@ ROUNDING = 1e-9
 """Sums of the same powers in another order may differ by this much of the cap."""
 
 
-def added_w(
-    models: Sequence[NodePower], spec: JobSpec, size: int, *, shared: bool = False
-) -> float:
+def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int = 1) -> float:
     """Return what a job adds to the idle power of its ``size`` nodes, all together, in W.
 
     Args:
         models: of the nodes that it may run on.
-        shared: several jobs share a host, whose idle power is not theirs.
+        slots: of each of them, the fewest where they are not alike.
     """
     if spec.power_w is not None:
         return spec.power_w
-    each = max(model.busy_w(spec, size) - (0.0 if shared else model.idle_w) for model in models)
-    return size * max(0.0, each)
+    return size * max(model.slot_w(spec, size, slots) for model in models)
 
 
 def job_w(state: State, spec: JobSpec, size: int) -> float:
     """Return what a job on ``size`` nodes of this cluster adds to their idle power, in W."""
-    return added_w(state.power_models, spec, size, shared=bool(state.site.host))
+    slots = min(map(len, state.host_slots), default=1)
+    return added_w(state.power_models, spec, size, slots=slots)
 
 
 def growth_w(state: State, job: Job, size: int, nodes: tuple[Node, ...] = ()) -> float:
@@ -67,7 +65,7 @@ def held_w(state: State, job: Job) -> float:
 
 def boot_extra_w(state: State, nodes: Iterable[Node]) -> float:
     """Return what booting nodes draw above their idle power, in W."""
-    models = [state.site.power[node] for node in nodes] if state.site.power else []
+    models = [state.model(node) for node in nodes if node == state.together(node)[0]]
     return sum(
         [max(0.0, model.boot_w - model.idle_w, model.off_w - model.idle_w) for model in models]
     )

@@ -76,8 +76,10 @@ def _check_power(state: State, decision: PowerOff | PowerOn) -> None:
     """Refuse to power off what is not idle, or on what is not off, or what passes the cap."""
     nodes, cap_w = decision.nodes, state.power_cap_w
     _distinct(nodes)
-    if state.counted or state.site.host or state.site.shared:
-        raise RuleError("expected nodes that are placed and not shared, to be powered off or on")
+    if state.counted:
+        raise RuleError("expected nodes that are placed, to be powered off or on")
+    if any(not set(nodes).issuperset(state.together(node)) for node in nodes):
+        raise RuleError(f"expected whole hosts to be powered off or on, got {nodes}")
     if isinstance(decision, PowerOff):
         if not all(state.vacant[node] for node in nodes):
             raise RuleError(f"expected idle nodes to power off, got {nodes}")

@@ -38,7 +38,7 @@ class State:
         releasing: nodes that shrinks under way are about to free.
         vacant: of each node, whether nobody holds it and it is up; empty where counted.
         down: nodes that have failed or are drained.
-        off: nodes that are powered off.
+        off: nodes that are powered off; of shared hosts all slots, as of ``booting``.
         booting: nodes that were powered on, with the times at which they are expected to be up.
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
@@ -59,6 +59,7 @@ class State:
         power_cap_w: what the cluster is to draw at most, None for any power.
         measured_w: what it draws by its meters, as last entered under a cap, or None.
         idle_above_w: what of that its nodes draw above ``idle_w`` when idle, seen while none ran.
+        host_slots: the slots of each host; empty where nodes are not shared.
         power_models: the power models of its nodes, each once.
         idle_w: what all its nodes draw when idle.
         pools: the processors of nodes that share bandwidth; None where none do.
@@ -97,6 +98,7 @@ class State:
     power_cap_w: float | None = None
     measured_w: float | None = None
     idle_above_w: float = 0.0
+    host_slots: tuple[tuple[Node, ...], ...] = field(default=(), compare=False)
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
@@ -116,6 +118,17 @@ class State:
     def nodes(self) -> int:
         """How many nodes the cluster has."""
         return self.site.nodes
+
+    def together(self, node: Node) -> tuple[Node, ...]:
+        """Return all slots of a node's host, which goes down, off and on as one."""
+        return self.host_slots[self.site.host[node]] if self.host_slots else (node,)
+
+    def model(self, node: Node) -> NodePower:
+        """Return the power model of a node, or of a slot's host."""
+        site = self.site
+        if not site.power:
+            return NodePower()
+        return site.power[site.host[node] if site.host else node]
 
     @property
     def resizes_left(self) -> int:
@@ -179,6 +192,10 @@ class State:
 
     def _use_site(self) -> None:
         """Take the power models of the site, and its processors that share bandwidth."""
+        hosts: list[list[Node]] = [[] for _ in range(self.site.hosts)] if self.site.host else []
+        for node, host in enumerate(self.site.host):
+            hosts[host].append(Node(node))
+        self.host_slots = tuple(map(tuple, hosts))
         self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
         self.idle_w = sum(model.idle_w for model in self.site.power)
         self.pools = Pools(self.site.shared) if self.site.shared else None
@@ -229,22 +246,26 @@ class State:
         vacant = self.vacant
         for node in nodes:
             vacant[node] = 0
+        if self.pools is not None:
+            for node in nodes:
+                self.pool_free[self.pools.of_slot[node]] -= 1
 
     def give_back(self, nodes: tuple[Node, ...]) -> None:
         """Mark nodes as free, but those that are down."""
         vacant = self.vacant
         for node in nodes:
             vacant[node] = 1
-        if self.down:
-            for node in self.down.intersection(nodes):
-                vacant[node] = 0
-                self.free_count -= 1
+        if self.pools is not None:
+            for node in nodes:
+                self.pool_free[self.pools.of_slot[node]] += 1
+        if self.down and (lost := tuple(self.down.intersection(nodes))):
+            self.take(lost)
+            self.free_count -= len(lost)
 
     def boots(self, node: Node) -> None:
         """Mark a node that is off as booting from now on."""
         self.off.remove(node)
-        boot_s = self.site.power[node].boot_s if self.site.power else 0.0
-        self.booting[node] = self.now_s + boot_s
+        self.booting[node] = self.now_s + self.model(node).boot_s
         self.switched.add(node)
 
     def power_off(self, nodes: tuple[Node, ...]) -> None:
@@ -255,17 +276,17 @@ class State:
         self.switched.update(nodes)
 
     def share(self, job: Job, sign: int) -> None:
-        """Enter what a job takes of shared nodes (1), or gives back (-1)."""
+        """Enter the bandwidth that a job asks for on its nodes (1), or no longer does (-1)."""
         pools = self.pools
         if pools is None:
             return
         each_gb_s = job.spec.planned_gb_s
         for (pool, frequency), number in parts(pools, job.nodes, job.frequencies).items():
-            free = self.pool_free[pool] = self.pool_free[pool] - sign * number
             asked = (
                 self.pool_gb_s[pool] + sign * number * each_gb_s * frequency / pools.factor[pool]
             )
-            self.pool_gb_s[pool] = 0.0 if free == pools.number[pool] else max(0.0, asked)
+            none = self.pool_free[pool] == pools.number[pool]
+            self.pool_gb_s[pool] = 0.0 if none else max(0.0, asked)
 
     def reopen(self, site: Site, down: Iterable[Node]) -> None:
         """Take another cluster, all of it free; nothing may run on the one before any more."""
@@ -276,9 +297,8 @@ class State:
         self.measured_w, self.idle_above_w = None, 0.0
         self._use_site()
         self.vacant = bytearray(b"\x01" * site.nodes)
-        for node in self.down:
-            self.vacant[node] = 0
         self.free_count = site.nodes - len(self.down)
+        self.take(tuple(self.down))
         waiting = [*self.pending.values(), *self.too_wide.values()]
         self.too_wide.clear()
         for job in waiting:

@@ -212,42 +212,47 @@ def _down(state: State, event: NodeDown) -> None:
     state.now_s = event.at_s
     if event.node in state.down:
         raise TransitionError(f"expected a node that is up, got {event.node}")
-    state.down.add(event.node)
-    if state.vacant[event.node]:
-        state.vacant[event.node] = 0
-        state.free_count -= 1
+    for node in state.together(event.node):
+        state.down.add(node)
+        if state.vacant[node]:
+            state.take((node,))
+            state.free_count -= 1
 
 
 def _up(state: State, event: NodeUp) -> None:
     state.now_s = event.at_s
     if event.node not in state.down:
         raise TransitionError(f"expected a node that is down, got {event.node}")
-    state.down.remove(event.node)
-    if event.node in state.off or event.node in state.booting:
-        return
-    if all(event.node not in job.held for job in state.running.values()):
-        state.vacant[event.node] = 1
-        state.free_count += 1
+    slots = set(state.together(event.node))
+    state.down -= slots
+    slots -= state.off | state.booting.keys()
+    slots = slots.difference(*(job.held for job in state.running.values()))
+    state.free_count += len(slots)
+    state.give_back(tuple(slots))
 
 
 def _booted(state: State, event: NodeBooted) -> None:
     state.now_s = event.at_s
-    if state.booting.pop(event.node, None) is None:
+    if event.node not in state.booting:
         raise TransitionError(f"expected a node that is booting, got {event.node}")
-    state.switched.add(event.node)
-    if event.node not in state.down:
-        state.vacant[event.node] = 1
-        state.free_count += 1
+    slots = state.together(event.node)
+    for node in slots:
+        del state.booting[node]
+    state.switched.update(slots)
+    state.free_count += len(slots)
+    state.give_back(slots)
 
 
 def _power_failed(state: State, event: NodePowerFailed) -> None:
     state.now_s, node = event.at_s, event.node
     if node not in state.off and node not in state.booting:
         raise TransitionError(f"expected a node that is off or booting, got {node}")
-    state.off.discard(node)
-    state.booting.pop(node, None)
-    state.down.add(node)
-    state.switched.add(node)
+    slots = state.together(node)
+    for each in slots:
+        state.booting.pop(each, None)
+    state.off.difference_update(slots)
+    state.down.update(slots)
+    state.switched.update(slots)
 
 
 def _reopened(state: State, event: Reopened) -> None:

@@ -136,10 +136,8 @@ class Simulation:
         failures: Iterable[NodeDown | NodeUp] = (),
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
-        if (site.host or site.shared) and not policy.always_on:
-            raise ValueError("expected nodes that are not shared, for nodes that are powered off")
         self.engine = Engine(site, policy)
-        self.ledger = Ledger(site.power or (NodePower(),) * site.nodes, site.host)
+        self.ledger = Ledger(site.power or (NodePower(),) * site.hosts, site.host, site.levels)
         self.decisions: list[tuple[float, Decision]] = []
         self.events: list[Event] = []
         self.decided = self.resized = 0
@@ -294,16 +292,18 @@ class Simulation:
             elif type(decision) is Resize:
                 self.resized += 1
             elif type(decision) is PowerOn:
-                booting = self.engine.state.booting
+                state = self.engine.state
                 for node in decision.nodes:
-                    self._push(NodeBooted(booting[node], node))
+                    if node == state.together(node)[0]:
+                        self._push(NodeBooted(state.booting[node], node))
         if kind is ResizePoint:
             self._resize_or_go_on(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
 
     def _fail(self, event: NodeDown) -> None:
         """Requeue what ran on a node that went down."""
+        lost = set(self.engine.state.together(event.node))
         for job in list(self.engine.state.running.values()):
-            if event.node in job.held:
+            if not lost.isdisjoint(job.held):
                 self.failed += 1
                 self._versions[job.spec.id] = self._versions.get(job.spec.id, 0) + 1
                 requeued = Requeued(event.at_s, job.spec.id)

@@ -192,9 +192,9 @@ def _compose(raw: dict[str, Any], name: str) -> Policy:
 
 
 def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
-    """Refuse a placement of jobs whose nodes cannot be powered off one by one."""
-    if getattr(placement, "counted", False) or getattr(placement, "shared", False):
-        expected = "a placement that says which nodes, each one job's, for nodes that go off"
+    """Refuse a placement that does not say which nodes are idle."""
+    if getattr(placement, "counted", False):
+        expected = "a placement that says which nodes, for nodes that go off"
         raise PolicyError(f"expected {expected}, got {raw['placement']['part']}")
 
 

@@ -10,14 +10,15 @@ Chauhan et al., figures 11 (power off) and 12 (power on).
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import inf
 from typing import Protocol
 
 import msgspec
 
 from rms.core.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
-from rms.core.model import Node, NodePower
+from rms.core.model import Node
 from rms.core.powercap import PowerBudget, boot_extra_w, growth_w
 from rms.core.state import State
 
@@ -32,6 +33,8 @@ class PowerPart(Protocol):
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
     ) -> Switches:
         """Return which idle nodes are to be powered off, and which of those off are to be on.
+
+        A node stands for its whole host here: of shared ones the first slot is named.
 
         Args:
             idle: free nodes that nobody is about to be given, rising.
@@ -70,9 +73,8 @@ class OffWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
     ) -> Switches:
         """Return idle nodes whose time off saves more than the boot costs, and needed ones."""
-        power, gap_s = state.site.power, until_s - state.now_s
-        models = power or (NodePower(),) * state.nodes
-        return [node for node in idle[self.keep :] if models[node].off_pays(gap_s)], needed
+        gap_s = until_s - state.now_s
+        return [node for node in idle[self.keep :] if state.model(node).off_pays(gap_s)], needed
 
 
 def all_on(state: State) -> State:
@@ -85,9 +87,9 @@ def all_on(state: State) -> State:
     )
     view = copy.copy(state)
     view.vacant, view.asleep, view.needs_pass = bytearray(state.vacant), asleep, True
+    view.pool_free = list(state.pool_free)
     view.free_count += len(asleep)
-    for node in asleep:
-        view.vacant[node] = 1
+    view.give_back(asleep)
     return view
 
 
@@ -118,13 +120,23 @@ def switched(
     if starts and not any(each.code is Reason.POWER for each in goes):
         idle = [node for node in state.free_nodes() if node not in used]
         idle = idle[_widening(state) :] if widens else idle
-    off, on = part(state, idle, sorted(used & state.off), _next_need_s(state, wanted))
+    free = set(idle)
+    idle = [slots[0] for slots in _hosts(state, idle) if free.issuperset(slots)]
+    needed = [slots[0] for slots in _hosts(state, sorted(used & state.off))]
+    off, on = part(state, idle, needed, _next_need_s(state, wanted))
     if off:
-        now.append(PowerOff(tuple(off), "idle: being off saves more than a boot costs"))
-    on = _within_cap(state, now, on)
-    if on:
-        now.append(PowerOn(tuple(on), "wanted by jobs" if used & set(on) else "nodes stay on"))
+        nodes = tuple(chain(*_hosts(state, off)))
+        now.append(PowerOff(nodes, "idle: being off saves more than a boot costs"))
+    hosts = _within_cap(state, now, _hosts(state, on))
+    if hosts:
+        nodes = tuple(chain(*hosts))
+        now.append(PowerOn(nodes, "wanted by jobs" if used & set(nodes) else "nodes stay on"))
     return now
+
+
+def _hosts(state: State, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
+    """Return all slots of each host of which one is named; each node where none are shared."""
+    return list(dict.fromkeys([state.together(node) for node in nodes]))
 
 
 def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
@@ -153,8 +165,10 @@ def _widening(state: State) -> int:
     return sum(job.spec.sizes()[-1] - job.size for job in jobs)
 
 
-def _within_cap(state: State, now: Sequence[Decision], on: Sequence[Node]) -> list[Node]:
-    """Return as many of the nodes to be powered on as the power cap leaves room to boot."""
+def _within_cap(
+    state: State, now: Sequence[Decision], on: Sequence[tuple[Node, ...]]
+) -> list[tuple[Node, ...]]:
+    """Return as many of the hosts to be powered on as the power cap leaves room to boot."""
     if state.power_cap_w is None:
         return list(on)
     budget, found = PowerBudget(state), []
@@ -163,9 +177,9 @@ def _within_cap(state: State, now: Sequence[Decision], on: Sequence[Node]) -> li
             budget.take(budget.start_w(state.pending[each.job], each.size))
         elif isinstance(each, Resize):
             budget.take(growth_w(state, state.running[each.job], each.size, each.nodes))
-    for node in on:
-        more_w = boot_extra_w(state, (node,))
+    for nodes in on:
+        more_w = boot_extra_w(state, nodes)
         if budget.covers(more_w):
             budget.take(more_w)
-            found.append(node)
+            found.append(nodes)
     return found

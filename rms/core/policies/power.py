@@ -21,7 +21,17 @@ from rms.core.state import State
 class PowerRoom:
     """Free slots during one pass, and the power of each node or rack by equation 1."""
 
-    __slots__ = ("_cap_w", "_domain", "_free", "_host", "_refused_w", "_watts", "free", "passed")
+    __slots__ = (
+        "_cap_w",
+        "_domain",
+        "_free",
+        "_host",
+        "_order",
+        "_refused_w",
+        "_watts",
+        "free",
+        "passed",
+    )
 
     def __init__(self, state: State, cap_w: float, per: str) -> None:
         site = state.site
@@ -34,6 +44,9 @@ class PowerRoom:
         self._free: list[list[Node]] = [[] for _ in self._domain]
         for node in state.free_nodes():
             self._free[self._host[node]].append(node)
+        # Of hosts with the same power slot the last one takes a job: those that are off come first.
+        asleep = {self._host[node] for node in state.asleep}
+        self._order = sorted(range(len(self._free)), key=lambda host: host not in asleep)
         self._refused_w = inf
 
     def fits(self, job: Job, size: int) -> bool:
@@ -82,7 +95,8 @@ class PowerRoom:
     def _select(self, watts: float) -> int | None:
         """Return the node with the smallest power slot that is not negative (figure 2)."""
         selected, least = None, self._cap_w
-        for host, nodes in enumerate(self._free):
+        for host in self._order:
+            nodes = self._free[host]
             slot = self._cap_w - self._watts[self._domain[host]] - watts
             if nodes and 0.0 <= slot <= least:
                 selected, least = host, slot

@@ -39,6 +39,7 @@ class SharedRoom:
     """Free processors of shared nodes during one pass."""
 
     __slots__ = (
+        "_asleep",
         "_free",
         "_gb_s",
         "_how",
@@ -56,6 +57,7 @@ class SharedRoom:
         self._site: Site = state.site
         self._free, self._gb_s = list(state.pool_free), list(state.pool_gb_s)
         self._vacant = state.vacant
+        self._asleep = {self._pools.of_slot[node] for node in state.asleep}
         self._how, self.free, self.passed = how, state.free_count, 0
         self._offers: dict[tuple[int, float], Offer] = {}
 
@@ -132,6 +134,8 @@ class SharedRoom:
         counts: Counts = {}
         free = self._free
         order = self._pools.by_speed if fastest_first else range(len(free))
+        if self._asleep:  # those that are on are taken first
+            order = sorted(order, key=self._asleep.__contains__)
         for pool in order:
             if number := free[pool]:
                 counts[pool] = min(number, size)

@@ -262,9 +262,7 @@ def test_what_no_policy_may_do_with_nodes_power_is_refused() -> None:
         engine.handle(NodePowerFailed(1.0, Node(0)))
 
 
-def test_nodes_that_are_shared_or_counted_are_not_powered_off() -> None:
-    with pytest.raises(ValueError, match="not shared"):
-        Simulation([], Site(2, (POWER,), host=(0, 0)), off_when_idle())
+def test_nodes_that_are_counted_are_not_powered_off() -> None:
     assert not chosen(off_when_idle(), counted=True).counted
 
 
