@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ from rms.power import frequency
 from rms.power.choice import MeterChoice
 from rms.power.frequency import FrequencyError
 from rms.power.meter import MeterError
+from rms.studies import bandwidth, profile_tables
 from rms.studies import profile as study
-from rms.studies import profile_tables
 from rms.wire.terminal import CommandError, check_writable, columns, publish, refuse_on, say
 
 
@@ -41,6 +42,13 @@ def add_profile(command: argparse.ArgumentParser) -> None:
     add("--nodes", metavar="1,2,4", help="sizes (default: doublings, and all nodes there are)")
     add("--repeat", type=int, default=1, metavar="K", help="runs at each size (default 1)")
     add("--mode", choices=WAYS, default=SEPARATE, help="how it is measured (default: separate)")
+    add(
+        "--bandwidth",
+        action="store_true",
+        help="measure too what memory bandwidth one process asks for: copies of the command side "
+        "by side, one a core of this machine, and beside probes of memory bandwidth, in five "
+        "rounds (or --repeat, if more)",
+    )
     add("--window", type=float, default=5.0, metavar="S", help="at a size of a malleable run")
     add("--show", action="store_true", help="print what is known, run nothing")
     add("--slowdown", type=float, default=1.1, metavar="X", help="bound of an operating point")
@@ -99,11 +107,14 @@ def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
         target = profiles.path_of(base, name, program, hardware())
     old = profiles.read(target) if target.exists() else None
     setup = _setup(arguments, program)
+    shared = None
     with refuse_on(study.ProfilingError, FrequencyError, ServerError, exit_code=1):
         points, steps = _points_of(setup, arguments)
+        if arguments.bandwidth:
+            shared = bandwidth.measure(_one_a_core(setup))
     date = time.strftime("%Y-%m-%d %H:%M")
     new = Profile(name, program, hardware(), tuple(points), steps, date)
-    found = profiles.merged(old, new)
+    found = profiles.merged(old, profiles.with_bandwidth(new, shared))
     profiles.write(target, found)
     return found
 
@@ -115,6 +126,9 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
         CommandError: options that cannot be.
     """
     check_engine(arguments.engine)
+    if arguments.bandwidth and (arguments.engine != "local" or arguments.cluster is not None):
+        got = "--cluster" if arguments.engine == "local" else f"--engine {arguments.engine}"
+        raise CommandError(f"expected --bandwidth with the cores of this machine, got {got}")
     serve = ["--meters", arguments.meters, "--meter-command", arguments.meter_command]
     nodes = None
     with refuse_on(FileError, MeterError):
@@ -136,6 +150,12 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
         say=say if arguments.verbose else lambda _: None,
         metered=meters.worth_starting(os.environ),
     )
+
+
+def _one_a_core(setup: study.Setup) -> study.Setup:
+    """Return how copies are run: one on each core there is, energy left out."""
+    options = ["--meters", "none"]
+    return replace(setup, sizes=(local_nodes(None),), serve=options, metered=False)
 
 
 def _points_of(setup: study.Setup, arguments: argparse.Namespace) -> tuple[list[Point], int]:

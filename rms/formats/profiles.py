@@ -131,6 +131,47 @@ class Point(msgspec.Struct, frozen=True):
         return self.node_w * self.nodes * self.run_s
 
 
+class SideBySide(msgspec.Struct, frozen=True):
+    """Copies of a program and probes of memory bandwidth that ran at once, each on its own core.
+
+    Attributes:
+        time_s: run time of a copy, mean of the rounds; 0 where only probes ran.
+        probe_gb_s: what each probe moved meanwhile; 0 where there was none.
+    """
+
+    copies: int
+    probes: int
+    time_s: float = 0.0
+    probe_gb_s: float = 0.0
+
+
+class Bandwidth(msgspec.Struct, frozen=True):
+    """Memory bandwidth, GB/s: what one process of a program asks for, and what a node has.
+
+    Attributes:
+        process_gb_s: what a process asks for, mean of its run; the most that it can be where
+            ``process_at_most``, as no contention showed.
+        process_error_gb_s: standard error; of a bound it is in the bound.
+        node_gb_s: what probes on all cores move together, or on fewer if those move more.
+        node_at_least: probes do not slow one another, so that it may have more.
+        probe_gb_s: what one probe moves alone, the most that a core can ask for.
+        rounds: how often all was measured, one after the other.
+        runs: their means.
+        notes: what else was seen, in words.
+    """
+
+    process_gb_s: float
+    process_error_gb_s: float
+    process_at_most: bool
+    node_gb_s: float
+    node_error_gb_s: float
+    node_at_least: bool
+    probe_gb_s: float
+    rounds: int
+    runs: tuple[SideBySide, ...]
+    notes: tuple[str, ...] = ()
+
+
 class Profile(msgspec.Struct, frozen=True):
     """All that was measured of a program on a machine.
 
@@ -138,6 +179,11 @@ class Profile(msgspec.Struct, frozen=True):
         name: by which it is found, beside its program.
         steps: of the program; 0 where that is not known.
         measured: date and time of the newest point.
+        memory_bandwidth_gb_s: what each process asks for; None where that was not measured, or
+            only a bound of it is known.
+        node_bandwidth_gb_s: what a node of the machine has, or at least has; None where that was
+            not measured.
+        bandwidth: how these are known.
     """
 
     name: str
@@ -147,6 +193,9 @@ class Profile(msgspec.Struct, frozen=True):
     steps: int = 0
     measured: str = ""
     format: int = FORMAT
+    memory_bandwidth_gb_s: float | None = None
+    node_bandwidth_gb_s: float | None = None
+    bandwidth: Bandwidth | None = None
 
     def matrix(self, way: str | None = None, mhz: float | None = None) -> list[Point]:
         """Return the points of one way and frequency, by size.
@@ -303,7 +352,21 @@ def merged(old: Profile | None, new: Profile) -> Profile:
     ways = {point.way for point in new.points}
     kept = tuple(point for point in old.points if point.way not in ways)
     steps = new.steps or old.steps
-    return msgspec.structs.replace(new, points=kept + new.points, steps=steps)
+    found = msgspec.structs.replace(new, points=kept + new.points, steps=steps)
+    return found if new.bandwidth is not None else with_bandwidth(found, old.bandwidth)
+
+
+def with_bandwidth(profile: Profile, found: Bandwidth | None) -> Profile:
+    """Return a profile with what was measured of bandwidth."""
+    if found is None:
+        return profile
+    known = None if found.process_at_most else found.process_gb_s
+    return msgspec.structs.replace(
+        profile,
+        memory_bandwidth_gb_s=known,
+        node_bandwidth_gb_s=found.node_gb_s,
+        bandwidth=found,
+    )
 
 
 def _digest(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile
+from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Bandwidth, Point, Profile
 from rms.studies.operating_points import (
     Law,
     differences,
@@ -45,7 +45,35 @@ def lines_of(shown: Profile, slowdown: float) -> list[str]:
         lines += ["", f"{how}:", *_table(points), *_laws(points), *_points(points, slowdown)]
     if len(known) == 2:
         lines += ["", "malleable over separate, less 1:", *_difference(shown)]
+    if shown.bandwidth is not None:
+        lines += ["", *_bandwidth(shown.bandwidth)]
     return lines
+
+
+def _bandwidth(found: Bandwidth) -> list[str]:
+    """Return what is known of memory bandwidth, and from what."""
+    alone_s = next(run.time_s for run in found.runs if (run.copies, run.probes) == (1, 0))
+    rows = [
+        [
+            str(run.copies),
+            str(run.probes),
+            f"{run.time_s:.3f}" if run.copies else "",
+            f"{run.time_s / alone_s:.3f}" if run.copies else "",
+            f"{run.probe_gb_s:.2f}" if run.probes else "",
+        ]
+        for run in found.runs
+    ]
+    process, node = f"{found.process_gb_s:.3g}", f"{found.node_gb_s:.3g}"
+    known = f"{process} +- {found.process_error_gb_s:.2g} GB/s"
+    most = f"at most {process} GB/s: it was not seen to slow anybody"
+    return [
+        f"memory bandwidth, mean of {found.rounds} rounds, errors from round to round:",
+        *columns(["COPIES", "PROBES", "TIME_S", "SLOWDOWN", "GB/S/PROBE"], rows),
+        f"a process asks for {most if found.process_at_most else known}",
+        f"the node has {'at least ' * found.node_at_least}{node} +- {found.node_error_gb_s:.2g} "
+        f"GB/s; a probe (a = a + s b, one core) moves {found.probe_gb_s:.3g} GB/s alone",
+        *found.notes,
+    ]
 
 
 def _table(points: Sequence[Point]) -> list[str]:

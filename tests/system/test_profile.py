@@ -12,9 +12,12 @@ from daemon import served
 from powercap import Counters
 from processes import Run
 
+from rms.cli.main import main
 from rms.formats import profiles
 from rms.formats.profiles import Point, Profile, Program
 from rms.launch.machine import hardware
+from rms.studies import bandwidth
+from rms.studies import profile as study
 
 RMS = [sys.executable, "-m", "rms"]
 
@@ -61,6 +64,44 @@ def test_a_profiled_command_needs_no_table(
         rms.books_balance()
         rms.end()
         rms.replays()
+
+
+MOVES = """import sys, time, numpy as np
+a, b, begun = np.ones(4_000_000), np.ones(4_000_000), time.perf_counter()
+while time.perf_counter() < begun + 0.4:
+    a += b
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.promise("profile-bandwidth")
+def test_copies_and_probes_run_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What they tell of is the machine's; here that all were run, each told, and all was kept."""
+    for name, value in (("ROUNDS", 2), ("PROBE_S", 0.3), ("SHORTEST_S", 0.1)):
+        monkeypatch.setattr(bandwidth, name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RMS_PROFILES", str(tmp_path / "kept"))
+    (tmp_path / "moves.py").write_text(MOVES)
+    words = [sys.executable, "moves.py"]
+    assert main(["profile", "--nodes", "1", "--bandwidth", "--json", "o.json", "--", *words]) == 0
+    kept = json.loads((tmp_path / "o.json").read_text())
+    found, cores = kept["bandwidth"], len(os.sched_getaffinity(0))
+    runs = {(run["copies"], run["probes"]): run for run in found["runs"]}
+    assert list(runs) == bandwidth.cases(cores) and found["rounds"] == 2
+    assert all((run["time_s"] > 0.0) == (copies > 0) for (copies, _), run in runs.items())
+    assert all((run["probe_gb_s"] > 0.0) == (probes > 0) for (_, probes), run in runs.items())
+    assert 0.0 < found["probe_gb_s"] <= found["node_gb_s"] == kept["node_bandwidth_gb_s"]
+    bound = found["process_at_most"]
+    assert kept["memory_bandwidth_gb_s"] == (None if bound else found["process_gb_s"])
+    assert "a process asks for " in capsys.readouterr().out
+    assert not list((tmp_path / "profile" / "bandwidth").glob("probe-?"))
+    (tmp_path / "moves.py").write_text("import sys; sys.exit(3)")
+    monkeypatch.setattr(study, "warm_up", lambda setup: None)
+    monkeypatch.setattr(study, "separate", lambda setup, mhz=None: [])
+    assert main(["profile", "--nodes", "1", "--bandwidth", "--", *words]) == 1
+    assert "copies of the command to end with status 0, got FAILED" in capsys.readouterr().err
 
 
 ENERGY = """

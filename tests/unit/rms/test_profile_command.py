@@ -115,6 +115,15 @@ def test_clocks_that_cannot_be_set_are_refused_when_asked_for(
     assert "expected --mhz none here, got '1000': cpu: no frequencies in" in capsys.readouterr().err
 
 
+def test_bandwidth_is_of_this_machines_cores(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("c.toml").write_text('[[nodes]]\nname = "n1"\n')
+    assert main(["profile", "--bandwidth", "--cluster", "c.toml", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "expected --bandwidth with the cores of this machine, got --cluster" in said
+
+
 def test_both_ways_are_printed_with_their_difference(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,276 @@
+"""What memory bandwidth a process of a program asks for: ``rms profile --bandwidth``.
+
+Copies of the program run side by side on the cores of this machine, one a core, and one copy beside
+probes (:mod:`rms.studies.triad`), which alone tell what the machine has. All of it in rounds, one
+after the other, so that what else goes on touches all alike; errors are from round to round.
+
+The model is that of :mod:`rms.core.contention`: as long as less is asked for than there is, nobody
+is slowed; else all are, by what is asked for over what there is. So with C what there is, p what a
+probe moves alone, r beside a copy, and k probes, a copy asks for C p / r - k p; and n copies that
+take T(n) for C T(n) / (n T(1)) each. Where nobody is slowed these are the most that it can be. What
+slows copies but not the probes beside them (shared caches, threads of one core) is not bandwidth.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from math import sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import NamedTuple
+
+from rms.client.commands import jobs, script_of, submit
+from rms.client.connection import ask
+from rms.core.model import Mode
+from rms.formats.jobscript import Options
+from rms.formats.profiles import Bandwidth, SideBySide
+from rms.studies import triad
+from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, Setup
+from rms.wire.users import OVER, IdPattern, JobIds, JobRow
+
+ROUNDS = 5
+PROBE_S = 1.0
+"""How long probes run without copies."""
+
+SHORTEST_S = 1.0
+"""Of a command: shorter runs are mostly start and end, and probes tell of them too seldom."""
+
+SLOWED = 0.02
+"""Less than this is no slowdown, however small the errors: runs differ that much for any reason."""
+
+ERRORS = 2.0
+"""A difference of fewer standard errors is none; an upper bound has as many in it."""
+
+Case = tuple[int, int]
+"""How many copies, and how many probes."""
+
+Round = Mapping[Case, tuple[float, float]]
+"""Of one round, run time of a copy and GB/s of a probe in each case."""
+
+
+# --- measuring -----------------------------------------------------------------------------------
+
+
+def doublings(most: int) -> list[int]:
+    """Return 1, 2, 4, ... and the most itself."""
+    return sorted({most, *(1 << k for k in range(most.bit_length()))}) if most > 0 else []
+
+
+def cases(cores: int) -> list[Case]:
+    """Return what is measured in a round."""
+    alone = [(0, k) for k in doublings(cores)]
+    copies = [(n, 0) for n in doublings(cores)]
+    beside = [(1, k) for k in doublings(cores - 1)]
+    return [*alone, *copies, *beside]
+
+
+def measure(setup: Setup) -> Bandwidth:
+    """Run copies and probes on the cores there are, those of the setup's largest size.
+
+    Raises:
+        ProfilingError: the command did not come to its end, or did so too soon.
+    """
+    cores, rounds = setup.sizes[-1], max(ROUNDS, setup.repeat)
+    found: list[Round] = []
+    with setup.daemon("bandwidth") as server:
+        took_s, _ = _run(setup, server, (1, 0))  # counted nowhere
+        if took_s < SHORTEST_S:
+            raise ProfilingError(
+                f"expected a command that takes at least {SHORTEST_S:g} s with --bandwidth, got "
+                f"one that takes {took_s:.2g} s"
+            )
+        for number in range(rounds):
+            setup.say(f"bandwidth, round {number + 1} of {rounds} ...")
+            found.append({case: _run(setup, server, case) for case in cases(cores)})
+    return estimate(found)
+
+
+def _run(setup: Setup, server: str, case: Case) -> tuple[float, float]:
+    """Run copies beside probes; return mean run time of a copy, and GB/s of a probe."""
+    copies, probes = case
+    told = list(_start_probes(setup, server, probes))
+    begin_s = time.time()
+    if copies:
+        rows = _run_copies(setup, server, copies)
+        begin_s = max(row.start_s or row.submit_s for row in rows)
+        end_s = min(row.end_s or row.submit_s for row in rows)
+        took_s = fmean([(row.end_s or 0.0) - (row.start_s or 0.0) for row in rows])
+    else:
+        time.sleep(PROBE_S)
+        end_s, took_s = time.time(), 0.0
+    rates = [triad.rate_gb_s(path.read_text(), begin_s, end_s) for _, path in told]
+    for job, _ in told:
+        ask(JobIds, server, "POST", "/cancel", IdPattern(job))
+    for job, path in told:
+        _over(server, [job])
+        path.unlink()
+    moved = [rate for rate in rates if rate is not None]
+    if len(moved) < len(rates):
+        raise ProfilingError("expected probes of memory bandwidth to run all the time, got silence")
+    return took_s, fmean(moved) if moved else 0.0
+
+
+def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str, Path]]:
+    """Start probes; yield the job and the file of each once it has begun."""
+    folder = (setup.folder / "bandwidth").absolute()
+    mib, paths, ids = triad.arrays_mib(max(1, number)), [], []
+    for at in range(number):
+        path = folder / f"probe-{at + 1}"
+        path.unlink(missing_ok=True)
+        words = [sys.executable, "-m", "rms.studies.triad", str(mib), str(path)]
+        text = f"#!/bin/sh\nexec {shlex.join(words)}\n"
+        options = Options(nodes=(1, 1), mode=Mode.FIXED, output=f"{folder}/probe-{at + 1}.out")
+        ids += submit(server, text, "probe", options, setup.env)
+        paths.append(path)
+    until = time.monotonic() + RESIZE_S
+    while not all(path.exists() and path.stat().st_size for path in paths):
+        if time.monotonic() > until or any(row.state in OVER for row in _rows(server, ids)):
+            raise ProfilingError(
+                f"expected probes of memory bandwidth to run, got none; see {folder}/probe-*.out"
+            )
+        time.sleep(LOOK_S)
+    yield from zip(ids, paths, strict=True)
+
+
+def _run_copies(setup: Setup, server: str, number: int) -> list[JobRow]:
+    """Run copies of the command; return their jobs once all are over."""
+    output = str((setup.folder / "bandwidth" / "copy-%A-%a.out").absolute())
+    options = Options(nodes=(1, 1), mode=Mode.FIXED, array=f"1-{number}", output=output)
+    text = script_of(setup.command)
+    rows = _over(server, submit(server, text, "copy", options, setup.env))
+    for row in rows:
+        if row.state != "COMPLETED":
+            raise ProfilingError(
+                f"expected {number} copies of the command to end with status 0, got {row.state}; "
+                f"its output is in {row.output}"
+            )
+    return rows
+
+
+def _over(server: str, ids: Sequence[str]) -> list[JobRow]:
+    while True:
+        rows = _rows(server, ids)
+        if all(row.state in OVER for row in rows):
+            return rows
+        time.sleep(LOOK_S)
+
+
+def _rows(server: str, ids: Sequence[str]) -> list[JobRow]:
+    return [row for row in jobs(server) if row.id in ids]
+
+
+# --- what follows --------------------------------------------------------------------------------
+
+
+class Value(NamedTuple):
+    """A mean and its standard error."""
+
+    mean: float
+    error: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Value:
+        """Return the mean of rounds."""
+        spread = stdev(values) if len(values) > 1 else 0.0
+        return cls(fmean(values), spread / sqrt(len(values)))
+
+    @property
+    def above(self) -> float:
+        """What it hardly is above."""
+        return max(0.0, self.mean) + ERRORS * self.error
+
+    def exceeds(self, other: float, least: float = 0.0) -> bool:
+        """Whether it is more, by its error and by so much at least."""
+        return self.mean - other > max(ERRORS * self.error, least)
+
+
+def estimate(rounds: Sequence[Round]) -> Bandwidth:
+    """Return what a process asks for and what a node has, by the model above."""
+    alone = sorted(k for n, k in rounds[0] if n == 0)
+    probe = Value.of([each[0, 1][1] for each in rounds])
+    totals = {k: Value.of([k * each[0, k][1] for each in rounds]) for k in alone}
+    best = max(alone, key=lambda k: totals[k].mean)
+    limits = {  # of probes that slow one another: what they ask for is more than there is
+        k for k in alone if k > 1 and _slowdown(rounds, k).exceeds(1.0, SLOWED)
+    }
+    found, most, notes = [], [probe.above], []
+    for copies, probes in rounds[0]:
+        if not copies or copies + probes == 1 or not limits:
+            continue
+        capacity = probes if probes in limits else best
+        each = [_process(case, copies, probes, capacity) for case in rounds]
+        value, slowed = Value.of([v for v, _ in each]), Value.of([s for _, s in each])
+        if slowed.exceeds(1.0, SLOWED) and value.exceeds(0.0):
+            found.append(value)
+        else:
+            most.append(value.above)
+    bound = min(most)
+    kept = [value for value in found if value.mean - ERRORS * value.error <= bound]
+    slow = [n for n, _ in rounds[0] if n > 1 and _copies(rounds, n).exceeds(1.0, SLOWED)]
+    if slow and (len(kept) < len(found) or not limits):
+        notes.append(
+            "copies slow one another by more than memory bandwidth can: caches or cores are shared"
+        )
+    if not limits:
+        notes.append("probes on all cores do not slow one another: no contention can be seen")
+    process = _combined(kept)
+    return Bandwidth(
+        process_gb_s=bound if process is None else process.mean,
+        process_error_gb_s=0.0 if process is None else process.error,
+        process_at_most=process is None,
+        node_gb_s=totals[best].mean,
+        node_error_gb_s=totals[best].error,
+        node_at_least=not limits,
+        probe_gb_s=probe.mean,
+        rounds=len(rounds),
+        runs=tuple(_means(rounds, case) for case in rounds[0]),
+        notes=tuple(notes),
+    )
+
+
+def _slowdown(rounds: Sequence[Round], probes: int) -> Value:
+    """Return how much slower so many probes are than one."""
+    return Value.of([each[0, 1][1] / each[0, probes][1] for each in rounds])
+
+
+def _copies(rounds: Sequence[Round], copies: int) -> Value:
+    """Return how much slower so many copies are than one."""
+    return Value.of([each[copies, 0][0] / each[1, 0][0] for each in rounds])
+
+
+def _process(case: Round, copies: int, probes: int, capacity: int) -> tuple[float, float]:
+    """Return what a process asks for by one round, GB/s, and the slowdown by which that is known.
+
+    Args:
+        capacity: how many probes have told what there is.
+    """
+    there_is, alone = capacity * case[0, capacity][1], case[0, 1][1]
+    if not probes:
+        slowed = case[copies, 0][0] / case[1, 0][0]
+        return there_is * slowed / copies, slowed
+    slowed = alone / case[copies, probes][1]
+    return there_is * slowed - probes * alone, slowed
+
+
+def _combined(values: Sequence[Value]) -> Value | None:
+    """Return the mean of estimates, each with the weight of its error, which is not below theirs.
+
+    Where they differ by more than their errors, the error is that of their differences.
+    """
+    if not values:
+        return None
+    weights = [1.0 / max(value.error, 1e-3 * value.mean) ** 2 for value in values]
+    mean = sum(w * v.mean for w, v in zip(weights, values, strict=True)) / sum(weights)
+    error = 1.0 / sqrt(sum(weights))
+    if len(values) > 1:
+        off = sum(w * (v.mean - mean) ** 2 for w, v in zip(weights, values, strict=True))
+        error *= max(1.0, sqrt(off / (len(values) - 1)))
+    return Value(mean, error)
+
+
+def _means(rounds: Sequence[Round], case: Case) -> SideBySide:
+    time_s, probe_gb_s = (fmean([each[case][at] for each in rounds]) for at in (0, 1))
+    return SideBySide(*case, time_s, probe_gb_s)
