@@ -116,14 +116,11 @@ def group(command, **options):
 
 
 def keep_machine_code():
-    """Keep what Numba compiles for tests between runs, by the hash of what it is compiled from.
-
-    Numba itself looks at the file of the called function only, not at those that it imports.
-    """
+    """Keep what Numba compiles for tests between runs, by the hash of what it is compiled from."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     place = Path(base) / "malleable-mpi" / "numba"
     digest = hashlib.sha256()
-    for file in sorted((ROOT / "mpdata" / "numerics").rglob("*.py")):
+    for file in sorted((ROOT / "mpdata" / "numerics" / "numba").rglob("*.py")):
         digest.update(file.read_bytes())
     folder = place / digest.hexdigest()[:16]
     with contextlib.suppress(OSError):

@@ -198,10 +198,24 @@ def _by_numba(name: str) -> Callable[..., None]:
 
 def _stamp(*machine: str) -> tuple[Any, ...]:
     """Return what machine code depends on: the source, the compiler, the processor."""
+    return sha256(_text()).hexdigest(), _compiler(), machine
+
+
+def _compiler() -> tuple[bytes | None, str]:
+    """Return the versions of Numba, which is not imported for it, and of llvmlite.
+
+    Not the age of a file: two environments with the same Numba share what it has compiled.
+    """
+    import llvmlite
+
     numba = find_spec("numba")
-    state = Path(numba.origin).stat() if numba is not None and numba.origin else None
-    compiler = (state.st_mtime_ns, state.st_size) if state is not None else None
-    return sha256(_text()).hexdigest(), compiler, machine
+    if numba is None or numba.origin is None:
+        return None, llvmlite.__version__
+    try:
+        version = Path(numba.origin).with_name("_version.py").read_bytes()
+    except OSError:  # a Numba that is laid out otherwise
+        version = repr(Path(numba.origin).stat().st_mtime_ns).encode()
+    return version, llvmlite.__version__
 
 
 def _text() -> bytes:

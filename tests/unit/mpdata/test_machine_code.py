@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import numba
@@ -126,6 +127,24 @@ def test_kernels_are_told_apart_by_the_types_of_their_arguments() -> None:
     codes = tuple(machine_code._code(one) for one in given)
     assert codes[:7] == ("<f8", "<f4", "", "int64", "uint64", "float64", "float32")
     assert codes[7:] == (("Strides", "uint64", "uint64", "uint64"), ("tuple", "<f4"))
+
+
+def test_what_is_compiled_serves_every_environment_with_the_same_numba(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stamp = machine_code._stamp("cpu", "+avx")
+    there = Path(numba.__file__).with_name("_version.py").read_bytes()
+    other = tmp_path / "numba" / "__init__.py"
+    other.parent.mkdir()
+    other.touch()
+    os.utime(other, (0, 0))
+    found = SimpleNamespace(origin=str(other))
+    monkeypatch.setattr(machine_code, "find_spec", lambda name: found)
+    version = other.with_name("_version.py")
+    version.write_bytes(there)
+    assert machine_code._stamp("cpu", "+avx") == stamp
+    version.write_bytes(there + b"1")
+    assert machine_code._stamp("cpu", "+avx") != stamp
 
 
 def test_another_source_or_machine_is_another_stamp(
