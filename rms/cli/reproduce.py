@@ -16,6 +16,7 @@ from rms.studies.guim import guim
 from rms.studies.guim_model import Grid
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
+from rms.studies.varysched import varysched
 from rms.wire.terminal import CommandError, publish, refuse_on
 
 Experiment = Callable[[argparse.Namespace], tuple[dict[str, Any], list[str], bool]]
@@ -24,6 +25,7 @@ Experiment = Callable[[argparse.Namespace], tuple[dict[str, Any], list[str], boo
 EXPERIMENTS: Mapping[str, Experiment] = {
     "iserte-rojek": lambda options: iserte_rojek(options.figures),
     "chiesi": lambda options: chiesi(options.figures),
+    "varysched": lambda options: varysched(options.figures),
     "cirrus": lambda options: cirrus(data_folder(options), options.figures, progress),
     "posner": lambda options: posner(
         data_folder(options),

@@ -10,6 +10,7 @@ from rms.core.policies import adjusted, named
 from rms.sim.recording import Recording, record
 from rms.studies.chiesi import DATA, run, site, workload
 from rms.studies.iserte_rojek import iserte_rojek, jobs
+from rms.studies.varysched import varysched
 
 
 @pytest.fixture(scope="module")
@@ -73,3 +74,12 @@ def test_a_power_cap_holds_on_a_short_workload() -> None:
         assert aware.peak_w <= aware.scheduled_w <= 850.0 < unaware.peak_w
         assert aware.time_s > unaware.time_s
         assert run(specs, where, policy, 1120.0).time_s == unaware.time_s
+
+
+@pytest.mark.promise("reproduce")
+def test_what_suess_et_al_say_of_their_strategies() -> None:
+    result, lines, good = varysched(None)
+    assert good and len(result["statements"]) == 11
+    assert any("constraint takes longer than banking" in line and "2.73" in line for line in lines)
+    # (strategies, and variants) x governors x applications, every task run once in each
+    assert len(result["rows"]) == 6 * 2 * 2
