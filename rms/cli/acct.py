@@ -13,7 +13,7 @@ from urllib.parse import quote
 import msgspec
 
 from rms.client.connection import ask, server_address
-from rms.core.ledger import BalanceError
+from rms.core.joules import BalanceError
 from rms.formats.config import FileError
 from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices

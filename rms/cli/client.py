@@ -26,6 +26,7 @@ from rms.formats.jobscript import (
     parse_time,
     read_option,
 )
+from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import columns, publish, refuse_on
 from rms.wire.users import (
     OVER,
@@ -73,7 +74,9 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         "Hand in a job script or a command. One whose program was measured by rms profile on this "
         "machine needs no table of run times: it is found by all words of the command (of a "
         "script, of its one launcher line), the contents of the program's file (of an interpreter, "
-        "its script's too) and the machine (processor, cores, GPUs)."
+        "its script's too) and the machine (processor, cores, GPUs). Under a policy whose jobs "
+        "share nodes (placement less-consume, first-fit-shared) --nodes counts slots, of one "
+        "process each."
     )
     command.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
     for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
@@ -84,6 +87,11 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="NAME|FILE|none",
         help="a measured profile, instead of the one that is looked up",
+    )
+    command.add_argument(
+        "--memory-bandwidth",
+        metavar="GB/S",
+        help="what each process asks for, where jobs share nodes (default: as profiled)",
     )
     command.add_argument("--power", metavar="W", help="what the job adds to its nodes' idle power")
     command.add_argument("--power-limit", metavar="W", help="no size at which it adds more is used")
@@ -122,7 +130,8 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
 def _options(arguments: argparse.Namespace) -> Options:
     """Return what the command line sets."""
     mode, cooldown = arguments.mode, arguments.cooldown
-    power, limit = arguments.power, arguments.power_limit
+    power, limit, gb_s = arguments.power, arguments.power_limit, arguments.memory_bandwidth
+    asked = None if gb_s is None else read_option("memory-bandwidth", gb_s)
     return Options(
         array=arguments.array,
         nodes=None if arguments.nodes is None else parse_nodes(arguments.nodes),
@@ -135,6 +144,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         profile=arguments.profile,
         power_w=None if power is None else read_option("power", power).power_w,
         power_limit_w=None if limit is None else read_option("power-limit", limit).power_limit_w,
+        memory_bandwidth_gb_s=None if asked is None else asked.memory_bandwidth_gb_s,
     )
 
 
@@ -180,7 +190,7 @@ def _queue_row(name: str, job: JobRow) -> list[str]:
         job.mode,
         str(job.size or job.nodes_max),
         f"{job.step}/{job.steps}" if job.steps else "",
-        ",".join(job.nodes) if job.state == "RUNNING" else f"({job.reason})",
+        fold_slots(job.nodes) if job.state == "RUNNING" else f"({job.reason})",
     ]
 
 
@@ -261,8 +271,17 @@ def resize(arguments: argparse.Namespace) -> int:
 def nodes(arguments: argparse.Namespace) -> int:
     """``rms nodes``: like sinfo."""
     rows = ask(list[NodeRow], _server(arguments), "GET", "/nodes")
-    table = [[node.name, node.state, ",".join(node.slots), node.job or ""] for node in rows]
-    return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "JOB"], table)
+    table = [
+        [
+            node.name,
+            node.state,
+            ",".join(node.slots),
+            f"{node.allocated}/{len(node.slots) - node.allocated}",
+            node.job or "",
+        ]
+        for node in rows
+    ]
+    return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "JOB"], table)
 
 
 def add_drain(command: argparse.ArgumentParser) -> None:

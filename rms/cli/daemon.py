@@ -132,6 +132,9 @@ def serve(arguments: argparse.Namespace) -> int:
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
+        if arguments.engine == "slurm" and policy.shared:
+            got = f"{policy.name}, whose jobs share nodes"
+            raise PolicyError(f"expected a policy that gives whole nodes with Slurm's, got {got}")
         options = ServeOptions(
             arguments.policy,
             arguments.listen or f"unix:{state / 'socket'}",
@@ -143,7 +146,8 @@ def serve(arguments: argparse.Namespace) -> int:
             None if cap is None else PowerCap(parse_power_cap(cap)),
             commands,
         )
-        run_daemon(state, _engine(arguments), options, say)
+        engine = _engine(arguments, shared=policy.shared)
+        run_daemon(state, engine.sharing() if policy.shared else engine, options, say)
     return 0
 
 
@@ -159,14 +163,14 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
         raise CommandError(str(error)) from None
 
 
-def _engine(arguments: argparse.Namespace) -> Engine:
+def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
     """Return the nodes of an engine and who starts processes there."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command)
     if arguments.engine == "local":
         cluster = (
             machine.this_machine(local_nodes(arguments.nodes))
             if arguments.cluster is None
-            else machine.from_file(arguments.cluster)
+            else machine.from_file(arguments.cluster, shared=shared)
         )
         return machine.local_engine(cluster, meters)
     kind = (

@@ -38,11 +38,14 @@ class Workload(msgspec.Struct, frozen=True):
     log: JobLog | None = None
 
 
-def read_inputs(arguments: argparse.Namespace, mode: Mode | None) -> Workload:
+def read_inputs(
+    arguments: argparse.Namespace, mode: Mode | None, *, shared: bool = False
+) -> Workload:
     """Read what the options of ``rms simulate`` name.
 
     Args:
         mode: what all jobs are to allow; None for what the files say.
+        shared: whether jobs share nodes, so that sizes count slots.
 
     Raises:
         FileError: options do not go together, or a file is not what it should be.
@@ -73,8 +76,12 @@ def read_inputs(arguments: argparse.Namespace, mode: Mode | None) -> Workload:
         base = folder(os.environ, state_folder(os.environ))
         specs = read_workload(arguments.workload, mode, _say, base)
     if arguments.cluster is not None:
-        power = read_cluster(arguments.cluster).power
-        site = Site(len(power), power)
+        file = read_cluster(arguments.cluster)
+        site = Site(len(file.power), file.power)
+        if shared:
+            site = Site(sum(file.slots), file.power, shared=file.shared)
+    elif shared:
+        raise FileError("expected --cluster FILE.toml with a policy of shared nodes, got none")
     elif processors is not None:
         site = Site(processors)
     else:

@@ -10,8 +10,9 @@ import msgspec
 
 from rms.client.connection import ServerError, ask
 from rms.client.page import heading, page, paragraph, pictures, table
-from rms.core.ledger import BALANCE, BalanceError
+from rms.core.joules import BALANCE, BalanceError
 from rms.formats.energy import Account, accounts, check_accounts, resize_words
+from rms.formats.nodelist import fold_slots
 from rms.wire.files import write_whole
 from rms.wire.users import OVER, Accounts, Books, BooksAnswer, JobRow, NodeRow, Snapshot
 
@@ -63,7 +64,7 @@ def imbalance(now: Snapshot) -> str:
 def summary(now: Snapshot) -> str:
     """Return one line about the cluster."""
     books, states = now.books, [job.state for job in now.jobs]
-    held = sum(node.state == "allocated" for node in now.nodes)
+    held = sum(node.state in ("allocated", "mixed") for node in now.nodes)
     shared = ", an estimate" if any(part.estimate for part in books.energy.sources) else ""
     watts = books.power_w[-1][1] if books.power_w else 0.0
     return (
@@ -94,7 +95,7 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
             f"{job.step}/{job.steps}" if job.steps else "",
             f"{job.energy_j:.0f}",
             Account.of(job.energy).cells[1],
-            ",".join(job.nodes) or f"({job.reason})",
+            fold_slots(job.nodes) or f"({job.reason})",
         ]
         for job in alive
     ]

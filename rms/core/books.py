@@ -7,16 +7,17 @@ of the same time (:mod:`rms.core.measured`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from rms.core.cluster import Cluster
 from rms.core.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
-from rms.core.joules import BOOT, IDLE, MODEL, OFF
-from rms.core.ledger import Ledger, check_balance, drawing
+from rms.core.joules import BOOT, IDLE, MODEL, OFF, check_balance
+from rms.core.ledger import Ledger, drawing
 from rms.core.measured import Measured
-from rms.core.model import Job, JobId, Node, NodePower
+from rms.core.model import Job, JobId, Node
 from rms.core.state import State
 from rms.wire.messages import Metered
 from rms.wire.users import Books, EnergyPart, EnergyRow
@@ -50,9 +51,11 @@ class _Before:
 class EnergyBooks:
     """Model and measurements.
 
+    Where jobs share nodes, a host is booked by several names (:meth:`Cluster.booked`): its own has
+    its idle power, or that of being off or booting, and those of its slots what jobs add to it.
+
     Args:
-        names: the nodes.
-        power: their models of power.
+        cluster: the nodes.
 
     Attributes:
         ledger: the model's books.
@@ -60,21 +63,28 @@ class EnergyBooks:
         resizes: energy of each resize that is over, by job and number.
     """
 
-    def __init__(self, names: Sequence[str], power: Sequence[NodePower]) -> None:
-        self.ledger = Ledger(power)
+    def __init__(self, cluster: Cluster) -> None:
+        site = cluster.site
+        self.ledger = Ledger(site.models, site.host, site.levels)
         self.measured = Measured()
         self.resizes: dict[tuple[JobId, int], ResizeEnergy] = {}
-        self._names = tuple(names)
-        self._index = {name: Node(n) for n, name in enumerate(names)}
+        self._use(cluster)
         self._begun: dict[JobId, _Before] = {}
         self._closed: Books | None = None
+
+    def _use(self, cluster: Cluster) -> None:
+        """Book by the names of these nodes."""
+        self._names, self._shared = cluster.names, bool(cluster.shared)
+        self._index = {name: host for host, name in enumerate(cluster.hosts)}
+        self._hosts = {cluster.nodes_of[name][0]: name for name in cluster.hosts}
+        self._booked = {name: None for host in cluster.hosts for name in cluster.booked(host)}
 
     # --- what happens ------------------------------------------------------------------------
 
     def advance(self, state: State, at_s: float) -> None:
         """Book the time until an event that is about to happen."""
         if self.ledger.at_s is None:
-            self._open(at_s, self.ledger.power)
+            self._open(at_s)
         self.ledger.advance(state, at_s)
 
     def follow(
@@ -89,9 +99,9 @@ class EnergyBooks:
         at_s, spans = event.at_s, self.measured.spans
         if isinstance(event, ResizeBegun | Resized | ResizeRolledBack):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
-        switched = sorted(state.switched)
+        switched = [node for node in sorted(state.switched) if node in self._hosts]
         for node in switched:
-            model, name = self.ledger.power[node], self._names[node]
+            model, name = state.model(node), self._hosts[node]
             up = spans.on(name)[-1].owner == OFF and node not in state.off
             if up and model.boot_s <= 0.0 and model.boot_j:
                 spans.booted(at_s, name, model.boot_j)
@@ -99,26 +109,27 @@ class EnergyBooks:
         over = not state.running and not state.pending
         if over:
             spans.count_from(at_s, self.measured.until_s)
+        if self._shared:  # a neighbour's start may change the clock of a host, and so their power
+            jobs = {*jobs, *state.running}
         holdings = {job: self._holding(state.running.get(job), numbers) for job in jobs}
-        spans.follow(at_s, holdings, self._node_w)
+        spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:
-            owners = {self._names[node]: _owner(state, node) for node in switched}
+            owners = {self._hosts[node]: _owner(state, node) for node in switched}
             spans.switch(at_s, owners, self._node_w)
         if over:
             spans.split(self.measured.nodes, at_s)
             self._closed = self.ledger.books(at_s)
 
-    def reopen(self, state: State, event: Reopened) -> None:
+    def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:
         """Go on with other nodes; the time between belongs to nobody."""
         at_s = self.ledger.at_s
         if at_s is not None:
             self.measured.spans.close(at_s)
-        self.ledger.reopen(state, event.power, event.at_s)
-        self._names = event.nodes
-        self._index = {name: Node(n) for n, name in enumerate(event.nodes)}
+        self.ledger.reopen(state, cluster.site, event.at_s)
+        self._use(cluster)
         self._begun.clear()
         if at_s is not None:
-            self._open(event.at_s, event.power)
+            self._open(event.at_s)
 
     def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
         """Take in a report of meters; return whether it is news.
@@ -149,12 +160,24 @@ class EnergyBooks:
         if self._closed is not None:
             spans.split(booked_s, spans.totals.since_s)
 
-    def _open(self, at_s: float, power: Sequence[NodePower]) -> None:
-        idle_w = {name: power[node].idle_w for name, node in self._index.items()}
+    def _open(self, at_s: float) -> None:
+        idle_w = dict.fromkeys(self._booked, 0.0)
+        for name, model in zip(self._index, self.ledger.power, strict=True):
+            idle_w[name] = model.idle_w
         self.measured.spans.open(at_s, idle_w)
 
     def _node_w(self, name: str) -> float:
-        return self.ledger.node_w(self._index[name])
+        """Return what the model says of a node (of a shared host: without its jobs)."""
+        host = self._index[name]
+        return self.ledger.base_w(host) if self._shared else self.ledger.node_w(Node(host))
+
+    def _slot_w(self, jobs: Iterable[JobId]) -> Callable[[str], float]:
+        """Return what says how much jobs add on each slot to the power of its host."""
+        found: dict[str, float] = {}
+        for job_id in jobs:
+            for node, watts in self.ledger.slots_w(job_id).items():
+                found[self._names[node]] = watts
+        return lambda name: found.get(name, 0.0)
 
     def _holding(
         self, job: Job | None, numbers: Mapping[JobId, int]
@@ -182,8 +205,8 @@ class EnergyBooks:
         """Return the energy of what is left of a job on these nodes, None where unknown."""
         if job.speedup is None or not job.speedup.allows(len(nodes)):
             return None
-        power, left_s = self.ledger.power, job.remaining_s(len(nodes), now_s) or 0.0
-        return left_s * sum(power[node].busy_w(job.spec, len(nodes)) for node in nodes)
+        left_s = job.remaining_s(len(nodes), now_s) or 0.0
+        return left_s * self.ledger.job_w(job, nodes)
 
     # --- what is asked -----------------------------------------------------------------------
 
@@ -198,18 +221,18 @@ class EnergyBooks:
         measured_w = self.measured.node_w
         if not measured_w:
             return self.ledger.power_w
-        index = self._index
+        spans, shared = self.measured.spans, self._shared
         return self.ledger.power_w + sum(
-            watts - self.ledger.node_w(index[name])
+            watts - (spans.on(name)[-1].watts if shared else self._node_w(name))
             for name, watts in measured_w.items()
-            if name in index
+            if name in self._booked
         )
 
     @property
     def power_source(self) -> str:
         """Where power comes from now: what measures nodes, ``model`` where not all are."""
         sources = self.measured.sources
-        found = {word for name in self._names for word in sources.get(name, MODEL).split(" and ")}
+        found = {word for name in self._booked for word in sources.get(name, MODEL).split(" and ")}
         return " and ".join(sorted(found, key=lambda word: (word == MODEL, word)))
 
     def job_j(self, job_id: JobId, now_s: float) -> float:

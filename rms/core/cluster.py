@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
+from rms.core.contention import SharedNode, shared_nodes
 from rms.core.model import Node, NodePower, Site
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Nodes with the slots they hold (``cpu:3``, ``gpu:0``), and power models if any."""
+    """Nodes with the slots they hold (``cpu:3``, ``gpu:0``), and power models if any.
+
+    Where jobs share nodes, what is given to one job at a time is a slot: each has an entry of its
+    own in ``names`` (``n1/0``) and ``slots`` then, and those of a host follow one another.
+
+    Attributes:
+        power: of each host; empty where nothing is known.
+        bandwidth_gb_s: memory bandwidth of each host, ``inf`` where it is not stated; empty where
+            that of none is.
+        shared: the hosts whose slots are given one by one; empty where nodes are given whole.
+    """
 
     names: tuple[str, ...]
     slots: tuple[tuple[str, ...], ...]
     power: tuple[NodePower, ...]
+    bandwidth_gb_s: tuple[float, ...] = ()
+    shared: tuple[SharedNode, ...] = ()
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -24,17 +38,71 @@ class Cluster:
     @property
     def site(self) -> Site:
         """What the engine knows of it."""
-        return Site(len(self.names), self.power)
+        return Site(len(self.names), self.power, shared=self.shared)
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts: the nodes, or those whose slots are given one by one."""
+        return tuple(dict.fromkeys(map(self.host_of, range(len(self.names)))))
+
+    @cached_property
+    def nodes_of(self) -> dict[str, tuple[Node, ...]]:
+        """What a name stands for: a node, or a slot, or all slots of a host."""
+        found: dict[str, tuple[Node, ...]] = {name: (Node(n),) for n, name in enumerate(self.names)}
+        if self.shared:
+            for node in range(len(self.names)):
+                host = self.host_of(node)
+                found[host] = (*found.get(host, ()), Node(node))
+        return found
+
+    def booked(self, host: str) -> tuple[str, ...]:
+        """Return by which names the energy of a host is booked.
+
+        Of one that jobs share: its own, for its idle power, and those of its slots, for what jobs
+        add to that.
+        """
+        if not self.shared:
+            return (host,)
+        return (host, *(self.names[node] for node in self.nodes_of[host]))
+
+    def host_of(self, node: int) -> str:
+        """Return the name of the host of a node, or slot."""
+        name = self.names[node]
+        return name.rpartition("/")[0] if self.shared else name
+
+    def hosts_of(self, nodes: Iterable[int]) -> list[str]:
+        """Return the hosts of nodes, each once, in order."""
+        return list(dict.fromkeys(map(self.host_of, nodes)))
 
     @classmethod
     def recorded(
-        cls, names: tuple[str, ...], power: tuple[NodePower, ...], widths: tuple[int, ...]
+        cls,
+        names: tuple[str, ...],
+        power: tuple[NodePower, ...] = (),
+        widths: tuple[int, ...] = (),
+        shared: tuple[SharedNode, ...] = (),
     ) -> Cluster:
         """Return nodes as a journal knows them: how many slots they had, not which."""
         each = widths or (1,) * len(names)
         slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
-        return cls(names, slots, power)
+        return cls(names, slots, power, shared=shared)
+
+    def first(self, number: int) -> Cluster:
+        """Return the first nodes of those that are given whole."""
+        known = self.power[:number], self.bandwidth_gb_s[:number]
+        return Cluster(self.names[:number], self.slots[:number], *known)
+
+    def split(self) -> Cluster:
+        """Return the same hosts, their slots to be given one by one."""
+        names = tuple(f"{name}/{n}" for name, n in _numbered(self.names, self.widths))
+        slots = tuple((slot,) for each in self.slots for slot in each)
+        shared = shared_nodes(self.widths, self.bandwidth_gb_s)
+        return Cluster(names, slots, self.power, self.bandwidth_gb_s, shared)
 
     def slots_of(self, nodes: Iterable[Node]) -> tuple[str, ...]:
         """Return the slots of nodes, in order."""
         return tuple(slot for node in nodes for slot in self.slots[node])
+
+
+def _numbered(names: Iterable[str], widths: Iterable[int]) -> Iterable[tuple[str, int]]:
+    return [(name, n) for name, width in zip(names, widths, strict=True) for n in range(width)]

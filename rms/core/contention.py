@@ -57,6 +57,19 @@ class SharedNode(msgspec.Struct, frozen=True):
         return demand_gb_s / capacity_gb_s + (1.0 if self.whole_demand else 0.0)
 
 
+def shared_nodes(slots: Sequence[int], bandwidth_gb_s: Sequence[float]) -> tuple[SharedNode, ...]:
+    """Return nodes of processors that are all alike.
+
+    Args:
+        slots: how many processors each has.
+        bandwidth_gb_s: of each; empty where none is known, so that nobody waits for memory.
+    """
+    known = bandwidth_gb_s or (inf,) * len(slots)
+    return tuple(
+        SharedNode(gb_s, (Processors(number),)) for gb_s, number in zip(known, slots, strict=True)
+    )
+
+
 class Pools:
     """The pools of a cluster, numbered in the order of its nodes, and their slots.
 

@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from rms.core.contention import SharedNode
 from rms.core.model import JobId, JobSpec, Node, NodePower
 
 
@@ -152,6 +153,7 @@ class Reopened(msgspec.Struct, frozen=True, tag=True):
         where: what tells it from others with the same nodes (an allocation's id).
         nodes, power, widths: names, power models, and numbers of slots of its nodes.
         down: nodes that are drained.
+        shared: hosts whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
     """
 
     at_s: float
@@ -161,6 +163,7 @@ class Reopened(msgspec.Struct, frozen=True, tag=True):
     widths: tuple[int, ...] = ()
     down: tuple[Node, ...] = ()
     failed: tuple[JobId, ...] = ()
+    shared: tuple[SharedNode, ...] = ()
 
 
 class PowerCapSet(msgspec.Struct, frozen=True, tag=True):

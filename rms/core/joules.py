@@ -24,6 +24,24 @@ WHOLE = "node"
 """Device of a span as a whole, of which the model speaks."""
 
 
+BALANCE = 1e-9
+"""Sums of one energy in two ways may differ by this much of the cluster's."""
+
+
+class BalanceError(RuntimeError):
+    """Two sums of one energy differ: a defect of the program."""
+
+
+def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
+    """Refuse two sums of one energy that differ by more than rounding.
+
+    Raises:
+        BalanceError: they do.
+    """
+    if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
+        raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
+
+
 @dataclass(slots=True)
 class Share:
     """Measured energy of one owner or span from one source.

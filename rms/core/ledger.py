@@ -13,28 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rms.core.contention import dynamic_power
-from rms.core.model import Job, JobId, Node, NodePower
+from rms.core.joules import check_balance
+from rms.core.model import Job, JobId, Node, NodePower, Site
 from rms.core.state import State
 from rms.wire.users import Books
-
-__all__ = ["BalanceError", "Draw", "Ledger", "NodePower", "check_balance", "drawing"]
-
-BALANCE = 1e-9
-"""Sums of one energy in two ways may differ by this much of the cluster's."""
-
-
-class BalanceError(RuntimeError):
-    """Two sums of one energy differ: a defect of the program."""
-
-
-def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
-    """Refuse two sums of one energy that differ by more than rounding.
-
-    Raises:
-        BalanceError: they do.
-    """
-    if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
-        raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
 
 
 @dataclass(slots=True)
@@ -127,7 +109,7 @@ class Ledger:
         if self._counted:
             self._counted_j += span * self._watts
 
-    def reopen(self, state: State, power: Sequence[NodePower], now_s: float) -> None:
+    def reopen(self, state: State, site: Site, now_s: float) -> None:
         """Go on with another cluster: nothing is booked for the time since the last entry."""
         at = self.at_s
         if at is not None:
@@ -140,9 +122,10 @@ class Ledger:
         self._powerless.clear()
         self._asleep.clear()
         self._off_w = self._boot_w = 0.0
-        self.power, self._busy = power, 0
+        self.power, self.host, self.levels = site.models, site.host, site.levels
+        self._busy = 0
         self.__post_init__()
-        self._node_s = [now_s] * len(power)
+        self._node_s = [now_s] * len(self.power)
 
     @property
     def busy_j(self) -> dict[JobId, float]:
@@ -174,8 +157,28 @@ class Ledger:
         return self._watts
 
     def node_w(self, node: Node) -> float:
-        """Return what a node draws, as of the last :meth:`follow`; of nodes that are placed."""
+        """Return what a node (or host) draws, as of the last :meth:`follow`; of placed ones."""
         return self._node_w[node]
+
+    def base_w(self, host: int) -> float:
+        """Return what a host draws without its jobs."""
+        model, boots = self.power[host], self._asleep.get(host)
+        return model.idle_w if boots is None else model.boot_w if boots else model.off_w
+
+    def slots_w(self, job_id: JobId) -> dict[Node, float]:
+        """Return what a job adds on each of its slots to what their hosts draw."""
+        draw = self._draws.get(job_id)
+        if draw is None:
+            return {}
+        there = Counter([self.host[node] for node in draw.nodes])
+        of_host = {host: draw.hosts[host] / number for host, number in there.items()}
+        return {node: of_host[self.host[node]] for node in draw.nodes}
+
+    def job_w(self, job: Job, nodes: Sequence[Node]) -> float:
+        """Return what a job would draw on these nodes."""
+        if self.host:
+            return sum(self._by_host(job, nodes).values())
+        return sum(self.power[node].busy_w(job.spec, len(nodes)) for node in nodes)
 
     def follow(self, state: State) -> None:
         """Enter what has changed in the instant of the books, so that they can be looked at."""

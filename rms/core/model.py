@@ -388,6 +388,11 @@ class Site(msgspec.Struct, frozen=True):
             raise ValueError(f"expected a host of each of {self.nodes}, got {len(self.host)}")
 
     @property
+    def models(self) -> tuple[NodePower, ...]:
+        """A power model of each host; where none is stated they draw nothing."""
+        return self.power or (NodePower(),) * self.hosts
+
+    @property
     def hosts(self) -> int:
         """How many hosts there are."""
         return max(self.host) + 1 if self.host else self.nodes

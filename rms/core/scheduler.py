@@ -32,7 +32,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import JobId, NodePower
+from rms.core.model import JobId
 from rms.core.policies import Policy
 from rms.core.timeline import Timeline
 from rms.wire.messages import Metered
@@ -69,8 +69,7 @@ class Scheduler:
     def __init__(self, cluster: Cluster, policy: Policy, where: str = "") -> None:
         self.cluster, self.where = cluster, where
         self.engine = Engine(cluster.site, policy)
-        power = cluster.power or (NodePower(),) * len(cluster.names)
-        self.energy = EnergyBooks(cluster.names, power)
+        self.energy = EnergyBooks(cluster)
         self.timeline = Timeline(cluster.names)
         self.history: dict[JobId, list[HistoryEntry]] = {}
         self.reasons: dict[JobId, str] = {}
@@ -160,9 +159,9 @@ class Scheduler:
     def _reopen(self, event: Reopened) -> None:
         """Go on elsewhere; the time between belongs to nobody."""
         self.timeline.reopen(event.nodes, self.ledger.at_s)
-        self.energy.reopen(self.engine.state, event)
         self.where = event.where
-        self.cluster = Cluster.recorded(event.nodes, event.power, event.widths)
+        self.cluster = Cluster.recorded(event.nodes, event.power, event.widths, event.shared)
+        self.energy.reopen(self.engine.state, event, self.cluster)
         if self.present is not None:
             where, cluster = self.present
             if (where, cluster.names) == (event.where, event.nodes):

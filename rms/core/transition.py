@@ -129,7 +129,9 @@ def _resized(state: State, event: Resized) -> None:
     if job.requested_nodes is not None:
         kept = set(job.requested_nodes)
         state.give_back(tuple(node for node in job.nodes if node not in kept))
-        job.nodes = job.requested_nodes
+        state.share(job, -1)
+        job.nodes, job.frequencies = job.requested_nodes, ()
+        state.share(job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
     state.unindex_running(job)
@@ -268,7 +270,7 @@ def _reopened(state: State, event: Reopened) -> None:
             state.ended[job.spec.id] = job
         else:
             state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
-    state.reopen(Site(len(event.nodes), event.power), event.down)
+    state.reopen(Site(len(event.nodes), event.power, shared=event.shared), event.down)
 
 
 def _cap_set(state: State, event: PowerCapSet) -> None:
@@ -343,7 +345,8 @@ def take(state: State, decision: Decision) -> None:
             job.no_wider_before_s = state.now_s + NARROW_S
         if decision.nodes:
             job.requested_nodes = decision.nodes
-            state.take(decision.nodes)
+            own = set(job.nodes)
+            state.take(tuple(node for node in decision.nodes if node not in own))
         state.free_count -= job.gain
         state.releasing += job.loss
         state.index_running(job)

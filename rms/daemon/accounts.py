@@ -41,10 +41,12 @@ def is_settled(context: Context, job: Job) -> bool:
 
     What nobody measures is settled.
     """
-    hosts, names = context.scheduler.energy.measured.hosts, context.cluster.names
+    hosts, cluster = context.scheduler.energy.measured.hosts, context.cluster
     for node in job.nodes:
-        name = names[node] if node < len(names) else ""  # of a cluster before this one
-        for host in (hosts.get(name), hosts.get("")):
+        if node >= len(cluster.names):
+            continue  # of a cluster before this one
+        name = cluster.names[node]
+        for host in (hosts.get(cluster.host_of(node)), hosts.get("")):
             until_s = inf if host is None else host.nodes.get(name, inf)
             if until_s < (job.end_s or 0.0):
                 return False

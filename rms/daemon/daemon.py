@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from rms.core.cluster import Cluster
 from rms.core.events import (
     Decision,
     Ended,
@@ -33,8 +34,8 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.model import Job, JobId, JobSpec, JobState, Node
-from rms.core.policies import PolicyError, placing
+from rms.core.model import Job, JobId, JobSpec, JobState
+from rms.core.policies import Policy, PolicyError, placing
 from rms.core.powercap import check_cap
 from rms.daemon.context import Context
 from rms.daemon.endings import Endings
@@ -63,6 +64,26 @@ POWERED_BY_SLURM = (
 
 LOOK_S = 0.1
 """How long jobs are looked at before others have their turn."""
+
+
+def check_placement(policy: Policy, cluster: Cluster) -> None:
+    """Refuse a policy that gives nodes in another way than a daemon does from its first start on.
+
+    Raises:
+        PolicyError: it lets jobs share nodes that are given whole, or the other way round, or
+            places them by a memory bandwidth that nobody has stated.
+    """
+    if policy.shared and not cluster.shared:
+        got = f"{policy.name}, whose jobs share nodes"
+        raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
+    if cluster.shared and not policy.shared:
+        got = f"{policy.name}, which gives whole nodes"
+        raise PolicyError(f"expected a policy whose jobs share nodes, as here, got {got}")
+    if getattr(policy.placement, "least_bandwidth", False) and not cluster.bandwidth_gb_s:
+        raise PolicyError(
+            f"expected memory_bandwidth_gb_s of nodes in the cluster file for {policy.name}, which "
+            "places jobs by it, got none"
+        )
 
 
 class Daemon:
@@ -177,11 +198,12 @@ class Daemon:
         Raises:
             ValueError: ``on`` names nodes that there are not, or not as many as ``size``.
         """
-        names = self.context.cluster.names
-        unknown = [name for name in on if name not in names]
-        if unknown or (on and len(set(on)) != size):
+        nodes_of = self.context.cluster.nodes_of
+        found = [node for name in on for node in nodes_of.get(name, ())]
+        unknown = [name for name in on if name not in nodes_of]
+        if unknown or (on and (len(set(found)) != size or len(found) != size)):
             raise ValueError(f"expected {size} nodes of this cluster, got {', '.join(on)}")
-        nodes = tuple(Node(names.index(name)) for name in on)
+        nodes = tuple(found)
         self._strategies[job_id] = strategy or ""
         try:
             return self.handle(ResizeAsked(self.time(), job_id, size, nodes))[0]
@@ -195,6 +217,7 @@ class Daemon:
             PolicyError: there is none of that name, or it cannot decide here.
         """
         policy = placing(name)
+        check_placement(policy, self.context.cluster)
         if not policy.always_on and self.launcher.shared_filesystem:
             raise PolicyError(POWERED_BY_SLURM)
         self.journal.policy(name, self.time())

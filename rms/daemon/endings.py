@@ -65,7 +65,8 @@ def end_words(context: Context, job: Job, known: JobRuntime) -> str:
     """Return what there is to say of a job that is over, in a line."""
     run_s = (job.end_s or 0.0) - (job.start_s or 0.0)
     plural = "" if len(job.nodes) == 1 else "s"
-    found = [f"{run_s:.1f} s on {len(job.nodes)} node{plural}"]
+    unit = "slot" if context.cluster.shared else "node"
+    found = [f"{run_s:.1f} s on {len(job.nodes)} {unit}{plural}"]
     if known.resizes:
         sizes = [known.resizes[0].from_ranks, *(row.to_ranks for row in known.resizes)]
         count = f"{len(known.resizes)} resize{'' if len(known.resizes) == 1 else 's'}"

@@ -29,6 +29,8 @@ from typing import Any
 
 import msgspec
 
+from rms.core.cluster import Cluster
+from rms.core.contention import SharedNode
 from rms.core.events import Decision, Event
 from rms.core.model import NodePower
 from rms.core.policies import named
@@ -81,7 +83,8 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
     ``where`` tells a cluster from another one with the same nodes, ``widths`` are their numbers of
     slots. On another cluster than the entries before have, a :class:`Reopened` follows.
-    ``at_once`` is how many jobs are resized at once at most, 0 for any number.
+    ``at_once`` is how many jobs are resized at once at most, 0 for any number. ``shared`` are hosts
+    whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
     """
 
     nodes: tuple[str, ...]
@@ -91,6 +94,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     where: str = ""
     widths: tuple[int, ...] = ()
     at_once: int = 0
+    shared: tuple[SharedNode, ...] = ()
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
@@ -139,26 +143,26 @@ class Journal:
                 db.close()
                 raise
 
-    def header(
-        self,
-        nodes: tuple[str, ...],
-        policy: str,
-        power: tuple[NodePower, ...] = (),
-        where: str = "",
-        widths: tuple[int, ...] = (),
-        at_once: int = 0,
-    ) -> None:
+    def header(self, cluster: Cluster, policy: str, where: str = "", at_once: int = 0) -> None:
         """Enter the start of a daemon.
 
         It must have the nodes that the journal began with, unless it says ``where`` they are:
-        then it may go on elsewhere.
+        then it may go on elsewhere. Whether jobs share nodes stays as it was in any case.
         """
-        if self._nodes not in (None, nodes) and not where:
+        names = cluster.names
+        if self.began is not None and bool(self.began.shared) != bool(cluster.shared):
+            kinds = "gives whole nodes", "lets jobs share nodes"
+            was, now = kinds if cluster.shared else kinds[::-1]
+            raise JournalError(
+                f"{self.path}: expected a policy that {was}, as before, got {named(policy).name}, "
+                f"which {now}; another state folder may have it"
+            )
+        if self._nodes not in (None, names) and not where:
             began = " ".join(self._nodes or ())
-            raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(nodes)}")
-        key = named(policy).key
-        self._enter(Opened(nodes, key, FORMAT, power, where, widths, at_once))
-        self._nodes = nodes
+            raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(names)}")
+        key, given = named(policy).key, (cluster.power, where, cluster.widths)
+        self._enter(Opened(names, key, FORMAT, *given, at_once, cluster.shared))
+        self._nodes = names
 
     def policy(self, name: str, at_s: float) -> None:
         """Enter that another policy decides from here on."""

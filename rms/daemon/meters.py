@@ -7,6 +7,7 @@ from math import inf
 
 import msgspec
 
+from rms.core.cluster import Cluster
 from rms.core.joules import WHOLE
 from rms.core.measured import Host
 from rms.core.scheduler import Scheduler
@@ -43,7 +44,7 @@ class Meters:
             ValueError: of a node that there is not, or of an agent that another one has replaced.
         """
         context, where = self._context, said.node or "this machine"
-        nodes = devices_of(said, context.cluster.names, context.cluster.slots)
+        nodes = devices_of(said, context.cluster)
         if said.reason and said.reason not in self._reasons:
             self._reasons.add(said.reason)
             what = "not all is measured on" if said.devices else "power is the model's on"
@@ -97,10 +98,8 @@ class Meters:
             measured.spans.forget(measured.kept_s)
 
 
-def devices_of(
-    said: Metered, names: Sequence[str], slots: Sequence[Sequence[str]]
-) -> Mapping[str, Sequence[str]]:
-    """Return which nodes each device belongs to.
+def devices_of(said: Metered, cluster: Cluster) -> Mapping[str, Sequence[str]]:
+    """Return which nodes each device belongs to; where jobs share them, to hosts and their slots.
 
     On a machine whose cores and GPUs are nodes (it reports by no name), ``gpu-0`` is the node with
     the slot ``gpu:0``; all else is shared by the nodes of cores, if there are any. ``node`` holds
@@ -109,21 +108,24 @@ def devices_of(
     Raises:
         ValueError: the report is of a node that there is not.
     """
-    if said.node and said.node not in names:
+    booked = cluster.booked
+    if said.node and said.node not in cluster.hosts:
         raise ValueError(f"expected a node of this cluster, got {said.node}")
-    here = (said.node,) if said.node else names
+    here = [name for host in ([said.node] if said.node else cluster.hosts) for name in booked(host)]
     devices = [device.device for device in said.devices]
     if WHOLE in devices:
         return {WHOLE: here}
     if said.node:
         return dict.fromkeys(devices, here)
-    cores = [n for n, own in zip(names, slots, strict=True) if not own[0].startswith("gpu:")]
+    names, slots = cluster.names, cluster.slots
+    of_gpus = {cluster.host_of(n) for n, own in enumerate(slots) if own[0].startswith("gpu:")}
+    cores = [name for host in cluster.hosts if host not in of_gpus for name in booked(host)]
     found: dict[str, Sequence[str]] = {}
     for device in devices:
         kind, _, number = device.partition("-")
         slot = f"gpu:{number}"
         of_gpu = [n for n, own in zip(names, slots, strict=True) if slot in own]
-        found[device] = of_gpu if kind == "gpu" else cores or names
+        found[device] = of_gpu if kind == "gpu" else cores or here
     return found
 
 

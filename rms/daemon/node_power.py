@@ -12,6 +12,7 @@ import contextlib
 import os
 import signal
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rms.core.events import NodeBooted, NodePowerFailed, PowerOff, PowerOn
@@ -47,17 +48,17 @@ class PowerControl:
 
     def act(self, decision: PowerOff | PowerOn) -> None:
         """Begin to power nodes off or on."""
-        names = ", ".join(self._context.cluster.names[node] for node in decision.nodes)
+        names = ", ".join(self._context.cluster.hosts_of(decision.nodes))
         word = "off" if isinstance(decision, PowerOff) else "on"
         self._context.say(f"power {word}: {names} ({decision.reason})")
-        for node in decision.nodes:
+        for node in self._each_host(decision.nodes):
             self._begin(node)
 
     def resume(self) -> None:
         """Run again, after a restart, what an earlier daemon may not have seen the end of."""
-        state, names = self._context.state, self._context.cluster.names
-        for node in [*sorted(state.booting), *sorted(state.off)]:
-            if node in state.booting or names[node] not in self._off:
+        state, host_of = self._context.state, self._context.cluster.host_of
+        for node in self._each_host([*sorted(state.booting), *sorted(state.off)]):
+            if node in state.booting or host_of(node) not in self._off:
                 self._begin(node)
 
     def watch(self) -> None:
@@ -70,16 +71,21 @@ class PowerControl:
             del self._running[node]
             self._ended(node, running, code)
         if self._commands is None:
-            for node, at_s in list(state.booting.items()):
-                if now_s >= at_s:
+            for node in self._each_host(list(state.booting)):
+                if now_s >= state.booting[node]:
                     self._handle(NodeBooted(self._context.time(), node))
+
+    def _each_host(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return those that stand for a host: nodes, or the first slot of each shared one."""
+        cluster = self._context.cluster
+        return [node for node in nodes if node == cluster.nodes_of[cluster.host_of(node)][0]]
 
     def _begin(self, node: Node) -> None:
         """Run the command for what a node is to be, unless one for it still runs."""
         commands, state = self._commands, self._context.state
         if commands is None or node in self._running:
             return
-        powers_on, name = node in state.booting, self._context.cluster.names[node]
+        powers_on, name = node in state.booting, self._context.cluster.host_of(node)
         if powers_on:
             self._note(name, is_off=False)
         words = [*(commands.on if powers_on else commands.off), name]
@@ -105,14 +111,14 @@ class PowerControl:
         if code == 0 and running.powers_on:
             self._handle(NodeBooted(self._context.time(), node))
         elif code == 0:
-            self._note(self._context.cluster.names[node], is_off=True)
+            self._note(self._context.cluster.host_of(node), is_off=True)
         elif node in state.booting or node in state.off:
             word, late = "on" if running.powers_on else "off", "is not done in time"
             how = late if code is None else f"ended with {code}"
             self._fail(node, f"the command to power it {word} {how}")
 
     def _fail(self, node: Node, reason: str) -> None:
-        context, name = self._context, self._context.cluster.names[node]
+        context, name = self._context, self._context.cluster.host_of(node)
         context.say(f"{name} is down: {reason}; rms resume {name} gives it to jobs again")
         context.set_broken([*context.broken, name])
         self._note(name, is_off=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rms.core.events import NodeDown, NodeUp
-from rms.core.model import Node
 from rms.daemon.context import Context, Handle
 
 
@@ -26,7 +25,7 @@ class Nodes:
         if gone and launcher.requeue_on_shutdown:
             self._context.say(f"not to be had now: {', '.join(gone)}")
         self._away = frozenset(found)
-        self._close_and_open(self._context.cluster.names)
+        self._close_and_open(self._context.cluster.hosts)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
         """Give nodes to no more jobs, or to jobs again; who runs there is left alone.
@@ -35,7 +34,7 @@ class Nodes:
             ValueError: there are no such nodes.
         """
         context = self._context
-        unknown = [name for name in names if name not in context.cluster.names]
+        unknown = [name for name in names if name not in context.cluster.hosts]
         if unknown:
             raise ValueError(f"expected nodes of this cluster, got {', '.join(unknown)}")
         before = context.drained
@@ -46,12 +45,14 @@ class Nodes:
         self._close_and_open(names)
 
     def _close_and_open(self, names: Sequence[str]) -> None:
-        """Tell the scheduler which of these nodes are down now, and which are up."""
+        """Tell the scheduler which of these nodes are down now, and which are up.
+
+        Where jobs share nodes the first slot of each stands for all of it.
+        """
         context, away, down = self._context, self._away, self._context.state.down
         unfit = context.drained | context.broken
-        numbers = {name: n for n, name in enumerate(context.cluster.names)}
         for name in names:
-            node = Node(numbers[name])
+            node = context.cluster.nodes_of[name][0]
             if name in unfit or (away is not None and name in away):
                 if node not in down:
                     self._handle(NodeDown(context.time(), node))

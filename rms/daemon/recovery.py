@@ -16,14 +16,14 @@ import msgspec
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Reopened, Started
-from rms.core.model import JobId, JobState, Node
+from rms.core.model import JobId, JobState
 from rms.core.policies import named, placing
 from rms.core.rules import RuleError
 from rms.core.scheduler import Scheduler
 from rms.core.transition import TransitionError
 from rms.daemon import endings
 from rms.daemon.context import Context, Settings
-from rms.daemon.daemon import Daemon
+from rms.daemon.daemon import Daemon, check_placement
 from rms.daemon.inputs import Adopted
 from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, Seen
@@ -78,7 +78,7 @@ def replay(entries: Iterable[Entry], cluster: Cluster | None = None) -> Replay:
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
     where = first.where if cluster is None else ""
-    cluster = cluster or Cluster.recorded(first.nodes, first.power, first.widths)
+    cluster = cluster or Cluster.recorded(first.nodes, first.power, first.widths, first.shared)
     found = Replay(Scheduler(cluster, named(first.policy), where))
     engine = found.engine
     engine.state.max_concurrent_resizes = first.at_once
@@ -133,9 +133,9 @@ def resume(
         PolicyError: there is no such policy, or it does not place jobs.
     """
     where, policy = settings.where, settings.policy
-    placing(policy)
+    check_placement(placing(policy), cluster)
     at_once = launcher.max_concurrent_resizes
-    journal.header(cluster.names, policy, cluster.power, where, cluster.widths, at_once)
+    journal.header(cluster, policy, where, at_once)
     context = restore(cluster, journal, launcher, settings)
     scheduler, daemon = context.scheduler, kind(context)
     scheduler.present = where, cluster
@@ -295,12 +295,12 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
         daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
     daemon.scripts.stopping = False
     drained = context.drained
-    down = tuple(Node(n) for n, name in enumerate(cluster.names) if name in drained)
-    before = len(context.cluster.names)
-    daemon.say(f"goes on with {len(cluster.names)} nodes, after {before} before")
+    down = tuple(n for name in cluster.hosts if name in drained for n in cluster.nodes_of[name])
+    before = len(context.cluster.hosts)
+    daemon.say(f"goes on with {len(cluster.hosts)} nodes, after {before} before")
     at_s, where = daemon.time(), context.settings.where
     given = cluster.names, cluster.power, cluster.widths
-    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed)))
+    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed), cluster.shared))
 
 
 def _enter_end(daemon: Daemon, job: JobRuntime) -> None:

@@ -76,7 +76,7 @@ class Scripts:
         launch = ScriptLaunch(
             script=Path(note["script"]),
             cwd=note["cwd"],
-            env={**note["env"], **environment(job, len(nodes))},
+            env={**note["env"], **environment(job, len(context.cluster.hosts_of(nodes)))},
             output=Path(note["output"]),
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
@@ -177,7 +177,7 @@ class Scripts:
         context = self._context
         if job.diagnosis is None:
             running = context.state.running[job.id]
-            hosts = [context.cluster.names[node] for node in running.held]
+            hosts = context.cluster.hosts_of(running.held)
             job.diagnosis = context.launcher.diagnose_failure(job.id, hosts)
         return "" if job.diagnosis is None else job.diagnosis()
 

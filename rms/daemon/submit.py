@@ -43,7 +43,8 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     jobs = daemon.launcher.state / "jobs"
     script = _keep_script(jobs / str(number), body.text)
     options = _options(body.options).over(parse_script(script).options)
-    refuse_unsupported(options, daemon.context.cluster.widths)
+    cluster = daemon.context.cluster
+    refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
     requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
@@ -60,7 +61,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             index=index,
             job_id=job_id,
             name=name,
-            node=daemon.context.cluster.names[0],
+            node=cluster.hosts[0],
             user=getpass.getuser(),
         )
         pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
@@ -128,8 +129,9 @@ def _spec(
     job_id: JobId, now: float, options: Options, array: Array | None, profile: Profile | None
 ) -> JobSpec:
     low, high = options.nodes or (1, 1)
-    speedup = None
+    speedup, gb_s = None, options.memory_bandwidth_gb_s
     if profile is not None:
+        gb_s = profile.memory_bandwidth_gb_s if gb_s is None else gb_s
         speedup = profile.speedup(low, high, power=options.power_w is None)
     try:
         return JobSpec(
@@ -144,6 +146,7 @@ def _spec(
             array_limit=None if array is None else array.limit,
             power_w=options.power_w,
             speedup=speedup,
+            bandwidth_gb_s=gb_s,
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None

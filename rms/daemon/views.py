@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -88,32 +88,41 @@ def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
 
 
 def nodes(context: Context) -> list[NodeRow]:
-    """Return the nodes and who is on them."""
+    """Return the nodes and who is on them; where slots are given one by one, their hosts."""
     state, sources = context.state, context.scheduler.energy.measured.sources
     held = {n: job for job, found in state.running.items() for n in found.held}
-    return [
-        NodeRow(
-            name,
-            list(context.cluster.slots[n]),
-            _node_state(context, Node(n), is_held=n in held),
-            held.get(Node(n)),
-            sources.get(name, MODEL),
+    cluster, found = context.cluster, []
+    for name in cluster.hosts:
+        own = cluster.nodes_of[name]
+        jobs = dict.fromkeys(held[node] for node in own if node in held)
+        allocated = sum(len(cluster.slots[node]) for node in own if node in held)
+        found.append(
+            NodeRow(
+                name,
+                list(cluster.slots_of(own)),
+                _node_state(context, own, held.keys()),
+                ",".join(jobs) or None,
+                sources.get(name, MODEL),
+                allocated,
+            )
         )
-        for n, name in enumerate(context.cluster.names)
-    ]
+    return found
 
 
-def _node_state(context: Context, node: Node, *, is_held: bool) -> str:
-    """Return a node's state by the words that sinfo has."""
-    if context.cluster.names[node] in context.drained:
+def _node_state(context: Context, own: Sequence[Node], held: Collection[Node]) -> str:
+    """Return the state of a node, or of a host of these slots, by the words that sinfo has."""
+    state, is_held = context.state, not set(own).isdisjoint(held)
+    if context.cluster.host_of(own[0]) in context.drained:
         return "draining" if is_held else "drained"
-    if node in context.state.down:
+    if own[0] in state.down:
         return context.launcher.unavailable_label
-    if node in context.state.off:
+    if own[0] in state.off:
         return "powered_down"
-    if node in context.state.booting:
+    if own[0] in state.booting:
         return "powering_up"
-    return "allocated" if is_held else "idle"
+    if is_held:
+        return "allocated" if set(own) <= set(held) else "mixed"
+    return "idle"
 
 
 def _reason(context: Context, job: Job) -> str:

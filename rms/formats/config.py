@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from rms.core.contention import SharedNode, shared_nodes
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.speedup import fit_law
 from rms.formats.nodelist import NodeListError, expand
@@ -49,13 +50,25 @@ class _Cluster(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class ClusterFile(msgspec.Struct, frozen=True):
-    """A cluster: names of its nodes, the devices and the power model of each."""
+    """A cluster: names of its nodes, the devices and the power model of each.
+
+    Attributes:
+        bandwidth_gb_s: memory bandwidth of each node, ``inf`` where it is not stated; empty where
+            that of none is.
+    """
 
     name: str
     nodes: tuple[str, ...]
     power: tuple[NodePower, ...]
     gpus: tuple[int, ...]
     slots: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
+    bandwidth_gb_s: tuple[float, ...] = ()
+
+    @property
+    def shared(self) -> tuple[SharedNode, ...]:
+        """The nodes as hosts whose slots are given one by one."""
+        return shared_nodes(self.slots, self.bandwidth_gb_s)
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -102,7 +115,10 @@ def read_cluster(path: Path) -> ClusterFile:
     power: list[NodePower] = []
     gpus: list[int] = []
     slots: list[int] = []
+    cores: list[int] = []
+    gb_s: list[float] = []
     for group in raw.nodes:
+        _check_counts(group, path)
         stated = msgspec.structs.asdict(group.power)
         for key, value in stated.items():
             if not 0.0 <= value < inf:
@@ -117,11 +133,29 @@ def read_cluster(path: Path) -> ClusterFile:
             power.append(model)
             gpus.append(group.gpus)
             slots.append(group.slots or group.gpus or group.cores)
+            cores.append(group.cores)
+            gb_s.append(group.memory_bandwidth_gb_s or inf)
     if not names:
         raise FileError(f"{path}: expected at least one node, got none")
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    return ClusterFile(raw.name, tuple(names), tuple(power), tuple(gpus), tuple(slots))
+    known = tuple(gb_s) if min(gb_s) < inf else ()
+    each = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
+    return ClusterFile(raw.name, *each, known)
+
+
+def _check_counts(group: _Nodes, path: Path) -> None:
+    """Refuse nodes without slots, or of a bandwidth that cannot be."""
+    for key, value, least in (
+        ("slots", group.slots, 1),
+        ("cores", group.cores, 1),
+        ("gpus", group.gpus, 0),
+    ):
+        if value is not None and value < least:
+            raise FileError(f"{path}: expected {key} of at least {least}, got {value}")
+    gb_s = group.memory_bandwidth_gb_s
+    if gb_s is not None and not 0.0 < gb_s < inf:
+        raise FileError(f"{path}: expected memory_bandwidth_gb_s above 0, got {gb_s:g}")
 
 
 def read_workload(
@@ -145,6 +179,9 @@ def read_workload(
             raise FileError(f"{path}: expected count of at least 1, got {entry.count}")
         if entry.power_w is not None and entry.power_w < 0:
             raise FileError(f"{path}: expected power_w of at least 0, got {entry.power_w:g}")
+        gb_s = entry.memory_bandwidth_gb_s
+        if gb_s is not None and not 0.0 <= gb_s < inf:
+            raise FileError(f"{path}: expected memory_bandwidth_gb_s of at least 0, got {gb_s:g}")
         speedup = _speedup(entry.speedup, path, say, profiles)
         low, high = entry.nodes
         for _ in range(entry.count):
@@ -161,6 +198,7 @@ def read_workload(
                     resize_price_s=0.0 if entry.resize is None else entry.resize.price_s,
                     array=entry.array,
                     power_w=entry.power_w,
+                    bandwidth_gb_s=gb_s,
                 )
             except ValueError as error:
                 raise FileError(f"{path}: {error}") from None

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import msgspec
 
-from rms.core.ledger import check_balance
+from rms.core.joules import check_balance
 from rms.formats.prices import Cost, Prices
 from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow, SlurmRow
 

@@ -140,11 +140,12 @@ def read_option(name: str, text: str) -> Options:
     return Options(**stated)
 
 
-def refuse_unsupported(options: Options, slots: Collection[int]) -> None:
+def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool = False) -> None:
     """Refuse what would have no effect here, rather than let it be overlooked.
 
     Args:
         slots: how many slots the cluster's nodes hold; a job runs a rank on each of its nodes'.
+        shared: whether slots are given one by one.
 
     Raises:
         ScriptError: the first such option.
@@ -152,11 +153,15 @@ def refuse_unsupported(options: Options, slots: Collection[int]) -> None:
     for option, asked in (
         ("--dependency", options.dependency),
         ("--resize-factor", options.resize_factor),
-        ("--memory-bandwidth", options.memory_bandwidth_gb_s),
     ):
         if asked is not None:
             raise ScriptError(f"{option} is not in this version; expected a script without it")
     tasks = options.ntasks_per_node
+    if shared and tasks is not None:
+        raise ScriptError(
+            "expected no --ntasks-per-node where jobs share nodes (--nodes counts slots there), "
+            f"got {tasks}"
+        )
     if tasks is not None and set(slots) != {tasks}:
         found = " or ".join(map(str, sorted(set(slots))))
         raise ScriptError(f"expected --ntasks-per-node={found}, as nodes here hold, got {tasks}")

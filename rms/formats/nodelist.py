@@ -7,6 +7,8 @@ first node); python-hostlist keeps it, but may not be used under this project's 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import groupby
 
 _NAMES = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?([^\[\]]*)")
@@ -27,6 +29,18 @@ def expand(text: str) -> list[str]:
     if not parts or ",".join(parts) != text:
         raise NodeListError(f"expected nodes like n7 or n[1-36], got {text!r}")
     return [name for part in parts for name in _expanded(part)]
+
+
+def fold_slots(names: Sequence[str]) -> str:
+    """Return nodes with commas between them, slots of one node folded: ``n1/[0,3],n2/0``."""
+    found: list[str] = []
+    for host, each in groupby(names, lambda name: name.rpartition("/")[0]):
+        of_host = list(each)
+        if host and len(of_host) > 1:
+            found.append(f"{host}/[{','.join(name.rpartition('/')[2] for name in of_host)}]")
+        else:
+            found += of_host
+    return ",".join(found)
 
 
 def _expanded(part: str) -> list[str]:

@@ -249,8 +249,11 @@ class Engine:
         names = self.cluster.names
         if nodes is not None and not 1 <= nodes <= len(names):
             raise FileError(f"expected 1 to {len(names)} nodes, got {nodes}")
-        fewer = Cluster(names[:nodes], self.cluster.slots[:nodes], self.cluster.power[:nodes])
-        return replace(self, cluster=fewer)
+        return replace(self, cluster=self.cluster.first(len(names) if nodes is None else nodes))
+
+    def sharing(self) -> Engine:
+        """Return the same with nodes whose slots are given one by one."""
+        return replace(self, cluster=self.cluster.split())
 
 
 def cores_of(slots: Sequence[str]) -> list[int]:

@@ -55,20 +55,30 @@ def hardware() -> Machine:
     return Machine(model, os.cpu_count() or 1, tuple(gpus))
 
 
-def from_file(path: Path) -> Cluster:
+def from_file(path: Path, *, shared: bool = False) -> Cluster:
     """Return a cluster file's nodes: their slots are this machine's devices, else cores in turn.
+
+    Args:
+        shared: whether slots are given one by one: then each node has as many as the file says, on
+            as many cores as it says. Else a node is one core, or its GPUs.
 
     Raises:
         FileError: the cluster file is none.
     """
     cluster = read_cluster(path)
-    cores = this_machine().slots
+    cores = [slot for (slot,) in this_machine().slots]
     devices = count()
-    slots = tuple(
-        tuple(f"gpu:{next(devices)}" for _ in range(gpus)) if gpus else cores[n % len(cores)]
-        for n, gpus in enumerate(cluster.gpus)
-    )
-    return Cluster(cluster.nodes, slots, cluster.power)
+    slots: list[tuple[str, ...]] = []
+    first = 0
+    for n, gpus in enumerate(cluster.gpus):
+        if gpus:
+            slots.append(tuple(f"gpu:{next(devices)}" for _ in range(gpus)))
+            continue
+        width, of_node = (cluster.slots[n], cluster.cores[n]) if shared else (1, 1)
+        own = [cores[(first + each) % len(cores)] for each in range(of_node)]
+        slots.append(tuple(own[each % of_node] for each in range(width)))
+        first += of_node
+    return Cluster(cluster.nodes, tuple(slots), cluster.power, cluster.bandwidth_gb_s)
 
 
 def local_engine(cluster: Cluster, meters: MeterChoice = AUTO) -> Engine:

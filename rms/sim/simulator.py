@@ -137,7 +137,7 @@ class Simulation:
     ) -> None:
         site = power if isinstance(power, Site) else Site(len(power), tuple(power))
         self.engine = Engine(site, policy)
-        self.ledger = Ledger(site.power or (NodePower(),) * site.hosts, site.host, site.levels)
+        self.ledger = Ledger(site.models, site.host, site.levels)
         self.decisions: list[tuple[float, Decision]] = []
         self.events: list[Event] = []
         self.decided = self.resized = 0

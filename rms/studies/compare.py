@@ -14,7 +14,7 @@ from typing import Any
 
 from rms.client.commands import read_script, submit
 from rms.client.connection import ask
-from rms.core.ledger import BalanceError, check_balance
+from rms.core.joules import BalanceError, check_balance
 from rms.core.model import Mode
 from rms.formats.jobscript import Options, parse_array, parse_script
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over

@@ -43,6 +43,7 @@ class SubmitOptions(
     profile: str | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    memory_bandwidth_gb_s: float | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -192,7 +193,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     """A job, as queue, show, acct, top and reports have it.
 
     Attributes:
-        size: nodes it holds, or held last; ``nodes`` are their names while it runs.
+        size: nodes it holds, or held last; ``nodes`` are their names while it runs. Where jobs
+            share nodes both are of slots (``n1/0``).
         reason: why it waits, or what was said of it last.
         step, steps: how far its program is.
         energy_source: ``model``, or which meters.
@@ -250,13 +252,19 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """A node: its slots, its state by sinfo's words, the job there, who measures its power."""
+    """A node: its slots, its state by sinfo's words, the job there, who measures its power.
+
+    Attributes:
+        job: who holds it; several where jobs share nodes, with commas between.
+        allocated: how many of its slots are held.
+    """
 
     name: str
     slots: list[str]
     state: str
     job: str | None
     power_source: str
+    allocated: int = 0
 
 
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

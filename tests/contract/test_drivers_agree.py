@@ -10,9 +10,8 @@ import pytest
 from msgspec import structs
 
 from rms.core.cluster import Cluster
-from rms.core.events import Decision, PowerOff, PowerOn, Resize, Started, Submitted
-from rms.core.ledger import NodePower
-from rms.core.model import JobId, JobSpec, Mode, Speedup
+from rms.core.events import Decision, PowerOff, PowerOn, Resize, Start, Started, Submitted
+from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
@@ -106,19 +105,53 @@ def test_with_nodes_that_go_off_and_come_back(tmp_path: Path, policy: str) -> No
         assert len({node for _, d in decisions if isinstance(d, kind) for node in d.nodes}) == 6
 
 
+@pytest.mark.parametrize("part", ["first-fit-shared", "less-consume"])
+@pytest.mark.parametrize("node_power", ["always-on", "off-when-idle"])
+@pytest.mark.promise("shared-nodes")
+def test_on_nodes_that_jobs_share(tmp_path: Path, part: str, node_power: str) -> None:
+    """Six nodes of two slots; the second half of the jobs comes when all nodes could be off."""
+    specs = [
+        structs.replace(
+            s,
+            submit_s=s.submit_s + 999.0 * (int(s.id) > 16),
+            mode=Mode.FIXED,
+            limit_s=s.limit_s or 100.0,
+            bandwidth_gb_s=float(1 + 4 * (int(s.id) % 3)),
+        )
+        for s in stream()
+    ]
+    policy = adjusted(
+        POLICIES["easy"], placement={"part": part}, node_power={"part": node_power}
+    ).key
+    decisions = agree(tmp_path, policy, specs, NodePower(1.0, 2.0, 3.0, 0.1, 4.0, 6.0), gb_s=8.0)
+    starts = [d for _, d in decisions if isinstance(d, Start)]
+    assert len(starts) == len(specs)
+    if part == "less-consume":
+        assert any(start.slowdown > 1.0 for start in starts)
+    off = {node for _, d in decisions if isinstance(d, PowerOff) for node in d.nodes}
+    assert len(off) == (12 if node_power == "off-when-idle" else 0)
+
+
 def agree(
     tmp_path: Path,
     policy: str,
     specs: list[JobSpec],
     model: NodePower = ALIKE,
+    gb_s: float | None = None,
 ) -> list[tuple[float, Decision]]:
-    """Return what was decided in a simulation, once a daemon told the same decided the same."""
+    """Return what was decided in a simulation, once a daemon told the same decided the same.
+
+    Args:
+        gb_s: memory bandwidth of nodes of two slots that jobs share; None for whole nodes.
+    """
     power = (model,) * 6
-    simulation = Simulation(specs, power, named(policy))
-    simulation.run()
-    clock = [0.0]
     names = tuple(f"n{n}" for n in range(6))
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(6)), power)
+    if gb_s is not None:
+        cluster = Cluster(names, (("cpu:0", "cpu:1"),) * 6, power, (gb_s,) * 6).split()
+    simulation = Simulation(specs, cluster.site, named(policy))
+    simulation.run()
+    clock = [0.0]
     note = {
         "env": {},
         "script": "x",

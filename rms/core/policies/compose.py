@@ -129,11 +129,6 @@ def placing(name: str) -> Policy:
     policy = named(name)
     if policy.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
-    if policy.shared:
-        raise PolicyError(
-            f"expected a placement on nodes that one job holds at a time, got {policy.name}, whose "
-            "nodes share bandwidth: in simulations only"
-        )
     return policy
 
 

@@ -124,8 +124,14 @@ class SharedRoom:
         return tuple(nodes), tuple(frequencies) if slower else ()
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the processors of a job as they are: none is resized on shared nodes."""
-        return job.nodes
+        """Return the processors of a job at another size: its first ones, or more beside them.
+
+        Those it gains are placed as if a job of as many started; those of one node stay together.
+        """
+        if size <= len(job.nodes):
+            return job.nodes[:size]
+        more, _ = self.take(job, size - len(job.nodes))
+        return tuple(sorted((*job.nodes, *more)))
 
     # --- which processors --------------------------------------------------------------------
 

@@ -189,18 +189,20 @@ def _cluster(
     hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, known: ClusterFile | None
 ) -> Cluster:
     """Return nodes with their slots, those of the file for None, and the power of the file."""
+    gb_s: tuple[float, ...] = ()
     if known is None:
         slots = slots or ()
         power = tuple(_power(len(each)) for each in slots)
     else:
         at = [known.nodes.index(host) for host in hosts]
         power = tuple(known.power[n] for n in at)
+        gb_s = tuple(known.bandwidth_gb_s[n] for n in at) if known.bandwidth_gb_s else ()
         if slots is None:
             slots = tuple(_numbered(known.slots[n], gpus=bool(known.gpus[n])) for n in at)
     placed = tuple(
         tuple(f"{host}/{slot}" for slot in each) for host, each in zip(hosts, slots, strict=True)
     )
-    return Cluster(hosts, placed, power)
+    return Cluster(hosts, placed, power, gb_s)
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ class Daemon:
     def start(self) -> None:
         self.journal = Journal.open(self.folder / "journal")
         cluster, launcher = self.cluster, LocalLauncher(self.folder, "instance", "unix:none")
-        self.journal.header(cluster.names, "easy", cluster.power, "", cluster.widths)
+        self.journal.header(cluster, "easy")
         settings = Settings("easy", lambda: self.now_s, self.said.append)
         self.context = restore(cluster, self.journal, launcher, settings)
         self.context.scheduler.cluster = cluster

@@ -31,8 +31,8 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.ledger import Ledger, NodePower
-from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, Site, Speedup
+from rms.core.ledger import Ledger
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.core.policies.admission import reservation
 from rms.core.state import State

@@ -402,7 +402,6 @@ def test_a_job_of_no_array_has_slurms_number_for_its_index() -> None:
     [
         (Options(dependency="afterok:3"), "--dependency"),
         (Options(resize_factor=2), "--resize-factor"),
-        (Options(memory_bandwidth_gb_s=12.5), "--memory-bandwidth"),
         (Options(ntasks_per_node=4), "expected --ntasks-per-node=1 or 2, .* got 4"),
         (Options(ntasks_per_node=2), "expected --ntasks-per-node=1 or 2, .* got 2"),
     ],

@@ -19,10 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import one_sentence
 
+from rms.core.cluster import Cluster
+from rms.core.contention import Processors, SharedNode
 from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Event, Later, Start, Started, Submitted
-from rms.core.ledger import NodePower
-from rms.core.model import JobId, JobSpec, Mode, Node, Speedup
+from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Speedup
 from rms.core.policies import POLICIES, PolicyError, named
 from rms.daemon.journal import FORMAT, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.recovery import replay
@@ -42,8 +43,8 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         )
     if hint is Speedup:
         return records(Speedup).map(lambda drawn: Speedup(**drawn))
-    if hint is NodePower:
-        return structs(NodePower)
+    if hint in (NodePower, SharedNode, Processors):
+        return structs(hint)
     if hint is float:
         return st.floats(allow_nan=False)
     if hint is int:
@@ -88,7 +89,7 @@ def job(number: int, submit_s: float = 0.0, mode: Mode = Mode.FLEXIBLE) -> JobSp
 
 def begun(path: Path, policy: str = "fifo") -> Journal:
     journal = Journal.open(path)
-    journal.header(NODES, policy)
+    journal.header(Cluster.recorded(NODES), policy)
     return journal
 
 
@@ -145,10 +146,10 @@ def test_headers_and_policies_have_their_place_among_the_events(tmp_path: Path) 
     with begun(path, "array-share") as journal:
         last = journal.append(event)
         assert list(journal.read()) == [
-            Opened(NODES, "fifo", FORMAT),
+            Opened(NODES, "fifo", FORMAT, widths=(1,) * 4),
             Seen(first, event, None),
             PolicySet(2.0, "easy"),
-            Opened(NODES, "array-share", FORMAT),
+            Opened(NODES, "array-share", FORMAT, widths=(1,) * 4),
             Seen(last, event, None),
         ]
     with sqlite3.connect(path) as db:
@@ -194,10 +195,10 @@ def test_entries_out_of_place_are_refused(tmp_path: Path) -> None:
         with one_sentence(JournalError, "expected a header first, got Started"):
             journal.append(Started(0.0, JobId("1")))
         with pytest.raises(PolicyError, match="expected a policy"):
-            journal.header(NODES, "best")
-        journal.header(NODES, "fifo")
+            journal.header(Cluster.recorded(NODES), "best")
+        journal.header(Cluster.recorded(NODES), "fifo")
         with one_sentence(JournalError, "expected the nodes a b c d, got a b"):
-            journal.header(("a", "b"), "fifo")
+            journal.header(Cluster.recorded(("a", "b")), "fifo")
         with pytest.raises(PolicyError, match="expected a policy"):
             journal.policy("best", 0.0)
         seq = journal.append(Started(0.0, JobId("1")))
@@ -405,6 +406,7 @@ APPENDS = """
 import sys
 from itertools import count
 from pathlib import Path
+from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import Ended, Submitted
 from rms.daemon.journal import Journal
@@ -412,7 +414,7 @@ from rms.core.model import JobId, JobSpec, Mode
 from rms.core.policies import named
 
 journal = Journal.open(Path(sys.argv[1]))
-journal.header(("a", "b", "c", "d"), "fifo")
+journal.header(Cluster.recorded(("a", "b", "c", "d")), "fifo")
 engine = Engine(4, named("fifo"))
 for n in count():
     spec = JobSpec(JobId(str(n)), float(n), 1, 4, 4, Mode.FIXED)

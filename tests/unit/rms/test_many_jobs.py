@@ -79,7 +79,8 @@ def test_a_replay_knows_how_many(tmp_path: Path) -> None:
     engine = Engine(18, named("array-share"))
     engine.state.max_concurrent_resizes = 2
     with Journal.open(tmp_path / "j") as journal:
-        journal.header(tuple(f"n{n}" for n in range(18)), "array-share", at_once=2)
+        names = tuple(f"n{n}" for n in range(18))
+        journal.header(Cluster.recorded(names), "array-share", at_once=2)
         events: list[Submitted | Started] = [Submitted(0.0, (spec("1", 1, 4), spec("2", 1, 4)))]
         events += [Started(0.0, JobId("1")), Started(0.0, JobId("2"))]
         for event in events:
@@ -100,7 +101,7 @@ def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(os, "fsync", fsync)
     with Journal.open(tmp_path / "j") as journal:
-        journal.header(("a",), "fifo")
+        journal.header(Cluster.recorded(("a",)), "fifo")
         for n in range(10):
             journal.note(f"job/{n}", {"n": n})
         assert flushed == []

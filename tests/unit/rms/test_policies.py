@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from rms.core.engine import Engine
 from rms.core.events import Never, Resize, Start, Submitted
-from rms.core.ledger import NodePower
-from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, Speedup
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Speedup
 from rms.core.policies import POLICIES, named
 from rms.core.rules import RuleError, check
 from rms.formats.config import read_cluster, read_workload

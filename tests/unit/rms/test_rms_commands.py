@@ -179,14 +179,14 @@ def test_books_that_do_not_balance_are_told(terminal: Terminal) -> None:
 def test_nodes_policy_and_ends(terminal: Terminal) -> None:
     terminal.run("submit", "--nodes", "2", "good.sh")
     terminal.run("submit", "good.sh")
-    heads = ["NODE", "STATE", "SLOTS", "JOB"]
+    heads = ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "JOB"]
     assert terminal.lines("nodes") == [
         heads,
-        ["n1", "allocated", "cpu:0", "1"],
-        ["n2", "allocated", "cpu:1", "1"],
+        ["n1", "allocated", "cpu:0", "1/0", "1"],
+        ["n2", "allocated", "cpu:1", "1/0", "1"],
     ]
     assert terminal.lines("drain", "n[1-2]") == [["DRAINED"], ["n1"], ["n2"]]
-    assert terminal.lines("nodes")[1] == ["n1", "draining", "cpu:0", "1"]
+    assert terminal.lines("nodes")[1] == ["n1", "draining", "cpu:0", "1/0", "1"]
     assert terminal.lines("resume", "n2") == [["RESUMED"], ["n2"]]
     assert terminal.lines("policy") == [["POLICY"], ["fifo"]]
     assert terminal.lines("policy", "easy") == [["POLICY"], ["easy"]]

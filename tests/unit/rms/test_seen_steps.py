@@ -10,6 +10,7 @@ from driven import FLEXIBLE, MOLDABLE, Driven, job
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import Event, ResizePoint, Stepped, Submitted
 from rms.core.model import Job, JobId, JobSpec, NodePower, Site
@@ -140,7 +141,7 @@ def test_a_replay_decides_by_the_same_steps(tmp_path: Path) -> None:
     specs = [msgspec.structs.replace(spec, array="1") for spec in specs]
     events: list[Event] = [Submitted(0.0, tuple(specs))]
     with Journal.open(tmp_path / "journal") as journal:
-        journal.header(("a", "b", "c", "d"), "backfill-share")
+        journal.header(Cluster.recorded(("a", "b", "c", "d")), "backfill-share")
         driven = Driven(4, "backfill-share")
         driven.engine = engine
         original = engine.handle

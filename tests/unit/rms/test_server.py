@@ -66,6 +66,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "state": "allocated",
         "job": runs,
         "power_source": "model",
+        "allocated": 1,
     }
     books = server.ask("GET", "/books")[1]
     assert list(books) == ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed"]

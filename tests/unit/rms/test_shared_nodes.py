@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rms.core.contention import Processors, SharedNode
 from rms.core.model import JobId, JobSpec, Mode, Site
-from rms.core.policies import Policy, PolicyError, adjusted, named, placing
+from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.sim.simulator import Hooks, Simulation
 
 LEVELS = ((0.9, 0.7), (1.45, 0.75), (2.0, 0.8), (2.8, 0.875), (4.0, 1.0))
@@ -111,8 +111,6 @@ def test_resizable_jobs_are_refused_and_so_are_other_nodes() -> None:
         Simulation([spec], site(PLAIN), easy("less-consume"))
     with pytest.raises(PolicyError, match="expected nodes that share bandwidth"):
         Simulation([job(1, 1, 1.0)], Site(4), easy("less-consume"))
-    with pytest.raises(PolicyError, match="in simulations only"):
-        placing(easy("less-consume").text)
 
 
 @given(

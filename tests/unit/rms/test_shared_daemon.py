@@ -1,0 +1,230 @@
+"""A daemon whose jobs share nodes: in process, with a launcher that starts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_daemon import Idle
+
+from rms.core.cluster import Cluster
+from rms.core.contention import Processors, SharedNode
+from rms.core.events import Ended, Later, Resize, ResizeBegun, Resized, ResizePoint
+from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.policies import PolicyError, adjusted, named
+from rms.daemon import views
+from rms.daemon.accounts import energy_rows
+from rms.daemon.context import Settings
+from rms.daemon.daemon import Daemon
+from rms.daemon.journal import Journal, JournalError
+from rms.daemon.meters import devices_of
+from rms.daemon.recovery import replay, resume
+from rms.formats.config import FileError, read_cluster, read_workload
+from rms.formats.energy import accounts, check_accounts
+from rms.formats.nodelist import expand, fold_slots
+from rms.launch import machine
+from rms.wire.messages import DeviceEnergy, Metered
+
+POWER = NodePower(idle_w=10.0, static_w=30.0, dynamic_w=20.0, off_w=1.0)
+WHOLE = Cluster(("n1", "n2"), (("cpu:0", "cpu:0"), ("cpu:1", "cpu:1")), (POWER,) * 2, (10.0, 10.0))
+CLUSTER = """name = "two"
+[[nodes]]
+name = "n[1-2]"
+cores = 1
+slots = 2
+memory_bandwidth_gb_s = 10.0
+"""
+
+
+def text(part: str, **parameters: object) -> str:
+    return adjusted(named("easy"), placement={"part": part, **parameters}).text
+
+
+LESS, FIRST = text("less-consume"), text("first-fit-shared")
+
+
+class Bench:
+    """A daemon on two hosts of two slots each, and its clock."""
+
+    def __init__(self, journal: Journal, folder: Path, policy: str = LESS) -> None:
+        self.journal, self.folder, self.now_s = journal, folder, 1000.0
+        self.said: list[str] = []
+        self.daemon = self.resumed(policy)
+
+    def resumed(self, policy: str, cluster: Cluster | None = None) -> Daemon:
+        launcher = Idle(self.folder, "instance", "unix:none")
+        settings = Settings(policy, lambda: self.now_s, self.said.append)
+        return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
+
+    def submit(self, number: int, size: int, gb_s: float, mode: Mode = Mode.FIXED) -> JobId:
+        name = JobId(str(number))
+        high = size + 1 if mode is Mode.MALLEABLE else size
+        spec = JobSpec(name, self.now_s, size, high, size, mode, bandwidth_gb_s=gb_s)
+        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        self.daemon.submit([spec], {name: note | {"array": name, "requeue": False}})
+        return name
+
+    def slots(self, name: JobId) -> list[str]:
+        (row,) = views.jobs(self.daemon.context, lambda job: job == name)
+        return row.nodes
+
+    def states(self) -> list[tuple[str, str, str | None, int]]:
+        found = views.nodes(self.daemon.context)
+        return [(row.name, row.state, row.job, row.allocated) for row in found]
+
+    def balances(self) -> None:
+        context = self.daemon.context
+        context.scheduler.energy.check(self.now_s)
+        found = views.acct(context)
+        check_accounts(found, accounts(energy_rows(context)), whole=True)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with Journal.open(tmp_path / "journal") as journal:
+        yield Bench(journal, tmp_path)
+        assert replay(journal.read()).differing == []
+
+
+@pytest.mark.promise("shared-nodes")
+def test_less_consume_pairs_jobs_by_their_bandwidth(bench: Bench) -> None:
+    greedy = [bench.submit(n, 1, 9.0) for n in (1, 2)]
+    modest = [bench.submit(n, 1, 0.5) for n in (3, 4)]
+    assert [bench.slots(name) for name in (*greedy, *modest)] == [
+        ["n1/0"],
+        ["n2/0"],
+        ["n1/1"],
+        ["n2/1"],
+    ]
+    assert bench.states() == [("n1", "allocated", "1,3", 2), ("n2", "allocated", "2,4", 2)]
+    bench.now_s += 50.0
+    bench.balances()
+
+
+def test_first_fit_packs_them_and_hosts_have_states_as_slurms(bench: Bench) -> None:
+    bench.daemon.set_policy(FIRST)
+    greedy = [bench.submit(n, 1, 9.0) for n in (1, 2)]
+    assert [bench.slots(name) for name in greedy] == [["n1/0"], ["n1/1"]]
+    assert bench.states() == [("n1", "allocated", "1,2", 2), ("n2", "idle", None, 0)]
+    bench.now_s += 1.0
+    bench.daemon.handle(Ended(bench.now_s, greedy[0], "COMPLETED"))
+    assert bench.states()[0] == ("n1", "mixed", "2", 1)
+    bench.daemon.nodes.drain(["n1"], drained=True)
+    assert bench.states()[0] == ("n1", "draining", "2", 1)
+    assert bench.slots(bench.submit(3, 2, 0.1)) == ["n2/0", "n2/1"]
+    bench.daemon.handle(Ended(bench.now_s, greedy[1], "COMPLETED"))
+    assert bench.states()[0] == ("n1", "drained", None, 0)
+    bench.submit(4, 1, 0.1)
+    assert bench.slots(JobId("4")) == []
+    bench.daemon.nodes.drain(["n1"], drained=False)
+    assert bench.slots(JobId("4")) == ["n1/0"]
+    with pytest.raises(ValueError, match="expected nodes of this cluster, got n1/0"):
+        bench.daemon.nodes.drain(["n1/0"], drained=True)
+
+
+def test_power_of_jobs_comes_on_top_of_that_of_their_hosts(bench: Bench) -> None:
+    """Two slots busy add 40 W to the 10 W that an idle host draws: 20 W each."""
+    name = bench.submit(1, 3, 0.0)
+    bench.now_s += 10.0
+    books, jobs = bench.daemon.scheduler.books(bench.now_s), views.jobs(bench.daemon.context)
+    assert (books.idle_j, books.busy_j, books.cluster_j) == (200.0, 600.0, 800.0)
+    assert jobs[0].energy_j == 600.0
+    rows = {(row.node, row.owner): row.joules for row in energy_rows(bench.daemon.context)}
+    assert rows["n1", "idle"] == 100.0 and rows["n1/0", name] == 200.0
+    bench.balances()
+    bench.daemon.handle(Ended(bench.now_s, name, "COMPLETED"))
+    bench.now_s += 5.0
+    bench.balances()
+
+
+def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
+    cluster = bench.daemon.context.cluster
+    here = [DeviceEnergy("package-0", "rapl", 0.0)]
+    assert devices_of(Metered("n2", "a", 1, 0.0, "b", here), cluster) == {
+        "package-0": ["n2", "n2/0", "n2/1"]
+    }
+    bench.submit(1, 1, 0.0)
+    meters = bench.daemon.meters
+    for number, joules in ((0, 0.0), (1, 0.0), (2, 90.0)):
+        bench.now_s += 10.0
+        devices = [DeviceEnergy("package-0", "rapl", joules)] if number else []
+        meters.node(Metered("n1", "a", number, bench.now_s, "boot", devices))
+    (job,) = views.jobs(bench.daemon.context)
+    # 20 s by the model; then 90 J, of which the model has 200 for the job and 100 for the host.
+    assert job.energy_j == pytest.approx(20 * 20.0 + 60.0)
+    bench.balances()
+
+
+def test_a_user_resizes_a_job_on_shared_slots(bench: Bench) -> None:
+    bench.submit(2, 1, 9.0)
+    name, daemon = bench.submit(1, 1, 0.5, Mode.MALLEABLE), bench.daemon
+    assert bench.slots(name) == ["n1/1"]
+    daemon.handle(ResizePoint(bench.now_s, name))
+    decision = daemon.resize(name, 2)
+    assert isinstance(decision, Resize) and decision.nodes == (1, 2)
+    daemon.handle(ResizeBegun(bench.now_s, name))
+    bench.now_s += 5.0
+    daemon.handle(Resized(bench.now_s, name))
+    assert bench.slots(name) == ["n1/1", "n2/0"]
+    assert daemon.context.state.pool_free == [0, 1]
+    assert daemon.context.state.pool_gb_s == [9.5, 0.5]
+    bench.balances()
+    assert isinstance(daemon.resize(name, 3), Later)
+    move = daemon.resize(name, 2, on=["n2"])
+    assert isinstance(move, Resize) and move.nodes == (2, 3)
+    daemon.handle(ResizeBegun(bench.now_s, name))
+    daemon.handle(Resized(bench.now_s, name))
+    assert daemon.context.state.pool_gb_s == [9.0, 1.0]
+    daemon.handle(Ended(bench.now_s, name, "COMPLETED"))
+    assert daemon.context.state.pool_free == [1, 2]
+    assert daemon.context.state.pool_gb_s == [9.0, 0.0]
+
+
+def test_a_daemon_stays_with_shared_nodes_or_whole_ones(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "journal") as journal:
+        bench = Bench(journal, tmp_path)
+        with pytest.raises(PolicyError, match="expected a policy whose jobs share nodes"):
+            bench.daemon.set_policy("easy")
+        bench.daemon.set_policy(FIRST)
+        bench.submit(1, 3, 1.0)
+        with pytest.raises(PolicyError, match="expected a policy that gives whole nodes, as here"):
+            bench.resumed(LESS, WHOLE)
+        with pytest.raises(PolicyError, match="expected memory_bandwidth_gb_s of nodes"):
+            bench.resumed(LESS, Cluster(WHOLE.names, WHOLE.slots, WHOLE.power).split())
+    with Journal.open(tmp_path / "journal") as journal:
+        bench.journal = journal
+        with pytest.raises(JournalError, match="expected a policy that lets jobs share nodes, as"):
+            bench.resumed("easy", WHOLE)
+        bench.daemon = bench.resumed(LESS)
+        # Its processes are gone.
+        assert bench.states() == [("n1", "idle", None, 0), ("n2", "idle", None, 0)]
+
+
+def test_cluster_and_workload_files_state_slots_and_bandwidth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(CLUSTER)
+    assert read_cluster(path).shared == (SharedNode(10.0, (Processors(2),)),) * 2
+    cores = Cluster(("core0", "core1"), (("cpu:0",), ("cpu:1",)), (POWER,) * 2)
+    monkeypatch.setattr(machine, "this_machine", lambda: cores)
+    assert machine.from_file(path).slots == (("cpu:0",), ("cpu:1",))
+    found = machine.from_file(path, shared=True).split()
+    assert found.names == ("n1/0", "n1/1", "n2/0", "n2/1") and found.hosts == ("n1", "n2")
+    assert found.slots_of((0, 1, 2)) == ("cpu:0", "cpu:0", "cpu:1")
+    assert fold_slots(found.names[:3]) == "n1/[0,1],n2/0" and fold_slots(["n1", "n2"]) == "n1,n2"
+    assert expand("n1/[0,1],n2/0") == ["n1/0", "n1/1", "n2/0"]
+    path.write_text(CLUSTER.replace("slots = 2", "slots = 0"))
+    with pytest.raises(FileError, match="expected slots of at least 1, got 0"):
+        read_cluster(path)
+    path.write_text(CLUSTER.replace("10.0", "0.0"))
+    with pytest.raises(FileError, match="expected memory_bandwidth_gb_s above 0, got 0"):
+        read_cluster(path)
+    work = tmp_path / "work.toml"
+    job = "[[jobs]]\nnodes = [1, 1]\nspeedup = { t1_s = 1.0, tc_s = 0.0 }\nmemory_bandwidth_gb_s = "
+    work.write_text(f"{job}4.5\n")
+    assert read_workload(work)[0].bandwidth_gb_s == 4.5
+    work.write_text(f"{job}-1\n")
+    with pytest.raises(FileError, match="expected memory_bandwidth_gb_s of at least 0, got -1"):
+        read_workload(work)
