@@ -21,8 +21,9 @@ from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.sacct import COMMAND
 from rms.formats.swf import write_trace
 from rms.sim.classes import by_class, class_lines
+from rms.sim.failures import failing
 from rms.sim.run import chosen, figures, rows, simulated, write_rows
-from rms.sim.simulator import Passes, failing
+from rms.sim.simulator import Passes
 from rms.wire.terminal import check_writable, publish, refuse_on, say
 
 PASSES = """after every event, submissions before all else of their time; once an instant; after

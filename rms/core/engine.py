@@ -27,6 +27,10 @@ class Engine:
                 f"expected nodes that share bandwidth for policy {policy.name}, got a cluster "
                 "that states none"
             )
+        if policy.clocked and not self.state.site.levels:
+            raise PolicyError(
+                f"expected nodes that state frequencies for policy {policy.name}, got none"
+            )
         self._boots: dict[JobId, Later] | None = None
         self.policy = policy
 

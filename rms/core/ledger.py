@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rms.core.contention import dynamic_power
+from rms.core.clocks import host_powers, node_powers
 from rms.core.joules import check_balance
 from rms.core.model import Job, JobId, Node, NodePower, Site
 from rms.core.state import State
@@ -178,7 +178,7 @@ class Ledger:
         """Return what a job would draw on these nodes."""
         if self.host:
             return sum(self._by_host(job, nodes).values())
-        return sum(self.power[node].busy_w(job.spec, len(nodes)) for node in nodes)
+        return sum(node_powers(self.power, self.levels, job, nodes))
 
     def follow(self, state: State) -> None:
         """Enter what has changed in the instant of the books, so that they can be looked at."""
@@ -326,7 +326,7 @@ class Ledger:
             return
         nodes = drawing(job)
         hosts: dict[int, float] = {}
-        if self._alike:
+        if self._alike and not job.frequencies:
             own = self.power[0].busy_w(job.spec, len(nodes))
             watts = own * len(nodes)
             self._idle_w -= self.power[0].idle_w * len(nodes)
@@ -340,7 +340,7 @@ class Ledger:
                 self._set_nodes((host,), self._node_w[host] + own, at)
                 self.peak_w[host] = max(self.peak_w[host], self._node_w[host])
         else:
-            each = [self.power[node].busy_w(job.spec, len(nodes)) for node in nodes]
+            each = node_powers(self.power, self.levels, job, nodes)
             watts = sum(each)
             self._watts += watts
             for node, own in zip(nodes, each, strict=True):
@@ -352,17 +352,10 @@ class Ledger:
 
     def _by_host(self, job: Job, nodes: Sequence[Node]) -> dict[int, float]:
         """Return what a job adds to the idle power of each of its hosts."""
-        spec, size, share = job.spec, len(nodes), self._shares.get(job.spec.id, 1.0)
-        found: dict[int, float] = {}
-        clocks = dict(zip(job.nodes, job.frequencies, strict=True)) if job.frequencies else {}
-        for (host, clock), slots in Counter(
-            [(self.host[node], clocks.get(node, 1.0)) for node in nodes]
-        ).items():
-            own = self.power[host].slot_w(spec, size, self._slots[host]) * share
-            if clock != 1.0:
-                own *= dynamic_power(self.levels, clock)
-            found[host] = found.get(host, 0.0) + slots * own
-        return found
+        share = self._shares.get(job.spec.id, 1.0)
+        where = {node: (self.host[node], self._slots[self.host[node]]) for node in nodes}
+        found = host_powers(self.power, self.levels, job, where)
+        return {host: own * share for host, own in found.items()}
 
     def _book(self, job_id: JobId, draw: Draw, at: float) -> None:
         books = self._busy_j

@@ -16,8 +16,8 @@ from typing import NewType
 import msgspec
 
 from rms.core.contention import SharedNode
+from rms.core.speedup import OperatingPoint, corrected
 from rms.core.speedup import Speedup as Speedup
-from rms.core.speedup import corrected
 
 JobId = NewType("JobId", str)
 """As Slurm writes it: ``7``, ``7_3``."""
@@ -84,6 +84,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         bandwidth_gb_s: memory bandwidth that each process asks for on the fastest kind of
             processor, or None where that is not known (see :mod:`rms.core.contention`).
         expected_bandwidth_gb_s: what policies take it to be, None for the same.
+        operating_points: time and power over frequency, rising; empty where that is not known.
     """
 
     id: JobId
@@ -104,6 +105,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     resize_parts: int | None = None
     bandwidth_gb_s: float | None = None
     expected_bandwidth_gb_s: float | None = None
+    operating_points: tuple[OperatingPoint, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -185,11 +187,13 @@ class Job:
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
         resize_count: how often it was resized so far.
         seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``.
-        speedup: what it is planned by: what its ``spec`` states, corrected by what was seen.
+        speedup: what it is planned by: that of ``spec``, corrected by what was seen.
         above_w: what meters say it draws on each of its nodes above what is expected.
         no_wider_before_s: until when it is not widened, having been shrunk for a power cap.
         slowdown: how much longer than stated it is expected to run where it is.
-        frequencies: over the highest one, of the process on each of its nodes; empty for that.
+        asked: the frequency it asks for on each of its nodes over the highest; empty for that.
+        frequencies: what it has there, as a neighbour may ask for more.
+        stretch: how much longer it runs at these than at the highest one.
     """
 
     spec: JobSpec
@@ -216,7 +220,9 @@ class Job:
     above_w: float = 0.0
     no_wider_before_s: float = -inf
     slowdown: float = 1.0
+    asked: tuple[float, ...] = ()
     frequencies: tuple[float, ...] = ()
+    stretch: float = 1.0
 
     def __post_init__(self) -> None:
         if self.speedup is None:
@@ -270,7 +276,7 @@ class Job:
     def stepped(self, steps: int, span_s: float, step: int, total: int, now: float) -> None:
         """Take in that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
         before, so_far_s = self.seen.get(self.size, (0, 0.0))
-        self.seen[self.size] = before + steps, so_far_s + span_s
+        self.seen[self.size] = before + steps, so_far_s + span_s / self.stretch
         least_s = LAW_SEEN_S if self.spec.speedup is None else 0.0
         seen_s = {
             n: total * seconds / made
@@ -293,8 +299,13 @@ class Job:
 
     def remaining_s(self, n: int, now: float) -> float | None:
         """Return the time to its end if it ran on ``n`` nodes from now, None if unknown."""
-        whole = self.time_s(n)
-        return None if whole is None else self.remaining_share(now) * whole
+        whole_s = self.time_s(n)
+        return None if whole_s is None else self.remaining_share(now) * whole_s * self.stretch
+
+    def set_rate(self) -> None:
+        """Let it do in a second what its size and frequencies bring."""
+        whole = self.time_s(self.size)
+        self.rate = 0.0 if whole is None else (1.0 / (whole * self.stretch) if whole > 0 else inf)
 
 
 class NodePower(msgspec.Struct, frozen=True):
@@ -332,11 +343,7 @@ class NodePower(msgspec.Struct, frozen=True):
         return gap_s > self.boot_s and self.idle_w * gap_s > off_j
 
     def slot_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
-        """Return what a job on ``size`` slots adds on each to the idle power of their host.
-
-        Its own power as stated for it; else its share of what a host draws above idle whose
-        ``slots`` slots are all busy with such a job. A host of one slot is a node.
-        """
+        """Return what a job on ``size`` slots adds on each to the idle power of a host of slots."""
         if spec.power_w is not None:
             return spec.power_w / size
         return max(0.0, self.busy_w(spec, size) - self.idle_w) / slots
@@ -360,13 +367,12 @@ class Site(msgspec.Struct, frozen=True):
     Attributes:
         nodes: how many there are: nodes, or slots where nodes are shared.
         power: power model of each host; empty where nothing is known.
-        host: the host (power domain) of each slot, from 0; empty where each node is its own. Where
-            ``shared`` says so it need not be stated.
+        host: the host (power domain) of each slot, from 0; empty where each node is its own; of
+            ``shared`` nodes it follows from them.
         rack: the rack of each host; empty where all are in one.
         power_cap_w: the power cap to begin with, or None.
         shared: nodes whose processes share bandwidth; their processors, in order, are the slots.
-        levels: frequency (GHz) and voltage (V) that a processor can be set to, rising; empty where
-            frequencies are not set.
+        levels: frequency (GHz) and voltage (V) a processor can be set to, rising; empty for none.
     """
 
     nodes: int

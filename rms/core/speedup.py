@@ -6,6 +6,34 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
+
+
+class OperatingPoint(NamedTuple):
+    """A row of a job's PET matrix (Chauhan et al., section III): what it does at one frequency.
+
+    Attributes:
+        ghz: the frequency.
+        time, power: run time, and power above idle, over those at the highest frequency.
+    """
+
+    ghz: float
+    time: float
+    power: float
+
+
+def at_frequency(points: Sequence[OperatingPoint], ghz: float) -> OperatingPoint:
+    """Return a row between those that were measured (rising), linear; at most the outer ones."""
+    at = bisect_left(points, ghz, key=lambda point: point.ghz)
+    if at == 0 or at == len(points):
+        return points[min(at, len(points) - 1)]
+    low, high = points[at - 1], points[at]
+    share = (ghz - low.ghz) / (high.ghz - low.ghz)
+    return OperatingPoint(
+        ghz,
+        low.time + share * (high.time - low.time),
+        low.power + share * (high.power - low.power),
+    )
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class State:
         booting: nodes that were powered on, with the times at which they are expected to be up.
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
+        reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
@@ -62,6 +63,7 @@ class State:
         host_slots: the slots of each host; empty where nodes are not shared.
         power_models: the power models of its nodes, each once.
         idle_w: what all its nodes draw when idle.
+        clocked: nodes have a frequency each (see :mod:`rms.core.clocks`).
         pools: the processors of nodes that share bandwidth; None where none do.
         pool_free: of each pool, how many processors nobody holds.
         pool_gb_s: of each pool, the bandwidth expected to be asked for there.
@@ -83,6 +85,7 @@ class State:
     off: set[Node] = field(default_factory=set)
     booting: dict[Node, float] = field(default_factory=dict)
     asleep: tuple[Node, ...] = field(default=(), compare=False)
+    reclocked: dict[JobId, Job] = field(default_factory=dict, compare=False)
     switched: set[Node] = field(default_factory=set, compare=False)
     too_wide: dict[JobId, Job] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)
@@ -102,6 +105,7 @@ class State:
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
+    clocked: bool = field(default=False, compare=False)
     pools: Pools | None = field(default=None, compare=False)
     pool_free: list[int] = field(default_factory=list, compare=False)
     pool_gb_s: list[float] = field(default_factory=list, compare=False)
@@ -198,6 +202,7 @@ class State:
         self.host_slots = tuple(map(tuple, hosts))
         self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
         self.idle_w = sum(model.idle_w for model in self.site.power)
+        self.clocked = bool(self.site.levels) and not self.site.shared
         self.pools = Pools(self.site.shared) if self.site.shared else None
         self.pool_free = [] if self.pools is None else list(self.pools.number)
         self.pool_gb_s = [0.0] * len(self.pool_free)
@@ -313,14 +318,15 @@ class State:
         """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
         if spec.limit_s is not None and not self.exact:
-            if spec.speedup is None or not job.resize_count:
+            if (spec.speedup is None or not job.resize_count) and job.stretch == 1.0:
                 since = self.now_s if job.start_s is None else job.start_s
                 end = since + spec.expected_s(job.size) * job.slowdown
             else:
-                end = self.now_s + job.remaining_share(self.now_s) * spec.expected_s(job.size)
+                left = job.remaining_share(self.now_s) * job.stretch
+                end = self.now_s + left * spec.expected_s(job.size)
         else:
-            left = job.remaining_s(job.size, self.now_s)
-            end = inf if left is None else self.now_s + left * job.slowdown
+            left_s = job.remaining_s(job.size, self.now_s)
+            end = inf if left_s is None else self.now_s + left_s * job.slowdown
         job.expected_end_s = end
         insort(self.ends, (end, job.number, job))
         if job.resizable_now:

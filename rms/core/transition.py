@@ -6,6 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
+from rms.core.clocks import set_clocks
 from rms.core.events import (
     Decision,
     Ended,
@@ -73,8 +74,7 @@ def _started(state: State, event: Started) -> None:
         state.needs_pass = True
         state.unindex_running(job)
     job.state, job.start_s, job.since_s = JobState.RUNNING, now, now
-    whole = job.time_s(job.size)
-    job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
+    job.set_rate()
     if job.spec.resize_points_known:
         job.at_resize_point = state.needs_pass = True
         if not reindex:
@@ -130,13 +130,17 @@ def _resized(state: State, event: Resized) -> None:
         kept = set(job.requested_nodes)
         state.give_back(tuple(node for node in job.nodes if node not in kept))
         state.share(job, -1)
-        job.nodes, job.frequencies = job.requested_nodes, ()
+        job.nodes = job.requested_nodes
+        job.asked = (max(job.asked),) * len(job.nodes) if job.asked else ()
+        job.frequencies = () if state.clocked else job.asked
         state.share(job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
     state.unindex_running(job)
     job.size = job.requested_size
     _resume(state, job, rests=event.rests)
+    if state.clocked:
+        set_clocks(state)
 
 
 def _rolled_back(state: State, event: ResizeRolledBack) -> None:
@@ -159,8 +163,7 @@ def _resume(state: State, job: Job, *, rests: bool) -> None:
     job.progress_to(state.now_s)
     job.at_resize_point &= not rests
     job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
-    whole = job.time_s(job.size)
-    job.rate = 0.0 if whole is None else (1.0 / whole if whole > 0 else inf)
+    job.set_rate()
     state.index_running(job)
     state.changed[job.spec.id] = job
 
@@ -204,6 +207,9 @@ def _release(state: State, job: Job) -> None:
         state.give_back(job.held)
         state.share(job, -1)
     state.changed[job.spec.id] = job
+    if state.clocked:
+        state.reclocked.pop(job.spec.id, None)
+        set_clocks(state)
 
 
 def _ticked(state: State, event: Ticked) -> None:
@@ -328,7 +334,9 @@ def take(state: State, decision: Decision) -> None:
         job = state.dequeue(decision.job)
         size = decision.count or len(decision.nodes)
         job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
-        job.slowdown, job.frequencies = decision.slowdown, decision.frequencies
+        job.asked = decision.frequencies
+        if not state.clocked:  # else what its frequencies are follows, and how much longer it runs
+            job.slowdown, job.frequencies = decision.slowdown, job.asked
         job.since_s = state.now_s
         state.running[decision.job] = job
         state.count_array(job, 1)
@@ -337,6 +345,8 @@ def take(state: State, decision: Decision) -> None:
             state.take(decision.nodes)
             state.share(job, 1)
         state.index_running(job)
+        if state.clocked:
+            set_clocks(state)
     elif isinstance(decision, Resize):
         job = state.running[decision.job]
         state.unindex_running(job)

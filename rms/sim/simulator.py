@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
-from random import Random
 from typing import Literal
 
 import msgspec
@@ -33,7 +32,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.powercap import expected_w
 
@@ -70,26 +69,6 @@ _IDLE = frozenset((Ticked, NodeDown, NodeUp, NodeBooted))
 """What matters to nobody once all jobs are over."""
 
 
-def failing(
-    nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
-) -> list[NodeDown | NodeUp]:
-    """Return failures of nodes: each fails after exponentially distributed times.
-
-    Args:
-        mtbf_s: mean time between failures of one node.
-        repair_s: how long it stays down.
-        horizon_s: no failure begins after it.
-    """
-    draw = Random(seed)
-    found: list[NodeDown | NodeUp] = []
-    for node in range(nodes):
-        at_s = draw.expovariate(1.0 / mtbf_s)
-        while at_s < horizon_s:
-            found += [NodeDown(at_s, Node(node)), NodeUp(at_s + repair_s, Node(node))]
-            at_s += repair_s + draw.expovariate(1.0 / mtbf_s)
-    return sorted(found, key=attrgetter("at_s"))
-
-
 @dataclass(frozen=True)
 class Hooks:
     """What is kept and told of a simulation while it runs.
@@ -115,8 +94,8 @@ class Simulation:
         passes: whether it is asked after every event, or once all of an instant are in; and
             whether submissions come first or last within an instant.
         hooks: what is kept and told of it while it runs.
-        failures: when nodes go down and come back, rising in time (see :func:`failing`). What runs
-            on a node that goes down starts again from its beginning, elsewhere.
+        failures: when nodes go down and come back, rising in time (:mod:`rms.sim.failures`). What
+            runs on a node that goes down starts again from its beginning, elsewhere.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
     neighbours (:class:`rms.core.contention.Contention`); jobs are fixed there and no node fails.
@@ -153,6 +132,7 @@ class Simulation:
         self._number = 0
         # Of the events in the heap about one job, those of its newest version count.
         self._versions: dict[JobId, int] = {}
+        self._points: dict[JobId, float] = {}  # the next resize point of each
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = _submissions(arrivals)
         if pools is not None and (
@@ -188,6 +168,8 @@ class Simulation:
                 self._instant(event)
             else:
                 self._follow(event, engine.handle(event))
+            if state.reclocked:
+                self._reschedule(state.now_s)
             if capped:
                 self.peak_w = max(self.peak_w, expected_w(state))
             if self._observer is not None:
@@ -311,10 +293,10 @@ class Simulation:
                     self.events.append(requeued)
                 self._follow(requeued, self.engine.handle(requeued))
 
-    def _schedule_end(self, job: Job, now: float) -> None:
+    def _schedule_end(self, job: Job, now: float, *, again: bool = False) -> None:
         """Enter a job's end and its next resize point, at its present rate."""
         spec = job.spec
-        if not job.done and spec.run_s is not None:
+        if not job.done and spec.run_s is not None and job.stretch == 1.0:
             left: float | None = spec.time_s(job.size)
         else:
             left = job.remaining_s(job.size, now)
@@ -327,15 +309,23 @@ class Simulation:
             self.contention.start(spec.id, begun, now)
             return
         version = 0
-        if spec.resize_points_known or self._failing:
+        if spec.resize_points_known or self._failing or self.engine.state.clocked:
             version = self._versions[spec.id] = self._versions.get(spec.id, 0) + 1
         self._number += 1
         ended = Ended(now + left, spec.id, "COMPLETED")
         heapq.heappush(self._heap, (now + left, 1, self._number, ended, version))
         if spec.resize_points_known:
-            self._next_point(job, now)
-        if spec.profile and not job.done:
+            self._next_point(job, now, self._points.get(spec.id, inf) if again else inf)
+        if spec.profile and not job.done and not again:
             self._phases(job, now, left)
+
+    def _reschedule(self, now: float) -> None:
+        """Let jobs end and come to resize points when they do at the frequencies they have now."""
+        reclocked = self.engine.state.reclocked
+        for job_id, job in reclocked.items():
+            if not job.resize_begun and job_id in self._versions:  # else once it is over
+                self._schedule_end(job, now, again=True)
+        reclocked.clear()
 
     def _phase(self, phase: Phase) -> None:
         """Let a job draw another share of its power; nobody who decides hears of it."""
@@ -353,19 +343,20 @@ class Simulation:
                 self._push(Phase(at_s, job.spec.id, share))
             at_s += span * run_s
 
-    def _next_point(self, job: Job, now: float) -> None:
-        """Enter when a job comes to its next resize point."""
+    def _next_point(self, job: Job, now: float, known_s: float = inf) -> None:
+        """Enter when a job comes to its next resize point, by the clock no later than known."""
         spec, at_s = job.spec, inf
         if not spec.mode.resizable:
             return
         if spec.resize_every_s is not None:
-            at_s = now + spec.resize_every_s
+            at_s = min(known_s, now + spec.resize_every_s)
         if spec.resize_parts is not None and job.rate:
             done = 1.0 - job.remaining_share(now)
             part = floor(done * spec.resize_parts + 1e-6) + 1
             if part < spec.resize_parts:
                 at_s = min(at_s, now + (part / spec.resize_parts - done) / job.rate)
         if at_s < inf:
+            self._points[spec.id] = at_s
             self._push(ResizePoint(at_s, spec.id), self._versions[spec.id])
 
     def _resize_or_go_on(self, job: Job, now: float) -> None:

@@ -13,8 +13,7 @@ import msgspec
 from rms.core.events import Later, Reason, Start
 from rms.core.model import Job
 from rms.core.policies.capped import budget_of
-from rms.core.policies.placement import Room
-from rms.core.policies.shared import SharedRoom
+from rms.core.policies.placement import Room, expected_slowdown, take
 from rms.core.policies.sizing import Plan
 from rms.core.state import End, State
 
@@ -257,15 +256,11 @@ def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
 
 def start(job: Job, size: int, room: Room, reason: str, code: Reason) -> Start:
     """Return the start of a job that fits, its nodes taken."""
-    if isinstance(room, SharedRoom):
-        slowdown = room.offer(job, size).slowdown
-        nodes, frequencies = room.take(job, size)
-        return Start(job.spec.id, nodes, reason, code, 0, slowdown, frequencies)
-    nodes = room.place(job, size)
-    return Start(job.spec.id, nodes, reason, code, 0 if nodes else size)
+    slowdown = expected_slowdown(room, job, size)
+    nodes, frequencies = take(room, job, size)
+    return Start(job.spec.id, nodes, reason, code, 0 if nodes else size, slowdown, frequencies)
 
 
 def _expected_s(job: Job, size: int, room: Room, exact: bool) -> float:
     """Return how long a job is expected to run where it would start now."""
-    span = job.spec.expected_s(size, exact=exact)
-    return span * room.offer(job, size).slowdown if isinstance(room, SharedRoom) else span
+    return job.spec.expected_s(size, exact=exact) * expected_slowdown(room, job, size)

@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 
 from rms.core.events import Reason, Resize
 from rms.core.model import Job, Node
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import Room, expected_slowdown, take
 from rms.core.policies.sizing import Plan
 from rms.core.powercap import ROUNDING, PowerBudget
 from rms.core.state import State
@@ -48,6 +48,15 @@ class CappedRoom:
         """Take nodes and power for a job that fits."""
         self.budget.take(self.budget.start_w(job, size))
         return self._room.place(job, size)
+
+    def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
+        """Take nodes and power for a job that fits; return the frequency on each node too."""
+        self.budget.take(self.budget.start_w(job, size))
+        return take(self._room, job, size)
+
+    def slowdown(self, job: Job, size: int) -> float:
+        """Return how much longer than stated a job is expected to run that starts now."""
+        return expected_slowdown(self._room, job, size)
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size; those it has if power is lacking."""
@@ -87,7 +96,7 @@ class CappedPlan:
 
 def budget_of(room: Room) -> PowerBudget | None:
     """Return what is left of the power cap, None where there is none."""
-    return room.budget if isinstance(room, CappedRoom) else None
+    return getattr(room, "budget", None)
 
 
 def yielding(state: State, room: CappedRoom) -> list[Resize]:

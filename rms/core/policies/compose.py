@@ -15,6 +15,7 @@ from rms.core.policies import (
     admission,
     backfill_share,
     conservative,
+    frequency,
     node_power,
     order,
     paper,
@@ -50,12 +51,14 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "less-consume": shared.LessConsume,
     },
     "passes": {"events": passes.Events, "ticks": passes.Ticks},
+    "frequency": {
+        "nominal": frequency.Nominal,
+        "power-aware": frequency.PowerAware,
+        "optimal-operating-point": frequency.OptimalOperatingPoint,
+    },
     "node_power": {"always-on": node_power.AlwaysOn, "off-when-idle": node_power.OffWhenIdle},
 }
 """Every part that can be named, by its kind. What is left out is the first of its kind."""
-
-ONLY = {"frequency": {"part": "nominal"}}
-"""Kinds with one value in this version: a file may state it, and nothing follows from it."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,11 @@ def placing(name: str) -> Policy:
     policy = named(name)
     if policy.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
+    if policy.clocked:
+        raise PolicyError(
+            f"expected frequency of nominal, got policy {policy.name}, which sets frequencies: in "
+            "simulations only"
+        )
     return policy
 
 
@@ -168,22 +176,28 @@ def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
 
 
 def _compose(raw: dict[str, Any], name: str) -> Policy:
-    unknown = [key for key in raw if key not in PARTS and key not in ONLY]
+    unknown = [key for key in raw if key not in PARTS]
     if unknown:
-        raise PolicyError(f"expected parts of {', '.join((*PARTS, *ONLY))}, got {unknown[0]!r}")
-    for kind, only in ONLY.items():
-        if raw.get(kind, only) != only:
-            raise PolicyError(
-                f'expected {kind} = {{part = "{only["part"]}"}}, the only one in this version, '
-                f"got {raw[kind]!r}"
-            )
+        raise PolicyError(f"expected parts of {', '.join(PARTS)}, got {unknown[0]!r}")
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))
+    if isinstance(made["frequency"], frequency.PowerAware):
+        _check_shared(made["placement"], raw)
     if not isinstance(made["node_power"], node_power.AlwaysOn):
         _check_powered(made["placement"], raw)
     text = msgspec.json.encode({"name": name, **raw}).decode()
     return Policy(name=name, text=text, **made)
+
+
+def _check_shared(placement: object, raw: Mapping[str, Any]) -> None:
+    """Refuse to set a frequency for each process where processes do not share bandwidth."""
+    if not getattr(placement, "shared", False):
+        got = raw.get("placement", {"part": "first-fit"})["part"]
+        raise PolicyError(
+            "expected placement of first-fit-shared, less-consume for frequency power-aware, got "
+            f"{got}"
+        )
 
 
 def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:

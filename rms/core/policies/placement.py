@@ -38,6 +38,24 @@ class Room(Protocol):
         """
 
 
+def expected_slowdown(room: Room, job: Job, size: int) -> float:
+    """Return how much longer than stated a job is expected to run that starts now.
+
+    A room may say so by a method ``slowdown(job, size)``.
+    """
+    found = getattr(room, "slowdown", None)
+    return 1.0 if found is None else found(job, size)
+
+
+def take(room: Room, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
+    """Take nodes for a job that fits; return the frequency on each too, none for the highest.
+
+    A room that sets frequencies has a method ``take(job, size)``.
+    """
+    found = getattr(room, "take", None)
+    return (room.place(job, size), ()) if found is None else found(job, size)
+
+
 class Counts:
     """Nodes that are all alike: counted, not placed."""
 

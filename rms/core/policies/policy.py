@@ -10,6 +10,7 @@ from typing import Protocol
 from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
 from rms.core.model import Job, JobId, JobSpec, Site
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
+from rms.core.policies.frequency import NOMINAL, FrequencyPart
 from rms.core.policies.node_power import ALWAYS_ON, AlwaysOn, PowerPart, all_on, switched
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import AsAsked, Plan
@@ -58,12 +59,14 @@ class Policy:
         placement: on which nodes.
         passes: after which events it decides.
         node_power: which nodes are powered off and on.
+        frequency: at which frequency jobs start.
         text: the composition as JSON, from which :func:`rms.core.policies.named` makes it again.
         shipped: it comes with the program, so that its name alone says what it is.
         exact: expected ends follow what is known of run times, not limits.
         ahead: a start may come before the end, of the same instant, that makes it possible.
         counted: nodes are counted, not placed.
         shared: it places processes on nodes that share bandwidth, and nowhere else.
+        clocked: it sets frequencies, where nodes state some.
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
@@ -77,12 +80,14 @@ class Policy:
     text: str
     shipped: bool = field(default=False, compare=False)
     node_power: PowerPart = ALWAYS_ON
+    frequency: FrequencyPart = NOMINAL
     always_on: bool = field(init=False)
     exact: bool = field(init=False)
     ahead: bool = field(init=False)
     refusal: Callable[[Site, JobSpec], str | None] | None = field(init=False, compare=False)
     counted: bool = field(init=False)
     shared: bool = field(init=False)
+    clocked: bool = field(init=False)
     triggers: frozenset[type] = field(init=False)
     start_triggers: frozenset[type] = field(init=False)
 
@@ -95,6 +100,10 @@ class Policy:
         object.__setattr__(self, "triggers", self.passes.triggers)
         object.__setattr__(self, "start_triggers", self.passes.start_triggers)
         object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
+        sets = getattr(self.frequency, "sets", True) or getattr(
+            self.placement, "power_aware", False
+        )
+        object.__setattr__(self, "clocked", bool(sets))
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
 
     @property
@@ -125,7 +134,7 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable:
             return decisions
-        room = self.placement(state)
+        room = self.frequency(state, self.placement(state))
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
             room = capped
@@ -154,7 +163,7 @@ class Policy:
                 return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
         if state.off or state.booting:
             state = all_on(state)
-        room = self.placement(state)
+        room = self.frequency(state, self.placement(state))
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
             room = capped

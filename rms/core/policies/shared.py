@@ -49,6 +49,7 @@ class SharedRoom:
         "_vacant",
         "free",
         "passed",
+        "power_aware",
     )
 
     def __init__(self, state: State, how: FirstFitShared | LessConsume) -> None:
@@ -59,6 +60,7 @@ class SharedRoom:
         self._vacant = state.vacant
         self._asleep = {self._pools.of_slot[node] for node in state.asleep}
         self._how, self.free, self.passed = how, state.free_count, 0
+        self.power_aware = how.power_aware
         self._offers: dict[tuple[int, float], Offer] = {}
 
     def fits(self, job: Job, size: int) -> bool:
@@ -99,6 +101,10 @@ class SharedRoom:
             self._offers[size, each_gb_s] = found
         return found
 
+    def slowdown(self, job: Job, size: int) -> float:
+        """Return how much longer than stated a job is expected to run that starts now."""
+        return self.offer(job, size).slowdown
+
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take processors for a job that fits."""
         return self.take(job, size)[0]
@@ -106,7 +112,7 @@ class SharedRoom:
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
         """Take processors for a job that fits; return the frequency on each too (see ``Start``)."""
         counts, pools, each_gb_s = self.offer(job, size).counts, self._pools, job.spec.planned_gb_s
-        shares = self._frequencies(counts, each_gb_s) if self._how.power_aware else {}
+        shares = self._frequencies(counts, each_gb_s) if self.power_aware else {}
         vacant, nodes, frequencies = self._vacant[:], [], []
         for pool, number in counts.items():
             at, share = pools.first[pool] - 1, shares.get(pool, 1.0)
