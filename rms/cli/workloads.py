@@ -77,9 +77,9 @@ def read_inputs(
         specs = read_workload(arguments.workload, mode, _say, base)
     if arguments.cluster is not None:
         file = read_cluster(arguments.cluster)
-        site = Site(len(file.power), file.power)
+        site = Site(len(file.power), file.power, levels=file.levels)
         if shared:
-            site = Site(sum(file.slots), file.power, shared=file.shared)
+            site = Site(sum(file.slots), file.power, shared=file.shared, levels=file.levels)
     elif shared:
         raise FileError("expected --cluster FILE.toml with a policy of shared nodes, got none")
     elif processors is not None:

@@ -50,6 +50,12 @@ class SharedNode(msgspec.Struct, frozen=True):
     processors: tuple[Processors, ...]
     whole_demand: bool = False
 
+    @property
+    def contended(self) -> bool:
+        """Whether anything of what is stated can make a process slower."""
+        limits = [self.bandwidth_gb_s, *(kind.socket_gb_s for kind in self.processors)]
+        return min(limits) < inf or any(kind.factor != 1.0 for kind in self.processors)
+
     def slowdown(self, demand_gb_s: float, capacity_gb_s: float) -> float:
         """Return run time over that without contention: 1 where the capacity is not passed."""
         if demand_gb_s <= capacity_gb_s * (1.0 + 1e-12):

@@ -9,58 +9,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import inf
-from typing import NewType
 
 import msgspec
 
 from rms.core.contention import SharedNode
+from rms.core.modes import JobId as JobId
+from rms.core.modes import JobState as JobState
+from rms.core.modes import Mode as Mode
+from rms.core.modes import Node as Node
+from rms.core.modes import sort_key as sort_key
 from rms.core.speedup import OperatingPoint, corrected
 from rms.core.speedup import Speedup as Speedup
-
-JobId = NewType("JobId", str)
-"""As Slurm writes it: ``7``, ``7_3``."""
-
-Node = NewType("Node", int)
-"""Index of what is given to one job at a time: a node, or a slot where nodes are shared."""
-
-
-def sort_key(job_id: str) -> tuple[int, int]:
-    """Return what jobs are sorted by: number, then index in the array (-1 where it has none)."""
-    number, _, index = job_id.partition("_")
-    return int(number), int(index or -1)
-
-
-class Mode(StrEnum):
-    """What a job allows (Iserte & Rojek, section 3)."""
-
-    FIXED = "fixed"
-    MOLDABLE = "moldable"
-    MALLEABLE = "malleable"
-    FLEXIBLE = "flexible"
-
-    @property
-    def any_start(self) -> bool:
-        """Whether the job may start at another size than its preferred one."""
-        return self in (Mode.MOLDABLE, Mode.FLEXIBLE)
-
-    @property
-    def resizable(self) -> bool:
-        """Whether the job may be resized while it runs."""
-        return self in (Mode.MALLEABLE, Mode.FLEXIBLE)
-
-
-class JobState(StrEnum):
-    """Job states by Slurm's names."""
-
-    PENDING = "PENDING"
-    CONFIGURING = "CONFIGURING"
-    RUNNING = "RUNNING"
-    COMPLETED = "COMPLETED"
-    FAILED = "FAILED"
-    CANCELLED = "CANCELLED"
-    TIMEOUT = "TIMEOUT"
 
 
 class JobSpec(msgspec.Struct, frozen=True, gc=False):
@@ -392,6 +352,11 @@ class Site(msgspec.Struct, frozen=True):
             msgspec.structs.force_setattr(self, "host", host)
         if self.host and len(self.host) != self.nodes:
             raise ValueError(f"expected a host of each of {self.nodes}, got {len(self.host)}")
+
+    @property
+    def contended(self) -> bool:
+        """Whether processes slow one another down, or are of kinds of unlike speed."""
+        return any(node.contended for node in self.shared)
 
     @property
     def models(self) -> tuple[NodePower, ...]:

@@ -202,7 +202,7 @@ class State:
         self.host_slots = tuple(map(tuple, hosts))
         self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
         self.idle_w = sum(model.idle_w for model in self.site.power)
-        self.clocked = bool(self.site.levels) and not self.site.shared
+        self.clocked = bool(self.site.levels) and not self.site.contended
         self.pools = Pools(self.site.shared) if self.site.shared else None
         self.pool_free = [] if self.pools is None else list(self.pools.number)
         self.pool_gb_s = [0.0] * len(self.pool_free)

@@ -12,7 +12,7 @@ import msgspec
 
 from rms.core.contention import SharedNode, shared_nodes
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
-from rms.core.speedup import fit_law
+from rms.core.speedup import OperatingPoint, fit_law
 from rms.formats.nodelist import NodeListError, expand
 from rms.formats.profiles import Profile, ProfileError
 from rms.formats.profiles import named as read_named
@@ -55,6 +55,7 @@ class ClusterFile(msgspec.Struct, frozen=True):
     Attributes:
         bandwidth_gb_s: memory bandwidth of each node, ``inf`` where it is not stated; empty where
             that of none is.
+        frequencies: those that its nodes can be set to, in GHz, rising; empty for none.
     """
 
     name: str
@@ -64,11 +65,23 @@ class ClusterFile(msgspec.Struct, frozen=True):
     slots: tuple[int, ...] = ()
     cores: tuple[int, ...] = ()
     bandwidth_gb_s: tuple[float, ...] = ()
+    frequencies: tuple[float, ...] = ()
 
     @property
     def shared(self) -> tuple[SharedNode, ...]:
         """The nodes as hosts whose slots are given one by one."""
         return shared_nodes(self.slots, self.bandwidth_gb_s)
+
+    @property
+    def levels(self) -> tuple[tuple[float, float], ...]:
+        """Frequencies with voltages, which are taken to be proportional to them."""
+        return tuple((ghz, ghz / self.frequencies[-1]) for ghz in self.frequencies)
+
+
+class _Clocks(msgspec.Struct, forbid_unknown_fields=True):
+    ghz: list[float]
+    time_s: list[float]
+    power_w: list[float]
 
 
 class _Table(msgspec.Struct, forbid_unknown_fields=True):
@@ -80,6 +93,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     interpolate: str | None = None
     fit: str | None = None
     profile: str | None = None
+    frequency: _Clocks | None = None
 
 
 class _Resize(msgspec.Struct, forbid_unknown_fields=True):
@@ -141,7 +155,7 @@ def read_cluster(path: Path) -> ClusterFile:
         raise FileError(f"{path}: expected every node once, got repeated names")
     known = tuple(gb_s) if min(gb_s) < inf else ()
     each = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
-    return ClusterFile(raw.name, *each, known)
+    return ClusterFile(raw.name, *each, known, _frequencies(raw, path))
 
 
 def _check_counts(group: _Nodes, path: Path) -> None:
@@ -156,6 +170,16 @@ def _check_counts(group: _Nodes, path: Path) -> None:
     gb_s = group.memory_bandwidth_gb_s
     if gb_s is not None and not 0.0 < gb_s < inf:
         raise FileError(f"{path}: expected memory_bandwidth_gb_s above 0, got {gb_s:g}")
+
+
+def _frequencies(raw: _Cluster, path: Path) -> tuple[float, ...]:
+    """Return the frequencies (GHz) of a cluster's nodes, which are all alike in that."""
+    first = raw.nodes[0].frequencies or []
+    if any((group.frequencies or []) != first for group in raw.nodes):
+        raise FileError(f"{path}: expected the same frequencies of all nodes, got others")
+    if first != sorted(set(first)) or min(first, default=1.0) <= 0.0 or inf in first:
+        raise FileError(f"{path}: expected rising frequencies above 0 (GHz), got {first}")
+    return tuple(first)
 
 
 def read_workload(
@@ -183,6 +207,7 @@ def read_workload(
         if gb_s is not None and not 0.0 <= gb_s < inf:
             raise FileError(f"{path}: expected memory_bandwidth_gb_s of at least 0, got {gb_s:g}")
         speedup = _speedup(entry.speedup, path, say, profiles)
+        points = _operating_points(entry.speedup, path, profiles)
         low, high = entry.nodes
         for _ in range(entry.count):
             try:
@@ -199,6 +224,7 @@ def read_workload(
                     array=entry.array,
                     power_w=entry.power_w,
                     bandwidth_gb_s=gb_s,
+                    operating_points=points,
                 )
             except ValueError as error:
                 raise FileError(f"{path}: {error}") from None
@@ -239,39 +265,86 @@ def _speedup(
     )
 
 
+def _operating_points(
+    table: _Table, path: Path, profiles: Path | None
+) -> tuple[OperatingPoint, ...]:
+    """Return time and power over frequency, as stated or of a measured profile; empty for none."""
+    clocks = table.frequency
+    if clocks is None:
+        return () if table.profile is None else _read_profile(table, path, profiles)[1]
+    ghz, time_s, power_w = clocks.ghz, clocks.time_s, clocks.power_w
+    if not ghz or not len(ghz) == len(time_s) == len(power_w):
+        raise FileError(f"{path}: expected as many times and powers as ghz in frequency")
+    if ghz != sorted(set(ghz)) or min(*ghz, *time_s, *power_w) <= 0.0:
+        raise FileError(f"{path}: expected rising ghz, times and powers above 0 in frequency")
+    rows = zip(ghz, time_s, power_w, strict=True)
+    return tuple(OperatingPoint(f, t / time_s[-1], w / power_w[-1]) for f, t, w in rows)
+
+
 def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
     """Return a measured profile as a table.
+
+    Raises:
+        FileError: there is none, or there is a table too.
+    """
+    if table.nodes or table.time_s or table.t1_s is not None:
+        raise FileError(f"{path}: expected a profile or a table in speedup, got both")
+    found, _ = _read_profile(table, path, profiles)
+    found.interpolate, found.fit = table.interpolate, table.fit
+    return found
+
+
+def _read_profile(
+    table: _Table, path: Path, profiles: Path | None
+) -> tuple[_Table, tuple[OperatingPoint, ...]]:
+    """Return what a measured profile says of nodes and of frequencies.
 
     It is a file ``*.json``, of ``rms profile`` or a table (nodes, time_s, power_w_per_node), or
     else the name of one that is kept.
     """
     name = str(table.profile)
     file = path.parent / name
-    if table.nodes or table.time_s or table.t1_s is not None:
-        raise FileError(f"{path}: expected a profile or a table in speedup, got both")
     try:
         if file.suffix != ".json":
-            found = _measured(read_named(profiles, name))
-        else:
-            data = file.read_bytes()
-            if "points" in msgspec.json.decode(data, type=dict[str, Any]):
-                found = _measured(read_profile(file))
-            else:
-                found = msgspec.json.decode(data, type=_Table)
+            return _measured(read_named(profiles, name))
+        data = file.read_bytes()
+        if "points" in msgspec.json.decode(data, type=dict[str, Any]):
+            return _measured(read_profile(file))
+        return msgspec.json.decode(data, type=_Table), ()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: expected a profile {file}, got: {error}") from None
     except ProfileError as error:
         raise FileError(f"{path}: {error}") from None
-    found.interpolate, found.fit = table.interpolate, table.fit
-    return found
 
 
-def _measured(profile: Profile) -> _Table:
+def _measured(profile: Profile) -> tuple[_Table, tuple[OperatingPoint, ...]]:
     points = profile.matrix()
-    return _Table(
+    sizes = _Table(
         [point.nodes for point in points],
         [point.run_s for point in points],
         [point.node_w for point in points],
+    )
+    return sizes, _clocks(profile)
+
+
+def _clocks(profile: Profile) -> tuple[OperatingPoint, ...]:
+    """Return time and power over frequency, of the size with most clocks that were set.
+
+    Power is what the nodes draw above idle. Empty where fewer than two clocks were set.
+    """
+    sizes: dict[tuple[int, str], dict[float, tuple[float, float]]] = {}
+    for point in profile.points:
+        if point.mhz is not None:
+            above_w = max(0.0, point.node_w * point.nodes - point.idle_w)
+            found = sizes.setdefault((point.nodes, point.way), {})
+            found[point.mhz / 1000.0] = point.run_s, above_w
+    rows = sorted(max(sizes.values(), key=len, default={}).items())
+    if len(rows) < 2:
+        return ()
+    _, (top_s, top_w) = rows[-1]
+    return tuple(
+        OperatingPoint(ghz, run_s / top_s, above_w / top_w if top_w else 1.0)
+        for ghz, (run_s, above_w) in rows
     )
 
 

@@ -121,7 +121,7 @@ class Simulation:
         self.events: list[Event] = []
         self.decided = self.resized = 0
         self.peak_w = 0.0  # the most that was expected at once, where there is a power cap
-        pools = self.engine.state.pools
+        pools = self.engine.state.pools if site.contended else None
         self.contention = None if pools is None else Contention(pools)
         hooks = hooks or Hooks()
         self._record, self._progress = hooks.record, hooks.progress

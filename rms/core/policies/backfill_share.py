@@ -23,7 +23,7 @@ import msgspec
 
 from rms.core.events import Later, Reason, Start
 from rms.core.model import Job, Mode
-from rms.core.policies.admission import InOrder
+from rms.core.policies.admission import InOrder, start
 from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.placement import Room
 from rms.core.policies.share import Entry, EqualShare, SharePlan, balanced, freeing, longest
@@ -355,8 +355,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             job = state.pending[job_id]
             size = plan.start(job, room.free)
             if room.fits(job, size):
-                nodes = room.place(job, size)
-                starts.append(Start(job_id, nodes, "fits", Reason.FITS, 0 if nodes else size))
+                starts.append(start(job, size, room, "fits", Reason.FITS))
         return starts
 
     def explain(

@@ -17,8 +17,9 @@ import msgspec
 
 from rms.core.events import Later, Reason, Start
 from rms.core.model import Job
+from rms.core.policies.admission import start
 from rms.core.policies.capped import budget_of
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import Room, expected_slowdown
 from rms.core.policies.sizing import Plan
 from rms.core.state import State
 
@@ -116,9 +117,8 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             planned.pop()
         for job, size, at_s in self._planned(state, planned, plan, room):
             if at_s <= state.now_s and room.fits(job, size):
-                nodes = room.place(job, size)
-                code, reason = Reason.BACKFILLS, "fits its reservation"
-                starts.append(Start(job.spec.id, nodes, reason, code, 0 if nodes else size))
+                reason = "fits its reservation"
+                starts.append(start(job, size, room, reason, Reason.BACKFILLS))
                 if room.free <= 0:
                     break
         return starts
@@ -132,6 +132,7 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for job in islice(queue, self.depth):
             size = plan.start(job, left)
             span_s = job.spec.expected_s(size, exact=state.exact)
+            span_s *= expected_slowdown(room, job, size)
             if budget is not None:
                 watts = budget.start_w(job, size)
             at_s = profile.earliest(size, span_s, watts)

@@ -155,7 +155,8 @@ def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
     for each in wanted:
         if isinstance(each, Start):
             spec = state.pending[each.job].spec
-            ends.append(state.now_s + spec.expected_s(each.size, exact=state.exact))
+            span_s = spec.expected_s(each.size, exact=state.exact) * each.slowdown
+            ends.append(state.now_s + span_s)
     return min(ends, default=inf)
 
 

@@ -100,10 +100,8 @@ class Policy:
         object.__setattr__(self, "triggers", self.passes.triggers)
         object.__setattr__(self, "start_triggers", self.passes.start_triggers)
         object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
-        sets = getattr(self.frequency, "sets", True) or getattr(
-            self.placement, "power_aware", False
-        )
-        object.__setattr__(self, "clocked", bool(sets))
+        aware = getattr(self.placement, "power_aware", False)
+        object.__setattr__(self, "clocked", aware or getattr(self.frequency, "sets", True))
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
 
     @property

@@ -16,7 +16,8 @@ from rms.core.model import JobId, JobSpec, JobState, Mode, Node, NodePower, Site
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.backfill_share import BackfillShare, backfilled
 from rms.core.policies.order import SmallestFirst
-from rms.sim.simulator import Hooks, Simulation, failing
+from rms.sim.failures import failing
+from rms.sim.simulator import Hooks, Simulation
 
 NODES = 8
 DEFAULT = named("backfill-share")

@@ -75,7 +75,12 @@ def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         ('placement = { part = "power-slot" }', "cap_w"),
         ('sizing = { part = "equal-share", energy = 2.0 }', "energy of 0 to 1"),
         ('color = { part = "red" }', "color"),
-        ('frequency = { part = "slow" }', 'frequency = {part = "nominal"}'),
+        ('frequency = { part = "slow" }', "frequency of nominal, power-aware, optimal"),
+        ('frequency = { part = "power-aware" }', "for frequency power-aware, got first-fit"),
+        (
+            'frequency = { part = "optimal-operating-point", slowdown = 0.9 }',
+            "a slowdown of at least 1, got 0.9",
+        ),
         ('node_power = { part = "always-on", after_s = 60 }', "after_s"),
         ('node_power = { part = "off-when-idle", keep = -1 }', "keep of at least 0, got -1"),
         (

@@ -11,7 +11,8 @@ import pytest
 from rms.cli.main import main
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import POLICIES
-from rms.sim.simulator import Simulation, failing
+from rms.sim.failures import failing
+from rms.sim.simulator import Simulation
 from rms.studies.malleability import Change, malleable, study
 
 JOBS = Path(__file__).parents[3] / "jobs"

@@ -1,0 +1,49 @@
+"""Names of jobs and nodes, what jobs allow, and the states that they are in."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+JobId = NewType("JobId", str)
+"""As Slurm writes it: ``7``, ``7_3``."""
+
+Node = NewType("Node", int)
+"""Index of what is given to one job at a time: a node, or a slot where nodes are shared."""
+
+
+def sort_key(job_id: str) -> tuple[int, int]:
+    """Return what jobs are sorted by: number, then index in the array (-1 where it has none)."""
+    number, _, index = job_id.partition("_")
+    return int(number), int(index or -1)
+
+
+class Mode(StrEnum):
+    """What a job allows (Iserte & Rojek, section 3)."""
+
+    FIXED = "fixed"
+    MOLDABLE = "moldable"
+    MALLEABLE = "malleable"
+    FLEXIBLE = "flexible"
+
+    @property
+    def any_start(self) -> bool:
+        """Whether the job may start at another size than its preferred one."""
+        return self in (Mode.MOLDABLE, Mode.FLEXIBLE)
+
+    @property
+    def resizable(self) -> bool:
+        """Whether the job may be resized while it runs."""
+        return self in (Mode.MALLEABLE, Mode.FLEXIBLE)
+
+
+class JobState(StrEnum):
+    """Job states by Slurm's names."""
+
+    PENDING = "PENDING"
+    CONFIGURING = "CONFIGURING"
+    RUNNING = "RUNNING"
+    COMPLETED = "COMPLETED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    TIMEOUT = "TIMEOUT"
