@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -35,6 +36,29 @@ Steady = Callable[..., dict[str, Any]]
 def program(name: str) -> list[str]:
     """Return the command of one of the programs in ``tests/support/programs``."""
     return [sys.executable, str(Path(__file__).parent / "programs" / f"{name}.py")]
+
+
+def called(
+    main: Callable[[Sequence[str]], int], *words: str, deadline_s: float = DEADLINE_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, by its own function, as if it were one of its own."""
+    out, err = io.StringIO(), io.StringIO()
+
+    def late(*_: object) -> NoReturn:
+        raise AssertionError(f"not over within {deadline_s:g} s: {' '.join(words)}")
+
+    usual = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, deadline_s)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status: object = main(words)
+    except SystemExit as ended:
+        status = ended.code or 0
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, usual)
+    assert isinstance(status, int), status
+    return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
 
 def marked(mark: str) -> list[int]:

@@ -62,14 +62,8 @@ class SlurmRms(Rms):
         self, *options: str, script: Path | None = None, folder: Path | None = None, **more: str
     ) -> str:
         """Submit a script from a folder, with more variables; return the job's id."""
-        done = subprocess.run(
-            [*RMS, "submit", *options, str(script or "job.sh")],
-            env={**self.env(), **more},
-            cwd=folder or self.work,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        words = ("submit", *options, str(script or "job.sh"))
+        done = self.rms(*words, folder=folder, **more)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 

@@ -104,7 +104,8 @@ def test_the_cap_holds_on_running_jobs(folder: Path) -> None:
         rms.until(lambda: rms.resizes(wide) == [(2, 1)], "a job that yields")
         assert yields(rms, wide) == ["PowerCap: yields, 27 W are expected; the cap is 22 W"]
         small = rms.submit("sleep 0.1", "--nodes", "1", "--mode", "fixed")
-        assert rms.row(small)["reason"] == ("PowerCap: needs 9 W on 1 node, 4 W are left of 22 W")
+        why = "PowerCap: needs 9 W on 1 node, 4 W are left of 22 W"
+        rms.until(lambda: rms.row(small)["reason"] == why, "a word of the cap")
         rms.end(signal.SIGKILL)
         rms.start()
         assert "power cap: 22 W, as before" in rms.said()

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 from daemon import Rms, served
-from processes import MPDATA, RMS, ROOT, Mpirun, program, started
+from processes import MPDATA, RMS, ROOT, Mpirun, called, program
 from selection import all_wide_but
+
+from rms.cli.main import main
 
 PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
@@ -380,11 +382,7 @@ def test_job_beyond_the_cluster_is_refused(idle: Rms) -> None:
 
 
 def serve(state: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    with started(
-        [*RMS, "serve", "--state", str(state), *options], stderr=subprocess.PIPE
-    ) as process:
-        out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess([], process.returncode, out, err)
+    return called(main, "serve", "--state", str(state), *options)
 
 
 @pytest.mark.parametrize("text", ["colour = 1", "[[nodes]]\nname = 'n1'\ncoers = 2", "name = ["])
