@@ -82,13 +82,13 @@ def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Ite
     if mhz not in domain.mhz:
         there = ", ".join(map(str, domain.mhz))
         raise FrequencyError(f"expected a frequency of {domain.name} ({there} MHz), got {mhz}")
-    policies = _policies(env) if domain.name == "cpu" else []
-    with _restored(domain, policies, env):
+    policies = policies_of(env) if domain.name == "cpu" else []
+    with restored(domain, policies, env):
         for policy in policies:
-            _limit(policy, mhz * 1000, mhz * 1000)
-            _check(policy, mhz)
+            set_limits(policy, mhz * 1000, mhz * 1000)
+            check_limits(policy, mhz)
         if not policies:
-            _lock(_number(domain), mhz)
+            lock_gpu(_number(domain), mhz)
         yield
 
 
@@ -99,19 +99,20 @@ def _number(domain: Domain) -> int:
 # ---------------------------------------------------------------- processors, by cpufreq
 
 
-def _policies(env: Mapping[str, str]) -> list[Path]:
+def policies_of(env: Mapping[str, str]) -> list[Path]:
+    """Return cpufreq's policies: processors that have one frequency together."""
     folder = Path(env.get(CPUFREQ_VARIABLE) or CPUFREQ)
     found = folder.glob("policy*")
     return sorted(path for path in found if (path / "scaling_max_freq").exists())
 
 
 def _processors(env: Mapping[str, str]) -> Domain:
-    policies = _policies(env)
+    policies = policies_of(env)
     if not policies:
         folder = env.get(CPUFREQ_VARIABLE) or CPUFREQ
         return Domain("cpu", reason=f"no frequencies in {folder}: the kernel shows none here")
     try:
-        each = [_steps(policy) for policy in policies]
+        each = [steps_of(policy) for policy in policies]
     except FrequencyError as error:
         return Domain("cpu", reason=str(error))
     mhz = tuple(sorted(set[int].intersection(*each)))
@@ -124,7 +125,7 @@ def _processors(env: Mapping[str, str]) -> Domain:
     return Domain("cpu", mhz, True)
 
 
-def _steps(policy: Path) -> set[int]:
+def steps_of(policy: Path) -> set[int]:
     """Return a policy's frequencies, MHz, as its driver lists them, else in steps."""
     with contextlib.suppress(OSError, ValueError):
         listed = (policy / "scaling_available_frequencies").read_text().split()
@@ -135,14 +136,15 @@ def _steps(policy: Path) -> set[int]:
     return {low, high, *range(first, high, STEP_MHZ)}
 
 
-def _limits(policy: Path) -> tuple[int, int]:
+def limits_of(policy: Path) -> tuple[int, int]:
+    """Return a policy's least and largest frequency as set, kHz."""
     return _khz(policy / "scaling_min_freq"), _khz(policy / "scaling_max_freq")
 
 
-def _limit(policy: Path, low_khz: int, high_khz: int) -> None:
+def set_limits(policy: Path, low_khz: int, high_khz: int) -> None:
     """Set a policy's limits in the order in which the lower one is never above the upper one."""
     names = [("scaling_min_freq", low_khz), ("scaling_max_freq", high_khz)]
-    if low_khz > _limits(policy)[1]:
+    if low_khz > limits_of(policy)[1]:
         names.reverse()
     for name, khz in names:
         try:
@@ -151,9 +153,9 @@ def _limit(policy: Path, low_khz: int, high_khz: int) -> None:
             raise FrequencyError(f"could not write {policy / name}: {error.strerror}") from None
 
 
-def _check(policy: Path, mhz: int) -> None:
+def check_limits(policy: Path, mhz: int) -> None:
     """Drivers take what they like and say nothing: see what they took."""
-    got = [khz // 1000 for khz in _limits(policy)]
+    got = [khz // 1000 for khz in limits_of(policy)]
     if any(abs(limit - mhz) > STEP_MHZ // 2 for limit in got):
         raise FrequencyError(
             f"expected {policy} to be held at {mhz} MHz, got {got[0]} to {got[1]} MHz"
@@ -179,14 +181,15 @@ def _gpus() -> list[Domain]:
         driver = Path("/proc/driver/nvidia/version").exists()
         return [Domain("gpu", reason=str(error))] if driver else []
     try:
-        return [_gpu_domain(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
+        return [gpu_domain(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
     except nvml.NVMLError as error:
         return [Domain("gpu", reason=in_words(nvml, error))]
     finally:
         nvml.nvmlShutdown()
 
 
-def _gpu_domain(nvml: Any, number: int) -> Domain:
+def gpu_domain(nvml: Any, number: int) -> Domain:
+    """Return a GPU with the clocks of its highest memory clock."""
     name = f"gpu-{number}"
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
@@ -204,7 +207,8 @@ def _uuid(number: int) -> str:
         return uuid_of(nvml, nvml.nvmlDeviceGetHandleByIndex(number))
 
 
-def _lock(number: int, mhz: int) -> None:
+def lock_gpu(number: int, mhz: int) -> None:
+    """Lock the clocks of a GPU, as NVML counts them."""
     with _nvml() as nvml:
         nvml.nvmlDeviceSetGpuLockedClocks(nvml.nvmlDeviceGetHandleByIndex(number), mhz, mhz)
 
@@ -261,7 +265,7 @@ class Task(msgspec.Struct, frozen=True):
 
 
 @contextlib.contextmanager
-def _restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -> Iterator[None]:
+def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -> Iterator[None]:
     """Start the process that puts back what it finds, and have it do so at the end.
 
     Raises:
@@ -359,7 +363,7 @@ def restore(found: Found) -> None:
     wrong = []
     for policy, limits in found.policies.items():
         try:
-            _limit(Path(policy), *limits)
+            set_limits(Path(policy), *limits)
         except FrequencyError as error:
             wrong.append(str(error))
     for uuid in found.gpus:
@@ -379,7 +383,7 @@ def guard() -> int:
     try:
         task = msgspec.json.decode(sys.stdin.readline(), type=Task)
         with _held(Path(task.record)) as record:
-            policies = {policy: _limits(Path(policy)) for policy in task.policies}
+            policies = {policy: limits_of(Path(policy)) for policy in task.policies}
             found = Found(_boot(), policies, [] if policies else [_uuid(task.gpu)])
             record.write(msgspec.json.encode(found))
             record.flush()

@@ -1,0 +1,36 @@
+"""Files like those by which the kernel tells of frequencies and takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rms.power.frequency import CPUFREQ_VARIABLE as CPUFREQ_VARIABLE
+
+MHZ = (800, 1000, 1500, 2000)
+
+
+def tree(folder: Path, policies: Mapping[int, Sequence[int]]) -> Path:
+    """Make policies, each of the cores that have one frequency together, 800 to 2000 MHz."""
+    for policy, cores in policies.items():
+        place = folder / f"policy{policy}"
+        place.mkdir(parents=True)
+        for name, text in (
+            ("related_cpus", " ".join(map(str, cores))),
+            ("scaling_available_frequencies", " ".join(str(mhz * 1000) for mhz in MHZ)),
+            ("scaling_min_freq", "800000"),
+            ("scaling_max_freq", "2000000"),
+            ("cpuinfo_min_freq", "800000"),
+            ("cpuinfo_max_freq", "2000000"),
+        ):
+            (place / name).write_text(f"{text}\n")
+    return folder
+
+
+def limits(folder: Path) -> list[tuple[int, int]]:
+    """Return the least and largest frequency of each policy, MHz."""
+
+    def limit(policy: Path, end: str) -> int:
+        return int((policy / f"scaling_{end}_freq").read_text() or -1000) // 1000
+
+    return [(limit(p, "min"), limit(p, "max")) for p in sorted(folder.glob("policy*"))]
