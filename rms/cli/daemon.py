@@ -113,6 +113,13 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
         help=f"a node that is not up by then is down (default {DEADLINE_S:g})",
     )
     add(
+        "--set-frequencies",
+        choices=("auto", "no"),
+        default="auto",
+        help="whether frequencies that a policy decides are set, where this user may (cpufreq, "
+        "locked clocks of GPUs), and put back afterwards (default: auto)",
+    )
+    add(
         "--prices",
         type=Path,
         metavar="FILE",
@@ -145,6 +152,7 @@ def serve(arguments: argparse.Namespace) -> int:
             profiles.folder(os.environ, state_folder(os.environ)),
             None if cap is None else PowerCap(parse_power_cap(cap)),
             commands,
+            arguments.set_frequencies == "auto",
         )
         engine = _engine(arguments, shared=policy.shared)
         run_daemon(state, engine.sharing() if policy.shared else engine, options, say)
@@ -207,7 +215,7 @@ def replay(arguments: argparse.Namespace) -> int:
     """``rms replay JOURNAL``: exit 1 if any decision differs."""
     if not arguments.journal.is_file():
         raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
-    with refuse_on(JournalError), Journal.open(arguments.journal) as journal:
+    with refuse_on(JournalError, PolicyError), Journal.open(arguments.journal) as journal:
         found = replay_entries(journal.read())
     summary = f"{found.events} events, {len(found.differing)} decided otherwise"
     result = {"events": found.events, "differing": found.differing}

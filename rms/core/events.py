@@ -184,6 +184,14 @@ class PowerMeasured(msgspec.Struct, frozen=True, tag=True):
     watts: float
 
 
+class FrequenciesSettable(msgspec.Struct, frozen=True, tag=True):
+    """From here on frequencies can be set, or, for a ``reason``, cannot: all run at the highest."""
+
+    at_s: float
+    settable: bool
+    reason: str = msgspec.field(default="", name="why")
+
+
 Event = (
     Submitted
     | Started
@@ -203,6 +211,7 @@ Event = (
     | Reopened
     | PowerCapSet
     | PowerMeasured
+    | FrequenciesSettable
 )
 
 

@@ -15,6 +15,7 @@ from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
     Event,
+    FrequenciesSettable,
     JobDecision,
     NodeBooted,
     NodeDown,
@@ -39,7 +40,7 @@ from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
 
 _OF_NO_JOB = (
-    *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured),
+    *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
     *(NodeDown, NodeUp, NodeBooted, NodePowerFailed),
 )
 

@@ -63,6 +63,8 @@ class State:
         host_slots: the slots of each host; empty where nodes are not shared.
         power_models: the power models of its nodes, each once.
         idle_w: what all its nodes draw when idle.
+        settable_frequencies: a daemon has not found that it cannot set what policies decide; else
+            policies decide none, and all run at the highest.
         clocked: nodes have a frequency each (see :mod:`rms.core.clocks`).
         pools: the processors of nodes that share bandwidth; None where none do.
         pool_free: of each pool, how many processors nobody holds.
@@ -105,6 +107,7 @@ class State:
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
+    settable_frequencies: bool = True
     clocked: bool = field(default=False, compare=False)
     pools: Pools | None = field(default=None, compare=False)
     pool_free: list[int] = field(default_factory=list, compare=False)

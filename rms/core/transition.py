@@ -11,6 +11,7 @@ from rms.core.events import (
     Decision,
     Ended,
     Event,
+    FrequenciesSettable,
     Never,
     NodeBooted,
     NodeDown,
@@ -302,6 +303,22 @@ def _measured(state: State, event: PowerMeasured) -> None:
         job.above_w = (above_w - state.idle_above_w) / nodes
 
 
+def _settable(state: State, event: FrequenciesSettable) -> None:
+    state.now_s, state.settable_frequencies = event.at_s, event.settable
+    if event.settable:
+        return
+    for job in state.running.values():
+        if job.asked:
+            state.share(job, -1)
+            job.asked = ()
+            if not state.clocked:
+                job.frequencies = ()
+            state.share(job, 1)
+            state.changed[job.spec.id] = job
+    if state.clocked:
+        set_clocks(state)
+
+
 _APPLY: dict[type, Callable[[State, Any], None]] = {
     Submitted: _submitted,
     Started: _started,
@@ -321,6 +338,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Reopened: _reopened,
     PowerCapSet: _cap_set,
     PowerMeasured: _measured,
+    FrequenciesSettable: _settable,
 }
 
 
@@ -334,7 +352,7 @@ def take(state: State, decision: Decision) -> None:
         job = state.dequeue(decision.job)
         size = decision.count or len(decision.nodes)
         job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
-        job.asked = decision.frequencies
+        job.asked = decision.frequencies if state.settable_frequencies else ()
         if not state.clocked:  # else what its frequencies are follows, and how much longer it runs
             job.slowdown, job.frequencies = decision.slowdown, job.asked
         job.since_s = state.now_s

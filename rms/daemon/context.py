@@ -39,6 +39,7 @@ class Settings:
         prices: of electricity, None where they are not known.
         profiles: folder of measured profiles, or None.
         power_commands: what powers nodes off and on; None where that is in the books only.
+        set_frequencies: whether frequencies are set that a policy decides.
     """
 
     policy: str
@@ -50,6 +51,7 @@ class Settings:
     prices: Prices | None = None
     profiles: Path | None = None
     power_commands: PowerCommands | None = None
+    set_frequencies: bool = True
 
 
 @dataclass

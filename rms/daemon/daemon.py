@@ -39,6 +39,7 @@ from rms.core.policies import Policy, PolicyError, placing
 from rms.core.powercap import check_cap
 from rms.daemon.context import Context
 from rms.daemon.endings import Endings
+from rms.daemon.frequencies import FrequencyControl
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.meters import Meters
@@ -109,6 +110,7 @@ class Daemon:
         self.endings = Endings(context)
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
+        self.frequencies = FrequencyControl(context, self.handle)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s = 0.0
         self._unseen = 0
@@ -222,6 +224,7 @@ class Daemon:
             raise PolicyError(POWERED_BY_SLURM)
         self.journal.policy(name, self.time())
         self.scheduler.engine.policy = policy
+        self.frequencies.begin()
         self.look_at_idle_nodes()
 
     def look_at_idle_nodes(self) -> None:
@@ -339,6 +342,7 @@ class Daemon:
         self.launcher.poll()
         self.nodes.watch()
         self.node_power.watch()
+        self.frequencies.watch()
         self.power.look()
         self.endings.watch()
         jobs = list(self.context.state.running.items())

@@ -44,6 +44,7 @@ class ServeOptions:
         profiles: folder of measured profiles, or None.
         power_commands: what powers nodes off and on; None where that is in the books only.
         power_cap: what the cluster is to draw at most; None as before a restart, if there was one.
+        set_frequencies: whether frequencies are set that a policy decides.
     """
 
     policy: str
@@ -55,6 +56,7 @@ class ServeOptions:
     profiles: Path | None = None
     power_cap: PowerCap | None = None
     power_commands: PowerCommands | None = None
+    set_frequencies: bool = True
 
 
 def run_daemon(
@@ -94,8 +96,10 @@ def run_daemon(
             options.prices,
             options.profiles,
             options.power_commands,
+            options.set_frequencies,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
+        daemon.frequencies.begin()
         if not placing(options.policy).always_on and options.power_commands is None:
             say("nodes go off in the books only: no --power-off and --power-on are given")
         if options.power_cap is not None:

@@ -66,6 +66,7 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         summary=known.summary,
         seen=[SeenSteps(n, *job.seen[n]) for n in sorted(job.seen)],
         profile=known.note.get("profile", ""),
+        frequency=min(job.frequencies, default=None) if job.end_s is None else None,
     )
 
 
@@ -91,6 +92,9 @@ def nodes(context: Context) -> list[NodeRow]:
     """Return the nodes and who is on them; where slots are given one by one, their hosts."""
     state, sources = context.state, context.scheduler.energy.measured.sources
     held = {n: job for job, found in state.running.items() for n in found.held}
+    set_to: dict[Node, float] = {}
+    for job in state.running.values():
+        set_to.update(zip(job.nodes, job.frequencies, strict=False))
     cluster, found = context.cluster, []
     for name in cluster.hosts:
         own = cluster.nodes_of[name]
@@ -104,6 +108,7 @@ def nodes(context: Context) -> list[NodeRow]:
                 ",".join(jobs) or None,
                 sources.get(name, MODEL),
                 allocated,
+                max((set_to[node] for node in own if node in set_to), default=None),
             )
         )
     return found

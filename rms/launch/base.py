@@ -14,6 +14,7 @@ import msgspec
 from rms.core.cluster import Cluster
 from rms.formats.config import FileError
 from rms.launch.processes import alive
+from rms.power.clocks import Shares
 from rms.wire.users import SlurmRow
 
 NODES_LOST = "GONE"
@@ -222,6 +223,18 @@ class Launcher(Protocol):
 
     def shutdown_reason(self) -> str:
         """Return why the daemon has to end now, "" while it has not."""
+
+    # --- frequencies -------------------------------------------------------------------------
+
+    def frequency_refusal(self, slots: Sequence[str]) -> str:
+        """Return why the frequencies of slots cannot be set, "" where they can."""
+
+    def set_frequencies(self, shares: Shares) -> None:
+        """Set the frequencies of all slots of its nodes; they are put back when the daemon ends.
+
+        Raises:
+            FrequencyError: they cannot be; all are then as they were found.
+        """
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -24,6 +25,8 @@ from rms.launch.base import (
 )
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
+from rms.power.clocks import Clocks, Shares
+from rms.power.frequency import FrequencyError
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
@@ -73,6 +76,7 @@ class LocalLauncher:
     shims: Path = field(init=False)
     _processes: Processes = field(init=False, repr=False)
     _agent: MeterAgent | None = field(default=None, init=False, repr=False)
+    _clocks: Clocks = field(default_factory=Clocks, init=False, repr=False)
 
     requeue_on_shutdown = False
     requeue_by_default = False
@@ -110,6 +114,8 @@ class LocalLauncher:
         """End what runs beside the jobs; called when the daemon ends."""
         if self._agent is not None:
             self._agent.close()
+        with contextlib.suppress(FrequencyError):  # its process has said so
+            self._clocks.close()
 
     def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start what reads meters, with what it needs to reach the daemon."""
@@ -238,6 +244,16 @@ class LocalLauncher:
     def shutdown_reason(self) -> str:
         """Return why the daemon has to end now: here it never has."""
         return ""
+
+    # --- frequencies -----------------------------------------------------------------------------
+
+    def frequency_refusal(self, slots: Sequence[str]) -> str:
+        """Return why the frequencies of slots cannot be set, "" where they can."""
+        return self._clocks.refusal(slots)
+
+    def set_frequencies(self, shares: Shares) -> None:
+        """Set the frequencies of this machine's cores and GPUs."""
+        self._clocks.set(shares)
 
     # --- what is left of a job ---------------------------------------------------------------
 

@@ -206,6 +206,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
             written, None where there is none to come.
         seen: how fast it was seen to step at each size.
         profile: the measured profile that it is planned by, and since when there is one; or "".
+        frequency: the lowest of its nodes, over the highest one; None where none is set.
     """
 
     id: str
@@ -233,6 +234,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     summary: str | None = None
     seen: list[SeenSteps] = []
     profile: str = ""
+    frequency: float | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -257,6 +259,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     Attributes:
         job: who holds it; several where jobs share nodes, with commas between.
         allocated: how many of its slots are held.
+        frequency: at which it runs, over the highest one; None where none is set.
     """
 
     name: str
@@ -265,6 +268,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     job: str | None
     power_source: str
     allocated: int = 0
+    frequency: float | None = None
 
 
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -47,7 +47,7 @@ class PowerAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, state: State, room: Room) -> Room:
         """Let the room of shared nodes set frequencies."""
         if isinstance(room, SharedRoom):
-            room.power_aware = True
+            room.power_aware = state.settable_frequencies
         return room
 
 
@@ -70,7 +70,7 @@ class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
     def __call__(self, state: State, room: Room) -> Room:
         """Return a room whose starts ask for the frequency."""
-        return ClockedRoom(room, state, self)
+        return ClockedRoom(room, state, self) if state.settable_frequencies else room
 
     def asks(self, state: State, job: Job) -> float:
         """Return the frequency for a job, over the highest one; of equal ones the higher.

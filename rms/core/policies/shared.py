@@ -60,7 +60,7 @@ class SharedRoom:
         self._vacant = state.vacant
         self._asleep = {self._pools.of_slot[node] for node in state.asleep}
         self._how, self.free, self.passed = how, state.free_count, 0
-        self.power_aware = how.power_aware
+        self.power_aware = how.power_aware and state.settable_frequencies
         self._offers: dict[tuple[int, float], Offer] = {}
 
     def fits(self, job: Job, size: int) -> bool:
