@@ -17,6 +17,7 @@ import pytest
 from device_runs import STAND_IN
 
 from rms.launch.processes import alive
+from rms.power.clocks import Clocks
 from rms.power.frequency import (
     CPUFREQ_VARIABLE,
     Domain,
@@ -259,6 +260,21 @@ def test_a_gpu_is_locked_and_reset(gpu: Path) -> None:
     with locked(domain, 900):
         assert gpu.read_text() == "lock GPU-a 900 900\n"
     assert gpu.read_text() == "lock GPU-a 900 900\nreset GPU-a\n"
+
+
+def test_a_gpu_is_held_for_who_uses_it(gpu: Path) -> None:
+    clocks = Clocks()
+    assert clocks.refusal(["gpu:0"]) == ""
+    clocks.set({"gpu:0": 0.7})
+    clocks.set({"gpu:0": 0.7})
+    assert gpu.read_text() == "lock GPU-a 900 900\n" and clocks.mhz == {"gpu:0": 900}
+    clocks.set({"gpu:0": 0.5})
+    clocks.set({"gpu:0": 1.0})
+    assert gpu.read_text() == "lock GPU-a 900 900\nlock GPU-a 600 600\nreset GPU-a\n"
+    assert clocks.mhz == {}
+    with pytest.raises(FrequencyError, match="expected frequencies of gpu-1, got none here"):
+        clocks.set({"gpu:0": 0.5, "gpu:1": 0.5})
+    assert gpu.read_text().endswith("lock GPU-a 600 600\nreset GPU-a\n")
 
 
 def test_a_gpu_is_reset_when_its_holder_is_killed(gpu: Path) -> None:
