@@ -84,7 +84,6 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--meter-command",
-        default="",
         metavar="CMD",
         help="a program that prints a line such as node 4711 J or node 61.7 W for each reading",
     )

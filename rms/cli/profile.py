@@ -14,7 +14,9 @@ from typing import Any
 import msgspec
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
+from rms.client.commands import LAUNCHERS
 from rms.client.connection import ServerError, state_folder
+from rms.client.launch import strip_options
 from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
 from rms.formats.profiles import MALLEABLE, SEPARATE, WAYS, Point, Profile, ProfileError, Program
@@ -55,7 +57,7 @@ def add_profile(command: argparse.ArgumentParser) -> None:
     add("--engine", default="local", metavar="|".join(ENGINES))
     add("--cluster", type=Path, metavar="FILE.toml", help="nodes of rms serve, GPUs for instance")
     add("--meters", default="auto", metavar="NAMES", help="as of rms serve")
-    add("--meter-command", default="", metavar="CMD", help="as of rms serve")
+    add("--meter-command", metavar="CMD", help="as of rms serve")
     add(
         "--mhz",
         default="auto",
@@ -99,7 +101,10 @@ def _measure(arguments: argparse.Namespace, base: Path | None) -> Profile:
     if arguments.name is not None:
         raise CommandError(f"expected -- COMMAND, got {arguments.name!r} before it")
     target = arguments.out
-    name = profiles.check_name(arguments.save_as or Path(program.words[0]).name)
+    known = profiles.find(base, program, hardware)
+    name = profiles.check_name(
+        arguments.save_as or (known.name if known is not None else profiles.name_of(program.words))
+    )
     if target is None and base is None:
         raise CommandError("expected a folder in RMS_PROFILES, or --out FILE.json, got neither")
     if target is None:
@@ -129,7 +134,9 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
     if arguments.bandwidth and (arguments.engine != "local" or arguments.cluster is not None):
         got = "--cluster" if arguments.engine == "local" else f"--engine {arguments.engine}"
         raise CommandError(f"expected --bandwidth with the cores of this machine, got {got}")
-    serve = ["--meters", arguments.meters, "--meter-command", arguments.meter_command]
+    serve = ["--meters", arguments.meters]
+    if arguments.meter_command is not None:
+        serve += ["--meter-command", arguments.meter_command]
     nodes = None
     with refuse_on(FileError, MeterError):
         meters = MeterChoice.parse(arguments.meters, arguments.meter_command)
@@ -205,6 +212,8 @@ def _clocks(
 
 def _program(arguments: argparse.Namespace) -> Program:
     words = arguments.command_line
+    if words and words[0] in LAUNCHERS:  # of which the RMS does nothing: it decides itself
+        words = strip_options(words[1:])[0]
     if not words:
         raise CommandError("expected -- COMMAND, got none")
     found = Program.find(words, Path.cwd(), os.environ.get("PATH", os.defpath))

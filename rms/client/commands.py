@@ -47,7 +47,12 @@ def read_script(path: Path) -> str:
 
 
 def script_of(command: Sequence[str]) -> str:
-    """Return a script that does nothing but run a command on the job's nodes."""
+    """Return a script that does nothing but run a command on the job's nodes.
+
+    One that begins with a launcher is a script's launcher line as it is.
+    """
+    if command[0] in LAUNCHERS:
+        return f"#!/bin/sh\nexec {shlex.join(command)}\n"
     line = shlex.join([sys.executable, "-m", "rms", "launch", "--", *command])
     return f"#!/bin/sh\nexec {line}\n"
 

@@ -256,6 +256,14 @@ def folder(env: Mapping[str, str], state: Path) -> Path | None:
     return Path(named).absolute() if named else None
 
 
+def name_of(words: Sequence[str]) -> str:
+    """Return what a command is called: its program, of an interpreter its script or module."""
+    name = Path(words[0]).name
+    if _INTERPRETER.fullmatch(name) and "-c" not in words:
+        name = next((Path(word).name for word in words[1:] if not word.startswith("-")), name)
+    return re.sub(r"[^A-Za-z0-9._-]|^[._-]|\.json$", "-", name).lstrip("-") or "program"
+
+
 def check_name(name: str) -> str:
     """Return a profile's name.
 

@@ -247,7 +247,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--every", type=float, default=1.0, metavar="S")
     parser.add_argument("--node", metavar="NAME", help='"" for the daemon\'s own machine')
     parser.add_argument("--meters", default="auto", metavar="NAME[,NAME]")
-    parser.add_argument("--meter-command", default="", metavar="CMD")
+    parser.add_argument("--meter-command", metavar="CMD")
     arguments = parser.parse_args(argv)
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -40,12 +40,18 @@ class MeterChoice:
     command: str = ""
 
     @classmethod
-    def parse(cls, text: str, command: str = "") -> MeterChoice:
+    def parse(cls, text: str, command: str | None = None) -> MeterChoice:
         """Read ``auto``, ``none``, or names of meters separated by commas.
 
+        Args:
+            command: a program of the user's that prints readings, None for none.
+
         Raises:
-            MeterError: it names a meter or a recording that there is not.
+            MeterError: it names a meter or a recording that there is not, or an empty command.
         """
+        if command is not None and not command.strip():
+            raise MeterError(f"expected a command that prints readings, got {command!r}")
+        command = command or ""
         if text in ("auto", "none"):
             return cls((), text == "auto", command)
         names: list[str] = []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rms.cli.main import main
+from rms.client.commands import script_of
 from rms.formats.profiles import MALLEABLE, Point
 from rms.studies import profile as study
 from rms.wire.users import Books, BooksAnswer, EnergyRow
@@ -113,6 +114,24 @@ def test_clocks_that_cannot_be_set_are_refused_when_asked_for(
 ) -> None:
     assert main(["profile", "--nodes", "1", "--mhz", "1000", "--", "true"]) == 2
     assert "expected --mhz none here, got '1000': cpu: no frequencies in" in capsys.readouterr().err
+
+
+def test_launchers_are_left_out_and_the_program_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a job script, where a launcher line is the RMS's."""
+    monkeypatch.setattr(study, "separate", measured)
+    Path("solve.py").write_text("")
+    assert main(["profile", "--nodes", "1", "--", "mpirun", "-n", "4", "python3", "solve.py"]) == 0
+    (kept,) = (folder / "kept").glob("*.json")
+    assert kept.name.startswith("solve.py-")
+    assert json.loads(kept.read_text())["program"]["words"] == ["python3", "solve.py"]
+    assert script_of(["mpirun", "-n", "4", "x"]) == "#!/bin/sh\nexec mpirun -n 4 x\n"
+
+
+def test_an_empty_meter_command_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["profile", "--nodes", "1", "--meter-command", " ", "--", "true"]) == 2
+    assert "expected a command that prints readings, got ' '" in capsys.readouterr().err
 
 
 def test_bandwidth_is_of_this_machines_cores(

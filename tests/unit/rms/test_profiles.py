@@ -38,6 +38,22 @@ def place(base: Path, profile: Profile) -> Path:
     return profiles.path_of(base, profile.name, profile.program, profile.machine)
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("./work.sh 3", "work.sh"),
+        ("python3.11 -u solve/x.py --n 3", "x.py"),
+        ("python -m mpdata run", "mpdata"),
+        ("python -c pass", "python"),
+        ("python", "python"),
+        ("my+prog", "my-prog"),
+        ("sh _x.json", "x-"),
+    ],
+)
+def test_a_profile_is_named_by_the_program(command: str, name: str) -> None:
+    assert profiles.check_name(profiles.name_of(command.split())) == name
+
+
 # --- the laws ------------------------------------------------------------------------------------
 
 
