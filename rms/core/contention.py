@@ -87,6 +87,7 @@ class Pools:
         first: its first slot; it has ``number`` of them.
         of_slot: the pool of each slot.
         by_speed: the pools, the fastest first.
+        of_factor: the pools of each factor, rising.
     """
 
     def __init__(self, nodes: Sequence[SharedNode]) -> None:
@@ -100,6 +101,9 @@ class Pools:
         self.first = [0, *accumulate(self.number)][:-1]
         self.of_slot = [pool for pool, number in enumerate(self.number) for _ in range(number)]
         self.by_speed = sorted(range(len(kinds)), key=self.factor.__getitem__)
+        self.of_factor: dict[float, list[int]] = {}
+        for pool in self.by_speed:
+            self.of_factor.setdefault(self.factor[pool], []).append(pool)
         self.members: list[list[int]] = [[] for _ in nodes]
         for pool, at in enumerate(self.node):
             self.members[at].append(pool)

@@ -6,7 +6,7 @@ What the paper leaves open is a :class:`Variant`; its defaults and the reasons f
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path
 from random import Random
@@ -14,20 +14,14 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import msgspec
-import numpy as np
 
 from rms.core.contention import Processors, SharedNode
-from rms.core.events import Reason, Start
-from rms.core.model import Job, JobSpec, Site
+from rms.core.model import JobSpec, Site
 from rms.core.policies import Policy, adjusted, named
-from rms.core.policies.admission import Easy, news_only, reservation, start, start_head
-from rms.core.policies.placement import Room
-from rms.core.policies.shared import SharedRoom
-from rms.core.policies.sizing import Plan
-from rms.core.state import State
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
 from rms.sim.run import simulated
+from rms.studies.guim_queue import LongQueueEasy
 
 POLICIES = ("easy-reg", "easy-pa", "lc-pa")
 BOUND_S = 10.0
@@ -133,101 +127,6 @@ def with_bandwidth(
     return found
 
 
-# --- EASY over a long queue ------------------------------------------------------------------
-
-
-@dataclass
-class _Queue:
-    """Waiting jobs in order, in arrays, so that a pass does not look at each one."""
-
-    jobs: list[Job] = field(default_factory=list)
-    size: Any = field(default_factory=lambda: np.zeros(1024, np.int32))
-    span_s: Any = field(default_factory=lambda: np.zeros(1024))
-    gone: int = 0
-
-    def add(self, jobs: Iterable[Job]) -> None:
-        for job in jobs:
-            at = len(self.jobs)
-            if at == len(self.size):
-                self.size = np.concatenate([self.size, np.zeros(at, np.int32)])
-                self.span_s = np.concatenate([self.span_s, np.zeros(at)])
-            self.jobs.append(job)
-            self.size[at] = job.spec.preferred
-            self.span_s[at] = job.spec.expected_s(job.spec.preferred)
-
-    def remove(self, at: int) -> None:
-        self.size[at] = np.iinfo(np.int32).max
-        self.gone += 1
-
-    def pack(self) -> None:
-        """Forget who is gone once these are most."""
-        if self.gone < 512 or 2 * self.gone < len(self.jobs):
-            return
-        kept = np.flatnonzero(self.size[: len(self.jobs)] < np.iinfo(np.int32).max)
-        self.size[: len(kept)], self.span_s[: len(kept)] = self.size[kept], self.span_s[kept]
-        self.jobs, self.gone = [self.jobs[at] for at in kept], 0
-
-    def fitting(self, room: SharedRoom, extra: int, span_s: float) -> list[int]:
-        """Return who has the size to start now and may end in time or leaves enough free."""
-        size, end = self.size[: len(self.jobs)], len(self.jobs)
-        # A job that is too large for the free fast processors runs at the speed of slower ones.
-        tiers = room.tiers
-        free = np.array([number for number, _ in tiers])
-        factor = np.array([each for _, each in tiers] + [tiers[-1][1]])
-        ends = self.span_s[:end] * factor[np.searchsorted(free, size)] <= span_s
-        return [int(at) for at in np.flatnonzero((size <= room.free) & (ends | (size <= extra)))]
-
-
-class LongQueueEasy:
-    """EASY backfilling as :class:`rms.core.policies.admission.Easy` decides it, for long queues.
-
-    It keeps the queue in arrays from pass to pass, so each is made for one simulation, of fixed
-    jobs in the order of submission.
-    """
-
-    estimates = "requested"
-
-    def __init__(self) -> None:
-        self._queue = _Queue()
-        self._short = Easy()
-
-    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
-        """Return the starts of this pass."""
-        self._queue.add(state.new_jobs)
-        if news_only(state, queue, room):
-            return self._short(state, queue, plan, room)
-        starts: list[Start] = []
-        head = start_head(iter(queue), plan, room, starts)
-        if head is None or room.free <= 0:
-            return starts
-        assert isinstance(room, SharedRoom)
-        now, size = state.now_s, plan.start(head, room.free)
-        shadow, extra = reservation(state, room, starts, size)
-        begun, waiting = {each.job for each in starts}, self._queue
-        waiting.pack()
-        for at in waiting.fitting(room, extra, shadow - now):
-            job = waiting.jobs[at]
-            size, job_id = job.spec.preferred, job.spec.id
-            if job_id in begun or job_id not in state.pending:
-                waiting.remove(at)
-                continue
-            if job is head or not room.fits(job, size):
-                continue
-            if size > extra:
-                expected_s = job.spec.expected_s(size)
-                if now + expected_s > shadow or (
-                    now + expected_s * room.offer(job, size).slowdown > shadow
-                ):
-                    continue
-            elif now + job.spec.expected_s(size) * room.offer(job, size).slowdown > shadow:
-                extra -= size
-            starts.append(start(job, size, room, "backfills", Reason.BACKFILLS))
-            waiting.remove(at)
-            if room.free <= 0:
-                break
-        return starts
-
-
 def policy(name: str, variant: Variant, *, long_queue: bool = True) -> Policy:
     """Return one of the paper's policies, made for one simulation."""
     placement: dict[str, Any] = {
@@ -238,7 +137,7 @@ def policy(name: str, variant: Variant, *, long_queue: bool = True) -> Policy:
     if name == "lc-pa" and variant.threshold is not None:
         placement["threshold"] = variant.threshold
     made = adjusted(named("easy"), placement=placement)
-    admission = LongQueueEasy() if long_queue else made.admission
+    admission = LongQueueEasy(by_bandwidth=name == "lc-pa") if long_queue else made.admission
     return replace(made, admission=admission)
 
 

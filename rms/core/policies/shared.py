@@ -10,6 +10,9 @@ does not look ahead to the ends of neighbours.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import inf
 from typing import ClassVar, NamedTuple
@@ -23,16 +26,21 @@ from rms.core.state import State
 Counts = dict[int, int]
 """Processes by pool."""
 
+ByPool = dict[int, float]
+"""A figure of the processes in each pool."""
+
 
 class Offer(NamedTuple):
     """Where a job could start now.
 
     Attributes:
         slowdown: how much longer than stated it is expected to run.
+        waiting: how much longer by bandwidth alone, where the placement looks at that.
     """
 
     counts: Counts
     slowdown: float
+    waiting: float = 1.0
 
 
 class SharedRoom:
@@ -73,17 +81,31 @@ class SharedRoom:
 
     def _bandwidth_fits(self, job: Job, size: int, most: float) -> bool:
         offer = self.offer(job, size)
-        slowest = max(self._slowdowns(offer.counts, job.spec.planned_gb_s).values())
-        return slowest <= most or self.free == self._site.nodes
+        return offer.waiting <= most or self.free == self._site.nodes
 
     @property
     def tiers(self) -> list[tuple[int, float]]:
         """How many processors are free that are at least so fast, and that factor, rising."""
-        found: dict[float, int] = {}
-        for factor, free in zip(self._pools.factor, self._free, strict=True):
-            found[factor] = found.get(factor, 0) + free
-        rising = sorted(found)
-        return list(zip(accumulate([found[factor] for factor in rising]), rising, strict=True))
+        free = self._free
+        numbers = [sum([free[pool] for pool in pools]) for pools in self._pools.of_factor.values()]
+        return list(zip(accumulate(numbers), self._pools.of_factor, strict=True))
+
+    def may_hold(self, size: int, each_gb_s: float, slowdown: float) -> bool:
+        """Return whether processes may find room where each takes at most so much longer.
+
+        False is certain. Sockets and nodes are looked at one by one, so true is not.
+        """
+        pools, gb_s = self._pools, self._gb_s
+        for pool, number in enumerate(self._free):
+            if number and (over := slowdown / pools.factor[pool]) >= 1.0:
+                if each_gb_s > 0.0:
+                    left_gb_s = over * pools.least_gb_s[pool] - gb_s[pool]
+                    fitting = left_gb_s * pools.factor[pool] / each_gb_s * (1.0 + 1e-9)
+                    number = max(0, min(number, int(min(fitting, number) + 1e-9)))
+                size -= number
+                if size <= 0:
+                    return True
+        return False
 
     def offer(self, job: Job, size: int) -> Offer:
         """Return where the job would start now and what is expected of it there."""
@@ -91,13 +113,13 @@ class SharedRoom:
         found = self._offers.get((size, each_gb_s))
         if found is None:
             counts = self._first(size, how.fastest_first)
-            if how.least_bandwidth:
-                self._improve(counts, each_gb_s)
             factor = self._pools.factor
-            slowdown = max([factor[pool] for pool in counts])
             if how.least_bandwidth:
-                slowdown = max(self._times(counts, each_gb_s).values())
-            found = Offer(counts, slowdown)
+                slowdowns = self._improve(counts, each_gb_s)
+                longest = max([factor[pool] * slow for pool, slow in slowdowns.items()])
+                found = Offer(counts, longest, max(slowdowns.values()))
+            else:
+                found = Offer(counts, max([factor[pool] for pool in counts]))
             self._offers[size, each_gb_s] = found
         return found
 
@@ -156,99 +178,122 @@ class SharedRoom:
                     break
         return counts
 
-    def _improve(self, counts: Counts, each_gb_s: float) -> None:
+    def _improve(self, counts: Counts, each_gb_s: float) -> ByPool:
         """Move processes from where they wait most for memory to where they wait less.
 
         Pools with free processors are tried once each, in order, until all have been or nobody
-        waits (section IV-A-1).
+        waits (section IV-A-1). Returns how much bandwidth slows the processes of each pool then.
         """
-        pools, found = self._pools, self._slowdowns(counts, each_gb_s)
-        node, worst = pools.node, max(found, key=found.__getitem__)
+        pools, gb_s = self._pools, self._gb_s
+        node, factor, least_gb_s = pools.node, pools.factor, pools.least_gb_s
+        asked = self._asked(counts, dict.fromkeys(counts, each_gb_s))
+        waiting = _Waiting(self._slowdowns(asked, counts))
         for pool, free in enumerate(self._free):
-            if not free:
-                continue
-            moved = 1
-            while moved and (spare := free - counts.get(pool, 0)):
-                most = found[worst]
-                if most <= 1.0:
-                    return
-                asked = (
-                    self._gb_s[pool] + (counts.get(pool, 0) + 1) * each_gb_s / pools.factor[pool]
-                )
-                if worst == pool or asked >= most * pools.least_gb_s[pool]:
+            if not waiting.heap:
+                break
+            moved = min(free, 1)
+            while moved and (spare := free - counts.get(pool, 0)) and waiting.heap:
+                least, _, worst = waiting.heap[0]
+                one_more = gb_s[pool] + (counts.get(pool, 0) + 1) * each_gb_s / factor[pool]
+                if worst == pool or one_more >= -least * least_gb_s[pool]:
                     break
                 moved = min(moved, spare, counts[worst])
+                before = asked[worst], asked[pool]
                 _move(counts, worst, pool, moved)
-                there = self._slowdowns(counts, each_gb_s, (node[pool],))
-                if max(there.values()) >= most:
+                for at in (worst, pool):
+                    asked[at] = gb_s[at] + counts.get(at, 0) * each_gb_s / factor[at]
+                there = self._slowdowns(asked, counts, (node[pool],))
+                if max(there.values()) >= -least:
                     _move(counts, pool, worst, moved)
+                    asked[worst], asked[pool] = before
                     moved //= 2  # twice as many at once as long as that helps, then half as many
                     continue
-                found.update(there)
-                found.update(self._slowdowns(counts, each_gb_s, (node[worst],)))
-                if worst not in counts:
-                    del found[worst]
-                worst = max(found, key=found.__getitem__)
+                if node[worst] != node[pool]:
+                    there.update(self._slowdowns(asked, counts, (node[worst],)))
+                waiting.update(there, None if worst in counts else worst)
                 moved *= 2
+        return waiting.slowdowns
 
     # --- how slow ----------------------------------------------------------------------------
 
-    def _slowdowns(
-        self, counts: Counts, each_gb_s: float, nodes: tuple[int, ...] | None = None
-    ) -> dict[int, float]:
-        """Return how much bandwidth slows a job's processes, by pool, all nodes or some."""
-        return self._asking(counts, dict.fromkeys(counts, each_gb_s), nodes)
+    def _asked(self, counts: Counts, each_gb_s: ByPool) -> list[float]:
+        """Return what is asked for in all pools, with the processes of a job (at factor 1)."""
+        asked, factor = list(self._gb_s), self._pools.factor
+        for pool, number in counts.items():
+            asked[pool] += number * each_gb_s[pool] / factor[pool]
+        return asked
 
-    def _asking(
-        self, counts: Counts, each_gb_s: dict[int, float], nodes: tuple[int, ...] | None = None
-    ) -> dict[int, float]:
-        """The same where processes of each pool ask for another bandwidth (factor 1)."""
-        pools, gb_s, found = self._pools, self._gb_s, {}
+    def _slowdowns(
+        self, asked: Sequence[float], counts: Counts, nodes: Iterable[int] = ()
+    ) -> ByPool:
+        """Return how much bandwidth slows a job's processes, by pool, all nodes or some."""
+        pools, found = self._pools, {}
+        least_gb_s = pools.least_gb_s
         for node in nodes or dict.fromkeys([pools.node[pool] for pool in counts]):
             members = pools.members[node]
-            if len(members) == 1:
-                pool = members[0]
-                if pool not in counts:
-                    continue  # its last process has just been moved away
-                asked = gb_s[pool] + counts[pool] * each_gb_s[pool] / pools.factor[pool]
-                if asked <= pools.least_gb_s[pool]:
+            if len(members) == 1 and asked[pool := members[0]] <= least_gb_s[pool]:
+                if pool in counts:
                     found[pool] = 1.0  # the most frequent case
-                    continue
-            demands = [
-                gb_s[pool] + counts[pool] * each_gb_s[pool] / pools.factor[pool]
-                if pool in counts
-                else gb_s[pool]
-                for pool in members
-            ]
-            for pool, slowdown in zip(members, pools.slowdowns(node, demands), strict=True):
+                continue
+            slowdowns = pools.slowdowns(node, [asked[pool] for pool in members])
+            for pool, slowdown in zip(members, slowdowns, strict=True):
                 if pool in counts:
                     found[pool] = slowdown
         return found
 
-    def _times(self, counts: Counts, each_gb_s: float) -> dict[int, float]:
-        """Return the run time of a job's processes over what is stated, by pool."""
-        factor = self._pools.factor
-        found = self._slowdowns(counts, each_gb_s)
-        return {pool: factor[pool] * slowdown for pool, slowdown in found.items()}
-
-    def _frequencies(self, counts: Counts, each_gb_s: float) -> dict[int, float]:
+    def _frequencies(self, counts: Counts, each_gb_s: float) -> ByPool:
         """Return the frequencies at which all processes of a job end together (section IV-A-2).
 
         The steps: the critical process has the longest run time (1). The others ask for as much
         less as they are faster (2), by which neighbours may wait less (3). Each runs at the lowest
         level at which it is not later than the critical one (4).
         """
-        times = self._times(counts, each_gb_s)
+        factor = self._pools.factor
+        slowdowns = self._slowdowns(self._asked(counts, dict.fromkeys(counts, each_gb_s)), counts)
+        times = {pool: factor[pool] * slowdown for pool, slowdown in slowdowns.items()}
         longest = max(times.values())
-        asked = {pool: each_gb_s * time / longest for pool, time in times.items()}
-        factor, levels = self._pools.factor, self._site.levels
-        highest = levels[-1][0]
+        own = {pool: each_gb_s * time / longest for pool, time in times.items()}
+        levels = [ghz for ghz, _ in self._site.levels]
         found = {}
-        for pool, slowdown in self._asking(counts, asked).items():
-            share = factor[pool] * slowdown / longest
-            least = share * highest * (1.0 - 1e-12)
-            found[pool] = next((ghz for ghz, _ in levels if ghz >= least), highest) / highest
+        for pool, slowdown in self._slowdowns(self._asked(counts, own), counts).items():
+            least = factor[pool] * slowdown / longest * levels[-1] * (1.0 - 1e-12)
+            level = min(bisect_left(levels, least), len(levels) - 1)
+            found[pool] = levels[level] / levels[-1]
         return found
+
+
+class _Waiting:
+    """How much bandwidth slows the processes of a job, and where it does most.
+
+    Attributes:
+        slowdowns: by pool.
+        heap: those above 1, the highest first (negated; of equal ones the pool that is longest in
+            ``slowdowns``); the first is valid.
+    """
+
+    __slots__ = ("_number", "_since", "heap", "slowdowns")
+
+    def __init__(self, slowdowns: ByPool) -> None:
+        self.slowdowns = slowdowns
+        self._since = {pool: at for at, pool in enumerate(slowdowns)}
+        self._number = len(slowdowns)
+        self.heap = [(-s, self._since[p], p) for p, s in slowdowns.items() if s > 1.0]
+        heapify(self.heap)
+
+    def update(self, slowdowns: ByPool, gone: int | None) -> None:
+        """Enter what is new of some pools; one may have no process any more."""
+        heap, known, since = self.heap, self.slowdowns, self._since
+        if gone is not None:
+            del known[gone]
+        for pool, slowdown in slowdowns.items():
+            if pool not in known:
+                since[pool] = self._number
+                self._number += 1
+            known[pool] = slowdown
+            if slowdown > 1.0:
+                heappush(heap, (-slowdown, since[pool], pool))
+        while heap and (known.get(heap[0][2]), since[heap[0][2]]) != (-heap[0][0], heap[0][1]):
+            heappop(heap)
 
 
 def _move(counts: Counts, source: int, target: int, number: int) -> None:

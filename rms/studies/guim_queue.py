@@ -1,0 +1,257 @@
+"""EASY backfilling over queues of hundreds of thousands of jobs on nodes that share bandwidth.
+
+Most of the logs of Guim et al. wait at once on their clusters. Jobs that ask for the same processors
+and bandwidth would start in the same place, so a pass looks at each such class once, and in it only
+at jobs whose requested times are short enough.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from math import inf
+from operator import attrgetter
+from sys import float_info
+from typing import NamedTuple
+
+from rms.core.events import Reason, Start
+from rms.core.model import Job
+from rms.core.policies.admission import reservation, start
+from rms.core.policies.placement import Room
+from rms.core.policies.shared import SharedRoom
+from rms.core.policies.sizing import Plan
+from rms.core.state import State
+
+
+class JobClass:
+    """Waiting jobs that ask for the same, in order of submission, and a tree of their spans.
+
+    Attributes:
+        size, gb_s: what each asks for: processors, and bandwidth where it matters.
+        numbers, jobs: theirs, also of those that have started.
+        tree: the least span below each node of a binary tree, the root at 1, a leaf for each job;
+            inf for who has started.
+    """
+
+    def __init__(self, size: int, gb_s: float) -> None:
+        self.size, self.gb_s = size, gb_s
+        self.numbers: list[int] = []
+        self.jobs: list[Job] = []
+        self.tree = [inf] * 16
+
+    def add(self, job: Job, span_s: float) -> None:
+        """Enter a job behind all others."""
+        if 2 * len(self.jobs) == len(self.tree):
+            half = len(self.jobs)
+            leaves = self.tree[half:] + [inf] * half
+            self.tree = [inf] * (2 * half) + leaves
+            for at in range(2 * half - 1, 0, -1):
+                self.tree[at] = min(self.tree[2 * at], self.tree[2 * at + 1])
+        self._set(len(self.jobs), span_s)
+        self.numbers.append(job.number)
+        self.jobs.append(job)
+
+    def remove(self, job: Job) -> None:
+        """Forget a job."""
+        self._set(bisect_left(self.numbers, job.number), inf)
+
+    def _set(self, index: int, span_s: float) -> None:
+        tree, at = self.tree, len(self.tree) // 2 + index
+        tree[at] = span_s
+        while at > 1:
+            at >>= 1
+            least = min(tree[2 * at], tree[2 * at + 1])
+            if tree[at] == least:
+                break
+            tree[at] = least
+
+    def first(self, number: int, slowdown: float, begin_s: float, end_s: float) -> int | None:
+        """Return the index of the first job from a number on that would end by a time."""
+        tree, leaves = self.tree, len(self.tree) // 2
+        if begin_s + tree[1] * slowdown > end_s:
+            return None  # the most frequent case
+        index = bisect_left(self.numbers, number)
+        at = leaves + index
+        if index == leaves:
+            return None
+        while begin_s + tree[at] * slowdown > end_s:
+            while at & 1:  # a right child: what is right of it is right of its parent
+                at >>= 1
+            if not at:
+                return None
+            at += 1
+        while at < leaves:
+            at <<= 1
+            if begin_s + tree[at] * slowdown > end_s:
+                at += 1
+        return at - leaves
+
+
+class _Reserved(NamedTuple):
+    """What a pass must leave to the first waiting job.
+
+    Attributes:
+        now_s: the time of the pass.
+        shadow_s: when the first job is to start.
+        extra: how many processors will be free beside it then.
+    """
+
+    now_s: float
+    shadow_s: float
+    extra: int
+
+
+class LongQueueEasy:
+    """EASY as :class:`rms.core.policies.admission.Easy` decides it, in the order of submission.
+
+    It keeps the queue from pass to pass, so each is made for one simulation, of fixed jobs.
+
+    Args:
+        by_bandwidth: where a job would start depends on the bandwidth it asks for.
+    """
+
+    estimates = "requested"
+
+    def __init__(self, *, by_bandwidth: bool) -> None:
+        self._by_bandwidth = by_bandwidth
+        self._jobs: list[Job] = []
+        self._gone = bytearray()
+        self._first = 0
+        self._classes: dict[tuple[int, float], JobClass] = {}
+        self._by_size: list[JobClass] = []
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        assert isinstance(room, SharedRoom)
+        for job in state.new_jobs:
+            self._add(job, state.nodes)
+        starts: list[Start] = []
+        head = self._head()
+        news = [] if state.needs_pass or head is None else state.new_jobs
+        if news and head is not None and head.number < news[0].number:
+            if min([job.least for job in news]) > room.free:
+                return starts
+        else:
+            news = []
+            while head is not None and room.fits(head, head.spec.preferred):
+                self._start(head, room, starts, "fits", Reason.FITS)
+                head = self._head()
+        if head is None or room.free <= 0:
+            return starts
+        shadow_s, extra = reservation(state, room, starts, head.spec.preferred)
+        number = news[0].number if news else head.number + 1
+        reserved = _Reserved(state.now_s, min(shadow_s, float_info.max), extra)
+        self._backfill(room, starts, reserved, number)
+        return starts
+
+    def _add(self, job: Job, processors: int) -> None:
+        """Enter a new job; one too wide for the cluster is refused and waits for nothing."""
+        size = job.spec.preferred
+        self._jobs.append(job)
+        self._gone.append(size > processors)
+        if size > processors:
+            return
+        key = size, job.spec.planned_gb_s if self._by_bandwidth else 0.0
+        if key not in self._classes:
+            self._classes[key] = JobClass(*key)
+            insort(self._by_size, self._classes[key], key=attrgetter("size"))
+        self._classes[key].add(job, job.spec.expected_s(size))
+
+    def _head(self) -> Job | None:
+        """Return the first job that waits."""
+        self._first = self._gone.find(0, self._first)
+        if self._first < 0:
+            self._first = len(self._gone)
+            return None
+        return self._jobs[self._first]
+
+    def _start(
+        self, job: Job, room: SharedRoom, starts: list[Start], why: str, code: Reason
+    ) -> None:
+        size = job.spec.preferred
+        starts.append(start(job, size, room, why, code))
+        self._gone[job.number - 1] = 1
+        self._classes[size, job.spec.planned_gb_s if self._by_bandwidth else 0.0].remove(job)
+
+    def _backfill(
+        self, room: SharedRoom, starts: list[Start], reserved: _Reserved, number: int
+    ) -> None:
+        """Start jobs from a number on that do not delay the first one, in order.
+
+        In the heap stands the next job of each class that may start, by the fastest processors
+        that are free. One that may not, where it would really be placed, gives way to the next of
+        its class that may; after a start, places may be better than before.
+        """
+        now_s, shadow_s, extra = reserved
+        tiers, heap, passed_over = room.tiers, _Heap(), []
+        for each in self._by_size:
+            if each.size > room.free:
+                break
+            heap.push(each, number, _fastest(tiers, each.size), reserved, extra)
+        while (top := heap.pop()) is not None and room.free > 0:
+            each, index = top
+            job, size = each.jobs[index], each.size
+            if size > room.free:
+                continue
+            span_s = each.tree[len(each.tree) // 2 + index]
+            slowdown = self._slowdown(each, job, room, reserved if size > extra else None)
+            if slowdown is None or not room.fits(job, size):
+                passed_over.append(each)
+                continue
+            if now_s + span_s * slowdown > shadow_s:
+                if size > extra:
+                    passed_over.append(each)
+                    heap.push(each, job.number + 1, slowdown, reserved, extra)
+                    continue
+                extra -= size
+            self._start(job, room, starts, "backfills", Reason.BACKFILLS)
+            for other in (each, *passed_over):
+                heap.push(other, job.number + 1, _fastest(tiers, other.size), reserved, extra)
+            passed_over.clear()
+
+    def _slowdown(
+        self, each: JobClass, job: Job, room: SharedRoom, reserved: _Reserved | None
+    ) -> float | None:
+        """Return how slow a job would be; None if no job of its class can end in time."""
+        if reserved is not None and self._by_bandwidth:
+            most = (reserved.shadow_s - reserved.now_s) / max(each.tree[1], 1e-9)
+            if not room.may_hold(each.size, each.gb_s, most * (1.0 + 1e-9)):
+                return None
+        return room.offer(job, each.size).slowdown
+
+
+class _Heap:
+    """The next job of each class that may start, the first submitted first."""
+
+    def __init__(self) -> None:
+        self._next: dict[JobClass, int] = {}
+        self._heap: list[tuple[int, int, JobClass]] = []
+
+    def push(
+        self, each: JobClass, number: int, slowdown: float, reserved: _Reserved, extra: int
+    ) -> None:
+        """Enter the first job from a number on that may start, instead of any of its class."""
+        if each.size <= extra:  # whenever it ends
+            index = each.first(number, 1.0, 0.0, float_info.max)
+        else:
+            index = each.first(number, slowdown, reserved.now_s, reserved.shadow_s)
+        if index is None:
+            self._next.pop(each, None)
+            return
+        number = self._next[each] = each.numbers[index]
+        heappush(self._heap, (number, index, each))
+
+    def pop(self) -> tuple[JobClass, int] | None:
+        """Return the first and its index in its class."""
+        while self._heap:
+            number, index, each = heappop(self._heap)
+            if self._next.get(each) == number:
+                del self._next[each]
+                return each, index
+        return None
+
+
+def _fastest(tiers: list[tuple[int, float]], size: int) -> float:
+    """Return the factor of the slowest of that many of the fastest processors."""
+    return next((factor for number, factor in tiers if size <= number), tiers[-1][1])
