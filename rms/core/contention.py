@@ -13,6 +13,7 @@ HPC Environments using Memory Considerations".
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -20,6 +21,9 @@ from math import inf
 from typing import NamedTuple
 
 import msgspec
+
+ROUNDING = 1.0 + 1e-12
+"""A demand may be above a capacity by so much and still be met."""
 
 
 class Processors(msgspec.Struct, frozen=True):
@@ -55,12 +59,6 @@ class SharedNode(msgspec.Struct, frozen=True):
         """Whether anything of what is stated can make a process slower."""
         limits = [self.bandwidth_gb_s, *(kind.socket_gb_s for kind in self.processors)]
         return min(limits) < inf or any(kind.factor != 1.0 for kind in self.processors)
-
-    def slowdown(self, demand_gb_s: float, capacity_gb_s: float) -> float:
-        """Return run time over that without contention: 1 where the capacity is not passed."""
-        if demand_gb_s <= capacity_gb_s * (1.0 + 1e-12):
-            return 1.0
-        return demand_gb_s / capacity_gb_s + (1.0 if self.whole_demand else 0.0)
 
 
 def shared_nodes(slots: Sequence[int], bandwidth_gb_s: Sequence[float]) -> tuple[SharedNode, ...]:
@@ -107,6 +105,10 @@ class Pools:
         self.members: list[list[int]] = [[] for _ in nodes]
         for pool, at in enumerate(self.node):
             self.members[at].append(pool)
+        self._limits = [
+            (node.bandwidth_gb_s, [kind.socket_gb_s for kind in node.processors], node.whole_demand)
+            for node in nodes
+        ]
 
     def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
         """Return how much slower the processes of each pool of a node are than if each was alone.
@@ -114,17 +116,20 @@ class Pools:
         Args:
             demands_gb_s: what is asked for in each of its pools.
         """
-        model, through, sockets = self.nodes[node], 0.0, []
-        for pool, demand in zip(self.members[node], demands_gb_s, strict=True):
-            capacity = self.socket_gb_s[pool]
-            if demand > capacity:
-                sockets.append(model.slowdown(demand, capacity))
-                through += capacity
-            else:
-                sockets.append(1.0)
+        bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
+        through, found = 0.0, []
+        for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
+            if demand <= capacity:
+                found.append(1.0)
                 through += demand
-        shared = model.slowdown(through, model.bandwidth_gb_s)
-        return sockets if shared == 1.0 else [each * shared for each in sockets]
+            else:
+                over = demand > capacity * ROUNDING
+                found.append(demand / capacity + whole_demand if over else 1.0)
+                through += capacity
+        if through <= bandwidth_gb_s * ROUNDING:
+            return found
+        shared = through / bandwidth_gb_s + whole_demand
+        return [each * shared for each in found]
 
 
 class Part(NamedTuple):
@@ -251,11 +256,10 @@ class Contention:
 
     def _share(self, node: int, now_s: float) -> None:
         """Set the rates of a node's pools by what is asked of it now."""
-        members = self._pools.members[node]
-        pools = [self._state[at] for at in members]
-        found = self._pools.slowdowns(node, [pool.demand_gb_s for pool in pools])
-        for at, pool, slowdown in zip(members, pools, found, strict=True):
-            rate = 1.0 / slowdown
+        members, state = self._pools.members[node], self._state
+        found = self._pools.slowdowns(node, [state[at].demand_gb_s for at in members])
+        for at, slowdown in zip(members, found, strict=True):
+            pool, rate = state[at], 1.0 / slowdown
             if rate != pool.rate:
                 self._advance(pool, now_s)
                 pool.rate = rate
@@ -282,12 +286,8 @@ def parts(
         slots: those of the job.
         frequencies: over the highest one, of the process on each slot; empty for the highest.
     """
-    found: dict[tuple[int, float], int] = {}
-    of_slot = pools.of_slot
-    for slot, frequency in zip(slots, frequencies or (1.0,) * len(slots), strict=True):
-        key = of_slot[slot], frequency
-        found[key] = found.get(key, 0) + 1
-    return found
+    at = map(pools.of_slot.__getitem__, slots)
+    return Counter(zip(at, frequencies or (1.0,) * len(slots), strict=True))
 
 
 def processes(
@@ -303,8 +303,9 @@ def processes(
         work_s, demand_gb_s: of each, as :class:`Part` has them.
         levels: frequencies and voltages, rising; empty where frequencies are not set.
     """
+    power = {share: dynamic_power(levels, share) for share in {share for _, share in counts}}
     return [
-        Part(pool, number, work_s, demand_gb_s, share, dynamic_power(levels, share))
+        Part(pool, number, work_s, demand_gb_s, share, power[share])
         for (pool, share), number in counts.items()
     ]
 

@@ -1,8 +1,8 @@
 """EASY backfilling over queues of hundreds of thousands of jobs on nodes that share bandwidth.
 
-Most of the logs of Guim et al. wait at once on their clusters. Jobs that ask for the same processors
-and bandwidth would start in the same place, so a pass looks at each such class once, and in it only
-at jobs whose requested times are short enough.
+Most of the logs of Guim et al. wait at once on their clusters. Jobs that ask for the same number of
+processors and the same bandwidth would start in the same place, so a pass looks at each such class
+once, and in it only at jobs whose requested times are short enough.
 """
 
 from __future__ import annotations
@@ -183,31 +183,36 @@ class LongQueueEasy:
         that are free. One that may not, where it would really be placed, gives way to the next of
         its class that may; after a start, places may be better than before.
         """
-        now_s, shadow_s, extra = reserved
-        tiers, heap, passed_over = room.tiers, _Heap(), []
+        now_s, shadow_s, longest_s = reserved.now_s, reserved.shadow_s, inf
+        heap, passed_over, size = _Heap(reserved, room.tiers), [], 0
         for each in self._by_size:
-            if each.size > room.free:
-                break
-            heap.push(each, number, _fastest(tiers, each.size), reserved, extra)
+            if each.size > size:
+                size = each.size
+                if size > room.free:
+                    break
+                longest_s = heap.longest_s(size)
+            if each.tree[1] < longest_s:
+                heap.push(each, number)
         while (top := heap.pop()) is not None and room.free > 0:
             each, index = top
             job, size = each.jobs[index], each.size
             if size > room.free:
                 continue
             span_s = each.tree[len(each.tree) // 2 + index]
-            slowdown = self._slowdown(each, job, room, reserved if size > extra else None)
+            slowdown = self._slowdown(each, job, room, None if size <= heap.extra else reserved)
             if slowdown is None or not room.fits(job, size):
                 passed_over.append(each)
                 continue
             if now_s + span_s * slowdown > shadow_s:
-                if size > extra:
+                if size > heap.extra:
                     passed_over.append(each)
-                    heap.push(each, job.number + 1, slowdown, reserved, extra)
+                    heap.push(each, job.number + 1, slowdown)
                     continue
-                extra -= size
+                heap.extra -= size
             self._start(job, room, starts, "backfills", Reason.BACKFILLS)
             for other in (each, *passed_over):
-                heap.push(other, job.number + 1, _fastest(tiers, other.size), reserved, extra)
+                if other.size <= room.free and other.tree[1] < heap.longest_s(other.size):
+                    heap.push(other, job.number + 1)
             passed_over.clear()
 
     def _slowdown(
@@ -222,20 +227,38 @@ class LongQueueEasy:
 
 
 class _Heap:
-    """The next job of each class that may start, the first submitted first."""
+    """The next job of each class that may start, the first submitted first.
 
-    def __init__(self) -> None:
+    Args:
+        tiers: the free processors by speed.
+
+    Attributes:
+        extra: how many more processors may be taken for any time.
+    """
+
+    def __init__(self, reserved: _Reserved, tiers: list[tuple[int, float]]) -> None:
+        self._now_s, self._shadow_s, self.extra = reserved
+        self._tiers = tiers
         self._next: dict[JobClass, int] = {}
         self._heap: list[tuple[int, int, JobClass]] = []
 
-    def push(
-        self, each: JobClass, number: int, slowdown: float, reserved: _Reserved, extra: int
-    ) -> None:
-        """Enter the first job from a number on that may start, instead of any of its class."""
-        if each.size <= extra:  # whenever it ends
+    def longest_s(self, size: int) -> float:
+        """Return a bound of the requested time of jobs that may start."""
+        if size <= self.extra:
+            return inf
+        return (self._shadow_s - self._now_s) / self._fastest(size) * (1.0 + 1e-9) + 1e-9
+
+    def push(self, each: JobClass, number: int, slowdown: float | None = None) -> None:
+        """Enter the first job from a number on that may start, instead of any of its class.
+
+        Args:
+            slowdown: how slow it would be, None for as fast as at best.
+        """
+        if each.size <= self.extra:
             index = each.first(number, 1.0, 0.0, float_info.max)
         else:
-            index = each.first(number, slowdown, reserved.now_s, reserved.shadow_s)
+            slowdown = slowdown or self._fastest(each.size)
+            index = each.first(number, slowdown, self._now_s, self._shadow_s)
         if index is None:
             self._next.pop(each, None)
             return
@@ -251,7 +274,9 @@ class _Heap:
                 return each, index
         return None
 
-
-def _fastest(tiers: list[tuple[int, float]], size: int) -> float:
-    """Return the factor of the slowest of that many of the fastest processors."""
-    return next((factor for number, factor in tiers if size <= number), tiers[-1][1])
+    def _fastest(self, size: int) -> float:
+        """Return the factor of the slowest of that many of the fastest processors."""
+        for number, factor in self._tiers:
+            if size <= number:
+                return factor
+        return self._tiers[-1][1]

@@ -52,6 +52,7 @@ class SharedRoom:
         "_gb_s",
         "_how",
         "_offers",
+        "_open",
         "_pools",
         "_site",
         "_vacant",
@@ -70,6 +71,7 @@ class SharedRoom:
         self._how, self.free, self.passed = how, state.free_count, 0
         self.power_aware = how.power_aware and state.settable_frequencies
         self._offers: dict[tuple[int, float], Offer] = {}
+        self._open: list[tuple[int, float, float, float]] | None = None
 
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` processors now."""
@@ -95,14 +97,22 @@ class SharedRoom:
 
         False is certain. Sockets and nodes are looked at one by one, so true is not.
         """
-        pools, gb_s = self._pools, self._gb_s
-        for pool, number in enumerate(self._free):
-            if number and (over := slowdown / pools.factor[pool]) >= 1.0:
+        if self._open is None:
+            pools, gb_s = self._pools, self._gb_s
+            self._open = [
+                (number, pools.factor[pool], pools.least_gb_s[pool], gb_s[pool])
+                for pool, number in enumerate(self._free)
+                if number
+            ]
+        for number, factor, least_gb_s, gb_s in self._open:
+            if (over := slowdown / factor) >= 1.0:
+                fitting = number
                 if each_gb_s > 0.0:
-                    left_gb_s = over * pools.least_gb_s[pool] - gb_s[pool]
-                    fitting = left_gb_s * pools.factor[pool] / each_gb_s * (1.0 + 1e-9)
-                    number = max(0, min(number, int(min(fitting, number) + 1e-9)))
-                size -= number
+                    left_gb_s = over * least_gb_s - gb_s
+                    most = left_gb_s * factor / each_gb_s * (1.0 + 1e-9) + 1e-9
+                    if most < number:
+                        fitting = int(most) if most > 0.0 else 0
+                size -= fitting
                 if size <= 0:
                     return True
         return False
@@ -148,6 +158,7 @@ class SharedRoom:
         self._vacant = vacant
         self.free -= size
         self._offers.clear()
+        self._open = None
         slower = any(share < 1.0 for share in shares.values())
         return tuple(nodes), tuple(frequencies) if slower else ()
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rms.cli.main import main
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model import Job, JobId, JobSpec, Mode
 from rms.sim.simulator import Simulation
 from rms.studies.guim import DATA
 from rms.studies.guim_model import POLICIES, Case, Variant, policy, run, site, with_bandwidth
+from rms.studies.guim_queue import JobClass
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +68,29 @@ def test_long_queues_are_decided_as_easy_does(paper: dict[str, Any], name: str) 
         simulation.run()
         ends.append({job.spec.id: (job.nodes, job.end_s) for job in _ended(simulation)})
     assert ends[0] == ends[1] and len(ends[0]) == len(specs)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([5.0, 20.0, 300.0]), st.booleans()), max_size=40),
+    st.integers(1, 45),
+    st.sampled_from([1.0, 15.0]),
+)
+def test_first_of_a_class_that_ends_in_time(
+    waiting: list[tuple[float, bool]], number: int, slowdown: float
+) -> None:
+    """The same as looking at each one."""
+    specs, found = jobs(len(waiting), 1), JobClass(1, 0.0)
+    for at, (spec, (span_s, _)) in enumerate(zip(specs, waiting, strict=True)):
+        found.add(Job(spec, at + 1), span_s)
+    for job, (_, gone) in zip(list(found.jobs), waiting, strict=True):
+        if gone:
+            found.remove(job)
+    fits = [
+        at
+        for at, (span_s, gone) in enumerate(waiting)
+        if not gone and at + 1 >= number and 100.0 + span_s * slowdown <= 400.0
+    ]
+    assert found.first(number, slowdown, 100.0, 400.0) == (fits[0] if fits else None)
 
 
 def _ended(simulation: Simulation) -> list[Any]:
