@@ -98,9 +98,9 @@ class SharedRoom:
         False is certain. Sockets and nodes are looked at one by one, so true is not.
         """
         if self._open is None:
-            pools, gb_s = self._pools, self._gb_s
+            pools = self._pools
             self._open = [
-                (number, pools.factor[pool], pools.least_gb_s[pool], gb_s[pool])
+                (number, pools.factor[pool], pools.least_gb_s[pool], self._gb_s[pool])
                 for pool, number in enumerate(self._free)
                 if number
             ]
