@@ -229,6 +229,7 @@ class Reason(StrEnum):
     BALANCES = "Balances"
     POWER = "PowerCap"
     NODE_POWER = "NodePower"
+    CONSOLIDATES = "Consolidates"
     USER = "User"
     REFUSED = "Refused"
 

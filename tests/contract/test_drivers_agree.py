@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from rms.core.cluster import Cluster
-from rms.core.events import Decision, PowerOff, PowerOn, Resize, Start, Started, Submitted
+from rms.core.events import Decision, PowerOff, PowerOn, Reason, Resize, Start, Started, Submitted
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.daemon.context import Settings
@@ -130,6 +131,32 @@ def test_on_nodes_that_jobs_share(tmp_path: Path, part: str, node_power: str) ->
         assert any(start.slowdown > 1.0 for start in starts)
     off = {node for _, d in decisions if isinstance(d, PowerOff) for node in d.nodes}
     assert len(off) == (12 if node_power == "off-when-idle" else 0)
+
+
+@pytest.mark.promise("consolidate")
+def test_with_jobs_that_are_moved_so_that_nodes_go_off(tmp_path: Path) -> None:
+    """Six nodes of two slots; jobs of all modes, half of them of one size that may be moved."""
+    specs = [
+        structs.replace(
+            s,
+            mode=Mode.MALLEABLE if int(s.id) % 2 else s.mode,
+            nodes_max=s.preferred if int(s.id) % 2 else s.nodes_max,
+            nodes_min=s.preferred if int(s.id) % 2 else s.nodes_min,
+            limit_s=5.0 * (s.limit_s or 60.0),
+            resize_every_s=3.0,
+        )
+        for s in stream()
+    ]
+    policy = adjusted(
+        POLICIES["easy"],
+        placement={"part": "consolidate", "narrow": True},
+        node_power={"part": "off-when-idle"},
+    ).key
+    model = NodePower(10.0, 20.0, 3.0, 0.1, 4.0, 6.0)
+    decisions = agree(tmp_path, policy, specs, model, gb_s=inf)
+    moved = [d for _, d in decisions if isinstance(d, Resize)]
+    assert {d.code for d in moved} == {Reason.CONSOLIDATES}
+    assert any(isinstance(d, PowerOff) for _, d in decisions)
 
 
 def agree(

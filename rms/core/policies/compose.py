@@ -15,6 +15,7 @@ from rms.core.policies import (
     admission,
     backfill_share,
     conservative,
+    consolidate,
     frequency,
     node_power,
     order,
@@ -49,6 +50,7 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "power-slot": power.PowerSlot,
         "first-fit-shared": shared.FirstFitShared,
         "less-consume": shared.LessConsume,
+        "consolidate": consolidate.Consolidate,
     },
     "passes": {"events": passes.Events, "ticks": passes.Ticks},
     "frequency": {
@@ -184,7 +186,11 @@ def _compose(raw: dict[str, Any], name: str) -> Policy:
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))
     if isinstance(made["frequency"], frequency.PowerAware):
         _check_shared(made["placement"], raw)
-    if not isinstance(made["node_power"], node_power.AlwaysOn):
+    always_on = isinstance(made["node_power"], node_power.AlwaysOn)
+    if always_on and isinstance(made["placement"], consolidate.Consolidate):
+        expected = "node_power of off-when-idle for placement consolidate"
+        raise PolicyError(f"expected {expected}, which frees hosts to go off, got always-on")
+    if not always_on:
         _check_powered(made["placement"], raw)
     text = msgspec.json.encode({"name": name, **raw}).decode()
     return Policy(name=name, text=text, **made)

@@ -88,6 +88,11 @@ class Lowest:
         self.free, self.passed = state.free_count, 0
         self._nodes = state.free_nodes()
 
+    @property
+    def rest(self) -> list[Node]:
+        """The nodes that are left; the room is not used after that."""
+        return list(self._nodes)
+
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` nodes now."""
         return size <= self.free

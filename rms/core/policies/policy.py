@@ -7,20 +7,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rms.core.events import Decision, Event, Later, Never, Reason, Start, Submitted
-from rms.core.model import Job, JobId, JobSpec, Site
+from rms.core.events import Decision, Event, Later, Never, Reason, Resize, Start, Submitted
+from rms.core.model import Job, JobId, JobSpec, Node, Site
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
 from rms.core.policies.frequency import NOMINAL, FrequencyPart
 from rms.core.policies.node_power import ALWAYS_ON, AlwaysOn, PowerPart, all_on, switched
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import Lowest, Room
 from rms.core.policies.sizing import AsAsked, Plan
-from rms.core.powercap import never_fits, why_power
+from rms.core.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import State
 
 Order = Callable[[State], Iterable[Job]]
 """What may be gone through more than once: a view or a list, not a generator."""
 Sizing = Callable[[State, Iterable[Job], Room], Plan]
 Placement = Callable[[State], Room]
+Migrations = Callable[[State, Sequence[Node], Sequence[Decision], PowerBudget | None], list[Resize]]
+"""Given the nodes that a pass has left and what it has decided: who moves where."""
 
 
 class Admission(Protocol):
@@ -68,6 +70,7 @@ class Policy:
         shared: it places processes on nodes that share bandwidth, and nowhere else.
         clocked: it sets frequencies, where nodes state some.
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
+        migrations: resizes of running jobs to other nodes that the placement wants, or None.
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
 
@@ -85,6 +88,7 @@ class Policy:
     exact: bool = field(init=False)
     ahead: bool = field(init=False)
     refusal: Callable[[Site, JobSpec], str | None] | None = field(init=False, compare=False)
+    migrations: Migrations | None = field(init=False, compare=False)
     counted: bool = field(init=False)
     shared: bool = field(init=False)
     clocked: bool = field(init=False)
@@ -97,6 +101,7 @@ class Policy:
         object.__setattr__(self, "exact", exact)
         object.__setattr__(self, "ahead", bool(getattr(self.placement, "ahead", False)))
         object.__setattr__(self, "refusal", getattr(self.placement, "refusal", None))
+        object.__setattr__(self, "migrations", getattr(self.placement, "migrations", None))
         object.__setattr__(self, "triggers", self.passes.triggers)
         object.__setattr__(self, "start_triggers", self.passes.start_triggers)
         object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
@@ -130,9 +135,11 @@ class Policy:
                 if self.refusal is not None:
                     decisions += _unplaceable(state, event, self.refusal)
         resizable = state.shrinkable or state.expandable
-        if not state.pending and not resizable:
+        moves = self.migrations if state.running else None
+        if not state.pending and not resizable and moves is None:
             return decisions
-        room = self.frequency(state, self.placement(state))
+        placed = self.placement(state)
+        room = self.frequency(state, placed)
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
             room = capped
@@ -149,6 +156,9 @@ class Policy:
             decisions += self.admission(state, queue, plan, room)
         if resizable:
             decisions += plan.resizes(state, room)
+        if moves is not None and isinstance(placed, Lowest):
+            budget = None if capped is None else capped.budget
+            decisions += moves(state, placed.rest, decisions, budget)
         return decisions
 
     def explain(self, state: State, job: Job) -> Later:
