@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
-from rms.client.connection import state_folder
 from rms.core.policies import DEFAULT, PolicyError, placing
 from rms.daemon.daemon import POWERED_BY_SLURM
 from rms.daemon.journal import Journal, JournalError
@@ -29,6 +28,7 @@ from rms.launch.slurm.commands import Slurm, SlurmError
 from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
+from rms.wire.files import state_folder
 from rms.wire.terminal import CommandError, publish, refuse_on, say
 from rms.wire.users import PowerCap
 

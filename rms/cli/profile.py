@@ -15,7 +15,7 @@ import msgspec
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.client.commands import LAUNCHERS
-from rms.client.connection import ServerError, state_folder
+from rms.client.connection import ServerError
 from rms.client.launch import strip_options
 from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
@@ -27,6 +27,7 @@ from rms.power.frequency import FrequencyError
 from rms.power.meter import MeterError
 from rms.studies import bandwidth, profile_tables
 from rms.studies import profile as study
+from rms.wire.files import state_folder
 from rms.wire.terminal import CommandError, check_writable, columns, publish, refuse_on, say
 
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from rms.client.connection import state_folder
 from rms.core.model import JobId, JobSpec, Mode, Site
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.criteria import LABELS, parse_criteria
 from rms.formats.joblog import JobLog, read_log
 from rms.formats.profiles import folder
 from rms.formats.swf import read_trace
+from rms.wire.files import state_folder
 
 SAID_FROM = 0.05
 """From this share of jobs with a part of a node on it is said that nodes seem to be shared."""

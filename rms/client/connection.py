@@ -6,11 +6,11 @@ import contextlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
+from rms.wire.files import state_folder
 from rms.wire.http import UnreachableError, request
 from rms.wire.messages import SERVER_VARIABLE, TOKEN_VARIABLE
 from rms.wire.terminal import CommandError
@@ -20,14 +20,6 @@ T = TypeVar("T")
 
 class ServerError(CommandError):
     """The daemon refused (exit status 2), or is not there (1)."""
-
-
-def state_folder(env: Mapping[str, str]) -> Path:
-    """Return where the daemon keeps its state: ``RMS_STATE``, else the user's state folder."""
-    if "RMS_STATE" in env:
-        return Path(env["RMS_STATE"]).absolute()
-    base = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "rms"
 
 
 def server_address(given: str | None, env: Mapping[str, str]) -> str:

@@ -192,6 +192,13 @@ class FrequenciesSettable(msgspec.Struct, frozen=True, tag=True):
     reason: str = msgspec.field(default="", name="why")
 
 
+class TasksHold(msgspec.Struct, frozen=True, tag=True):
+    """From here on tasks (:mod:`rms.core.tasks`) hold these nodes and no others; jobs get none."""
+
+    at_s: float
+    nodes: tuple[Node, ...]
+
+
 Event = (
     Submitted
     | Started
@@ -212,6 +219,7 @@ Event = (
     | PowerCapSet
     | PowerMeasured
     | FrequenciesSettable
+    | TasksHold
 )
 
 

@@ -30,6 +30,7 @@ from rms.core.events import (
     ResizeRolledBack,
     Start,
     Submitted,
+    TasksHold,
     Ticked,
 )
 from rms.core.ledger import Ledger
@@ -41,7 +42,7 @@ from rms.wire.users import Books, HistoryEntry
 
 _OF_NO_JOB = (
     *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-    *(NodeDown, NodeUp, NodeBooted, NodePowerFailed),
+    *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
 )
 
 

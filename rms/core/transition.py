@@ -34,6 +34,7 @@ from rms.core.events import (
     Started,
     Stepped,
     Submitted,
+    TasksHold,
     Ticked,
 )
 from rms.core.model import Job, JobState, Site
@@ -234,7 +235,7 @@ def _up(state: State, event: NodeUp) -> None:
         raise TransitionError(f"expected a node that is down, got {event.node}")
     slots = set(state.together(event.node))
     state.down -= slots
-    slots -= state.off | state.booting.keys()
+    slots -= state.off | state.booting.keys() | state.lent
     slots = slots.difference(*(job.held for job in state.running.values()))
     state.free_count += len(slots)
     state.give_back(tuple(slots))
@@ -319,6 +320,17 @@ def _settable(state: State, event: FrequenciesSettable) -> None:
         set_clocks(state)
 
 
+def _tasks_hold(state: State, event: TasksHold) -> None:
+    state.now_s, held = event.at_s, set(event.nodes)
+    more, less = sorted(held - state.lent), sorted(state.lent - held)
+    if state.counted or not all(0 <= n < len(state.vacant) and state.vacant[n] for n in more):
+        raise TransitionError(f"expected free nodes for tasks, got {more}")
+    state.lent = held
+    state.free_count += len(less) - len(more)
+    state.take(tuple(more))
+    state.give_back(tuple(less))
+
+
 _APPLY: dict[type, Callable[[State, Any], None]] = {
     Submitted: _submitted,
     Started: _started,
@@ -339,6 +351,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     PowerCapSet: _cap_set,
     PowerMeasured: _measured,
     FrequenciesSettable: _settable,
+    TasksHold: _tasks_hold,
 }
 
 

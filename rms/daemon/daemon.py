@@ -47,6 +47,7 @@ from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import Nodes
 from rms.daemon.power import PowerWatch
 from rms.daemon.scripts import Scripts
+from rms.daemon.tasks import Tasks
 from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
 from rms.wire.messages import (
@@ -97,6 +98,7 @@ class Daemon:
         meters: reports of energy, and rows of the books.
         power: what they say, held against the power cap.
         endings: the last line of each job's output.
+        tasks: those of processes on this machine; None where the nodes are others.
     """
 
     def __init__(self, context: Context) -> None:
@@ -111,6 +113,8 @@ class Daemon:
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
         self.frequencies = FrequencyControl(context, self.handle)
+        remote = self.launcher.shared_filesystem
+        self.tasks = None if remote else Tasks(context, self.handle)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s = 0.0
         self._unseen = 0
@@ -141,6 +145,8 @@ class Daemon:
         decisions = self.scheduler.feed(event)
         self.power.followed(event)
         self.journal.decided(number, decisions)
+        if self.tasks is not None:
+            self.tasks.follow()
         if decisions:
             self.journal.flush()
         if isinstance(event, Ended):
@@ -345,6 +351,8 @@ class Daemon:
         self.frequencies.watch()
         self.power.look()
         self.endings.watch()
+        if self.tasks is not None:
+            self.tasks.look()
         jobs = list(self.context.state.running.items())
         begun, first, self._unseen = self.now(), self._unseen, 0
         jobs = [*jobs[first:], *jobs[:first]]

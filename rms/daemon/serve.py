@@ -25,6 +25,7 @@ from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
 from rms.daemon.sockets import ServeError
+from rms.daemon.tasks import Link, Tasks
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
 from rms.launch.power import PowerCommands
@@ -107,11 +108,17 @@ def run_daemon(
         elif (cap_w := daemon.context.state.power_cap_w) is not None:
             say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
         token = _token(state / "token")
+        tasks, tasks_socket = daemon.tasks, None
+        if tasks is not None and options.listen.startswith("unix:"):
+            tasks_socket, _ = sockets.bind(f"{options.listen}-tasks")
+            stack.callback(sockets.close, tasks_socket, f"{options.listen}-tasks")
 
         async def main() -> None:
             stopping = _stop_on_signals()
             server = _server(Routes(daemon, stopping.set, token))
             serving = asyncio.create_task(server.serve(sockets=listening))
+            if tasks is not None and tasks_socket is not None:
+                await _serve_tasks(tasks, tasks_socket)
             say(f"serving at {address}")
             launcher.open()
             await _watch(daemon, stopping, options.parent)
@@ -121,6 +128,12 @@ def run_daemon(
             await serving
 
         asyncio.run(main())
+
+
+async def _serve_tasks(tasks: Tasks, listening: socket.socket) -> None:
+    """Listen to processes that have tasks."""
+    loop = asyncio.get_running_loop()
+    await loop.create_unix_server(lambda: Link(tasks), sock=listening)
 
 
 def _make_folder(state: Path) -> None:

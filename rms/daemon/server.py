@@ -55,6 +55,7 @@ from rms.wire.users import (
     ResizeAnswer,
     ResizeCommand,
     Submission,
+    TaskRow,
 )
 
 WATCH_S = 0.05
@@ -116,6 +117,7 @@ class Routes:
                 get("/nodes", user, self.nodes),
                 post("/drain", user, Decoder(NodePattern), self.drain),
                 post("/resume", user, Decoder(NodePattern), self.drain),
+                get("/tasks", user, self.tasks),
                 get("/books", user, self.books),
                 get("/acct", user, self.acct),
                 get("/prices", user, self.prices),
@@ -255,6 +257,10 @@ class Routes:
         names = expand(body.node)
         self.daemon.nodes.drain(names, drained=request.url.path == "/drain")
         return NodeNames(names)
+
+    async def tasks(self, request: Request) -> list[TaskRow]:
+        """Return the tasks of processes on this machine."""
+        return [] if self.daemon.tasks is None else self.daemon.tasks.rows()
 
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""

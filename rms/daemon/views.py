@@ -95,16 +95,16 @@ def nodes(context: Context) -> list[NodeRow]:
     set_to: dict[Node, float] = {}
     for job in state.running.values():
         set_to.update(zip(job.nodes, job.frequencies, strict=False))
-    cluster, found = context.cluster, []
+    cluster, found, taken = context.cluster, [], held.keys() | state.lent
     for name in cluster.hosts:
         own = cluster.nodes_of[name]
         jobs = dict.fromkeys(held[node] for node in own if node in held)
-        allocated = sum(len(cluster.slots[node]) for node in own if node in held)
+        allocated = sum(len(cluster.slots[node]) for node in own if node in taken)
         found.append(
             NodeRow(
                 name,
                 list(cluster.slots_of(own)),
-                _node_state(context, own, held.keys()),
+                _node_state(context, own, taken),
                 ",".join(jobs) or None,
                 sources.get(name, MODEL),
                 allocated,

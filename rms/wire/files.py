@@ -1,8 +1,9 @@
-"""Files that a reader sees whole or not at all."""
+"""Files that a reader sees whole or not at all, and the folder that the daemon keeps its own in."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -28,3 +29,11 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False) -> None
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+def state_folder(env: Mapping[str, str]) -> Path:
+    """Return where the daemon keeps its state: ``RMS_STATE``, else the user's state folder."""
+    if "RMS_STATE" in env:
+        return Path(env["RMS_STATE"]).absolute()
+    base = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(base) / "rms"

@@ -271,6 +271,16 @@ class NodeRow(msgspec.Struct, frozen=True):
     frequency: float | None = None
 
 
+class TaskRow(msgspec.Struct, frozen=True):
+    """A task with kernels: its process, how far it is, and the device or queue that it is in."""
+
+    pid: int
+    name: str
+    state: str
+    device: str
+    queue: str
+
+
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes a command is about, in Slurm's bracket form: ``n[1-3]``."""
 

@@ -18,6 +18,7 @@ from rms.core.events import (
     ResizeRolledBack,
     Stepped,
     Submitted,
+    TasksHold,
     Ticked,
 )
 
@@ -27,7 +28,7 @@ POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
 TRIGGERS: frozenset[type] = POWER | frozenset(
     (
         *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
-        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened),
+        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold),
     )
 )
 """Events after which there may be something to decide."""

@@ -68,7 +68,11 @@ class TaskSpec(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True, tag=True):
-    """A task has been handed in; ``device`` where it runs already (its daemon was away)."""
+    """A task has been handed in.
+
+    Attributes:
+        device: where it runs already, its daemon having been away: others may hold it for it.
+    """
 
     at_s: float
     task: TaskId
@@ -84,7 +88,7 @@ class Yielded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
-    """The kernel of a task has returned, or failed."""
+    """The kernel of a task has returned, or failed; a task that does not run is withdrawn."""
 
     at_s: float
     task: TaskId

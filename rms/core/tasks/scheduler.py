@@ -103,6 +103,10 @@ class TaskScheduler:
             TaskError: it cannot have happened.
             ChoiceError: a shipped strategy chose what cannot be.
         """
+        return [*self.apply(event), *self.decide()]
+
+    def apply(self, event: TaskEvent) -> list[TaskDecision]:
+        """Take in what happened, and ask nobody yet; return what follows whoever decides."""
         state = self.state
         state.now_s = max(state.now_s, event.at_s)
         decisions: list[TaskDecision] = []
@@ -113,7 +117,9 @@ class TaskScheduler:
             state.give_back(task)
             state.wait(task)
         elif isinstance(event, Finished):
-            task = self._running(event.task)
+            if event.task not in state.tasks:
+                raise TaskError(f"expected a task there is, got {event.task}")
+            task = state.tasks[event.task]
             self._end(task, Phase.FAILED if event.failed else Phase.DONE, decisions)
         elif isinstance(event, OwnerGone):
             for task in [each for each in state.tasks.values() if each.spec.owner == event.owner]:
@@ -130,6 +136,11 @@ class TaskScheduler:
                 del state.holder[unit]
         elif isinstance(event, GovernorSet):
             state.governor = event.governor
+        return decisions
+
+    def decide(self) -> list[TaskDecision]:
+        """Ask the strategy; return what to do, which is taken to be done."""
+        decisions: list[TaskDecision] = []
         self._decide(decisions)
         return decisions
 
@@ -142,9 +153,9 @@ class TaskScheduler:
         task = state.tasks[event.task] = Task(event.task, spec, registered_s=state.now_s)
         if event.device:
             device = state.devices.get(event.device)
-            if device is None or not state.free(device):
+            if device is None or not state.of_no_task(device):
                 del state.tasks[event.task]
-                raise TaskError(f"expected a free device for task {task.id}, got {event.device}")
+                raise TaskError(f"expected a device of no task for {task.id}, got {event.device}")
             state.hold(task, device)
             return
         reason = ""
@@ -152,7 +163,7 @@ class TaskScheduler:
             reason = "a task that it comes after has failed"
         elif not any(resource in state.by_resource for resource in task.preference):
             kinds = ", ".join(state.by_resource)
-            reason = f"expected a kernel for {kinds}, got none"
+            reason = f"expected a kernel for {kinds}, got {', '.join(task.preference) or 'none'}"
         if reason:
             task.phase = Phase.FAILED
             self._end(task, Phase.FAILED, decisions)

@@ -140,6 +140,15 @@ class TaskState:
         """Return whether nobody holds any unit of a device."""
         return not any(unit in self.holder for unit in device.units)
 
+    def of_no_task(self, device: Device) -> bool:
+        """Return whether no task holds any unit of a device: it is free, or kept for one."""
+        return all(self.holder.get(unit, OTHERS) == OTHERS for unit in device.units)
+
+    @property
+    def held(self) -> set[int]:
+        """The units that tasks hold."""
+        return {unit for unit, task in self.holder.items() if task != OTHERS}
+
     def length(self, resource: Resource) -> float:
         """Return how many tasks are queued for and run on a resource, for each of its devices."""
         running = sum(

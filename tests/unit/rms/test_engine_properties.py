@@ -29,6 +29,7 @@ from rms.core.events import (
     Started,
     Stepped,
     Submitted,
+    TasksHold,
     Ticked,
 )
 from rms.core.ledger import Ledger
@@ -191,6 +192,13 @@ class Cluster(RuleBasedStateMachine):
         at_s = self.now(data)
         self.happen(NodeUp(at_s, Node(node)) if down else NodeDown(at_s, Node(node)))
 
+    @rule(data=st.data())
+    def hold_for_tasks(self, data: st.DataObject) -> None:
+        state = self.engine.state
+        able = sorted(state.lent.union(state.free))
+        held = data.draw(st.sets(st.sampled_from(able))) if able else ()
+        self.happen(TasksHold(self.now(data), tuple(sorted(held))))
+
     @precondition(lambda self: self.engine.state.booting)
     @rule(data=st.data(), good=st.booleans())
     def boot(self, data: st.DataObject, good: bool) -> None:
@@ -230,6 +238,7 @@ class Cluster(RuleBasedStateMachine):
     def no_slot_twice(self) -> None:
         state = self.engine.state
         held = [node for job in state.running.values() for node in job.held]
+        held.extend(state.lent)
         assert len(held) == len(set(held))
         assert not state.off.intersection(held) and not state.booting.keys() & held
         assert not state.off & state.booting.keys()

@@ -1,0 +1,309 @@
+"""Tasks live: between processes, the scheduler of tasks, and the engine of jobs.
+
+    process ── socket ──► here ── event ──► core/tasks: strategy ── decisions ──► here ──► process
+                           │  TasksHold: the nodes that tasks hold, through the journal
+                           ▼
+                         engine of jobs, which gives them to nobody
+
+A task's state lives in the scheduler of tasks, and in its own process, which tells it again to a
+daemon that was started anew; the journal knows the nodes alone, since jobs are decided by them.
+Nodes that tasks give back are held for a moment, so that a burst of short tasks writes two events.
+A job that waits for them goes first: until it has started, no task is given another device.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from rms.core.cluster import Cluster
+from rms.core.events import TasksHold
+from rms.core.model import Node
+from rms.core.tasks import Device, Governor, Resource, TaskId, TaskScheduler, TaskSpec
+from rms.core.tasks.model import (
+    Drop,
+    Finished,
+    GovernorSet,
+    OwnerGone,
+    Registered,
+    Run,
+    Stop,
+    TaskDecision,
+    TaskEvent,
+    UnitsFreed,
+    UnitsTaken,
+    Woken,
+    Yielded,
+)
+from rms.core.tasks.scheduler import Strategy, TaskError
+from rms.core.tasks.state import OTHERS
+from rms.core.tasks.strategies import STRATEGIES, ShortTerm
+from rms.daemon.context import Context, Handle
+from rms.wire import tasks as wire
+from rms.wire.users import TaskRow
+
+LINGER_S = 0.5
+"""How long a node is held that no task needs any more, if no job waits."""
+
+ADOPT_S = 10.0
+"""How long nodes that tasks held when a daemon ended are kept for them to say that they run."""
+
+LOOKED_AT = 100
+"""Of so many waiting jobs it is seen whether tasks are in their way."""
+
+_decode = msgspec.msgpack.Decoder(wire.ProcessMessage).decode
+
+
+def devices_of(cluster: Cluster) -> list[Device]:
+    """Return the devices of this machine: each GPU node, all cores together, each core."""
+    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
+    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
+    found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
+    if cpus:
+        found.append(Device("cores", Resource.CORES, tuple(cpus)))
+    return found + [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
+
+
+class Tasks:
+    """The tasks of all processes that are connected.
+
+    Attributes:
+        scheduler: decides where they run.
+        follow: the engine of jobs has changed.
+    """
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self.context, self._handle = context, handle
+        self.scheduler = TaskScheduler(devices_of(context.cluster), ShortTerm(), context.say)
+        self._links: dict[int, Link] = {}
+        self._owners = self._numbers = 0
+        self._of: dict[TaskId, tuple[Link, int]] = {}
+        self._changed, self._jobs_wait = True, False
+        self._idle_since: dict[int, float] = {}
+        self._kept = {int(node) for node in context.state.lent}
+        self._kept_until_s = context.now() + ADOPT_S
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Know that the engine of jobs has changed; what follows is decided at the next look."""
+        self._changed = True
+
+    def look(self) -> None:
+        """Give back nodes that are not needed, and let the strategy decide whose time has come."""
+        now, state = self.context.now(), self.scheduler.state
+        if self._kept and now > self._kept_until_s:
+            self._kept.clear()
+            self._changed = True
+        idle = {int(node) for node in self.context.state.lent} - state.held - self._kept
+        self._idle_since = {unit: self._idle_since.get(unit, now) for unit in idle}
+        if any(since_s + LINGER_S <= now for since_s in self._idle_since.values()):
+            self._hold(state.held | self._kept)
+        wake_s = self.scheduler.wake_s
+        if wake_s is not None and now >= wake_s:
+            self._feed(Woken(now))
+        elif self._changed and (state.tasks or self.context.state.lent):
+            self._settle([])
+
+    def use(self, strategy: Strategy, governor: Governor | None = None) -> None:
+        """Let another strategy decide from now on, or by another governor."""
+        if strategy is not self.scheduler.strategy:
+            self.scheduler.swap(strategy)
+        now = self.context.now()
+        self._feed(Woken(now) if governor is None else GovernorSet(now, governor))
+
+    def rows(self) -> list[TaskRow]:
+        """Return a row for each task, the oldest first."""
+        return [
+            TaskRow(
+                self._links[task.spec.owner].pid,
+                task.spec.name,
+                str(task.phase),
+                "" if task.device is None else task.device.name,
+                task.queue or "",
+            )
+            for task in self.scheduler.state.tasks.values()
+        ]
+
+    # --- processes ---------------------------------------------------------------------------
+
+    def came(self, link: Link) -> None:
+        """Take in a process."""
+        self._owners += 1
+        link.owner = self._owners
+        self._links[link.owner] = link
+
+    def went(self, link: Link) -> None:
+        """Take back what a process held: it is gone."""
+        for task_id in link.tasks.values():
+            self._of.pop(task_id, None)
+        if link.tasks:
+            self._feed(OwnerGone(self.context.now(), link.owner))
+        del self._links[link.owner]
+
+    def said(self, link: Link, message: wire.ProcessMessage) -> None:
+        """Take in what a process says.
+
+        Raises:
+            TaskError: it says what cannot be.
+        """
+        now = self.context.now()
+        if isinstance(message, wire.Register):
+            self._register(link, message, now)
+            return
+        if isinstance(message, wire.Hello):
+            link.pid = message.pid
+            return
+        task_id = link.tasks.get(message.task)
+        if task_id is None:
+            return  # it was dropped meanwhile
+        if isinstance(message, wire.Yielded):
+            self._feed(Yielded(now, task_id))
+        else:
+            self._forget(task_id)
+            self._feed(Finished(now, task_id, message.failed))
+
+    def _register(self, link: Link, message: wire.Register, now: float) -> None:
+        if message.task in link.tasks:
+            raise TaskError(f"expected a new task, got {message.task}")
+        self._numbers += 1
+        task_id = TaskId(self._numbers)
+        after = tuple(link.tasks[number] for number in message.after if number in link.tasks)
+        spec = TaskSpec(
+            link.owner,
+            message.kernels,
+            message.priority,
+            after,
+            message.interruptible,
+            message.name,
+        )
+        device = self.scheduler.state.devices.get(message.device)
+        if message.device:
+            if device is None or not self._kept.issuperset(device.units):
+                link.send(wire.Lost(message.task))
+                return
+            self._kept.difference_update(device.units)
+        link.tasks[message.task], self._of[task_id] = task_id, (link, message.task)
+        self._feed(Registered(now, task_id, spec, message.device))
+
+    def _forget(self, task_id: TaskId) -> None:
+        found = self._of.pop(task_id, None)
+        if found is not None:
+            link, number = found
+            del link.tasks[number]
+
+    # --- decisions ---------------------------------------------------------------------------
+
+    def _feed(self, event: TaskEvent) -> None:
+        self._settle(self.scheduler.apply(event))
+
+    def _settle(self, decisions: list[TaskDecision]) -> None:
+        """Decide, hold the nodes that takes, then tell the processes; again if jobs moved."""
+        state = self.scheduler.state
+        while True:
+            if self._changed or self._jobs_wait:
+                self._see_jobs()
+            decisions += self.scheduler.decide()
+            need = state.held | self._kept
+            lent = {int(node) for node in self.context.state.lent}
+            if not need <= lent or (self._jobs_wait and need < lent):
+                self._hold(need if self._jobs_wait else need | lent)
+            if not self._changed:
+                break
+        for decision in decisions:
+            self._tell(decision)
+
+    def _hold(self, units: Iterable[int]) -> None:
+        """Enter which nodes tasks hold; jobs may start on what they no longer do."""
+        self._handle(TasksHold(self.context.time(), tuple(Node(unit) for unit in sorted(units))))
+        self._changed = True
+
+    def _see_jobs(self) -> None:
+        """Let the scheduler of tasks know which nodes are jobs'.
+
+        Those are all that tasks do not hold, while a job waits that theirs would let start.
+        """
+        self._changed = False
+        jobs, state = self.context.state, self.scheduler.state
+        free, lent = jobs.free_count, len(jobs.lent)
+        self._jobs_wait = bool(lent) and any(
+            free < job.least <= free + lent for job in islice(jobs.pending.values(), LOOKED_AT)
+        )
+        held = state.held
+        units = {unit for device in state.devices.values() for unit in device.units}
+        if self._jobs_wait:
+            theirs = units - held
+        else:
+            theirs = {n for n in units if not jobs.vacant[n] and n not in jobs.lent} | self._kept
+        before = {unit for unit, task in state.holder.items() if task == OTHERS}
+        now = self.context.now()
+        if theirs - before:
+            self.scheduler.apply(UnitsTaken(now, tuple(sorted(theirs - before))))
+        if before - theirs:
+            self.scheduler.apply(UnitsFreed(now, tuple(sorted(before - theirs))))
+
+    def _tell(self, decision: TaskDecision) -> None:
+        found = self._of.get(decision.task)
+        if found is None:
+            return
+        link, number = found
+        if isinstance(decision, Run):
+            device = self.scheduler.state.devices[decision.device]
+            slots = self.context.cluster.slots_of(Node(unit) for unit in device.units)
+            link.send(wire.Run(number, decision.device, decision.resource, slots))
+        elif isinstance(decision, Stop):
+            link.send(wire.Stop(number))
+        elif isinstance(decision, Drop):
+            self._forget(decision.task)
+            link.send(wire.Drop(number, decision.reason))
+
+
+class Link(asyncio.Protocol):
+    """The connection of one process; its end is the process's.
+
+    Attributes:
+        tasks: by the process's numbers, those that are not over.
+    """
+
+    def __init__(self, tasks: Tasks) -> None:
+        self.owner = self.pid = 0
+        self.tasks: dict[int, TaskId] = {}
+        self._all, self._frames = tasks, wire.Frames()
+        self._transport: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Somebody has connected."""
+        self._transport = transport
+        self._all.came(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Something was said; whoever says what cannot be is not listened to any longer."""
+        try:
+            for body in self._frames.feed(data):
+                self._all.said(self, _decode(body))
+        except (TaskError, msgspec.MsgspecError, ValueError) as error:
+            self._all.context.say(f"tasks: a process was cut off: {error}")
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The process is gone."""
+        self._all.went(self)
+
+    def send(self, message: wire.DaemonMessage) -> None:
+        """Tell the process something."""
+        self._transport.write(wire.frame(message))
+
+
+def strategy_named(name: str) -> Strategy:
+    """Return a shipped strategy.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in STRATEGIES:
+        raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
+    return STRATEGIES[name]

@@ -1,0 +1,252 @@
+"""Kernels, collections of them, and how a collection runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import itertools
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from rms.kernels.connection import Entry, TaskDroppedError, connection
+from rms.kernels.places import Place, bound, to_gpu, to_host
+from rms.wire.tasks import Affinity, Drop, KernelSpec, Register, Resource, Run
+
+T = TypeVar("T")
+
+_numbers = itertools.count(1)
+_said = threading.Event()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The code of a computation for one kind of device.
+
+    Attributes:
+        function: is given the data, or what ``copy_in`` made of it. A generator function has
+            yield points; it must leave in the data how far it is.
+        affinity: how well it runs there.
+        copy_in: makes what the function works on out of the data; by default the data itself, on
+            a GPU with its NumPy arrays as CuPy arrays.
+        copy_out: is given what ``copy_in`` made, and the data, and brings back what has changed.
+            By default the opposite of ``copy_in``'s default.
+        expected_s: run time as far as known, 0 where it is not.
+    """
+
+    function: Callable[[Any], Any]
+    resource: Resource
+    affinity: Affinity = Affinity.HIGH
+    copy_in: Callable[[Any], Any] | None = None
+    copy_out: Callable[[Any, Any], None] | None = None
+    expected_s: float = 0.0
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether it has yield points."""
+        return inspect.isgeneratorfunction(self.function)
+
+    def work(self, data: Any, stop: Callable[[], bool]) -> bool:
+        """Run on data that is with the host before and after; return whether it is done."""
+        on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
+        copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
+        moved = data if copy_in is None else copy_in(data)
+        steps, done = self.function(moved), True
+        if inspect.isgenerator(steps):
+            for _ in steps:
+                if stop():
+                    steps.close()
+                    done = False
+                    break
+        if copy_out is not None:
+            copy_out(moved, data)
+        return done
+
+
+class KernelCollection(Generic[T]):
+    """A computation on one data object, with a kernel for each kind of device that it can run on.
+
+    Args:
+        data: what the kernels work on; afterwards it has the result.
+        kernels: at most one for each resource.
+        after: collections that must be done before, already started.
+        priority: of those that wait the highest go first.
+
+    Raises:
+        ValueError: there is no kernel, or there are two for a resource.
+    """
+
+    def __init__(
+        self,
+        data: T,
+        *kernels: Kernel,
+        name: str = "",
+        priority: int = 0,
+        after: Sequence[KernelCollection[Any]] = (),
+    ) -> None:
+        self.data, self.after = data, after
+        self.kernels = {kernel.resource: kernel for kernel in kernels}
+        if not kernels or len(self.kernels) < len(kernels):
+            got = ", ".join(kernel.resource for kernel in kernels) or "none"
+            raise ValueError(f"expected kernels, one for a resource, got {got}")
+        self._failed = self._started = False
+        specs = tuple(KernelSpec(k.resource, k.affinity, k.expected_s) for k in kernels)
+        interruptible = any(kernel.interruptible for kernel in kernels)
+        self._message = Register(
+            next(_numbers), specs, priority, interruptible=interruptible, name=name
+        )
+
+    def run(self) -> T:
+        """Run to the end and return the data.
+
+        Raises:
+            TaskDroppedError: it will never run.
+            ValueError: it was run before, or a collection before it was not.
+        """
+        messages: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+        return self._go_on(self._start(messages.put), messages)
+
+    def start(self) -> Future[T]:
+        """Register now; wait, run and return the data in a thread of its own."""
+        messages: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+        turn, future = self._start(messages.put), Future[T]()
+
+        def work() -> None:
+            try:
+                future.set_result(self._go_on(turn, messages))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=work, name="rms-kernel", daemon=True).start()
+        return future
+
+    async def run_async(self) -> T:
+        """Do as :meth:`run` does; kernels run in threads, waiting takes none."""
+        loop, messages = asyncio.get_running_loop(), asyncio.Queue[Run | Drop]()
+        turn = self._start(lambda message: loop.call_soon_threadsafe(messages.put_nowait, message))
+        with self._closing(turn):
+            while not await asyncio.to_thread(self._work, turn, await messages.get()):
+                pass
+        return self.data
+
+    # --- how it goes -------------------------------------------------------------------------
+
+    def _start(self, deliver: Callable[[Run | Drop], object]) -> _Turn:
+        if self._started:
+            raise ValueError("expected a collection that was not run before, got one that was")
+        if not all(each._started for each in self.after):
+            raise ValueError(
+                "expected collections in after that were started, got one that was not"
+            )
+        self._started = True
+        turn = _Turn(self._message, deliver, [each._message.task for each in self.after])
+        if any(each._failed for each in self.after):  # what was over by now counts as done there
+            turn.refused = "a collection that it comes after has failed"
+        return turn
+
+    def _go_on(self, turn: _Turn, messages: queue.SimpleQueue[Run | Drop]) -> T:
+        with self._closing(turn):
+            while not self._work(turn, messages.get()):
+                pass
+        return self.data
+
+    @contextlib.contextmanager
+    def _closing(self, turn: _Turn) -> Iterator[None]:
+        with turn:
+            try:
+                yield
+            except BaseException:
+                self._failed = True  # before the daemon is told
+                raise
+
+    def _work(self, turn: _Turn, message: Run | Drop) -> bool:
+        """Do what the daemon says; return whether the computation is done."""
+        with turn.place(message):
+            assert isinstance(message, Run)
+            done = self.kernels[message.resource].work(self.data, turn.entry.stop.is_set)
+        if not done and turn.link is not None:
+            turn.link.yielded(turn.entry)
+        return done
+
+
+@contextlib.contextmanager
+def on_device(*resources: Resource, priority: int = 0) -> Iterator[Place]:
+    """Wait for a device of one of these kinds, the first the best, and hold it for a block.
+
+    Raises:
+        TaskDroppedError: there is no such device.
+        ValueError: no kind is named, or one twice.
+    """
+    if not resources or len(set(resources)) < len(resources):
+        raise ValueError(
+            f"expected kinds of devices, each once, got {', '.join(resources) or 'none'}"
+        )
+    levels = (Affinity.HIGH, Affinity.MED, *[Affinity.LOW] * len(resources))
+    specs = tuple(KernelSpec(kind, level) for kind, level in zip(resources, levels, strict=False))
+    messages: queue.SimpleQueue[Run | Drop] = queue.SimpleQueue()
+    message = Register(next(_numbers), specs, priority)
+    with _Turn(message, messages.put, []) as turn, turn.place(messages.get()) as where:
+        yield where
+
+
+class _Turn:
+    """A task from its registration to its end, whoever runs it."""
+
+    def __init__(
+        self, message: Register, deliver: Callable[[Run | Drop], object], after: Sequence[int]
+    ) -> None:
+        self.link, self.entry = connection(), Entry(message, deliver, _best(message))
+        self.refused = ""
+        if self.link is not None:
+            self.link.open(self.entry, after)
+            return
+        best = self.entry.best
+        if isinstance(best, Run) and not _said.is_set():
+            _said.set()
+            print(f"rms.kernels: no daemon answers: on {best.resource} here", file=sys.stderr)
+        deliver(best)
+
+    def __enter__(self) -> _Turn:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.link is not None:
+            self.link.close(self.entry, failed=kind is not None)
+
+    @contextlib.contextmanager
+    def place(self, message: Run | Drop) -> Iterator[Place]:
+        """Be where the daemon says.
+
+        Raises:
+            TaskDroppedError: it says nowhere.
+        """
+        if self.refused:
+            raise TaskDroppedError(self.refused)
+        if isinstance(message, Drop):
+            raise TaskDroppedError(message.reason)
+        where = Place(message.resource, message.device, message.slots)
+        with bound(where):
+            yield where
+
+
+def _best(message: Register) -> Run | Drop:
+    """Return what to do without a daemon: run the best kernel, as far as one can tell."""
+    here = [
+        kernel
+        for kernel in message.kernels
+        if kernel.affinity is not Affinity.NEVER
+        and (
+            kernel.resource in (Resource.CORE, Resource.CORES)
+            or (kernel.resource is Resource.GPU and Path("/dev/nvidiactl").exists())
+        )
+    ]
+    if not here:
+        kinds = ", ".join(kernel.resource for kernel in message.kernels)
+        return Drop(message.task, f"expected a kernel for this machine, got {kinds}")
+    return Run(message.task, "", max(here, key=lambda kernel: kernel.affinity).resource)

@@ -1,0 +1,134 @@
+"""Where a kernel runs: its cores, its GPU, and arrays moved there and back."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rms.wire.tasks import Resource
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a kernel has for itself.
+
+    Attributes:
+        device: its name, "" where no daemon has given it.
+        slots: as ``cpu:3`` or ``gpu:0``.
+    """
+
+    resource: Resource
+    device: str = ""
+    slots: tuple[str, ...] = ()
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The numbers of its cores."""
+        return self._numbers("cpu")
+
+    @property
+    def gpu(self) -> int | None:
+        """The number of its GPU."""
+        return next(iter(self._numbers("gpu")), None)
+
+    def _numbers(self, kind: str) -> tuple[int, ...]:
+        pairs = (slot.partition(":") for slot in self.slots)
+        return tuple(int(number) for name, _, number in pairs if name == kind)
+
+
+_here = threading.local()
+
+
+def place() -> Place | None:
+    """Return where the kernel runs that calls this, None outside of one.
+
+    A kernel that starts threads of its own may start ``len(place().cpus)`` of them.
+    """
+    return getattr(_here, "place", None)
+
+
+@contextlib.contextmanager
+def bound(where: Place) -> Iterator[None]:
+    """Bind this thread to the cores of a place, and CuPy, if it is there, to its GPU."""
+    before, cores = place(), None
+    if where.cpus and hasattr(os, "sched_setaffinity"):
+        cores = os.sched_getaffinity(0)
+        with contextlib.suppress(OSError):  # others may have taken them away since
+            os.sched_setaffinity(0, where.cpus)
+    if where.gpu is not None:
+        with contextlib.suppress(ImportError):
+            import cupy
+
+            cupy.cuda.Device(where.gpu).use()
+    _here.place = where
+    try:
+        yield
+    finally:
+        _here.place = before
+        if cores is not None:
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(0, cores)
+
+
+def to_gpu(data: Any) -> Any:
+    """Return data with its NumPy arrays on the GPU, as CuPy arrays.
+
+    Data is an array, or a mapping or an object whose items or attributes are looked at.
+    """
+    import cupy
+    import numpy as np
+
+    return _mapped(data, lambda value: isinstance(value, np.ndarray), cupy.asarray)
+
+
+def to_host(moved: Any, data: Any) -> None:
+    """Bring what a kernel left in data on the GPU back into the data that was moved there."""
+    import cupy
+    import numpy as np
+
+    if isinstance(data, np.ndarray):
+        data[...] = moved.get()
+        return
+    own = _items(data)
+    for name, value in list(_items(moved).items()):
+        found = value.get() if isinstance(value, cupy.ndarray) else value
+        before = own.get(name)
+        if before is not None and _same_kind(before, found):
+            before[...] = found
+        else:
+            _put(data, name, found)
+
+
+def _same_kind(one: Any, other: Any) -> bool:
+    """Return whether both are arrays of the same shape and type."""
+    kinds = [
+        (type(each), getattr(each, "shape", None), getattr(each, "dtype", None))
+        for each in (one, other)
+    ]
+    return kinds[0] == kinds[1] and kinds[0][1] is not None
+
+
+def _mapped(data: Any, which: Callable[[Any], bool], move: Callable[[Any], Any]) -> Any:
+    if which(data):
+        return move(data)
+    moved = copy.copy(data)
+    for name, value in _items(data).items():
+        if which(value):
+            _put(moved, name, move(value))
+    return moved
+
+
+def _items(data: Any) -> Mapping[str, Any]:
+    return data if isinstance(data, Mapping) else vars(data)
+
+
+def _put(data: Any, name: str, value: Any) -> None:
+    if isinstance(data, Mapping):
+        data[name] = value  # type: ignore[index]
+    else:
+        setattr(data, name, value)

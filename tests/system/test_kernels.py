@@ -1,0 +1,148 @@
+"""Tasks beside jobs, with a real daemon: processes that die, a daemon that is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from daemon import DEADLINE_S, LocalRms, closing
+from processes import program, started
+
+from rms.kernels import Affinity, Kernel, KernelCollection, Resource, TaskDroppedError, on_device
+from rms.kernels import connection as link
+
+
+class Bed:
+    """A daemon on two cores, and processes with a task each."""
+
+    def __init__(self, rms: LocalRms, stack: ExitStack) -> None:
+        self.rms, self._stack = rms, stack
+        self._numbers = 0
+
+    def task(self, *kinds: str) -> Task:
+        """Start a process whose task runs until it is let go."""
+        self._numbers += 1
+        log = self.rms.work / f"log{self._numbers}"
+        log.touch()
+        command = [*program("kernels"), str(log), str(self.rms.work / f"go{self._numbers}"), *kinds]
+        process = self._stack.enter_context(started(command, env=self.rms.env(), stdout=None))
+        return Task(self.rms, process, log, Path(command[-len(kinds) - 1]))
+
+    def held(self) -> set[str]:
+        """Return the nodes that somebody has."""
+        return {row["name"] for row in self.rms.get("/nodes") if row["state"] != "idle"}
+
+
+class Task:
+    """A process with one task."""
+
+    def __init__(self, rms: LocalRms, process: subprocess.Popen[str], log: Path, go: Path) -> None:
+        self.rms, self.process, self.log, self.go = rms, process, log, go
+
+    def runs(self, times: int = 1) -> list[str]:
+        """Wait until its kernels have begun so often; return on which devices."""
+        self.rms.until(lambda: len(self._on()) >= times, f"run of {self.log.name}")
+        return self._on()
+
+    def _on(self) -> list[str]:
+        lines = self.log.read_text().splitlines()
+        return [line.removeprefix("on ") for line in lines if line.startswith("on ")]
+
+    def end(self) -> None:
+        """Let it come to its end."""
+        self.go.touch()
+        assert self.process.wait(DEADLINE_S) == 0
+        assert self.log.read_text().endswith("done True\n")
+
+
+@pytest.fixture
+def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
+    with closing(LocalRms(2)) as rms, ExitStack() as stack:
+        monkeypatch.setenv("RMS_SERVER", rms.server)
+        monkeypatch.setattr(link, "_connection", None)
+        yield Bed(rms, stack)
+        stack.close()
+        rms.until(lambda: rms.get("/nodes")[0]["state"] == "idle", "free nodes")
+        assert rms.end() == 0
+        rms.replays()
+
+
+@pytest.mark.promise("tasks-live")
+def test_neither_tasks_nor_jobs_are_given_what_the_others_have(bed: Bed) -> None:
+    rms, first = bed.rms, bed.task("core")
+    (device,) = first.runs()
+    assert device == "n1" and bed.held() == {"n1"}
+    both = rms.submit("true", "--mode", "fixed", "--nodes", "2")
+    data: list[str] = []
+    then = KernelCollection(data, Kernel(lambda found: found.append("ran"), Resource.CORE)).start()
+    assert rms.row(both)["state"] == "PENDING" and not data  # a job that waits goes first
+    first.process.kill()  # and its device is free at once
+    assert rms.over(both) == ["COMPLETED"]
+    assert then.result(DEADLINE_S) == ["ran"]
+    with pytest.raises(TaskDroppedError, match="gpu"), on_device(Resource.GPU):
+        pass
+
+
+@pytest.mark.promise("tasks-live")
+def test_tasks_go_on_while_a_killed_daemon_is_away(bed: Bed) -> None:
+    rms, one, other = bed.rms, bed.task("core"), bed.task("core")
+    devices = {*one.runs(), *other.runs()}
+    assert devices == {"n1", "n2"}
+    waiting = bed.task("cores", "core")
+    rms.until(lambda: len(rms.get("/tasks")) == 3, "three tasks")
+    assert [row["state"] for row in rms.get("/tasks")] == ["RUNNING", "RUNNING", "WAITING"]
+    assert rms.end(signal.SIGKILL) != 0
+    other.process.kill()  # who dies meanwhile does not come back
+    rms.start()
+    assert waiting.runs() == other.runs()  # after the time in which it might have
+    assert len(one.runs()) == 1
+    for task in (waiting, one):
+        task.end()
+
+
+@pytest.mark.wide
+@pytest.mark.promise("tasks-live")
+def test_a_task_moves_to_all_cores_when_they_fall_free(bed: Bed) -> None:
+    job = bed.rms.submit("read x < fifo || sleep 600", "--mode", "fixed", "--nodes", "1")
+    bed.rms.until(lambda: bed.held(), "a running job")
+    task = bed.task("cores", "core")
+    assert len(task.runs()) == 1
+    bed.rms.ask("cancel", job)
+    assert task.runs(2)[-1] == "cores"
+    task.end()
+
+
+@pytest.mark.wide
+def test_many_tasks_of_one_process(bed: Bed) -> None:
+    lock, found = threading.Lock(), list[str]()
+
+    def kernel(name: str) -> None:
+        with lock:
+            found.append(name)
+
+    async def all_of_them() -> None:
+        kernels = [
+            Kernel(kernel, Resource.CORES),
+            Kernel(kernel, Resource.CORE, Affinity.MED),
+        ]
+        await asyncio.gather(*(KernelCollection(str(n), *kernels).run_async() for n in range(200)))
+
+    asyncio.run(all_of_them())
+    assert sorted(found) == sorted(str(n) for n in range(200))
+
+    def fails(_: str) -> None:
+        raise KeyError("no")
+
+    first = KernelCollection("a", Kernel(fails, Resource.CORE))
+    failed = first.start()
+    second = KernelCollection("b", Kernel(kernel, Resource.CORE), after=[first]).start()
+    with pytest.raises(KeyError):
+        failed.result(DEADLINE_S)
+    with pytest.raises(TaskDroppedError, match="comes after has failed"):
+        second.result(DEADLINE_S)
