@@ -23,7 +23,7 @@ from dmr.resize.target import Target
 from dmr.termination import ending, giving_way
 from dmr.wire.ranks import RankMessages
 from dmr.wire.rms import RmsClient
-from dmr.world import World, disconnect, grid_for
+from dmr.world import World, disconnect, layouts_for, widest_grid
 
 
 @contextlib.contextmanager
@@ -47,7 +47,8 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
                 auto = plan.strategy == "auto" and runtime.strategy == "auto"
                 plan = _check(plan, runtime, specs, supports_merge=app.supports_merge)
                 _check_backends(plan, app.backends)
-                world = dataclasses.replace(world, grid=grid_for(world.size, list(specs.values())))
+                grid = widest_grid(world.size, layouts_for(world.size, specs))
+                world = dataclasses.replace(world, grid=grid)
                 run = _enter(app, runtime, world, specs, plan)
                 run.state.auto = auto
             end.watch(run.progress, run.world.internal_comm)
@@ -118,7 +119,7 @@ def _check(
     for ranks in plan.resizes.values():
         check_size(ranks, plan.limits)
     for ranks in (runtime.comm.size, *plan.resizes.values()):
-        grid_for(ranks, list(specs.values()))
+        layouts_for(ranks, specs)
     strategy = runtime.strategy if plan.strategy == "auto" else plan.strategy
     strategy = strategies.choose(strategy, runtime, scripted=bool(plan.resizes))
     if strategy == "merge" and not supports_merge:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from mpi4py import MPI
 
-from dmr.data.decomposition import GridError, choose_grid
+from dmr.data.decomposition import Decomposition, GridError, choose_grid
 from dmr.data.field import Field, FieldSpec
 from dmr.errors import UsageError
 
@@ -21,7 +22,7 @@ class World:
         internal_comm: one over the same ranks for the library's own messages, so that no pending
             receive of the application can take one.
         generation: 0 for the first world, one more with every resize.
-        grid: process grid over the split axes (rows, columns).
+        grid: process grid over the split axes (rows, columns) of the fields with the most of them.
     """
 
     comm: MPI.Intracomm
@@ -40,10 +41,23 @@ class World:
         return int(self.comm.size)
 
     def allocate(self, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
-        """Return this rank's zeroed block of every field."""
+        """Return this rank's zeroed block of every field.
+
+        Raises:
+            ValueError: an array of the application's own is no such block; it names the field.
+        """
         return {
-            name: spec.block(spec.decompose(self.grid), self.rank) for name, spec in specs.items()
+            name: block_of(name, specs[name], layout, self.rank)
+            for name, layout in layouts_for(self.size, specs).items()
         }
+
+
+def block_of(name: str, spec: FieldSpec, layout: Decomposition, rank: int) -> Field:
+    """Return a rank's zeroed block of a field; an error names the field."""
+    try:
+        return spec.block(layout, rank)
+    except ValueError as error:
+        raise ValueError(f"field {name}: {error}") from None
 
 
 def disconnect(comm: MPI.Intracomm) -> None:
@@ -62,6 +76,9 @@ def disconnect(comm: MPI.Intracomm) -> None:
 def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
     """Return the process grid on which every field's blocks are thick enough.
 
+    Args:
+        specs: of fields that are split along as many axes.
+
     Raises:
         UsageError: no process grid of ``size`` ranks fits.
     """
@@ -74,3 +91,60 @@ def grid_for(size: int, specs: Sequence[FieldSpec]) -> tuple[int, ...]:
         return choose_grid(size, extents, thinnest)
     except GridError as error:
         raise UsageError(str(error)) from None
+
+
+def layouts_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decomposition]:
+    """Return how every field is cut over so many ranks: the same on every rank and in every world.
+
+    Fields that are split along as many axes, and name no process grid of their own, share one.
+
+    Raises:
+        UsageError: no process grid of ``size`` ranks fits.
+    """
+    alike: dict[int, list[str]] = {}
+    grids: dict[str, tuple[int, ...]] = {}
+    for name, spec in specs.items():
+        if spec.split and spec.grid is not None:
+            grids[name] = _own_grid(name, spec, size)
+        else:
+            alike.setdefault(len(spec.split), []).append(name)
+    for axes, names in alike.items():
+        try:
+            grid = grid_for(size, [specs[name] for name in names]) if axes else ()
+        except UsageError as error:
+            raise UsageError(f"field {', '.join(names)}: {error}") from None
+        grids |= dict.fromkeys(names, grid)
+    try:
+        return {
+            name: spec.decompose(grids[name], 1 if spec.split else size)
+            for name, spec in specs.items()
+        }
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _own_grid(name: str, spec: FieldSpec, size: int) -> tuple[int, ...]:
+    """Return the process grid that a field has of its own.
+
+    Raises:
+        UsageError: it is none of so many ranks.
+    """
+    grid = tuple(map(int, () if spec.grid is None else spec.grid(size)))
+    if len(grid) != len(spec.split) or prod(grid) != size or min(grid) < 1:
+        raise UsageError(
+            f"field {name}: expected grid({size}) to be a process grid of {size} ranks over "
+            f"{len(spec.split)} axes, got {grid}; has it been fixed on the command line?"
+        )
+    cells = [spec.shape[axis] for axis in spec.split]
+    least = spec.thinnest_blocks()
+    if any(n > 1 and c // n < t for n, c, t in zip(grid, cells, least, strict=True)):
+        raise UsageError(
+            f"field {name}: expected blocks at least {' x '.join(map(str, least))} cells thick "
+            f"where cut, got {' x '.join(map(str, cells))} cells cut into {grid}"
+        )
+    return grid
+
+
+def widest_grid(size: int, layouts: Mapping[str, Decomposition]) -> tuple[int, ...]:
+    """Return the process grid of the fields with the most split axes; (size,) where none has."""
+    return max((one.grid for one in layouts.values()), key=len, default=()) or (size,)

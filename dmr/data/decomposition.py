@@ -7,7 +7,8 @@ padding that aligns the rows (Iserte & Rojek, figure 1 and equations 7 to 13).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isqrt, prod
 
@@ -72,10 +73,12 @@ class GridError(ValueError):
 
 
 def choose_grid(size: int, extents: Sequence[int], thinnest: Sequence[int]) -> tuple[int, ...]:
-    """Return the process grid of ``size`` ranks over one or two split axes.
+    """Return the process grid of ``size`` ranks over the split axes.
 
-    Columns number floor(sqrt(size)) where that divides size (Iserte & Rojek, section 4), else
-    the nearest divisor of size for which every block is at least ``thinnest`` cells thick.
+    Of two axes: columns number floor(sqrt(size)) where that divides size (Iserte & Rojek, section
+    4), else the nearest divisor of size for which every block is at least ``thinnest`` cells thick.
+    Of more: the most even factors that fit, the largest along the first axis, as MPI_Dims_create
+    has them.
 
     Args:
         size: number of ranks, at least 1.
@@ -107,14 +110,26 @@ def _candidates(size: int, axes: int) -> list[tuple[int, ...]]:
     """Return the factorisations of ``size``, the paper's first, then by nearness to it."""
     if axes == 1:
         return [(size,)]
-    if axes != 2:
-        raise GridError(f"expected 1 or 2 split axes, got {axes}")
+    if axes > 2:
+        found = _factors(size, axes)
+        return sorted(found, key=lambda grid: (max(grid) - min(grid), [-parts for parts in grid]))
     wanted = isqrt(size)
     small = [c for c in range(1, wanted + 1) if size % c == 0]
     columns = sorted({*small, *(size // c for c in small)})
     # On a tie take fewer columns: "otherwise the number of rows is greater" (section 4).
     columns.sort(key=lambda c: (abs(c - wanted), c))
     return [(size // c, c) for c in columns]
+
+
+def _factors(size: int, axes: int) -> Iterator[tuple[int, ...]]:
+    """Yield all ways to write ``size`` as a product of so many factors, order counting."""
+    if axes == 1:
+        yield (size,)
+        return
+    for first in range(1, size + 1):
+        if size % first == 0:
+            for rest in _factors(size // first, axes - 1):
+                yield (first, *rest)
 
 
 def _most(extents: Sequence[int], thinnest: Sequence[int]) -> int:
@@ -135,37 +150,58 @@ class Decomposition:
 
     Ranks run down the first split axis first: rank = row + rows * column, so that top and
     bottom neighbours differ by 1 and left and right ones by the number of rows (section 4).
+
+    Attributes:
+        row_major: the last split axis first instead, as MPI_Cart_create and mpi4py-fft have it.
+        copies: of an array that no axis cuts, the ranks that each have the whole of it.
+        bounds: where the parts of each split axis begin, and its end; None for an even split.
     """
 
     shape: tuple[int, ...]
     split: tuple[int, ...]
     grid: tuple[int, ...]
+    row_major: bool = False
+    copies: int = 1
+    bounds: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def size(self) -> int:
         """Number of ranks."""
-        return prod(self.grid)
+        return prod(self.grid) * self.copies
+
+    def part(self, at: int, index: int) -> tuple[int, int]:
+        """Return the half-open range of part ``index`` of the split axis number ``at``."""
+        if self.bounds is not None:
+            return self.bounds[at][index], self.bounds[at][index + 1]
+        return split_range(self.shape[self.split[at]], self.grid[at], index)
+
+    def part_with(self, at: int, cell: int) -> int:
+        """Return which part of the split axis number ``at`` holds a cell."""
+        if self.bounds is not None:
+            return bisect_right(self.bounds[at], cell) - 1
+        return part_of(self.shape[self.split[at]], self.grid[at], cell)
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the place of ``rank`` in the process grid."""
         place = []
-        for parts in self.grid:
+        for parts in reversed(self.grid) if self.row_major else self.grid:
             rank, at = divmod(rank, parts)
             place.append(at)
-        return tuple(place)
+        return tuple(reversed(place) if self.row_major else place)
 
     def rank_at(self, place: Sequence[int]) -> int:
         """Return the rank at a place in the process grid."""
         rank = 0
-        for parts, at in zip(reversed(self.grid), reversed(tuple(place)), strict=True):
+        slowest_first = 1 if self.row_major else -1
+        for parts, at in list(zip(self.grid, place, strict=True))[::slowest_first]:
             rank = rank * parts + at
         return rank
 
     def box(self, rank: int) -> Box:
         """Return the interior of ``rank`` in global indices."""
         start, stop = [0] * len(self.shape), list(self.shape)
-        for axis, parts, at in zip(self.split, self.grid, self.coordinates(rank), strict=True):
-            start[axis], stop[axis] = split_range(self.shape[axis], parts, at)
+        for at, (axis, index) in enumerate(zip(self.split, self.coordinates(rank), strict=True)):
+            start[axis], stop[axis] = self.part(at, index)
         return Box(tuple(start), tuple(stop))
 
     def parts_along(self, axis: int) -> int:

@@ -7,8 +7,9 @@ Nothing here knows which array module holds the data: NumPy, CuPy, or any module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 Array = Any
 """An array of the field's own module (numpy.ndarray, cupy.ndarray, ...)."""
+
+Ranges = Callable[[int, int], Sequence[int]]
+"""``ranges(cells, parts)``: where each part begins, then ``cells``. The same in every world."""
 
 ArrayModule = Any
 """numpy, cupy, or a module that offers the same few functions."""
@@ -37,11 +41,15 @@ class FieldSpec:
         initial: returns the initial values of a box of global indices, shape ``box.shape``
             (or broadcastable to it). Called only where nothing is restored.
         halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
-        split: the one or two axes that are cut over the ranks, rows first.
+        split: the axes that are cut over the ranks, rows first; () for an array that every rank
+            has the whole of.
         xp: array module that holds the blocks.
         order: axes from slowest to contiguous in memory; the paper's N, L, M by default.
         thinnest: least block thickness where an axis is cut, by default the halo's.
         alignment: bytes that rows are padded to; less saves memory and traffic on a CPU.
+        ranges: where the parts of a split axis begin, and its end (see :data:`Ranges`).
+        grid: ``grid(size)`` returns the process grid of so many ranks, by default the library's.
+        row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
     """
 
     shape: tuple[int, ...]
@@ -53,15 +61,17 @@ class FieldSpec:
     order: tuple[int, ...] | None = None
     thinnest: int | None = None
     alignment: int = ALIGNMENT_BYTES
+    ranges: Ranges | None = field(default=None, compare=False)
+    grid: Callable[[int], Sequence[int]] | None = field(default=None, compare=False)
+    row_major: bool = False
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
         if not 1 <= axes <= 4 or min(self.shape) < 1:
             raise ValueError(f"expected 1 to 4 axes of at least 1 cell, got shape {self.shape}")
         split = (0,) if axes == 1 and self.split == (0, 1) else self.split
-        inside = all(0 <= axis < axes for axis in split)
-        if not 1 <= len(split) <= 2 or len(set(split)) != len(split) or not inside:
-            raise ValueError(f"expected one or two of {axes} axes to split, got {self.split}")
+        if len(set(split)) != len(split) or not all(0 <= axis < axes for axis in split):
+            raise ValueError(f"expected axes of 0 to {axes - 1} to split, got {self.split}")
         self._check_dtype()
         object.__setattr__(self, "split", split)
         if self.order is not None and sorted(self.order) != list(range(axes)):
@@ -95,9 +105,31 @@ class FieldSpec:
             return (self.thinnest,) * len(self.split)
         return tuple(max(1, *self.halos[axis]) for axis in self.split)
 
-    def decompose(self, grid: tuple[int, ...]) -> Decomposition:
-        """Return this array cut over a process grid."""
-        return Decomposition(self.shape, self.split, grid)
+    def decompose(self, grid: tuple[int, ...], copies: int = 1) -> Decomposition:
+        """Return this array cut over a process grid.
+
+        Args:
+            copies: the ranks that each have all of it, where no axis is split.
+
+        Raises:
+            ValueError: ``ranges`` are none, or leave a block thinner than it may be.
+        """
+        bounds = None
+        if self.ranges is not None:
+            bounds = tuple(map(self._bounds, self.split, grid, self.thinnest_blocks()))
+        return Decomposition(self.shape, self.split, grid, self.row_major, copies, bounds)
+
+    def _bounds(self, axis: int, parts: int, least: int) -> tuple[int, ...]:
+        """Return where the parts of an axis begin, and its end."""
+        cells = self.shape[axis]
+        found = tuple(map(int, () if self.ranges is None else self.ranges(cells, parts)))
+        ends = len(found) == parts + 1 and (found[0], found[-1]) == (0, cells)
+        if not ends or (parts > 1 and min(b - a for a, b in pairwise(found)) < least):
+            raise ValueError(
+                f"expected ranges({cells}, {parts}) to be {parts + 1} numbers from 0 to {cells} "
+                f"that rise by at least {least}, got {found}"
+            )
+        return found
 
     def padding(self, interior: tuple[int, ...]) -> Padding:
         """Return how a block with this interior lies in memory."""
@@ -132,6 +164,7 @@ class FieldSpec:
             "shape": list(self.shape),
             "dtype": np.dtype(self.dtype).str,
             "split": list(self.split),
+            **({"row_major": True} if self.row_major else {}),
         }
 
 
@@ -250,9 +283,9 @@ class Field:
             self.interior[box.slices(self.box.start)] = old.interior[box.slices(old.box.start)]
         return box.size * self.dtype.itemsize
 
-    def bytes_shared_with(self, other: Decomposition) -> list[tuple[int, int]]:
-        """Return the ranks of another layout that this block goes to, and how many bytes."""
-        shared = overlap.transfers(self.layout, self.rank, other)
+    def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
+        """Return the ranks of another layout that share this block, and how many bytes."""
+        shared = overlap.transfers(self.layout, self.rank, other, sending=sending)
         return [(one.peer, one.box.size * self.dtype.itemsize) for one in shared]
 
     def gathered(

@@ -56,6 +56,8 @@ def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterato
 
 
 def _gather_slab(comm: MPI.Intracomm, block: CellBlock, slab: Box) -> Array | None:
+    if not block.layout.split:
+        return None if comm.rank else block.pack(slab)  # every rank has it
     if comm.rank:
         mine = block.box.intersect(slab)
         if mine.size:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
-from dmr.data.decomposition import Box, Decomposition, part_of
+from dmr.data.decomposition import Box, Decomposition
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,15 @@ class Transfer:
     box: Box
 
 
-def transfers(mine: Decomposition, rank: int, other: Decomposition) -> list[Transfer]:
+def transfers(
+    mine: Decomposition, rank: int, other: Decomposition, *, sending: bool = True
+) -> list[Transfer]:
     """Return what ``rank`` of ``mine`` shares with each rank of ``other``, by rising peer.
 
     Called with (old, rank, new) it lists what to send, with (new, rank, old) what to receive:
     the two sides agree without exchanging a word. Costs as many steps as there are overlaps,
-    not as there are ranks.
+    not as there are ranks. Of an array that every rank has the whole of, each new rank gets it
+    from one old one.
     """
     if mine.shape != other.shape or mine.split != other.split:
         raise ValueError(
@@ -36,15 +39,17 @@ def transfers(mine: Decomposition, rank: int, other: Decomposition) -> list[Tran
     box = mine.box(rank)
     if not box.size:
         return []
+    if not mine.split:
+        old, new = (mine.copies, other.copies) if sending else (other.copies, mine.copies)
+        replicas = range(rank, new, old) if sending else [rank % old]
+        return [Transfer(peer, box) for peer in replicas]
     touched = [
-        range(
-            part_of(other.shape[axis], parts, box.start[axis]),
-            part_of(other.shape[axis], parts, box.stop[axis] - 1) + 1,
-        )
-        for axis, parts in zip(other.split, other.grid, strict=True)
+        range(other.part_with(at, box.start[axis]), other.part_with(at, box.stop[axis] - 1) + 1)
+        for at, axis in enumerate(other.split)
     ]
     peers = sorted(other.rank_at(place) for place in product(*touched))
-    return [Transfer(peer, box.intersect(other.box(peer))) for peer in peers]
+    shared = [Transfer(peer, box.intersect(other.box(peer))) for peer in peers]
+    return [one for one in shared if one.box.size] if other.bounds else shared
 
 
 def chunks(box: Box, itemsize: int, limit_bytes: int) -> Iterator[Box]:

@@ -52,6 +52,8 @@ class ListSpec(FieldSpec):
     owner: Owner | None = None
 
     def _check_dtype(self) -> None:
+        if not self.split:
+            raise ValueError("expected at least one axis of the items' grid to split, got none")
         if self.owner is None:
             raise ValueError("expected a function that says who owns an item, got none")
         if np.dtype(self.dtype).hasobject:
@@ -209,7 +211,7 @@ class Items(Field):
         self._kept = {}
         self.items = np.concatenate([self.none(), *(parts[rank] for rank in sorted(parts))])
 
-    def bytes_shared_with(self, other: Decomposition) -> list[tuple[int, int]]:
+    def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
         """Return nothing: how many items go where is not known to both sides beforehand."""
         return []
 
@@ -253,14 +255,21 @@ def rank_of(layout: Decomposition, *cells: npt.ArrayLike) -> npt.NDArray[np.int6
     if len(cells) != len(layout.split):
         raise ValueError(f"expected indices along axes {layout.split}, got {len(cells)} of them")
     found = np.zeros(np.shape(cells[0]), np.int64)
-    stride = 1
-    for axis, parts, index in zip(layout.split, layout.grid, cells, strict=True):
-        base, extra = divmod(layout.shape[axis], parts)  # as dmr.split_range deals them
-        at, fat = np.asarray(index, np.int64), extra * (base + 1)
-        place = np.where(at < fat, at // (base + 1), extra + (at - fat) // max(1, base))
-        found += stride * place
-        stride *= parts
+    slowest_first = 1 if layout.row_major else -1
+    for at, index in list(enumerate(cells))[::slowest_first]:
+        found = found * layout.grid[at] + _parts_with(layout, at, np.asarray(index, np.int64))
     return found
+
+
+def _parts_with(
+    layout: Decomposition, at: int, cells: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return which parts of the split axis number ``at`` hold cells."""
+    if layout.bounds is not None:
+        return np.searchsorted(layout.bounds[at], cells, side="right") - 1
+    base, extra = divmod(layout.shape[layout.split[at]], layout.grid[at])  # as dmr.split_range
+    fat = extra * (base + 1)
+    return np.where(cells < fat, cells // (base + 1), extra + (cells - fat) // max(1, base))
 
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:

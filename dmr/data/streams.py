@@ -79,10 +79,12 @@ class Stream:
     direct: bool
 
 
-def streams(block: CellBlock, other: Decomposition, *, in_host: bool) -> list[Stream]:
+def streams(
+    block: CellBlock, other: Decomposition, *, in_host: bool, sending: bool = True
+) -> list[Stream]:
     """Return what this rank exchanges with each rank of ``other``; both sides cut alike."""
     found = []
-    for transfer in transfers(block.layout, block.rank, other):
+    for transfer in transfers(block.layout, block.rank, other, sending=sending):
         direct = in_host and _aligned(block, other.box(transfer.peer), transfer.box)
         boxes = (
             _slabs(block, transfer.box)
@@ -134,7 +136,7 @@ def sending(
     (merge), what stays on this rank is left out.
     """
     with Pending() as pending:
-        for stream in streams(block, new, in_host=in_host):
+        for stream in streams(block, new, in_host=in_host, sending=True):
             if is_self(comm, stream.peer, block.rank):
                 continue
             digest = xxhash.xxh3_64()
@@ -160,7 +162,7 @@ def receiving(
     """
     plan = [
         stream
-        for stream in streams(block, old, in_host=in_host)
+        for stream in streams(block, old, in_host=in_host, sending=False)
         if not is_self(comm, stream.peer, block.rank)
     ]
     posted: deque[tuple[Box, Buffer]] = deque()

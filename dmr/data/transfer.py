@@ -104,7 +104,9 @@ def plain(
     The best of some rounds counts, since whatever else runs can only slow them down.
     """
     pieces = [
-        (peer, np.ones(count, np.uint8)) for peer, count in field.bytes_shared_with(other) if count
+        (peer, np.ones(count, np.uint8))
+        for peer, count in field.bytes_shared_with(other, sending=sending)
+        if count
     ]
     if not pieces:
         return 0.0

@@ -29,6 +29,7 @@ from dmr.resize.side import attempt
 from dmr.resize.source import Phase, Source
 from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
 from dmr.wire.protocol import Acknowledged, Arrived, Build
+from dmr.world import widest_grid
 
 
 def merge(
@@ -137,7 +138,8 @@ class MergeSource(Source):
             raise RuntimeError("expected what this rank was before")
         try:
             if members.stays:
-                enter(run, members.comm, self.grid, fields, members.launches)
+                grid = widest_grid(members.comm.size, self.layouts)
+                enter(run, members.comm, grid, fields, members.launches)
             done = self._build(
                 members.stays,
                 lambda built_s, acks: self.commit(cost, bytes_, (moved_s, built_s), acks),
@@ -157,7 +159,7 @@ class MergeSource(Source):
         carrier = members.comm if grows else run.world.internal_comm
         before = Snapshot(run)
         for name, block in run.fields.items():
-            layout = block.spec.decompose(self.grid)
+            layout = self.layouts[name]
             transfers = [block.sending(carrier, layout, sent, in_host=members.in_host)]
             broken: list[Box] = []
             if members.stays:

@@ -27,7 +27,7 @@ from dmr.resize.side import Side, attempt, signature
 from dmr.wire.channel import ChannelError, ControlChannel, connect
 from dmr.wire.protocol import Accepted, Acknowledged, Committed, Header, Stored, TakenOver
 from dmr.wire.ranks import RankMessages
-from dmr.world import grid_for
+from dmr.world import layouts_for
 
 ERROR_LENGTH = 120
 """MPI's own message is cut to so many characters."""
@@ -74,7 +74,8 @@ class Source(Side):
         super().__init__(messages, plan.deadlines)
         self.run, self.plan, self.wanted, self._stack = run, plan, wanted, stack
         self.phase = Phase.BOOTING
-        self.grid = grid_for(wanted.ranks, [block.spec for block in run.fields.values()])
+        specs = {name: block.spec for name, block in run.fields.items()}
+        self.layouts = layouts_for(wanted.ranks, specs)
         self._inter: MPI.Intercomm | None = None
 
     # --- meeting -----------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class Source(Side):
         run = self.run
         header = Header(
             ranks=self.wanted.ranks,
-            grid=run.world.grid,
+            from_ranks=run.world.size,
             strategy=self.wanted.strategy,
             progress=msgspec.Raw(encode(run.progress)),
             signature=signature(run.fields),
@@ -259,14 +260,14 @@ class Replacement(Source):
         """Send this rank's part; return its bytes."""
         if self._inter is None:
             raise RuntimeError("expected to be connected")
-        sent, blocks = 0, self.run.fields.values()
-        for block in blocks:
-            layout = block.spec.decompose(self.grid)
+        sent, blocks = 0, self.run.fields
+        for name, block in blocks.items():
+            layout = self.layouts[name]
             sent += transfer.send(
                 self._inter, block, layout, in_host=in_host, check=self.check_alive
             )
-        for block in blocks if self.plan.measure else ():
-            layout = block.spec.decompose(self.grid)
+        for name, block in blocks.items() if self.plan.measure else ():
+            layout = self.layouts[name]
             transfer.plain(self._inter, block, layout, sending=True, check=self.check_alive)
         return sent
 

@@ -20,6 +20,7 @@ from dmr.application import Application, Run
 from dmr.boot.environment import bind
 from dmr.checkpoint_file import BrokenCheckpointError, path_of
 from dmr.data import transfer
+from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
 from dmr.plan import Plan
@@ -39,7 +40,7 @@ from dmr.wire.protocol import (
     TakenOver,
 )
 from dmr.wire.ranks import RankMessages
-from dmr.world import World, grid_for
+from dmr.world import World, layouts_for, widest_grid
 
 IDLE_S = 1e-3
 """Sleep between polls of ranks that wait for the old world: it needs their core."""
@@ -172,23 +173,23 @@ class Target(Side):
         self, comm: MPI.Comm, fields: Mapping[str, Field], header: Header, in_host: bool
     ) -> None:
         intact = True
-        for block in fields.values():
-            old = block.spec.decompose(header.grid)
-            intact &= transfer.receive(comm, block, old, in_host=in_host, check=self.check_alive)
+        old = self._layouts(header.from_ranks)
+        for name, block in fields.items():
+            intact &= transfer.receive(
+                comm, block, old[name], in_host=in_host, check=self.check_alive
+            )
         if not intact:
             raise RolledBackError("data did not arrive whole")
 
     def _measure(self, inter: MPI.Intercomm, header: Header) -> float:
+        old = self._layouts(header.from_ranks)
         return sum(
-            transfer.plain(
-                inter,
-                block,
-                block.spec.decompose(header.grid),
-                sending=False,
-                check=self.check_alive,
-            )
-            for block in self.run.fields.values()
+            transfer.plain(inter, block, old[name], sending=False, check=self.check_alive)
+            for name, block in self.run.fields.items()
         )
+
+    def _layouts(self, ranks: int) -> dict[str, Decomposition]:
+        return layouts_for(ranks, {name: block.spec for name, block in self.run.fields.items()})
 
     def _read(self) -> float:
         """Read the checkpoint that the old world has written; return the seconds it took."""
@@ -214,12 +215,12 @@ class Target(Side):
         for _ in header.joined[header.place + 1 :]:
             comm = join(comm, comm.Connect(""), high=False, keep=False)
         begun = time.perf_counter()
-        grid = grid_for(header.ranks, [block.spec for block in run.fields.values()])
+        layouts = self._layouts(header.ranks)
         fields: dict[str, Field] = {}
 
         def fill() -> None:
             for name, block in run.fields.items():
-                fields[name] = block.spec.block(block.spec.decompose(grid), comm.rank)
+                fields[name] = block.spec.block(layouts[name], comm.rank)
                 self._fill(comm, {name: fields[name]}, header, in_host)
 
         def arrived(parts: list[float]) -> None:
@@ -231,7 +232,9 @@ class Target(Side):
         moved_s = time.perf_counter() - begun
         self.conclude(problem, moved_s, arrived, self.check_alive)
         launches = header.joined or ((run.runtime.launch, own.size),)
-        enter(run, comm, grid, fields, [*run.progress.launches, *launches])
+        enter(
+            run, comm, widest_grid(comm.size, layouts), fields, [*run.progress.launches, *launches]
+        )
         problem, build_s = self._build()
         cost = self._acknowledge(problem, (moved_s, 0.0, 0.0, build_s), joins=True)
         stay(run, own, cost)

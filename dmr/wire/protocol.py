@@ -13,7 +13,7 @@ class Header(msgspec.Struct, tag=True):
     """Old to new: what is to move, before anything does."""
 
     ranks: int
-    grid: tuple[int, ...]
+    from_ranks: int
     strategy: str
     progress: msgspec.Raw
     """As :func:`dmr.progress.encode` writes it."""

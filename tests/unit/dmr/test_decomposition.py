@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import ceil, isqrt, prod
 
 import numpy as np
@@ -24,6 +25,8 @@ from dmr.data.decomposition import (
     split_range,
 )
 from dmr.data.field import Field, FieldSpec
+from dmr.errors import UsageError
+from dmr.world import layouts_for
 
 Extents = tuple[int, ...]
 ResizeRequest = tuple[int, Extents, Extents]
@@ -201,7 +204,7 @@ def test_grid_error_names_the_largest_number_below_that_fits(wish: ResizeRequest
     assert (int(named[1]), int(named[2])) == (largest, size)
 
 
-@pytest.mark.parametrize(("size", "extents"), [(0, (4, 4)), (-2, (4,)), (8, (4, 4, 4))])
+@pytest.mark.parametrize(("size", "extents"), [(0, (4, 4)), (-2, (4,)), (28, (3, 3, 3))])
 def test_grids_that_make_no_sense_are_refused(size: int, extents: tuple[int, ...]) -> None:
     with pytest.raises(GridError, match=r"expected .* got"):
         choose_grid(size, extents, (1,) * len(extents))
@@ -305,3 +308,36 @@ def test_the_contiguous_axis_has_more_than_one_cell_where_any_has(shape: list[in
     order = memory_order(shape)
     assert sorted(order) == list(range(len(shape)))
     assert (shape[order[-1]] > 1) == (max(shape) > 1)
+
+
+@pytest.mark.parametrize(("size", "grid"), [(8, (2, 2, 2)), (12, (3, 2, 2)), (7, (7, 1, 1))])
+def test_three_axes_are_cut_as_evenly_as_can_be(size: int, grid: tuple[int, ...]) -> None:
+    assert choose_grid(size, (64, 64, 64), (1, 1, 1)) == grid
+
+
+def test_row_major_ranks_lie_as_those_of_mpi_cart() -> None:
+    layout = Decomposition((8, 8), (0, 1), (2, 3), row_major=True)
+    assert [layout.coordinates(rank) for rank in range(4)] == [(0, 0), (0, 1), (0, 2), (1, 0)]
+
+
+def rest_to_the_last(cells: int, parts: int) -> list[int]:
+    return [cells // parts * part for part in range(parts)] + [cells]
+
+
+def test_ranges_and_grids_of_the_applications_own() -> None:
+    whole = FieldSpec((4,), "f8", lambda box: 0, split=())
+    rows = FieldSpec((11, 8), "f8", lambda box: 0, split=(0,), ranges=rest_to_the_last)
+    blocks = FieldSpec((8, 8), "f8", lambda box: 0, grid=lambda size: (1, size), row_major=True)
+    layouts = layouts_for(3, {"whole": whole, "rows": rows, "blocks": blocks})
+    assert [layouts["rows"].box(rank).shape[0] for rank in range(3)] == [3, 3, 5]
+    assert [layouts["blocks"].box(rank).shape for rank in range(3)] == [(8, 3), (8, 3), (8, 2)]
+    assert [layouts["whole"].box(rank).shape for rank in range(3)] == [(4,)] * 3
+    for wrong in (
+        replace(rows, ranges=lambda cells, parts: [0, cells]),
+        replace(rows, ranges=lambda cells, parts: [0, 5, 3, cells]),
+        replace(blocks, grid=lambda size: (2, 1)),
+        replace(blocks, grid=lambda size: (1, size), halo=4),
+        replace(blocks, grid=None, halo=5),
+    ):
+        with pytest.raises(UsageError, match=r"rang|field "):
+            layouts_for(3, {"wrong": wrong})

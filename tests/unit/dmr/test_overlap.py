@@ -108,7 +108,9 @@ def test_a_move_leaves_the_new_halos_alone(
 def test_what_is_sent_is_what_is_received(pair: Pair) -> None:
     old, new = pair
     sent = {(s, t.peer, t.box) for s in range(old.size) for t in transfers(old, s, new)}
-    received = {(t.peer, r, t.box) for r in range(new.size) for t in transfers(new, r, old)}
+    received = {
+        (t.peer, r, t.box) for r in range(new.size) for t in transfers(new, r, old, sending=False)
+    }
     assert sent == received
 
 
@@ -140,6 +142,15 @@ def test_there_are_as_many_transfers_as_overlapping_boxes(pair: Pair) -> None:
             if (common := old.box(rank).intersect(new.box(peer))).size
         ]
         assert transfers(old, rank, new) == overlaps
+
+
+@given(st.integers(1, 9), st.integers(1, 9))
+def test_what_every_rank_has_goes_to_each_new_rank_once(old_ranks: int, new_ranks: int) -> None:
+    old, new = (Decomposition((3, 2), (), (), copies=n) for n in (old_ranks, new_ranks))
+    sent = [(s, t.peer) for s in range(old_ranks) for t in transfers(old, s, new)]
+    taken = [(t.peer, r) for r in range(new_ranks) for t in transfers(new, r, old, sending=False)]
+    assert sorted(sent) == sorted(taken)
+    assert sorted(peer for _, peer in sent) == list(range(new_ranks))
 
 
 class Counting(Decomposition):
