@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dmr.data.field import Field, FieldSpec
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.data.wrapped import adapt
-    from dmr.errors import CollectiveError, UsageError, agree
+    from dmr.errors import CollectiveError, UsageError, agree, raise_on_all
     from dmr.plan import Deadlines, Plan, Schedule
     from dmr.resize.strategy import STRATEGIES
     from dmr.world import World
@@ -42,6 +42,7 @@ _HOMES = {
     "adapt": "data.wrapped",
     "adapt_list": "data.particles",
     "agree": "errors",
+    "raise_on_all": "errors",
     "malleable": "api",
     "rank_of": "data.particles",
     "run": "api",
@@ -76,6 +77,7 @@ __all__ = [
     "adapt_list",
     "agree",
     "malleable",
+    "raise_on_all",
     "rank_of",
     "run",
     "split_range",

@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from operator import index
+from typing import Any
+
+from mpi4py import MPI
 
 from dmr.application import Application, Run
 from dmr.boot.environment import Runtime
@@ -13,6 +17,7 @@ from dmr.errors import UsageError
 from dmr.plan import Plan
 from dmr.session import running
 from dmr.termination import TerminatedError
+from dmr.values import adopt
 from rms.wire.messages import Resize
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
@@ -26,8 +31,8 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
     Raises:
         UsageError: on all ranks together, for what the user asked and cannot be had.
     """
-    with running(app, runtime, plan or Plan()) as (state, steps):
-        for _ in steps:
+    with running(app, runtime, plan or Plan()) as (state, driver):
+        for _ in driver.loop(lambda: app.steps(state), only=True):
             app.step(state)
         app.finish(state)
     return state
@@ -35,31 +40,36 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
 
 @contextlib.contextmanager
 def malleable(
-    runtime: Runtime,
-    fields: Fields,
+    comm: MPI.Intracomm | Runtime,
+    fields: Fields | None = None,
     plan: Plan | None = None,
     *,
+    state: Mapping[str, Any] | None = None,
     build: Callable[[Run], None] | None = None,
     before: Callable[[Run, int], None] | None = None,
     after: Callable[[Run, Resize | None], None] | None = None,
     backends: tuple[str, ...] = (),
 ) -> Iterator[Run]:
-    """Make a loop of one's own malleable::
+    """Make loops of one's own malleable::
 
-        with dmr.malleable(runtime, fields, plan) as run:
-            u = run.fields["u"].padded
+        with dmr.malleable(comm, {"u": dmr.adapt(u, (N, M), halo=1)}, state={"time": 0.0}) as run:
             for step in run.loop(1000):
                 ...
 
-    Every world enters the block and its loop goes on at the very step; in a world that was
+    Every world enters the block and its loops go on at the very step; in a world that was
     replaced ``run.loop`` raises a ``SystemExit``, so what follows the loop is reached by the last
     world alone. What the block does before the loop belongs to the present world: neighbours,
     scratch. Strategy merge keeps ranks in their loop, so it needs that in ``build`` instead.
+    Where a loop is none of the library's, ``run.resize_point()`` in it does the same.
 
     Args:
-        runtime: ``dmr.Runtime.here(MPI.COMM_WORLD)``.
+        comm: all ranks of the program (``MPI.COMM_WORLD``, or a communicator over the same ranks);
+            or a :class:`~dmr.Runtime`, where the program needs to know of it before.
         fields: the distributed arrays, or a function that states them.
         plan: when the library may act.
+        state: what ``run.state`` holds in the beginning, the same on all ranks. Arrays, random
+            generators, lists, dicts and dataclasses are filled in place in a world that goes on
+            (:func:`dmr.values.adopt`); what else there is, read as ``run.state.NAME``.
         build: builds what belongs to a world, within the resize: if it raises
             :class:`dmr.UsageError` on all ranks, that is rolled back.
         before, after: called around a resize, as :meth:`dmr.Application.before_resize` and
@@ -73,25 +83,39 @@ def malleable(
     Raises:
         UsageError: on all ranks together, for what the user asked and cannot be had.
     """
-    app = _Block(fields, build, before, after)
+    app = _Block({} if fields is None else fields, build, before, after)
     app.backends = backends
+    runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
     try:
-        with running(app, runtime, plan or Plan()) as (run, left):
+        with running(app, runtime, plan or Plan()) as (run, driver):
 
             def loop(steps: int) -> Iterator[int]:
-                if app.total is not None:
-                    raise UsageError(
-                        "expected one run.loop in a block of dmr.malleable, got a second one"
-                    )
-                app.total = steps
-                return left
+                return driver.loop(lambda: index(steps))
 
-            run.state.loop = loop
+            run.internal.loop, run.internal.point = loop, driver.point
+            for name, given in (state or {}).items():
+                run.state[name] = adopt(given, run.state.get(name, given))
+            driver.enter()
             yield run
+            driver.finish()
     except TerminatedError as error:
         if runtime.comm.rank == 0:
             print(error, file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
+
+
+def _runtime_of(comm: MPI.Intracomm) -> Runtime:
+    """Return what surrounds a program, whose ranks are those of a communicator.
+
+    Raises:
+        UsageError: there are others, which would know nothing of a resize.
+    """
+    if comm.size != MPI.COMM_WORLD.size:
+        raise UsageError(
+            f"expected a communicator of all {MPI.COMM_WORLD.size} ranks, got one of {comm.size}: "
+            "a resize replaces all of them"
+        )
+    return Runtime.here(comm)
 
 
 class _Block(Application):
@@ -105,7 +129,6 @@ class _Block(Application):
         after: Callable[[Run, Resize | None], None] | None,
     ) -> None:
         self._fields, self._build, self._before, self._after = fields, build, before, after
-        self.total: int | None = None
         self.supports_merge = build is not None
 
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -116,7 +139,7 @@ class _Block(Application):
             self._build(run)
 
     def steps(self, run: Run) -> int:
-        return self.total or 0
+        raise RuntimeError("expected the caller's own loops to count their steps")
 
     def step(self, run: Run) -> None:
         raise RuntimeError("expected the caller's own loop to step")

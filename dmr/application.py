@@ -12,7 +12,6 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mpi4py import MPI
 
@@ -20,6 +19,7 @@ from dmr.boot.environment import Runtime
 from dmr.checkpoint import Lock
 from dmr.data.field import Field, FieldSpec
 from dmr.progress import Progress
+from dmr.values import State
 from dmr.wire.rms import RmsClient
 from dmr.world import World
 from rms.wire.messages import Resize
@@ -92,10 +92,12 @@ class RunState:
         mpiexec: what this process has started for the next world.
         requested: ranks that the application has asked for, 0 if it has not.
         cooldown_until: the clock's time from which the next resize may begin.
+        rehearses: whether a scripted resize to as many ranks moves to as many new ones.
         auto: whether the library chooses the strategy, also by the memory that is left.
         memory_short: whether a second copy of this world would not fit beside it.
         polls: resize points that this world has come to.
-        loop: the loop of :func:`dmr.malleable`, for so many steps.
+        loop: a loop of :func:`dmr.malleable`, for so many steps.
+        point: a resize point of a loop that is none of the library's.
     """
 
     launch_comm: MPI.Intracomm
@@ -107,10 +109,12 @@ class RunState:
     mpiexec: subprocess.Popen[bytes] | None = None
     requested: int = 0
     cooldown_until: float = 0.0
+    rehearses: bool = False
     auto: bool = False
     memory_short: bool = False
     polls: int = 0
     loop: Callable[[int], Iterator[int]] | None = None
+    point: Callable[[], None] | None = None
 
 
 @dataclass
@@ -123,7 +127,7 @@ class Run:
         fields: this rank's blocks.
         progress: what travels with the job besides its fields.
         restored: whether this world started from moved or checkpointed fields.
-        state: the library's own.
+        internal: the library's own.
     """
 
     runtime: Runtime
@@ -131,20 +135,33 @@ class Run:
     fields: dict[str, Field]
     progress: Progress
     restored: bool
-    state: RunState = field(repr=False)
+    internal: RunState = field(repr=False)
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """The ranks of now, for the application alone: the library's messages go elsewhere."""
+        return self.world.comm
 
     @property
     def step(self) -> int:
-        """Steps done so far, over all worlds."""
+        """Steps done so far, over all worlds and loops; calls of :meth:`resize_point` count."""
         return self.progress.step
 
     @property
-    def values(self) -> dict[str, Any]:
-        """Values that travel with the job, the same on all ranks: whatever can be pickled.
+    def state(self) -> State:
+        """What travels with the job besides its fields, the same on all ranks.
 
-        Plain numbers, text, lists, dicts and NumPy arrays go without a pickle.
+        Names and values, as a dictionary and by attribute: ``run.state.time``. Whatever can be
+        pickled; plain numbers, text, lists, dicts and NumPy arrays go without a pickle.
         """
+        if not isinstance(self.progress.values, State):
+            self.progress.values = State(self.progress.values)
         return self.progress.values
+
+    @property
+    def values(self) -> State:
+        """Name of :attr:`state` in 0.1.0."""
+        return self.state
 
     @property
     def resizes(self) -> list[Resize]:
@@ -167,20 +184,37 @@ class Run:
         """
         if ranks < 1:
             raise ValueError(f"expected a request of at least 1 rank, got {ranks}")
-        self.state.requested = ranks
+        self.internal.requested = ranks
 
     def loop(self, steps: int) -> Iterator[int]:
         """Yield the steps that are left of ``steps``, in the block of :func:`dmr.malleable`.
 
-        A block has one such loop.
+        Loops may follow one another and be nested. A new world goes on at the very step of each;
+        what the program does between them is done again there, so what changes data once stands
+        in a loop of one step. ``break`` ends a loop, if all ranks come to it.
 
         Raises:
             RuntimeError: the library has the loop already (:func:`dmr.run`).
-            UsageError: this block has had its loop.
+            UsageError: a checkpoint has done more steps.
         """
-        if self.state.loop is None:
+        if self.internal.loop is None:
             raise RuntimeError("expected run.loop in a block of dmr.malleable")
-        return self.state.loop(steps)
+        return self.internal.loop(steps)
+
+    def resize_point(self) -> None:
+        """Let the ranks be replaced here (collective): for ``while`` loops and others of your own.
+
+        A new world runs the program from its first line, with the fields and :attr:`state` that
+        were at this call: counters belong into the state, and what is done already is skipped by
+        them. Every call is a resize point, counted by :attr:`step`; checkpoints are written here.
+
+        Raises:
+            RuntimeError: the library has the loop already (:func:`dmr.run`).
+            UsageError: within :meth:`loop`, which has resize points of its own.
+        """
+        if self.internal.point is None:
+            raise RuntimeError("expected run.resize_point in a block of dmr.malleable")
+        self.internal.point()
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""

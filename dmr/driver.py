@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from dmr import checkpoint
 from dmr.application import Application, Run
 from dmr.errors import RolledBackError, UsageError
 from dmr.plan import NextWorld, Plan, Schedule, check_size, fitting
+from dmr.position import Position
 from dmr.resize import memory
 from dmr.resize.merge import merge
 from dmr.resize.source import replace_world
@@ -47,75 +48,167 @@ class Driver:
     ) -> None:
         self.app, self.run, self.plan = app, run, plan
         self._sigterm_received, self._end = sigterm_received, end
+        self.position = Position(run.progress)
+        self._entered_s: float | None = None
+        self._before_s = 0.0
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
 
-    def loop(self) -> Iterator[int]:
-        """Yield every step that is left, once it may be done; act in between."""
+    def loop(self, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
+        """Yield every step that is left of a loop, once it may be done; act in between.
+
+        Args:
+            count: returns the steps of the whole loop.
+            only: whether the program has no other loop, and nothing to do after it.
+        """
+        entered = self.position.enter()
+        if entered is None:
+            return  # an earlier world has done it
+        depth, _ = entered
+        try:
+            yield from self._steps(count, depth, only=only)
+        finally:
+            self.position.leave(depth)
+
+    def _steps(self, count: Callable[[], int], depth: int, *, only: bool) -> Iterator[int]:
         run, plan, progress = self.run, self.plan, self.run.progress
-        state, clock = run.state, run.runtime.clock
-        entered = clock() if progress.open_resize is None else progress.open_resize.arrived_at
-        steps = self._begin()
-        before = progress.elapsed_s
+        rms, at = run.internal.rms, self.position.at
+        self._start_clock()
+        steps = self._begin(count, at[depth], only=only)
 
         while True:
-            progress.elapsed_s = before + clock() - entered
+            self._count_time()
             step = progress.step
-            if state.rms is not None:
-                state.rms.step, state.rms.steps = step, steps
+            if rms is not None:
+                rms.step = step
+                if depth == 0:
+                    rms.steps = step + steps - at[0]
             scripted = plan.resizes.get(step)
-            if scripted is not None or step % plan.every == 0:
-                self._poll_memory()
-                stop, wanted = self._resize_point(scripted)
-                if stop:
-                    self._terminate()
-                if wanted is not None and self._resize(wanted):
-                    self._end.watch(progress, run.world.internal_comm)
-                    steps = self._begin()
-                    continue  # as the ranks that have joined: at this resize point once more
-            if step >= steps:
-                if state.rms is not None:
-                    state.rms.close()  # nothing is asked of a job that has done its steps
-                return
-            if (
-                plan.checkpoint is not None
-                and plan.checkpoint.due(step)
-                and step > progress.saved_at
-            ):
-                progress.saved_at = step
-                self._save(plan.checkpoint)
-            yield step
+            if not self.position.returning:  # else ranks that stay are in a loop within this one
+                if scripted is not None or step % plan.every == 0:
+                    progress.at_point = False
+                    if self._act(scripted):
+                        steps = self._begin(count, at[depth], only=only)
+                        continue  # as the ranks that have joined: at this resize point once more
+                if at[depth] >= steps:
+                    if rms is not None and only:
+                        rms.close()  # nothing is asked of a job that has done its steps
+                    return
+                self._save_if_due()
+            yield at[depth]
             progress.step += 1
+            self.position.passed()
 
-    def _begin(self) -> int:
-        """Build for the present world, if that is still to do; return the steps of the run."""
-        run, plan, progress = self.run, self.plan, self.run.progress
-        if not run.state.built:
-            self.app.build(run)
-            run.state.built = True
-        steps = self.app.steps(run)
-        if progress.step > steps:
+    def point(self) -> None:
+        """Act at a resize point of a loop that the program has of its own (collective)."""
+        run, progress = self.run, self.run.progress
+        if self.position.at:
             raise UsageError(
-                f"expected at least {progress.step} steps, as the checkpoint has done, got {steps}"
+                "expected run.resize_point() outside of run.loop, which has its own resize points"
             )
-        late = [step for step in plan.resizes if step >= steps]
+        if self.position.returning:
+            return  # an earlier world has passed it
+        self._start_clock()
+        self._arrive()
+        progress.step += 1
+        self._count_time()
+        if run.internal.rms is not None:
+            run.internal.rms.step = progress.step
+        # Before a resize: the ranks that join have no part in this call.
+        self._save_if_due()
+        progress.at_point = True
+        if self._act(self.plan.resizes.get(progress.step)):
+            self._arrive()
+
+    def enter(self) -> None:
+        """Build for this world, and close a resize whose new world goes on at the program's own."""
+        self._build()
+        if self.run.progress.at_point:
+            self._start_clock()
+            self._arrive()
+
+    def finish(self) -> None:
+        """Say which resizes were planned for steps that did not come."""
+        steps = self.run.progress.step
+        late = [str(step) for step in self.plan.resizes if step > steps]
+        if late:
+            self.run.say(
+                f"note: no resize at step {', '.join(late)}: the program ended after {steps} steps"
+            )
+
+    def _act(self, scripted: int | None) -> bool:
+        """Do what there is to do at a resize point; return whether this rank stays (merge)."""
+        self._poll_memory()
+        stop, wanted = self._resize_point(scripted)
+        if stop:
+            self._terminate()
+        if wanted is None or not self._resize(wanted):
+            return False
+        self._end.watch(self.run.progress, self.run.world.internal_comm)
+        return True
+
+    def _save_if_due(self) -> None:
+        plan, progress = self.plan, self.run.progress
+        if (
+            plan.checkpoint is not None
+            and plan.checkpoint.due(progress.step)
+            and progress.step > progress.saved_at
+        ):
+            progress.saved_at = progress.step
+            self._save(plan.checkpoint)
+
+    # --- the beginning of a world ------------------------------------------------------------
+
+    def _start_clock(self) -> None:
+        """Note when this world has begun to step, the first time."""
+        if self._entered_s is None:
+            progress = self.run.progress
+            resize = progress.open_resize
+            self._entered_s = self.run.runtime.clock() if resize is None else resize.arrived_at
+            self._before_s = progress.elapsed_s
+
+    def _count_time(self) -> None:
+        if self._entered_s is not None:
+            now = self.run.runtime.clock()
+            self.run.progress.elapsed_s = self._before_s + now - self._entered_s
+
+    def _build(self) -> None:
+        if not self.run.internal.built:
+            self.app.build(self.run)
+            self.run.internal.built = True
+
+    def _begin(self, count: Callable[[], int], at: int, *, only: bool) -> int:
+        """Build for the present world, if that is still to do; return the steps of the loop."""
+        self._build()
+        steps = count()
+        if at > steps:
+            raise UsageError(
+                f"expected at least {at} steps, as the checkpoint has done, got {steps}"
+            )
+        late = [step for step in self.plan.resizes if step >= steps] if only else []
         if late:
             raise UsageError(f"expected resizes before the last step {steps}, got step {late[0]}")
+        self._arrive()
+        return steps
+
+    def _arrive(self) -> None:
+        """Close the resize that led to the present world, if it is still open."""
+        self._build()
+        run, plan, progress = self.run, self.plan, self.run.progress
         if progress.open_resize is not None:
             if progress.open_resize.sigterm_received:
                 self._sigterm_received.append(signal.SIGTERM)
             request = progress.open_resize.request
             now = run.runtime.clock()
             record = progress.close_resize(now)
-            run.state.cooldown_until = now + plan.cooldown_s
+            run.internal.cooldown_until = now + plan.cooldown_s
             run.say(_describe(record))
-            if run.state.rms is not None:
-                run.state.rms.launches = tuple(progress.launches)
+            if run.internal.rms is not None:
+                run.internal.rms.launches = tuple(progress.launches)
                 if request:
                     launches = tuple(launch for launch, _ in progress.launches)
-                    run.state.rms.report(Done(request, record, launches))
+                    run.internal.rms.report(Done(request, record, launches))
             self.app.after_resize(run, record)
-        return steps
 
     # --- what a resize point decides ---------------------------------------------------------
 
@@ -129,7 +222,7 @@ class Driver:
         application. The first is known to rank 0 only; it is broadcast where there is one. What
         comes in a cooldown waits, scripted resizes aside.
         """
-        run, state, world = self.run, self.run.state, self.run.world
+        run, state, world = self.run, self.run.internal, self.run.world
         in_cooldown = state.cooldown_until > 0.0 and run.runtime.clock() < state.cooldown_until
         request = None if state.rms is None or in_cooldown else state.rms.request
         number, requested = 0 if request is None else request.number, state.requested
@@ -154,12 +247,12 @@ class Driver:
     def _requested(self, ranks: int) -> int | None:
         """Answer the application's own request: now, or by passing it on to the RMS."""
         run = self.run
-        run.state.requested = 0
+        run.internal.requested = 0
         ranks = fitting(ranks, self.plan.limits, self.plan.sizes)
         if run.runtime.manager is None:
             return ranks
-        if run.state.rms is not None and ranks != run.world.size:
-            run.state.rms.report(ApplicationResizeRequest(ranks))
+        if run.internal.rms is not None and ranks != run.world.size:
+            run.internal.rms.report(ApplicationResizeRequest(ranks))
         return None
 
     def _own_resize(self, ranks: int | None) -> NextWorld | None:
@@ -167,11 +260,15 @@ class Driver:
         run, plan = self.run, self.plan
         backend = plan.backends.get(run.step, "")
         changes = bool(backend) and backend != run.runtime.backend
-        if ranks is None or (ranks == run.world.size and not changes):
+        rehearsal = run.internal.rehearses and ranks == run.world.size and not changes
+        if ranks is None or (ranks == run.world.size and not changes and not rehearsal):
             return None
-        # Ranks that stay would go on with the backend they have.
-        strategy = "spawn" if changes and plan.strategy == "merge" else plan.strategy
-        if run.state.auto and not changes and self._check_memory():
+        if rehearsal and run.step in (resize.step for resize in run.resizes):
+            return None
+        # Ranks that stay would go on with the backend they have, and all would stay.
+        moves = changes or rehearsal
+        strategy = "spawn" if moves and plan.strategy == "merge" else plan.strategy
+        if run.internal.auto and not moves and self._check_memory():
             strategy = memory.merge_instead(
                 strategy, ranks, run.progress.launches, supports_merge=self.app.supports_merge
             )
@@ -181,7 +278,7 @@ class Driver:
 
     def _poll_memory(self) -> None:
         """Look at the memory now and then where an RMS wants to know the best strategy."""
-        state = self.run.state
+        state = self.run.internal
         if state.auto and self.run.runtime.manager is not None:
             state.polls += 1
             if state.polls == FIRST_POLL or state.polls % POLLS == 0:
@@ -192,7 +289,7 @@ class Driver:
 
         Said where it has changed; the RMS is told what to do about it.
         """
-        run, state = self.run, self.run.state
+        run, state = self.run, self.run.internal
         mine = memory.usage(MPI.Get_processor_name(), run.fields)
         found = [use for each in run.world.internal_comm.allgather(mine) for use in each]
         why = memory.shortage(found)
@@ -221,7 +318,7 @@ class Driver:
 
     def _resize(self, wanted: NextWorld) -> bool:
         """Replace the world; return whether this rank is in the new one (strategy merge)."""
-        run, rms, plan = self.run, self.run.state.rms, self.plan
+        run, rms, plan = self.run, self.run.internal.rms, self.plan
         if rms is not None and wanted.request:
             rms.report(Begun(wanted.request))
         try:
@@ -241,17 +338,17 @@ class Driver:
 
     def _go_on(self, wanted: NextWorld, why: str) -> None:
         """Go on as before after a resize that was rolled back."""
-        run, rms, plan = self.run, self.run.state.rms, self.plan
+        run, rms, plan = self.run, self.run.internal.rms, self.plan
         run.say(f"resize to {wanted.ranks} ranks rolled back: {why}")
-        if not run.state.built:  # ranks that were to stay had built for the new world already
+        if not run.internal.built:  # ranks that were to stay had built for the new world already
             gc.collect()  # what is left of that: there may be no room for both
             self.app.build(run)
-            run.state.built = True
+            run.internal.built = True
         run.progress.answered_request = max(run.progress.answered_request, wanted.request)
         if plan.cooldown_s:
-            run.state.cooldown_until = run.runtime.clock() + plan.cooldown_s
+            run.internal.cooldown_until = run.runtime.clock() + plan.cooldown_s
         if rms is not None:
-            if not run.state.can_connect and rms.strategy in ("warm", "merge"):
+            if not run.internal.can_connect and rms.strategy in ("warm", "merge"):
                 rms.strategy = "restart"  # the one that needs no connection
             if wanted.request:
                 rms.report(RolledBack(wanted.request, why, rms.strategy))

@@ -36,7 +36,7 @@ class Left(SystemExit):
     """Raised in ranks whose part of the job is done: an old world's, or a refused new one's."""
 
 
-def agree(comm: MPI.Intracomm, error: str | None) -> None:
+def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:
     """Raise :class:`UsageError` on all ranks if any rank found an error (collective).
 
     The message of the lowest rank that has one is used.
@@ -44,6 +44,10 @@ def agree(comm: MPI.Intracomm, error: str | None) -> None:
     found = next((text for text in comm.allgather(error) if text is not None), None)
     if found is not None:
         raise UsageError(found)
+
+
+agree = raise_on_all
+"""Name of :func:`raise_on_all` in 0.1.0; ULFM's and mpi4py's ``Agree`` return instead."""
 
 
 def words_of(error: Exception) -> str:

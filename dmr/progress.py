@@ -55,6 +55,12 @@ class Progress(msgspec.Struct):
     open_resize: OpenResize | None = None
     value_trees: dict[str, Any] = {}
     """Where it is encoded: the values that plain JSON does not hold (:mod:`dmr.values`)."""
+    loops_done: list[int] = []
+    """Loops that have ended at each depth of open loops (:mod:`dmr.position`)."""
+    loops_at: list[int] = []
+    """The step that each open loop is at, the outermost first."""
+    at_point: bool = False
+    """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
 
     def close_resize(self, now: float) -> Resize:
         """Turn the open resize into a record: the new world is about to step."""

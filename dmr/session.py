@@ -15,7 +15,7 @@ from dmr.application import Application, Run, RunState
 from dmr.boot.environment import SCRIPT_VARIABLE, Runtime
 from dmr.data.field import Field, FieldSpec
 from dmr.driver import NO_BUILD, Driver
-from dmr.errors import Left, UsageError, agree
+from dmr.errors import Left, UsageError, raise_on_all
 from dmr.plan import Plan, check_cooldown, check_plan, check_size, parse_resizes
 from dmr.progress import Progress
 from dmr.resize import strategy as strategies
@@ -27,8 +27,8 @@ from dmr.world import World, disconnect, layouts_for, widest_grid
 
 
 @contextlib.contextmanager
-def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Run, Iterator[int]]]:
-    """Enter the run at the step where this world takes it up; its steps are the caller's loop.
+def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Run, Driver]]:
+    """Enter the run at the step where this world takes it up; the driver has its loops.
 
     The block is entered by every world, left at its end by the last alone: in all others the
     loop raises :class:`dmr.errors.Left`, a ``SystemExit``.
@@ -45,22 +45,22 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
             with giving_way(runtime, RankMessages(world.internal_comm, 0)):
                 specs = dict(app.fields())
                 auto = plan.strategy == "auto" and runtime.strategy == "auto"
+                rehearses = not plan.resizes  # then those of the surroundings count
                 plan = _check(plan, runtime, specs, supports_merge=app.supports_merge)
                 _check_backends(plan, app.backends)
                 grid = widest_grid(world.size, layouts_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
                 run = _enter(app, runtime, world, specs, plan)
-                run.state.auto = auto
+                run.internal.auto, run.internal.rehearses = auto, rehearses
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
-                driver = Driver(app, run, plan, sigterm_received, end)
-                yield run, driver.loop()
+                yield run, Driver(app, run, plan, sigterm_received, end)
     except Left:
         runtime.comm = launch_comm
         raise
     finally:
-        if run is not None and run.state.checkpoint_lock is not None:
-            run.state.checkpoint_lock.release()
+        if run is not None and run.internal.checkpoint_lock is not None:
+            run.internal.checkpoint_lock.release()
         _part(world if run is None else run.world, runtime)
 
 
@@ -79,7 +79,7 @@ def _rms_client(run: Run, plan: Plan) -> Iterator[None]:
     manager = run.runtime.manager
     if manager is not None and run.world.rank == 0:
         progress, restarts = run.progress, plan.restart and plan.checkpoint is not None
-        run.state.rms = RmsClient(
+        run.internal.rms = RmsClient(
             manager,
             progress.answered_request,
             plan.strategy,
@@ -90,8 +90,8 @@ def _rms_client(run: Run, plan: Plan) -> Iterator[None]:
     try:
         yield
     finally:
-        if run.state.rms is not None:
-            run.state.rms.close()
+        if run.internal.rms is not None:
+            run.internal.rms.close()
 
 
 def _check(
@@ -144,7 +144,7 @@ def _enter(
     fresh = Progress(launches=[(runtime.launch, world.size)])
     state = RunState(runtime.comm, can_connect=strategies.accept_connect_works(runtime))
     taking_over = runtime.rendezvous is not None
-    run = Run(runtime, world, fields, fresh, restored=taking_over, state=state)
+    run = Run(runtime, world, fields, fresh, restored=taking_over, internal=state)
     if taking_over:
         Target(app, run, plan).take_over()
         return run
@@ -177,7 +177,7 @@ def _restore_or_initialise(run: Run, plan: Plan) -> None:
             block.initialise()
         except ValueError as problem:
             error = error or f"field {name}: {problem}"
-    agree(world.internal_comm, error)
+    raise_on_all(world.internal_comm, error)
 
 
 def _allocate(world: World, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
@@ -188,7 +188,7 @@ def _allocate(world: World, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:
         fields = world.allocate(specs)
     except (ValueError, MemoryError) as error:
         problem = str(error) or type(error).__name__
-    agree(world.internal_comm, problem)
+    raise_on_all(world.internal_comm, problem)
     return fields
 
 

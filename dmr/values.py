@@ -1,4 +1,4 @@
-"""How ``run.values`` travel: as JSON, whatever can be pickled.
+"""How ``run.state`` travels: as JSON, whatever can be pickled.
 
 What JSON holds as it is (finite numbers, text, None, lists, dicts with keys of text) goes as such.
 NaN, infinities, tuples, and NumPy scalars and arrays go as tagged trees, everything else as a
@@ -13,6 +13,7 @@ the last three in base64.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import io
 import math
 import pickle
@@ -30,6 +31,61 @@ class ValuesError(Exception):
     """A value cannot be written, or must not or cannot be read; one sentence."""
 
 
+class State(dict[str, Any]):
+    """Names and values of a run, by key and by attribute: ``state["time"]``, ``state.time``."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            known = ", ".join(self) or "nothing"
+            raise AttributeError(
+                f"expected {name!r} in run.state, got {known}: give it to dmr.malleable as "
+                f"state={{{name!r}: ...}}"
+            ) from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(dict, name):
+            raise AttributeError(f"expected run.state[{name!r}] = ..., since dict.{name} exists")
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+
+def adopt(given: Any, arrived: Any) -> Any:
+    """Return what a new world goes on with: the object that the program has, with what arrived.
+
+    Arrays of one shape and type, random generators, lists, dicts, sets and dataclasses are filled
+    in place, so that the program's own names for them are right; of others it is what arrived.
+    """
+    if type(given) is not type(arrived) or given is arrived:
+        return arrived
+    if isinstance(given, np.ndarray):
+        alike = (given.shape, given.dtype) == (arrived.shape, arrived.dtype)
+        if not alike or not given.flags.writeable:
+            return arrived
+        given[...] = arrived
+    elif isinstance(given, np.random.Generator):
+        if type(given.bit_generator) is not type(arrived.bit_generator):
+            return arrived
+        given.bit_generator.state = arrived.bit_generator.state
+    elif isinstance(given, np.random.RandomState):
+        given.set_state(arrived.get_state(legacy=False))
+    elif isinstance(given, list):
+        given[:] = arrived
+    elif isinstance(given, dict | set):
+        given.clear()
+        given.update(arrived)
+    elif dataclasses.is_dataclass(given) and hasattr(given, "__dict__"):
+        own: dict[str, Any] = vars(given)  # set this way, frozen ones can be as well
+        own.clear()
+        own.update(vars(arrived))
+    else:
+        return arrived
+    return given
+
+
 def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values that are plain JSON, and the trees of all others.
 
@@ -40,7 +96,7 @@ def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     trees: dict[str, Any] = {}
     for name, value in values.items():
         if type(name) is not str or not _is_unicode(name):
-            raise ValuesError(f"expected names of run.values to be text, got {name!r}")
+            raise ValuesError(f"expected names of run.state to be text, got {name!r}")
         try:
             if _is_plain(value):
                 plain[name] = value
@@ -49,7 +105,7 @@ def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
         except RecursionError:  # a list that holds itself
             trees[name] = _pickled(name, value)
         except ValuesError as error:
-            raise ValuesError(f"run.values[{name!r}] cannot be pickled: {error}") from None
+            raise ValuesError(f"run.state[{name!r}] cannot be pickled: {error}") from None
     return plain, trees
 
 
@@ -70,7 +126,7 @@ def decode_values(
             values[name] = _value(tree, trusted)
         except Exception as error:  # a class that is gone, a constructor that fails, ...
             why = str(error) if isinstance(error, ValuesError) else repr(error)
-            raise ValuesError(f"run.values[{name!r}] cannot be read: {why}") from None
+            raise ValuesError(f"run.state[{name!r}] cannot be read: {why}") from None
     return values
 
 
@@ -124,7 +180,7 @@ def _pickled(name: str, value: Any) -> dict[str, str]:
     try:
         data = pickle.dumps(value, PICKLE_PROTOCOL)
     except Exception as error:  # whatever the value's own code raises
-        where = f"run.values[{name!r}]: " if name else ""
+        where = f"run.state[{name!r}]: " if name else ""
         raise ValuesError(f"{where}{type(error).__name__}: {error}") from None
     return {"pickle": base64.b64encode(data).decode()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmr.data.decomposition import Box, Halo, Padding
-from dmr.data.field import Array, FieldSpec
+from dmr.data.field import Array, FieldSpec, Ranges
 
 
 def adapt(
@@ -18,6 +19,9 @@ def adapt(
     *,
     halo: int | Halo = 0,
     split: tuple[int, ...] = (0,),
+    ranges: Ranges | None = None,
+    grid: Callable[[int], Sequence[int]] | None = None,
+    row_major: bool = False,
 ) -> FieldSpec:
     """State a field that lives in an array of the application's own.
 
@@ -30,8 +34,14 @@ def adapt(
             order of the axes without gaps).
         shape: global extents, without halo.
         halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
-        split: the one or two axes that are cut over the ranks, into blocks of which the first
-            are one cell longer where they cannot all be equal (:func:`dmr.split_range`).
+        split: the axes that are cut over the ranks, into blocks of which the first are one cell
+            longer where they cannot all be equal (:func:`dmr.split_range`); () where every rank
+            has the whole array.
+        ranges: ``ranges(cells, parts)`` returns where the parts of an axis begin instead, then
+            ``cells``.
+        grid: ``grid(size)`` returns the process grid of so many ranks, one number a split axis;
+            by default near a square, rows first.
+        row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
 
     Raises:
         ValueError: the array has other axes, or gaps. That it has another shape than this rank's
@@ -45,7 +55,14 @@ def adapt(
             f"expected an array in C or Fortran order, without gaps, got strides {array.strides}"
         )
     source = WrappedArray(array)
-    return WrappedSpec(shape, array.dtype, source.values, halo, split, order=order, source=source)
+    return WrappedSpec(
+        *(shape, array.dtype, source.values, halo, split),
+        order=order,
+        ranges=ranges,
+        grid=grid,
+        row_major=row_major,
+        source=source,
+    )
 
 
 class WrappedArray:

@@ -32,7 +32,7 @@ class Snapshot:
     """What a rank is before it enters a new world that may be taken back.
 
     Raises:
-        ValuesError: ``run.values`` cannot be copied.
+        ValuesError: ``run.state`` cannot be copied.
     """
 
     def __init__(self, run: Run) -> None:
@@ -43,17 +43,18 @@ class Snapshot:
             self._values = copy.deepcopy(progress.values)
         except Exception as error:  # whatever the values' own code raises
             raise ValuesError(
-                f"run.values cannot be copied: {type(error).__name__}: {error}"
+                f"run.state cannot be copied: {type(error).__name__}: {error}"
             ) from None
 
     def put_back(self, run: Run) -> None:
         """Be that again; ``build`` is to run again, on all ranks."""
-        run.world, run.restored, run.state.built = self.world, self._restored, False
+        run.world, run.restored, run.internal.built = self.world, self._restored, False
         run.fields.clear()
         run.fields.update(self._fields)
         progress = run.progress
         progress.generation, progress.launches = self._generation, self._launches
-        progress.values = self._values
+        progress.values.clear()  # the program may hold the dictionary itself
+        progress.values.update(self._values)
 
 
 def enter(
@@ -70,7 +71,7 @@ def enter(
     run.world = World(comm, comm.Dup(), progress.generation, grid)
     run.fields.clear()
     run.fields.update(fields)
-    run.state.built, run.restored = False, True
+    run.internal.built, run.restored = False, True
 
 
 def stay(run: Run, old: World, cost: OpenResize) -> None:
@@ -79,7 +80,7 @@ def stay(run: Run, old: World, cost: OpenResize) -> None:
     progress.open_resize = cost
     progress.answered_request = max(progress.answered_request, cost.request)
     cost.arrived_at = run.runtime.clock()
-    run.state.attempts = run.state.polls = 0  # as in the ranks that have joined
+    run.internal.attempts = run.internal.polls = 0  # as in the ranks that have joined
     run.runtime.comm = run.world.comm
     free(old)
 
@@ -87,7 +88,7 @@ def stay(run: Run, old: World, cost: OpenResize) -> None:
 def leave(run: Run, old: World, comm: MPI.Intracomm) -> NoReturn:
     """Leave for good: nothing may connect this rank to those that stay."""
     comm.Free()
-    run.runtime.comm = run.state.launch_comm
+    run.runtime.comm = run.internal.launch_comm
     free(old)
     run.fields.clear()
     raise Left(0)

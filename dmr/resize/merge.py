@@ -189,7 +189,7 @@ class MergeSource(Source):
             try:
                 if stays:
                     self.app.build(run)
-                    run.state.built = True
+                    run.internal.built = True
             except Exception as error:
                 failed = error
         built_s = run.runtime.clock() - begun

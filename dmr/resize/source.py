@@ -58,8 +58,8 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Seq
         # The parent of the new world's mpiexec waits for that, so that its status is the job's.
         with contextlib.suppress(MPI.Exception):
             MPI.Finalize()
-        if run.state.mpiexec is not None:
-            raise Left(run.state.mpiexec.wait())
+        if run.internal.mpiexec is not None:
+            raise Left(run.internal.mpiexec.wait())
     raise Left(0)
 
 
@@ -69,8 +69,8 @@ class Source(Side):
     def __init__(
         self, run: Run, plan: Plan, wanted: NextWorld, stack: contextlib.ExitStack
     ) -> None:
-        run.state.attempts += 1
-        messages = RankMessages(run.world.internal_comm, run.state.attempts)
+        run.internal.attempts += 1
+        messages = RankMessages(run.world.internal_comm, run.internal.attempts)
         super().__init__(messages, plan.deadlines)
         self.run, self.plan, self.wanted, self._stack = run, plan, wanted, stack
         self.phase = Phase.BOOTING
@@ -89,7 +89,7 @@ class Source(Side):
         run, deadlines, launches = self.run, self.deadlines, self.wanted.launches
         ways: list[Callable[[], ControlChannel]]
         if launches:
-            if self.wanted.strategy != "restart" and not run.state.can_connect:
+            if self.wanted.strategy != "restart" and not run.internal.can_connect:
                 # Open MPI 5.0 waits in MPI_Comm_connect for good; MPICH 5.0 dies in the next one
                 # of a process in which one has timed out.
                 raise RolledBackError(
@@ -114,7 +114,7 @@ class Source(Side):
     def _start_mpiexec(self) -> ControlChannel:
         runtime, boot_s = self.run.runtime, self.deadlines.boot_s
         process, channel = spawn.start_mpiexec(runtime, self.wanted, self._stack, boot_s)
-        self.run.state.mpiexec = process
+        self.run.internal.mpiexec = process
         return channel
 
     def introduce(self) -> bool:
@@ -150,7 +150,7 @@ class Source(Side):
             info.Set("timeout", str(max(1, round(self.deadlines.connect_s))))
             return comm.Connect(port if self.messages.is_root else "", info)
         except MPI.Exception as error:
-            self.run.state.can_connect = False
+            self.run.internal.can_connect = False
             why = " ".join(error.Get_error_string().split())[:ERROR_LENGTH]
             raise RolledBackError(self.in_phase(f"MPI_Comm_connect failed: {why}")) from None
         finally:
@@ -201,7 +201,7 @@ class Source(Side):
         aside_s = max((ack.aside_s for ack in acks), default=0.0)
         cost.old_stall_s = self.run.runtime.clock() - cost.old_stall_s - aside_s
         self.phase = Phase.COMMITTED
-        lock = None if self.wanted.strategy == "merge" else self.run.state.checkpoint_lock
+        lock = None if self.wanted.strategy == "merge" else self.run.internal.checkpoint_lock
         if lock is not None:
             lock.release()  # the new world takes it
         try:

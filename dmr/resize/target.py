@@ -247,7 +247,7 @@ class Target(Side):
         problem = None
         try:
             self.app.build(self.run)
-            self.run.state.built = True
+            self.run.internal.built = True
         except CollectiveError as error:
             problem = str(error)
         return problem, time.perf_counter() - begun
@@ -268,8 +268,8 @@ class Target(Side):
             self.say(Acknowledged(*(max(each) for each in zip(*parts, strict=True))))
             (committed,) = self.expect(Committed)
             if self.plan.checkpoint is not None and not joins:
-                run.state.checkpoint_lock = checkpoint.Lock(self.plan.checkpoint.directory)
-                run.state.checkpoint_lock.acquire()
+                run.internal.checkpoint_lock = checkpoint.Lock(self.plan.checkpoint.directory)
+                run.internal.checkpoint_lock.acquire()
             self.say(TakenOver())
             return committed.cost
 

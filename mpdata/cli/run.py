@@ -86,7 +86,7 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
         )
     except InputError as error:
         problem = str(error)
-    dmr.agree(runtime.comm, problem)
+    dmr.raise_on_all(runtime.comm, problem)
     if config is None:
         raise RuntimeError("expected a configuration or an error")
     config = replace(config, backend=_common_backend(runtime.comm, config.backend))
@@ -135,7 +135,7 @@ def _take_device(app: Any, comm: Any, *, share: bool) -> None:
         needed = app.device_bytes(comm.size, comm.rank)
     except dmr.UsageError:
         needed = 0  # dmr.run says so, on all ranks
-    dmr.agree(comm, take_device(comm, needed, share=share))
+    dmr.raise_on_all(comm, take_device(comm, needed, share=share))
 
 
 def _setup(arguments: argparse.Namespace, env: Mapping[str, str]) -> Setup:

@@ -143,7 +143,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
             problem = str(error)
         except OSError as error:
             problem = f"expected to write {path}, got: {words_of(error)}"
-    dmr.agree(run.world.comm, problem)
+    dmr.raise_on_all(run.world.comm, problem)
     for name in config.setup.tracers:
         for box, values in slabs(run.world.internal_comm, run.fields[name]):
             if frame is not None and values is not None:

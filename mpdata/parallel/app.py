@@ -262,7 +262,7 @@ def _together(run: dmr.Run, work: Callable[[], T]) -> T:
         done.append(work())
     except InputError as error:
         problem = str(error)
-    dmr.agree(run.world.comm, problem)
+    dmr.raise_on_all(run.world.comm, problem)
     return done[0]
 
 

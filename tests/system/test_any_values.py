@@ -37,7 +37,7 @@ def test_what_cannot_be_pickled_is_a_rollback_in_words(run: Run, strategy: str) 
     ranks = "1" if strategy == "merge" else "2"
     done = run(MPIEXEC, "-n", ranks, *PROGRAM, strategy, "bad")
     assert done.returncode == 0, done.stdout + done.stderr
-    why = "run.values['lock'] cannot be pickled: TypeError: cannot pickle '_thread.lock' object"
+    why = "run.state['lock'] cannot be pickled: TypeError: cannot pickle '_thread.lock' object"
     (back,) = [one for one in done.stdout.splitlines() if "rolled back" in one]
     assert back.startswith(f"resize to 3 ranks rolled back: {why}")
     assert f"warning: checkpoint at step 15 not written: {why}" in done.stdout

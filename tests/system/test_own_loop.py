@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -36,17 +37,47 @@ def test_code_after_the_block_is_reached_by_the_last_world_alone(run: Run, stead
     assert found.count("after the block") == 1
 
 
-def test_a_second_loop_is_refused_in_words(run: Run) -> None:
-    done = run(MPIEXEC, "-n", "2", *PROGRAM, "twice", "40")
-    assert done.returncode != 0 and "after the block" not in done.stdout
-    assert "expected one run.loop in a block of dmr.malleable, got a second one" in done.stderr
+LOOPS = program("any_loops")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return what the program of many loops says where nothing resizes it."""
+    words = [MPIEXEC, "-n", "2", *LOOPS]
+    folder = tmp_path_factory.mktemp("undisturbed")
+    done = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True)
+    assert done.stdout.startswith("[] in 32 steps, 28 draws, sha256 "), done.stdout
+    return done.stdout.partition("in ")[2]
+
+
+@pytest.mark.parametrize(
+    ("script", "strategy"),
+    [
+        pytest.param("3:1,6:3,15:2,31:1", "auto"),
+        pytest.param("2:3,9:4,27:5", "merge"),
+        pytest.param("7:3,8:2,11:1,12:2,22:1,25:3,26:2,29:1,31:2", "auto", marks=pytest.mark.wide),
+        pytest.param("12:3,30:1", "restart", marks=pytest.mark.wide),
+    ],
+)
+@pytest.mark.promise("own-code")
+def test_loops_of_all_kinds_go_on_where_they_were(
+    run: Run, undisturbed: str, script: str, strategy: str
+) -> None:
+    words = [*LOOPS, *(["merge"] if strategy == "merge" else [])]
+    env = {"DMR_RESIZE_AT": script, "DMR_STRATEGY": strategy}
+    done = run(MPIEXEC, "-n", "2", *words, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said, _, rest = done.stdout.splitlines(keepends=True)[-1].partition("in ")
+    steps = [step.partition(":")[0] for step in script.split(",")]
+    assert re.findall(r"\[(\d+), ", said.replace("[[", "[")) == steps and rest == undisturbed
+    assert done.stdout.count(f"ranks by {strategy},") in (0, len(steps))
 
 
 def test_the_surroundings_ask_for_resizes_and_backends(run: Run, steady: str) -> None:
     found = lines(run, 2, "plain", DMR_RESIZE_AT="5:3@rule,9:3@rule,10:1,20:1@abacus")
     said, digest = report(found)
-    assert said.startswith("[[5, 2, 3], [10, 3, 1], [20, 1, 1]]") and digest == steady
-    assert "'backends': ['', 'rule', 'rule', 'abacus']" in said
+    assert said.startswith("[[5, 2, 3], [9, 3, 3], [10, 3, 1], [20, 1, 1]]") and digest == steady
+    assert "'backends': ['', 'rule', 'rule', 'rule', 'abacus']" in said
 
 
 @pytest.mark.parametrize("script", all_wide_but(["5", "5:3@slide", "5:0", "7:2,6:1", "5:9"], "5:0"))

@@ -48,7 +48,7 @@ def fail(run):
         return
     mine = run.world.rank == {"new": run.world.size - 1, "old": 1, "first": 0}[who]
     if how == "agreed":
-        dmr.agree(run.world.comm, f"rank {run.world.rank} cannot build" if mine else None)
+        dmr.raise_on_all(run.world.comm, f"rank {run.world.rank} cannot build" if mine else None)
     elif mine:
         raise ValueError("cannot build")
     elif how == "while others wait":
@@ -123,9 +123,6 @@ def main(comm):
             here.u, here.v = v, u
             run.fields["u"].rebind(v)
             run.fields["numbers"].items[:, 1] += 1
-        if WHAT == "twice":
-            for _ in run.loop(2 * STEPS):
-                pass
         parts = here.world.gather((run.fields["u"].interior.copy(), run.fields["numbers"].items))
         if here.world.rank == 0:
             whole = np.concatenate([part for part, _ in parts], axis=1)

@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dmr.driver import Driver
@@ -14,8 +14,8 @@ from dmr.driver import Driver
 true_loop = Driver.loop
 
 
-def slow_loop(driver: Driver) -> Iterator[int]:
-    for step in true_loop(driver):
+def slow_loop(driver: Driver, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
+    for step in true_loop(driver, count, only=only):
         yield step
         if not Path("go").exists():
             time.sleep(float(os.environ.get("PACE_S", "0.02")))

@@ -100,13 +100,13 @@ def test_anything_that_can_be_pickled_travels_where_the_source_is_trusted() -> N
 
 
 def test_a_pickle_is_not_read_where_the_source_is_not_trusted() -> None:
-    with pytest.raises(ValuesError, match=r"run.values\['own'\].*pickle.*not trusted"):
+    with pytest.raises(ValuesError, match=r"run.state\['own'\].*pickle.*not trusted"):
         travelled({"fine": 1, "own": Half(1, 2)})
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), lambda: 0, [{"deep": (x for x in "a")}]])
 def test_what_cannot_be_pickled_is_refused_in_words(value: Any) -> None:
-    with pytest.raises(ValuesError, match=r"run.values\['bad'\] cannot be pickled: \w+Error: "):
+    with pytest.raises(ValuesError, match=r"run.state\['bad'\] cannot be pickled: \w+Error: "):
         encode(Progress(values={"good": 1, "bad": value}))
     with pytest.raises(ValuesError, match="expected names"):
         encode(Progress(values={1: "one"}))  # type: ignore[dict-item]
@@ -116,7 +116,7 @@ def test_what_cannot_be_read_is_said() -> None:
     _, found = encode_values({"own": Half(1, 2)})
     gone = pickle.dumps(Half(1, 2)).replace(b"Half", b"Gone")
     for tree in ({"pickle": "AAAA"}, {"array": "AAAA"}, {"no": "tag"}, {"pickle": gone.hex()}):
-        with pytest.raises(ValuesError, match=r"run.values\['own'\] cannot be read: "):
+        with pytest.raises(ValuesError, match=r"run.state\['own'\] cannot be read: "):
             decode_values({}, {**found, "own": tree}, trusted=True)
 
 
