@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +28,25 @@ END_S = 5.0
 def clean_environment(env: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables of the launcher that started this process."""
     return {key: value for key, value in env.items() if not key.startswith(LAUNCHER_PREFIXES)}
+
+
+def leave_launcher() -> None:
+    """End this process by itself, though it or others may be caught in MPI; return if that fails.
+
+    MPICH's mpiexec ends all ranks, those of the world that spawned this one included, if a process
+    ends that has not said goodbye to it. MPI_Finalize does that, and waits for the other ranks. So
+    it is said here, in the words of the launcher's own protocol (PMI 1: ``cmd=finalize``).
+    """
+    if "PMI_FD" not in os.environ:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        sock = int(os.environ["PMI_FD"])
+        os.write(sock, b"cmd=finalize\n")
+        if select.select([sock], [], [], END_S)[0] and b"finalize_ack" in os.read(sock, 1024):
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(0)
 
 
 def end_process(child: subprocess.Popen[Any]) -> None:

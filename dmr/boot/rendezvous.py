@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import socket
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from types import TracebackType
 
 import msgspec
 
+from dmr.boot.mpiexec import leave_launcher
 from dmr.wire.channel import ChannelError, ControlChannel, Listener, connect
 from dmr.wire.protocol import Refused
 from dmr.wire.rms import RETRY_S, Manager
@@ -29,6 +31,12 @@ from rms.wire.messages import (
 CONNECT_S = 10.0
 WAIT_S = 600.0
 """A world that nobody has connected to by then leaves: its daemon may be gone for good."""
+
+LOOK_S = 0.5
+"""How often a spawned rank looks whether the old world still waits for it."""
+
+_reached = threading.Event()
+"""Set once dmr.run speaks for this process."""
 
 _answered = threading.Event()
 """Set once dmr.run speaks for this process, or the old world has been told why it will not."""
@@ -57,7 +65,11 @@ class Rendezvous:
         return cls(int(number or 0), int(env.get(WORLD_VARIABLE, "0")), listener)
 
     def watch(self, rank: int, manager: Manager | None) -> None:
-        """Report to the old world if the program fails or ends before it reaches dmr.run."""
+        """Report to the old world if the program fails or ends before it reaches dmr.run.
+
+        A spawned rank then leaves by itself, and so do those that wait for it in MPI: they see
+        that the old world has given them up.
+        """
         if _answered.is_set() or getattr(sys.excepthook, "reports_failures", False):
             return
         usual = sys.excepthook
@@ -70,18 +82,35 @@ class Rendezvous:
                 self.refuse(f"rank {rank}: {kind.__name__}: {error}", manager)
 
         def report_end() -> None:
-            if not _answered.is_set():
-                self.refuse("its program ended before it reached dmr.run", manager)
+            if not _answered.is_set() and (rank == 0 or self.listener):
+                self.refuse(f"rank {rank}: its program ended before it reached dmr.run", manager)
+            if self.listener and not _reached.is_set():
+                leave_launcher()
 
         report_failure.reports_failures = True  # type: ignore[attr-defined]
         sys.excepthook = report_failure
-        if rank == 0:
-            atexit.register(report_end)
+        atexit.register(report_end)
+        if self.listener:
+            threading.Thread(target=self._leave_when_given_up, daemon=True).start()
+
+    def _leave_when_given_up(self) -> None:
+        """End this process, which may be caught in MPI, once nobody waits for it any more."""
+        host, port, _ = self.listener.rsplit(":", 2)
+        while not _reached.wait(LOOK_S):
+            try:
+                socket.create_connection((host, int(port)), CONNECT_S).close()
+            except ConnectionRefusedError:
+                if not _reached.is_set():
+                    leave_launcher()
+                return
+            except OSError:
+                continue
 
     @staticmethod
     def reached() -> None:
         """From now on dmr.run speaks for this process."""
         _answered.set()
+        _reached.set()
 
     def meet(self, manager: Manager | None, port: str) -> ControlChannel:
         """Rank 0: say that this world is ready; return the control channel to the old one.

@@ -19,6 +19,7 @@ WHY = {
     "early": GONE,
     "early exit": "its program ended before it reached dmr.run",
     "script": GONE,
+    "script alone": GONE,
     "script exit": "its program ended before it reached dmr.run",
     "fields": GONE,
     "thin": "cannot cut 1 cells into 2 blocks",
@@ -40,6 +41,13 @@ def test_under_mpirun(run: Run, alone: str, strategy: str, where: str) -> None:
     silent = strategy == "restart" and where.startswith("early")
     assert ("the new world ended with 1" if silent else WHY[where]) in back
     assert alone in found.stdout
+
+
+def test_ranks_caught_waiting_for_one_that_fails_leave_too(run: Run, alone: str) -> None:
+    found = run(MPIEXEC, "-n", "1", *PROGRAM, "script alone wait", "spawn")
+    assert found.returncode == 0, found.stderr
+    (back,) = [line for line in found.stdout.splitlines() if "rolled back" in line]
+    assert f"rank 1: {GONE}" in back and alone in found.stdout
 
 
 @pytest.fixture(scope="module")
