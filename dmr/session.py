@@ -61,6 +61,8 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     finally:
         if run is not None and run.internal.checkpoint_lock is not None:
             run.internal.checkpoint_lock.release()
+        for block in () if run is None else run.fields.values():
+            block.join(None)
         _part(world if run is None else run.world, runtime)
 
 
@@ -141,6 +143,8 @@ def _enter(
 ) -> Run:
     """Return the state this world starts from: moved, read, or initial."""
     fields = _allocate(world, specs)
+    for block in fields.values():
+        block.join(world.internal_comm)
     fresh = Progress(launches=[(runtime.launch, world.size)])
     state = RunState(runtime.comm, can_connect=strategies.accept_connect_works(runtime))
     taking_over = runtime.rendezvous is not None

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from dmr.data import gather, overlap, streams
 from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
+from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -179,7 +180,10 @@ class Field:
         storage: the C-contiguous memory, slowest axis first, rows with their padding.
         padded: interior and halo in axis order, a view of ``storage``.
         interior: the owned cells in axis order, a view of ``storage``.
+        comm: the library's own ranks of the world that the block is part of, once it is.
     """
+
+    comm: MPI.Intracomm | None = None
 
     def __init__(self, spec: FieldSpec, layout: Decomposition, rank: int) -> None:
         self.spec = spec
@@ -188,6 +192,7 @@ class Field:
         self.padding = spec.padding(self.box.shape)
         self.storage = spec.storage(self.box, self.padding)
         self._spare: Array | None = None
+        self._exchange: HaloExchange | None = None
         self._set_views()
 
     def scratch(self) -> Array:
@@ -229,6 +234,58 @@ class Field:
 
     hold = rebind
     """Name of :meth:`rebind` in 0.1.0."""
+
+    def exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
+        """Fill the halo from the neighbours, corners included (collective among them).
+
+        Args:
+            boundary: beyond the edges of the domain: ``"periodic"``, ``"edge"`` (the nearest
+                cell's value), a number, None to leave what is there, or one of these for each axis.
+
+        Raises:
+            ExchangeError: the boundary is none of these, or a block is thinner than its halo.
+            RuntimeError: the field is not part of a run.
+        """
+        self.start_exchange(boundary)
+        self.finish_exchange()
+
+    def start_exchange(self, boundary: Boundary | Sequence[Boundary] = None) -> None:
+        """Do as much of :meth:`exchange` as needs no message along the first axis; post those.
+
+        Until :meth:`finish_exchange` cells may be read but those of the first axis's halo, and
+        none be changed.
+        """
+        if self.comm is None:
+            raise RuntimeError("expected a field of run.fields, whose ranks are known")
+        kinds = boundaries_of(boundary, len(self.spec.shape))
+        known = self._exchange
+        if known is None or known.boundaries != kinds or known.comm is not self.comm:
+            if known is not None and known.comm is self.comm:
+                known.free()
+            like = (self.dtype, self.spec.xp)
+            self._exchange = known = HaloExchange(
+                self.comm, self.layout, self.rank, self.padding, kinds, like
+            )
+        known.start(self.padded)
+
+    def finish_exchange(self) -> None:
+        """Wait for what :meth:`start_exchange` has left under way."""
+        if self._exchange is not None:
+            self._exchange.finish()
+
+    def join(self, comm: MPI.Intracomm | None) -> None:
+        """Be part of a world with these ranks of the library's own; of none, free what it used."""
+        if self._exchange is not None and self.comm is not None:
+            self._exchange.free()
+        self.comm, self._exchange = comm, None
+
+    def gather(self) -> npt.NDArray[Any] | None:
+        """Return the whole array on rank 0, None on the others (collective)."""
+        if self.comm is None:
+            raise RuntimeError("expected a field of run.fields, whose ranks are known")
+        _, pieces = self.gathered(self.comm)
+        found = [piece for piece in pieces if piece is not None]
+        return None if self.rank else np.concatenate(found)
 
     def _set_views(self) -> None:
         self.padded = logical_view(self.storage, self.padding)

@@ -116,6 +116,7 @@ class Items(Field):
     def __init__(self, spec: ListSpec, layout: Decomposition, rank: int) -> None:
         self.spec, self.layout, self.rank = spec, layout, rank
         self.box = layout.box(rank)
+        self._exchange = None
         self._kept: dict[int, Array] = {}
         self.items = self.none()
 
@@ -153,6 +154,28 @@ class Items(Field):
         """Return the items by their ranks in a layout, in their order here."""
         owners = self.spec.owners(self.items, layout)
         return [np.ascontiguousarray(self.items[owners == rank]) for rank in range(layout.size)]
+
+    def migrate(self) -> Array:
+        """Send every item to its owner in the present layout; return those of here (collective).
+
+        They come in the order of the ranks that had them, and in their order there.
+
+        Raises:
+            OwnerError: the application does not say where an item belongs.
+            RuntimeError: the list is not part of a run.
+        """
+        if self.comm is None:
+            raise RuntimeError("expected a list of run.fields, whose ranks are known")
+        parts = self.parts(self.layout)
+        leaving = np.array([part.nbytes for part in parts], np.int64)
+        arriving = np.empty_like(leaving)
+        self.comm.Alltoall(leaving, arriving)
+        items = self.none(int(arriving.sum()) // max(1, self.none(1).nbytes))
+        self.comm.Alltoallv(
+            [_bytes(np.concatenate(parts)), leaving], [items.reshape(-1).view(np.uint8), arriving]
+        )
+        self.items = items
+        return items
 
     def sending(
         self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool

@@ -51,6 +51,7 @@ class Snapshot:
         run.world, run.restored, run.internal.built = self.world, self._restored, False
         run.fields.clear()
         run.fields.update(self._fields)
+        _join(run)
         progress = run.progress
         progress.generation, progress.launches = self._generation, self._launches
         progress.values.clear()  # the program may hold the dictionary itself
@@ -69,9 +70,22 @@ def enter(
     progress.generation += 1
     progress.launches = list(launches)
     run.world = World(comm, comm.Dup(), progress.generation, grid)
-    run.fields.clear()
+    part_from_fields(run)
     run.fields.update(fields)
+    _join(run)
     run.internal.built, run.restored = False, True
+
+
+def part_from_fields(run: Run) -> None:
+    """Let go of the fields, and of what they use of the world's communicator."""
+    for block in run.fields.values():
+        block.join(None)
+    run.fields.clear()
+
+
+def _join(run: Run) -> None:
+    for block in run.fields.values():
+        block.join(run.world.internal_comm)
 
 
 def stay(run: Run, old: World, cost: OpenResize) -> None:
@@ -89,8 +103,8 @@ def leave(run: Run, old: World, comm: MPI.Intracomm) -> NoReturn:
     """Leave for good: nothing may connect this rank to those that stay."""
     comm.Free()
     run.runtime.comm = run.internal.launch_comm
+    part_from_fields(run)
     free(old)
-    run.fields.clear()
     raise Left(0)
 
 

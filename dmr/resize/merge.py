@@ -116,6 +116,8 @@ class MergeSource(Source):
             # Messages of this try may still be on the old one, which so cannot be freed.
             renewed = run.world.internal_comm.Dup()
             run.world = dataclasses.replace(run.world, internal_comm=renewed)
+            for block in run.fields.values():
+                block.join(renewed)
             raise
 
     def _go_over(self, members: Membership, cost: OpenResize) -> None:

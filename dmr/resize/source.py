@@ -23,6 +23,7 @@ from dmr.data import transfer
 from dmr.errors import Left, RolledBackError
 from dmr.plan import NextWorld, Plan, Schedule
 from dmr.progress import OpenResize, encode
+from dmr.resize.membership import part_from_fields
 from dmr.resize.side import Side, attempt, signature
 from dmr.wire.channel import ChannelError, ControlChannel, connect
 from dmr.wire.protocol import Accepted, Acknowledged, Committed, Header, Stored, TakenOver
@@ -53,7 +54,7 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Seq
     """
     with contextlib.ExitStack() as stack:
         Replacement(run, plan, wanted, stack).go(sigterm_received)
-    run.fields.clear()
+    part_from_fields(run)
     if wanted.strategy == "restart" and run.runtime.manager is None:
         # The parent of the new world's mpiexec waits for that, so that its status is the job's.
         with contextlib.suppress(MPI.Exception):

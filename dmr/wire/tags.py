@@ -23,3 +23,6 @@ RAW_READY = 77
 
 RAW = 78
 """Plain bytes, sent for comparison (``Plan.measure``)."""
+
+HALO = 100
+"""Layers of halo: two numbers for each axis, from here on (:mod:`dmr.data.exchange`)."""

@@ -24,24 +24,9 @@ def swarm(begin, end):
     return found[(found["x"][:, 0] >= begin) & (found["x"][:, 0] < end)]
 
 
-def owner(particles, size):
+def owner(particles, layout):
     """Return the rank in whose part each particle is."""
-    plane, base, extra = particles["x"][:, 0].astype(int), N // size, N % size
-    fat = extra * (base + 1)
-    return np.where(plane < fat, plane // (base + 1), extra + (plane - fat) // base)
-
-
-def migrate(comm, particles):
-    """Send the particles that have left this part to where they are now."""
-    ranks = owner(particles, comm.size)
-    return np.concatenate(comm.alltoall([particles[ranks == r] for r in range(comm.size)]))
-
-
-def exchange(comm, air):
-    """Fill the halo along the cut axis; the air goes round."""
-    up, down = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
-    comm.Sendrecv(air[1], up, sendtag=1, recvbuf=air[-1], source=down, recvtag=1)
-    comm.Sendrecv(air[-2], down, sendtag=2, recvbuf=air[0], source=up, recvtag=2)
+    return dmr.rank_of(layout, particles["x"][:, 0].astype(int))
 
 
 def advance(air, new, particles, begin):
@@ -57,30 +42,27 @@ def advance(air, new, particles, begin):
 
 
 def main(comm, steps):
-    base, extra = N // comm.size, N % comm.size
-    begin = base * comm.rank + min(comm.rank, extra)
-    planes = base + (comm.rank < extra)
-    air, new = np.zeros((planes + 2, M, L)), np.zeros((planes + 2, M, L))
-    particles = swarm(begin, begin + planes)
+    begin, end = dmr.split_range(N, comm.size, comm.rank)
+    air, new = np.zeros((2, end - begin + 2, M, L))
+    particles = swarm(begin, end)
 
     fields = {
         "air": dmr.adapt(air, (N, M, L), halo=((1, 1), (0, 0), (0, 0))),
-        "particles": dmr.adapt_list(particles, (N,), lambda p, cut: owner(p, cut.size)),
+        "particles": dmr.adapt_list(particles, (N,), owner),
     }
-    with dmr.malleable(dmr.Runtime.here(comm), fields) as run:
+    with dmr.malleable(comm, fields) as run:
         particles = run.fields["particles"].items
         for _ in run.loop(steps):
-            exchange(comm, air)
+            run.fields["air"].exchange("periodic")
             advance(air, new, particles, begin)
-            particles = run.fields["particles"].items = migrate(comm, particles)
+            particles = run.fields["particles"].migrate()
             air, new = new, air
             run.fields["air"].rebind(air)
+        air, every = run.fields["air"].gather(), run.fields["particles"].gather()
 
-    planes, swarms = comm.gather(air[1:-1].copy()), comm.gather(particles)
     if comm.rank == 0:
-        every = np.concatenate(swarms)
         every = every[np.argsort(every["id"])]
-        digest = hashlib.sha256(np.concatenate(planes).tobytes() + every.tobytes()).hexdigest()
+        digest = hashlib.sha256(air.tobytes() + every.tobytes()).hexdigest()
         print(f"{comm.size} ranks, {len(every)} particles, sha256 {digest}", flush=True)
 
 
