@@ -22,7 +22,6 @@ from rms.formats.jobscript import (
     ScriptError,
     fold_ids,
     parse_nodes,
-    parse_power_cap,
     parse_time,
     read_option,
 )
@@ -38,9 +37,6 @@ from rms.wire.users import (
     NodePattern,
     NodeRow,
     Nothing,
-    PolicyName,
-    PowerCap,
-    PowerCapRow,
     ResizeAnswer,
     ResizeCommand,
 )
@@ -310,45 +306,6 @@ def resume(arguments: argparse.Namespace) -> int:
 def _drain(arguments: argparse.Namespace, path: str, head: str) -> int:
     found = ask(NodeNames, _server(arguments), "POST", path, NodePattern(arguments.node))
     return _show(arguments, found, [head], [[name] for name in found.nodes])
-
-
-def add_policy(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms policy``."""
-    command.add_argument("name", nargs="?")
-
-
-def policy(arguments: argparse.Namespace) -> int:
-    """``rms policy [NAME|FILE.toml]``: a file is read here, the daemon gets what it says."""
-    server, name = _server(arguments), arguments.name
-    if name is None:
-        found = ask(PolicyName, server, "GET", "/policy")
-    else:
-        if name.endswith(".toml"):
-            from rms.core.policies import PolicyError, read_policy
-
-            with refuse_on(PolicyError):
-                name = read_policy(Path(name)).text
-        found = ask(PolicyName, server, "POST", "/policy", PolicyName(name))
-    return _show(arguments, found, ["POLICY"], [[found.name]])
-
-
-def add_power_cap(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms power-cap``."""
-    command.add_argument("watts", nargs="?", metavar="W|none")
-
-
-def power_cap(arguments: argparse.Namespace) -> int:
-    """``rms power-cap [W|none]``: shows or sets what the cluster is to draw at most."""
-    server = _server(arguments)
-    if arguments.watts is None:
-        found = ask(PowerCapRow, server, "GET", "/power-cap")
-    else:
-        with refuse_on(ScriptError):
-            body = PowerCap(parse_power_cap(arguments.watts))
-        found = ask(PowerCapRow, server, "POST", "/power-cap", body)
-    watts = (found.cap_w, found.expected_w, found.idle_w, found.measured_w)
-    row = ["none" if each is None else f"{each:.1f}" for each in watts]
-    return _show(arguments, found, ["CAP_W", "EXPECTED_W", "IDLE_W", "MEASURED_W"], [row])
 
 
 def shutdown(arguments: argparse.Namespace) -> int:

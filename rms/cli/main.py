@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from rms.wire.terminal import Parser, add_common, parser, run_command
 
-CLIENT, DAEMON = "rms.cli.client", "rms.cli.daemon"
+CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
@@ -25,8 +25,8 @@ COMMANDS = {
     "wait": (CLIENT, "wait for jobs"),
     "acct": ("rms.cli.acct", "times, energy and cost of jobs"),
     "resize": (CLIENT, "change the size of a running job"),
-    "policy": (CLIENT, "show or swap the policy"),
-    "power-cap": (CLIENT, "show or set the power that the cluster is not to pass"),
+    "policy": (POLICY, "show or swap what decides on jobs, and on tasks"),
+    "power-cap": (POLICY, "show or set the power that the cluster is not to pass"),
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
     "top": (CLIENT, "a live view of the daemon"),

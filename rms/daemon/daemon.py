@@ -98,7 +98,7 @@ class Daemon:
         meters: reports of energy, and rows of the books.
         power: what they say, held against the power cap.
         endings: the last line of each job's output.
-        tasks: those of processes on this machine; None where the nodes are others.
+        tasks: those of processes on this machine, beside jobs.
     """
 
     def __init__(self, context: Context) -> None:
@@ -113,13 +113,10 @@ class Daemon:
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
         self.frequencies = FrequencyControl(context, self.handle)
-        remote = self.launcher.shared_filesystem
-        self.tasks = None if remote else Tasks(context, self.handle)
+        self.tasks = Tasks(context, self.handle)
         self._strategies: dict[JobId, str] = {}
-        self._ticked_s = 0.0
-        self._unseen = 0
-        self._queue: deque[Event] = deque()
-        self._handling = False
+        self._ticked_s, self._unseen = 0.0, 0
+        self._queue, self._handling = deque[Event](), False
 
     # --- events ------------------------------------------------------------------------------
 
@@ -145,8 +142,7 @@ class Daemon:
         decisions = self.scheduler.feed(event)
         self.power.followed(event)
         self.journal.decided(number, decisions)
-        if self.tasks is not None:
-            self.tasks.follow()
+        self.tasks.follow()
         if decisions:
             self.journal.flush()
         if isinstance(event, Ended):
@@ -351,8 +347,7 @@ class Daemon:
         self.frequencies.watch()
         self.power.look()
         self.endings.watch()
-        if self.tasks is not None:
-            self.tasks.look()
+        self.tasks.look()
         jobs = list(self.context.state.running.items())
         begun, first, self._unseen = self.now(), self._unseen, 0
         jobs = [*jobs[first:], *jobs[:first]]

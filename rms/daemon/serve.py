@@ -109,15 +109,16 @@ def run_daemon(
             say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
         token = _token(state / "token")
         tasks, tasks_socket = daemon.tasks, None
-        if tasks is not None and options.listen.startswith("unix:"):
+        if tasks.scheduler.state.devices and options.listen.startswith("unix:"):
             tasks_socket, _ = sockets.bind(f"{options.listen}-tasks")
             stack.callback(sockets.close, tasks_socket, f"{options.listen}-tasks")
+            stack.callback(tasks.close)
 
         async def main() -> None:
             stopping = _stop_on_signals()
             server = _server(Routes(daemon, stopping.set, token))
             serving = asyncio.create_task(server.serve(sockets=listening))
-            if tasks is not None and tasks_socket is not None:
+            if tasks_socket is not None:
                 await _serve_tasks(tasks, tasks_socket)
             say(f"serving at {address}")
             launcher.open()
@@ -132,6 +133,7 @@ def run_daemon(
 
 async def _serve_tasks(tasks: Tasks, listening: socket.socket) -> None:
     """Listen to processes that have tasks."""
+    tasks.restore()
     loop = asyncio.get_running_loop()
     await loop.create_unix_server(lambda: Link(tasks), sock=listening)
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from rms.core.model import JobId
 from rms.core.policies import PolicyError
+from rms.core.tasks import Governor
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.submit import admit
@@ -260,7 +261,7 @@ class Routes:
 
     async def tasks(self, request: Request) -> list[TaskRow]:
         """Return the tasks of processes on this machine."""
-        return [] if self.daemon.tasks is None else self.daemon.tasks.rows()
+        return self.daemon.tasks.rows()
 
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""
@@ -281,13 +282,18 @@ class Routes:
         return PricesAnswer(self.daemon.context.settings.prices)
 
     async def policy(self, request: Request) -> PolicyName:
-        """Show the policy."""
-        return PolicyName(self.daemon.scheduler.engine.policy.name)
+        """Show the policy, and the strategy of tasks."""
+        return views.policy(self.daemon.context, self.daemon.tasks)
 
     async def set_policy(self, request: Request, body: PolicyName) -> PolicyName:
-        """Let another policy decide from now on."""
-        self.daemon.set_policy(body.name)
-        return PolicyName(self.daemon.scheduler.engine.policy.name)
+        """Let another policy decide from now on, or another strategy on tasks."""
+        tasks, name = self.daemon.tasks, body.strategy
+        if name or body.governor:
+            governor = Governor(body.governor) if body.governor else None
+            tasks.use(await asyncio.to_thread(tasks.load, name) if name else None, governor)
+        if body.name:
+            self.daemon.set_policy(body.name)
+        return views.policy(self.daemon.context, tasks)
 
     async def power_cap(self, request: Request) -> PowerCapRow:
         """Show the power cap."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ from rms.core.tasks.scheduler import Strategy, TaskError
 from rms.core.tasks.state import OTHERS
 from rms.core.tasks.strategies import STRATEGIES, ShortTerm
 from rms.daemon.context import Context, Handle
+from rms.daemon.strategies import FileStrategy
 from rms.wire import tasks as wire
 from rms.wire.users import TaskRow
 
@@ -78,7 +80,11 @@ class Tasks:
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self.context, self._handle = context, handle
-        self.scheduler = TaskScheduler(devices_of(context.cluster), ShortTerm(), context.say)
+        remote = context.launcher.shared_filesystem
+        devices = [] if remote else devices_of(context.cluster)
+        self.scheduler = TaskScheduler(devices, ShortTerm(), self._say)
+        self._refusal = ""
+        self._files: set[FileStrategy] = set()
         self._links: dict[int, Link] = {}
         self._owners = self._numbers = 0
         self._of: dict[TaskId, tuple[Link, int]] = {}
@@ -109,12 +115,60 @@ class Tasks:
         elif self._changed and (state.tasks or self.context.state.lent):
             self._settle([])
 
-    def use(self, strategy: Strategy, governor: Governor | None = None) -> None:
-        """Let another strategy decide from now on, or by another governor."""
-        if strategy is not self.scheduler.strategy:
-            self.scheduler.swap(strategy)
-        now = self.context.now()
+    def use(self, strategy: Strategy | None, governor: Governor | None) -> None:
+        """Let another strategy decide from now on, or by another governor; None for as before.
+
+        Raises:
+            ValueError: no device is there, or what it chose at once cannot be.
+        """
+        if not self.scheduler.state.devices:
+            raise ValueError("expected tasks with the engine local, got another")
+        now, scheduler = self.context.now(), self.scheduler
+        if strategy is not None:
+            self._refusal = ""
+            scheduler.swap(strategy)
         self._feed(Woken(now) if governor is None else GovernorSet(now, governor))
+        for each in self._files - set(scheduler.strategies):
+            self._files.remove(each)
+            each.close()
+        found = {"name": scheduler.strategy.name, "governor": str(scheduler.state.governor)}
+        self.context.journal.note("strategy", found)
+        if strategy not in (None, scheduler.strategy):
+            raise ValueError(self._refusal)
+
+    def _say(self, words: str) -> None:
+        self._refusal = words
+        self.context.say(words)
+
+    def load(self, name: str) -> Strategy:
+        """Return a shipped strategy, or that of a file, whose process is started.
+
+        Raises:
+            ValueError: there is none of that name, or it cannot be loaded.
+        """
+        if not name.endswith(".py"):
+            if name not in STRATEGIES:
+                raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
+            return STRATEGIES[name]
+        found = FileStrategy(Path(name))
+        self._files.add(found)
+        return found
+
+    def restore(self) -> None:
+        """Use the strategy and the governor of the daemon before."""
+        found = self.context.journal.notes("strategy").get("strategy")
+        if found is None:
+            return
+        try:
+            self.use(self.load(found["name"]), Governor(found["governor"]))
+        except ValueError as error:
+            self.context.say(f"strategy {self.scheduler.strategy.name} instead: {error}")
+
+    def close(self) -> None:
+        """End the processes of strategies."""
+        for each in self._files:
+            each.close()
+        self._files.clear()
 
     def rows(self) -> list[TaskRow]:
         """Return a row for each task, the oldest first."""
@@ -296,14 +350,3 @@ class Link(asyncio.Protocol):
     def send(self, message: wire.DaemonMessage) -> None:
         """Tell the process something."""
         self._transport.write(wire.frame(message))
-
-
-def strategy_named(name: str) -> Strategy:
-    """Return a shipped strategy.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
-    if name not in STRATEGIES:
-        raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
-    return STRATEGIES[name]

@@ -13,12 +13,14 @@ from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
+from rms.daemon.tasks import Tasks
 from rms.wire.users import (
     Accounts,
     BooksAnswer,
     HistoryEntry,
     JobRow,
     NodeRow,
+    PolicyName,
     PowerCapRow,
     ResizeRow,
     SeenSteps,
@@ -134,6 +136,14 @@ def _reason(context: Context, job: Job) -> str:
     """Return why a job waits, or what was said of it last."""
     waits = context.scheduler.engine.explain(job.spec.id)
     return context.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason
+
+
+def policy(context: Context, tasks: Tasks) -> PolicyName:
+    """Return what decides on jobs, and what on tasks."""
+    name, scheduler = context.scheduler.engine.policy.name, tasks.scheduler
+    if not scheduler.state.devices:
+        return PolicyName(name)
+    return PolicyName(name, scheduler.strategy.name, str(scheduler.state.governor))
 
 
 def acct(context: Context, wanted: Callable[[str], bool] | None = None) -> Accounts:

@@ -16,6 +16,9 @@ import msgspec
 from rms.wire.files import state_folder
 from rms.wire.messages import SERVER_VARIABLE
 
+TASK_STRATEGIES = ("short-term", "long-term", "banking", "constraint")
+"""What ``rms policy`` takes to be a strategy of tasks."""
+
 
 class Resource(StrEnum):
     """A kind of device that a kernel is written for."""

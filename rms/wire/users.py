@@ -293,10 +293,17 @@ class NodeNames(msgspec.Struct, frozen=True):
     nodes: list[str]
 
 
-class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The policy that decides, or is to: a name, or the text of a policy file."""
+class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The policy that decides, or is to: a name, or the text of a policy file; "" for as before.
 
-    name: str
+    Attributes:
+        strategy: what decides on tasks: a name, or a file's path.
+        governor: how much of the machine they may use: ``high`` or ``low``.
+    """
+
+    name: str = ""
+    strategy: str = ""
+    governor: str = ""
 
 
 class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

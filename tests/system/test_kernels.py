@@ -14,6 +14,7 @@ import pytest
 from daemon import DEADLINE_S, LocalRms, closing
 from processes import program, started
 
+from rms.core.tasks.strategies import STRATEGIES
 from rms.kernels import Affinity, Kernel, KernelCollection, Resource, TaskDroppedError, on_device
 from rms.kernels import connection as link
 
@@ -146,3 +147,36 @@ def test_many_tasks_of_one_process(bed: Bed) -> None:
         failed.result(DEADLINE_S)
     with pytest.raises(TaskDroppedError, match="comes after has failed"):
         second.result(DEADLINE_S)
+
+
+LOOPS = """
+def schedule(state):
+    while state.tasks:
+        pass
+    return []
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.promise("tasks-live")
+def test_strategies_are_swapped_under_load(bed: Bed) -> None:
+    rms, found = bed.rms, list[int]()
+    names = sorted(STRATEGIES)
+    (rms.work / "loops.py").write_text(LOOPS)
+    rms.ask("policy", "loops.py")
+    assert rms.get("/policy")["strategy"].endswith("loops.py")
+    kernels = [Kernel(found.append, Resource.CORES), Kernel(found.append, Resource.CORE)]
+    running = []
+    for n in range(100):
+        running.append(KernelCollection(n, *kernels).start())
+        governor = ("high", "low")[n % 2]
+        rms.post("/policy", {"strategy": names[n % len(names)], "governor": governor})
+    rms.ask("policy", "short-term", "--governor", "high")
+    for each in running:
+        each.result(DEADLINE_S)
+    assert sorted(found) == list(range(100))
+    assert "loops.py: expected an answer within 2 s, got none" in rms.said()
+    assert "no/such.py, which does not exist" in rms.rms("policy", "no/such.py").stderr
+    assert rms.end(signal.SIGKILL) != 0
+    rms.start()  # with the strategy of the daemon before
+    assert rms.get("/policy")["strategy"] == "short-term"

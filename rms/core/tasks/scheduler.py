@@ -88,6 +88,11 @@ class TaskScheduler:
         """What decides."""
         return self._strategy
 
+    @property
+    def strategies(self) -> tuple[Strategy, ...]:
+        """What decides, and what decides if that goes wrong."""
+        return (self._strategy,) if self._before is None else (self._strategy, self._before)
+
     def swap(self, strategy: Strategy) -> None:
         """Let another strategy decide from the next event on; the queues stay as they are.
 

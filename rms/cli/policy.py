@@ -1,0 +1,73 @@
+"""``rms policy`` and ``rms power-cap``: what a running daemon decides by."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import msgspec
+
+from rms.client.connection import ask, server_address
+from rms.formats.jobscript import ScriptError, parse_power_cap
+from rms.wire.tasks import TASK_STRATEGIES
+from rms.wire.terminal import columns, publish, refuse_on
+from rms.wire.users import PolicyName, PowerCap, PowerCapRow
+
+
+def add_policy(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``rms policy``."""
+    command.add_argument(
+        "name",
+        nargs="?",
+        metavar="NAME|FILE",
+        help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
+        "or FILE.py (default: show what decides)",
+    )
+    command.add_argument(
+        "--governor", choices=("high", "low"), help="how much of the machine tasks may use"
+    )
+
+
+def policy(arguments: argparse.Namespace) -> int:
+    """``rms policy [NAME|FILE]``: FILE.toml is read here, FILE.py by a process of the daemon's."""
+    server = server_address(arguments.server, os.environ)
+    name = arguments.name or ""
+    governor = arguments.governor or ""
+    if not name and not governor:
+        found = ask(PolicyName, server, "GET", "/policy")
+    elif name in TASK_STRATEGIES or name.endswith(".py"):
+        strategy = str(Path(name).absolute()) if name.endswith(".py") else name
+        found = ask(PolicyName, server, "POST", "/policy", PolicyName("", strategy, governor))
+    else:
+        if name.endswith(".toml"):
+            from rms.core.policies import PolicyError, read_policy
+
+            with refuse_on(PolicyError):
+                name = read_policy(Path(name)).text
+        found = ask(PolicyName, server, "POST", "/policy", PolicyName(name, "", governor))
+    heads, row = ["POLICY", "TASKS", "GOVERNOR"], [found.name, found.strategy, found.governor]
+    shown = 3 if found.strategy else 1
+    publish(arguments.json, msgspec.to_builtins(found), columns(heads[:shown], [row[:shown]]))
+    return 0
+
+
+def add_power_cap(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms power-cap``."""
+    command.add_argument("watts", nargs="?", metavar="W|none")
+
+
+def power_cap(arguments: argparse.Namespace) -> int:
+    """``rms power-cap [W|none]``: shows or sets what the cluster is to draw at most."""
+    server = server_address(arguments.server, os.environ)
+    if arguments.watts is None:
+        found = ask(PowerCapRow, server, "GET", "/power-cap")
+    else:
+        with refuse_on(ScriptError):
+            body = PowerCap(parse_power_cap(arguments.watts))
+        found = ask(PowerCapRow, server, "POST", "/power-cap", body)
+    watts = (found.cap_w, found.expected_w, found.idle_w, found.measured_w)
+    row = ["none" if each is None else f"{each:.1f}" for each in watts]
+    heads = ["CAP_W", "EXPECTED_W", "IDLE_W", "MEASURED_W"]
+    publish(arguments.json, msgspec.to_builtins(found), columns(heads, [row]))
+    return 0

@@ -1,0 +1,181 @@
+"""Strategies of users' own files: each in a process of its own, with a time limit for each call.
+
+``python -m rms.daemon.strategies FILE.py`` is that process: it imports the file, then answers each
+state that it is sent with what ``schedule(state)`` chooses. A loop that never ends is ended with
+it; so is what crashes the interpreter. Whatever goes wrong is an error of the call, on which the
+scheduler of tasks goes back to the strategy before.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from rms.core.tasks.model import Choice
+from rms.core.tasks.state import TaskState
+from rms.wire.tasks import Resource
+
+LIMIT_S = 2.0
+"""How long a call may take; until then the daemon waits for it."""
+
+LOAD_S = 30.0
+"""How long the import of a file may take: the daemon goes on meanwhile."""
+
+LOOK_S = 0.5
+"""How often a strategy's process sees whether its daemon is there."""
+
+LENGTH_BYTES = 8
+
+
+class StrategyError(ValueError):
+    """A strategy that cannot be loaded, raises, hangs, or answers nonsense; one sentence."""
+
+
+class _Answer(msgspec.Struct):
+    """What the file says: its choices, or what went wrong; first of all, its queues' lengths."""
+
+    choices: tuple[Choice, ...] = ()
+    capacity: dict[Resource, int] = {}
+    error: str = ""
+
+
+_decode = msgspec.msgpack.Decoder(_Answer).decode
+
+
+class FileStrategy:
+    """A strategy as the scheduler of tasks knows it, which asks the process that has it.
+
+    Raises:
+        StrategyError: the file cannot be loaded.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.name = str(path)
+        if not path.is_file():
+            raise StrategyError(f"expected a strategy's file, got {path}, which does not exist")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "rms.daemon.strategies", self.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            os.set_blocking(pipe.fileno(), False)
+        self.capacity: Mapping[Resource, int] = self._answer(b"", LOAD_S).capacity
+
+    def __call__(self, state: TaskState) -> tuple[Choice, ...]:
+        """Ask it.
+
+        Raises:
+            StrategyError: it raised, took too long, or answered nonsense; it is ended.
+        """
+        body = pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+        return self._answer(len(body).to_bytes(LENGTH_BYTES, "big") + body, LIMIT_S).choices
+
+    def close(self) -> None:
+        """End its process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _answer(self, question: bytes, limit_s: float) -> _Answer:
+        try:
+            found = _decode(self._exchange(question, limit_s))
+            if found.error:
+                raise StrategyError(found.error)
+        except (OSError, ValueError) as error:
+            self.close()
+            raise StrategyError(f"{self.name}: {error}") from None
+        return found
+
+    def _exchange(self, question: bytes, limit_s: float) -> bytes:
+        """Write a question and read the answer, within a time limit."""
+        process, until_s = self._process, time.monotonic() + limit_s
+        if process.returncode is not None:
+            raise StrategyError("expected one that goes on, got one that was ended")
+        assert process.stdin is not None and process.stdout is not None
+        left, got = memoryview(question), bytearray()
+        while len(got) < LENGTH_BYTES or len(got) < LENGTH_BYTES + _length(got):
+            writable = [process.stdin] if left else []
+            patience_s = max(0.0, until_s - time.monotonic())
+            ready, able, _ = select.select([process.stdout], writable, [], patience_s)
+            if not ready and not able:
+                raise StrategyError(f"expected an answer within {limit_s:g} s, got none")
+            if able:
+                left = left[os.write(process.stdin.fileno(), left) :]
+            if ready:
+                data = os.read(process.stdout.fileno(), 1 << 16)
+                if not data:
+                    raise StrategyError("expected an answer, got the end of its process")
+                got += data
+        return bytes(got[LENGTH_BYTES:])
+
+
+def _length(data: bytearray) -> int:
+    return int.from_bytes(data[:LENGTH_BYTES], "big")
+
+
+# --- in the strategy's process -------------------------------------------------------------------
+
+
+def main(path: str) -> None:
+    """Answer until nobody asks any more."""
+    answers, questions = os.fdopen(os.dup(1), "wb", buffering=0), sys.stdin.buffer
+    os.dup2(2, 1)  # what the file prints is no answer
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    try:
+        names: dict[str, object] = {"__name__": "strategy", "__file__": path}
+        exec(compile(Path(path).read_bytes(), path, "exec"), names)
+        schedule = names["schedule"]
+        assert callable(schedule)
+        capacity = msgspec.convert(names.get("CAPACITY", {}), dict[Resource, int])
+        _send(answers, _Answer(capacity=capacity))
+    except KeyError:
+        _send(answers, _Answer(error="expected a function schedule(state), got none"))
+        return
+    except Exception as error:
+        _send(answers, _Answer(error=f"expected a file that can be imported, got {error!r}"))
+        return
+    for state in _questions(questions):
+        try:
+            _send(answers, _Answer(tuple(schedule(state))))
+        except Exception as error:
+            _send(answers, _Answer(error=f"it raised {error!r}"))
+
+
+def _questions(questions: IO[bytes]) -> Iterator[TaskState]:
+    while head := questions.read(LENGTH_BYTES):
+        yield pickle.loads(questions.read(int.from_bytes(head, "big")))
+
+
+def _send(answers: IO[bytes], answer: _Answer) -> None:
+    body = memoryview(msgspec.msgpack.encode(answer))
+    whole = memoryview(len(body).to_bytes(LENGTH_BYTES, "big") + bytes(body))
+    while whole:
+        whole = whole[answers.write(whole) :]
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its daemon is gone, whatever it does."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_S)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        main(sys.argv[1])

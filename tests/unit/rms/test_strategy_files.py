@@ -1,0 +1,118 @@
+"""Strategies in files of users: what goes wrong with one ends its process, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rms.core.tasks import Affinity, Device, KernelSpec, Resource, TaskId, TaskScheduler, TaskSpec
+from rms.core.tasks.model import Finished, Registered, Run, Woken
+from rms.core.tasks.strategies import ShortTerm
+from rms.daemon import strategies
+from rms.daemon.strategies import FileStrategy, StrategyError
+
+FEWEST = '''
+from rms.core.tasks import Resource, Start
+
+CAPACITY = {Resource.GPU: 4}
+
+def schedule(state):
+    """Those with the fewest kernels first; the GPU is for those that can run nowhere else."""
+    print("what a file prints is no answer")
+    room, choices = state.room(), []
+    for task in sorted(state.waiting, key=lambda task: len(task.preference)):
+        for resource in reversed(task.preference):
+            device = room.free(resource)
+            if device is not None and (resource != Resource.GPU or len(task.preference) == 1):
+                room.take(device)
+                choices.append(Start(task.id, device.name))
+                break
+    return choices
+'''
+DEVICES = (Device("gpu", Resource.GPU, (0,)), Device("core", Resource.CORE, (1,)))
+GPU, CORE = KernelSpec(Resource.GPU), KernelSpec(Resource.CORE, Affinity.LOW)
+
+Load = Callable[[str], FileStrategy]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    made: list[FileStrategy] = []
+
+    def of(text: str) -> FileStrategy:
+        path = tmp_path / f"strategy{len(made)}.py"
+        path.write_text(text)
+        made.append(FileStrategy(path))
+        return made[-1]
+
+    yield of
+    for each in made:
+        each.close()
+
+
+def registered(scheduler: TaskScheduler, *kernels: KernelSpec) -> list[object]:
+    number = TaskId(scheduler.state.serial)
+    return list(scheduler.handle(Registered(0.0, number, TaskSpec(0, kernels))))
+
+
+@pytest.mark.promise("strategy-files")
+def test_a_file_decides_until_it_goes_wrong(load: Load) -> None:
+    said: list[str] = []
+    scheduler = TaskScheduler(DEVICES, ShortTerm(), said.append)
+    scheduler.swap(load(FEWEST))
+    assert scheduler.state.capacity == {Resource.GPU: 4}
+    assert registered(scheduler, GPU, CORE) == [Run(TaskId(0), "core", Resource.CORE)]
+    assert registered(scheduler, GPU, CORE) == []
+    assert registered(scheduler, GPU) == [Run(TaskId(2), "gpu", Resource.GPU)]
+    wrong = load(FEWEST)
+    wrong.close()  # as if it had crashed
+    scheduler.swap(wrong)
+    scheduler.handle(Woken(1.0))
+    assert "strategy0.py decides again" in said[0]
+    assert scheduler.handle(Finished(2.0, TaskId(0))) == [Run(TaskId(1), "core", Resource.CORE)]
+
+
+@pytest.mark.wide
+@pytest.mark.promise("strategy-files")
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("    while True:\n        pass", "expected an answer within 0.3 s, got none"),
+        ("    import time\n    time.sleep(600)", "expected an answer within 0.3 s, got none"),
+        ("    raise KeyError('queue')", "it raised KeyError('queue')"),
+        ("    return 17", "it raised TypeError"),
+        ("    return [17]", "Expected `object`, got `int`"),
+        ("    import os\n    os._exit(3)", "expected an answer, got the end of its process"),
+    ],
+)
+def test_whatever_goes_wrong_in_a_call_is_an_error_of_the_call(
+    load: Load, monkeypatch: pytest.MonkeyPatch, body: str, words: str
+) -> None:
+    said: list[str] = []
+    scheduler = TaskScheduler(DEVICES, ShortTerm(), said.append)
+    wrong = load(f"def schedule(state):\n{body}\n")
+    monkeypatch.setattr(strategies, "LIMIT_S", 0.3)
+    scheduler.swap(wrong)
+    assert registered(scheduler, CORE) == [Run(TaskId(0), "core", Resource.CORE)]
+    assert words in said[0] and "short-term decides again" in said[0]
+    with pytest.raises(ProcessLookupError):
+        os.kill(wrong._process.pid, 0)
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("schedul = 1", "expected a function schedule(state), got none"),
+        ("import nowhere", "expected a file that can be imported, got ModuleNotFoundError"),
+        ("def schedule(state:", "expected a file that can be imported, got SyntaxError"),
+        ("CAPACITY = {'tpu': 1}\ndef schedule(state): ...", "Invalid enum value 'tpu'"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(load: Load, text: str, words: str) -> None:
+    with pytest.raises(StrategyError) as refused:
+        load(text)
+    assert words in str(refused.value)
