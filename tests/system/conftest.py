@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Refused, Run, Steady, started
+from processes import DEADLINE_S, MPDATA, MPIEXEC, Mpirun, Refused, Run, Steady, called, started
 
 from mpdata.cli.main import main
 
@@ -34,21 +35,21 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.fixture
-def refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Refused:
+def mpdata_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run ``mpdata`` in this process, on the one rank that it is; return status and output."""
+    monkeypatch.chdir(tmp_path)
+    return partial(called, main)
+
+
+@pytest.fixture
+def refused(mpdata_here: Run) -> Refused:
     """Run ``mpdata`` in this process on input that is refused; return its one sentence."""
 
     def call(*arguments: str) -> str:
-        monkeypatch.chdir(tmp_path)
-        try:
-            status: object = main(arguments)
-        except SystemExit as ended:
-            status = ended.code
-        said = capsys.readouterr()
-        assert status == 2 and said.out == "", said.out + said.err
-        assert len(said.err.strip().splitlines()) == 1, said.err
-        return said.err
+        done = mpdata_here(*arguments)
+        assert done.returncode == 2 and done.stdout == "", done.stdout + done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+        return done.stderr
 
     return call
 
@@ -60,23 +61,27 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Steady:
 
     def call(*arguments: str) -> dict[str, Any]:
         if arguments not in known:
-            folder = tmp_path_factory.mktemp("steady")
-            words = [MPIEXEC, "-n", "1", *MPDATA, "run", *arguments, "--json", "out.json"]
-            subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=DEADLINE_S)
-            known[arguments] = json.loads((folder / "out.json").read_text())
+            out = tmp_path_factory.mktemp("steady") / "out.json"
+            done = called(main, "run", *arguments, "--json", str(out))
+            assert done.returncode == 0, done.stderr + done.stdout
+            known[arguments] = json.loads(out.read_text())
         return known[arguments]
 
     return call
 
 
 @pytest.fixture
-def mpdata_run(run: Run, tmp_path: Path) -> Mpirun:
-    """Run ``mpdata run`` on n ranks to its end and return its JSON."""
+def mpdata_run(run: Run, mpdata_here: Run, tmp_path: Path) -> Mpirun:
+    """Run ``mpdata run`` on n ranks to its end and return its JSON; one that stays one is here."""
 
     def call(ranks: int, *arguments: str) -> dict[str, Any]:
         out = tmp_path / "out.json"
         out.unlink(missing_ok=True)
-        done = run(MPIEXEC, "-n", str(ranks), *MPDATA, "run", *arguments, "--json", str(out))
+        words = ["run", *arguments, "--json", str(out)]
+        if ranks == 1 and "--resize-at" not in arguments:
+            done = mpdata_here(*words)
+        else:
+            done = run(MPIEXEC, "-n", str(ranks), *MPDATA, *words)
         assert done.returncode == 0, done.stderr + done.stdout
         result: dict[str, Any] = json.loads(out.read_text())
         return result

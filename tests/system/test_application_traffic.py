@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from processes import MPIEXEC, Run, program
+from selection import all_wide_but
 
 
-@pytest.mark.covering(0)
-@pytest.mark.parametrize("strategy", ["spawn", "merge", "restart"])
+@pytest.mark.parametrize("strategy", all_wide_but(["spawn", "merge", "restart"], "merge"))
 def test_a_pending_receive_of_any_tag_takes_only_the_application_s_messages(
     run: Run, strategy: str
 ) -> None:

@@ -62,14 +62,15 @@ def test_copies_that_srun_did_not_make_one_world_are_refused(run: Run, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("ranks", "extra", "expected"),
-    [
-        (3, ["--case", "nowhere"], "expected a case of"),
-        (4, ["--grid", "5", "5", "4"], "cannot cut 5 x 5 cells into 4 blocks at least 3 x 3"),
-        (6, ["--grid", "12", "1", "4"], "expected fewer, such as 4 ranks, got 6"),
-    ],
-)
+ON_RANKS = [
+    (3, ["--case", "nowhere"], "expected a case of"),
+    (4, ["--grid", "5", "5", "4"], "cannot cut 5 x 5 cells into 4 blocks at least 3 x 3"),
+    (6, ["--grid", "12", "1", "4"], "expected fewer, such as 4 ranks, got 6"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "extra", "expected"), ON_RANKS)
+@pytest.mark.covering(0)
 def test_many_ranks_still_say_it_once(
     run: Run, ranks: int, extra: list[str], expected: str
 ) -> None:
@@ -120,6 +121,7 @@ def test_bad_arrays(
     assert not (tmp_path / "out.json").exists()
 
 
+@pytest.mark.wide
 def test_bad_arrays_are_refused_once_by_two_ranks(run: Run, tmp_path: Path) -> None:
     changes, expected = ARRAYS[-1]
     write_arrays(tmp_path / "in.npz", **changes)
@@ -136,28 +138,30 @@ def test_good_arrays_run(run: Run, tmp_path: Path) -> None:
     assert "min 1, max 1" in done.stdout
 
 
-def test_all_checkpoints_damaged_is_said(run: Run, tmp_path: Path) -> None:
+def test_all_checkpoints_damaged_is_said(mpdata_here: Run, tmp_path: Path) -> None:
     saving = ["--checkpoint-every", "1", "--checkpoint-dir", "saved"]
-    assert run(*MPDATA, "run", *SMALL, *saving).returncode == 0
+    assert mpdata_here("run", *SMALL, *saving).returncode == 0
     for path in (tmp_path / "saved").iterdir():
         path.write_bytes(path.read_bytes()[:1000])
-    done = run(*MPDATA, "run", *SMALL, *saving, "--restart")
+    done = mpdata_here("run", *SMALL, *saving, "--restart")
     assert done.returncode == 2
     assert "expected a whole checkpoint in saved" in done.stderr
 
 
-def test_a_file_in_place_of_the_checkpoint_folder_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_checkpoint_folder_is_refused(
+    mpdata_here: Run, tmp_path: Path
+) -> None:
     (tmp_path / "saved").write_text("a file where the folder should be")
-    done = run(*MPDATA, "run", *SMALL, "--checkpoint-every", "2", "--checkpoint-dir", "saved")
+    done = mpdata_here("run", *SMALL, "--checkpoint-every", "2", "--checkpoint-dir", "saved")
     assert done.returncode == 2
     assert "expected a folder in --checkpoint-dir, got saved" in done.stderr
 
 
-def test_a_record_of_an_earlier_run_is_taken_away(run: Run, tmp_path: Path) -> None:
+def test_a_record_of_an_earlier_run_is_taken_away(mpdata_here: Run, tmp_path: Path) -> None:
     record = ["--completion", "record.json"]
-    assert run(*MPDATA, "run", *SMALL, *record).returncode == 0
+    assert mpdata_here("run", *SMALL, *record).returncode == 0
     assert (tmp_path / "record.json").exists()
-    assert run(*MPDATA, "run", *SMALL, *record, "--dtype", "foo").returncode == 2
+    assert mpdata_here("run", *SMALL, *record, "--dtype", "foo").returncode == 2
     assert not (tmp_path / "record.json").exists()
 
 
@@ -198,19 +202,19 @@ def test_version(run: Run, command: str) -> None:
     assert done.returncode == 0 and done.stdout.startswith(command)
 
 
-def test_checkpoints_of_an_earlier_run_are_not_mixed_up(run: Run, tmp_path: Path) -> None:
+def test_checkpoints_of_an_earlier_run_are_not_mixed_up(mpdata_here: Run, tmp_path: Path) -> None:
     saving = ["--checkpoint-every", "2", "--checkpoint-dir", "saved"]
-    assert run(*MPDATA, "run", *SMALL, *saving).returncode == 0
+    assert mpdata_here("run", *SMALL, *saving).returncode == 0
     before = sorted(path.name for path in (tmp_path / "saved").iterdir())
-    done = run(*MPDATA, "run", *SMALL, *saving)
+    done = mpdata_here("run", *SMALL, *saving)
     assert done.returncode == 2 and "or --restart to continue from them" in done.stderr
     assert sorted(path.name for path in (tmp_path / "saved").iterdir()) == before
 
 
-def test_a_checkpoint_of_another_seed_is_refused(run: Run) -> None:
+def test_a_checkpoint_of_another_seed_is_refused(mpdata_here: Run) -> None:
     saving = ["--checkpoint-every", "2", "--checkpoint-dir", "saved", "--restart"]
-    assert run(*MPDATA, "run", *SMALL, "--seed", "1", *saving).returncode == 0
-    done = run(*MPDATA, "run", *SMALL, "--seed", "2", *saving)
+    assert mpdata_here("run", *SMALL, "--seed", "1", *saving).returncode == 0
+    done = mpdata_here("run", *SMALL, "--seed", "2", *saving)
     assert done.returncode == 2 and "expected seed 2, got a checkpoint of seed 1" in done.stderr
 
 

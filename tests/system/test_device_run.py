@@ -54,8 +54,7 @@ def test_resizes_with_device_fields_leave_the_same_bits(on_device: Device, tmp_p
 
 
 def test_auto_takes_cupy_where_a_gpu_answers_and_says_which_it_was(on_device: Device) -> None:
-    assert on_device(1)["backend"] == "cupy"
-    assert on_device(2, gpus=0)["backend"] == "numba"
+    assert on_device(1, gpus=0)["backend"] == "numba"
     # The next world takes what this one took.
     moved = on_device(1, "--resize-at", "5:2")
     assert moved["backend"] == "cupy" and len(moved["resizes"]) == 1
@@ -108,7 +107,7 @@ def test_a_missing_cupy_is_said_with_what_to_install(run: Run, command: str) -> 
 def test_checkpoints_of_device_fields_go_on_elsewhere(on_device: Device, run: Run) -> None:
     saving = ["--checkpoint-every", "5", "--checkpoint-dir", "saved"]
     whole = on_device(1, *CUPY, *saving)
-    again = on_device(3, *CUPY, "--checkpoint-dir", "saved", "--restart")
+    again = on_device(2, *CUPY, "--checkpoint-dir", "saved", "--restart")
     assert again["sha256"] == whole["sha256"]
     # Another backend rounds otherwise: that would be another answer.
     said = on_device(1, "--backend", "numba", "--checkpoint-dir", "saved", "--restart")

@@ -60,7 +60,7 @@ def alone() -> str:
 
 @pytest.fixture(scope="module")
 def rms() -> Iterator[Rms]:
-    with served(2, "--policy", "fifo", "--boot-deadline", "30") as found:
+    with served(2, "--policy", "fifo", "--boot-deadline", "120") as found:
         yield found
 
 

@@ -88,7 +88,7 @@ def test_nodes_go_off_and_come_back_for_who_waits(commands: bool) -> None:
 
 @pytest.mark.promise("node-power")
 def test_a_node_that_does_not_come_back_in_time_is_down_and_the_job_runs_on_another() -> None:
-    with closing(Powered(2, "--power-on-deadline", "0.5")) as rms:
+    with closing(Powered(2, "--power-on-deadline", "5")) as rms:
         rms.all_are("powered_down")
         rms.held("n1").touch()
         job = rms.submit("echo it ran", "--nodes", "1", "--mode", "fixed")

@@ -190,7 +190,7 @@ def test_killed_and_restarted_on_other_ranks(run: Run, steady: str, ranks: int) 
     assert report(found)[1] == steady
 
 
-@pytest.mark.parametrize("script", ["", "5:1"])
+@pytest.mark.parametrize("script", all_wide_but(["", "5:1"], ""))
 @pytest.mark.promise("sigterm")
 def test_sigterm_leaves_a_checkpoint_and_a_sentence(tmp_path: Path, script: str) -> None:
     command = [MPIEXEC, "-n", "2", *PACED, PROGRAM[1], "again", "4000"]

@@ -64,7 +64,7 @@ def test_few_lines_are_changed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_random_resizes_under_mpirun_leave_the_bits(run: Run, name: str, strategy: str) -> None:
     plain = run(MPIEXEC, "-n", "2", *program(f"{name}_plain"), str(STEPS))
     assert plain.returncode == 0, plain.stdout + plain.stderr
-    plan = draw(NAMES.index(name), 3, STEPS, 2)
+    plan = draw(NAMES.index(name), 2, STEPS, 2)
     script = ",".join(f"{step}:{ranks}" for step, ranks in plan.items())
     env = {"DMR_RESIZE_AT": script, "DMR_STRATEGY": strategy}
     moved = run(MPIEXEC, "-n", "2", *program(name), str(STEPS), env=env)

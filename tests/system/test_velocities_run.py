@@ -38,12 +38,12 @@ def test_resizes_and_a_restart_leave_the_same_bits(
 ) -> None:
     write(tmp_path / "v.h5")
     steady = mpdata_run(1, *WANTED, "--overlap", "off")
-    moved = mpdata_run(2, *WANTED, "--resize-at", "5:1,9:3")
-    assert [(r["step"], r["from"], r["to"]) for r in moved["resizes"]] == [(5, 2, 1), (9, 1, 3)]
+    moved = mpdata_run(2, *WANTED, "--resize-at", "5:1,9:2")
+    assert [(r["step"], r["from"], r["to"]) for r in moved["resizes"]] == [(5, 2, 1), (9, 1, 2)]
     assert all(r["bytes"] == 2 * 24 * 20 * 6 * 8 for r in moved["resizes"])
     assert figures(moved) == figures(steady)
     saving = ["--checkpoint-every", "5", "--checkpoint-dir", "saved"]
-    assert figures(mpdata_run(3, *WANTED, *saving)) == figures(steady)
+    assert figures(mpdata_run(1, *WANTED, *saving)) == figures(steady)
     (tmp_path / "saved" / "checkpoint-0000000010.h5").unlink()
     again = run(
         MPIEXEC, "-n", "2", *MPDATA, "run", *WANTED, *saving, "--restart", "--json", "again.json"
@@ -52,21 +52,21 @@ def test_resizes_and_a_restart_leave_the_same_bits(
     assert figures(json.loads((tmp_path / "again.json").read_text())) == figures(steady)
 
 
-def test_checkpoints_of_other_velocities_are_refused(run: Run, tmp_path: Path) -> None:
+def test_checkpoints_of_other_velocities_are_refused(mpdata_here: Run, tmp_path: Path) -> None:
     write(tmp_path / "v.h5")
     saving = ["--checkpoint-every", "5", "--checkpoint-dir", "saved", "--restart"]
-    assert run(*MPDATA, "run", *WANTED, *saving).returncode == 0
+    assert mpdata_here("run", *WANTED, *saving).returncode == 0
     write(tmp_path / "v.h5", largest=0.05)
-    other = run(*MPDATA, "run", *WANTED, *saving)
+    other = mpdata_here("run", *WANTED, *saving)
     assert other.returncode == 2 and "expected velocities" in other.stderr
-    fewer = run(*MPDATA, "run", *RANDOM, "--velocities", "v.h5", *saving)
+    fewer = mpdata_here("run", *RANDOM, "--velocities", "v.h5", *saving)
     assert fewer.returncode == 2 and "expected tracers 1, got a checkpoint" in fewer.stderr
 
 
-def test_what_a_run_with_tracers_reports(run: Run, tmp_path: Path) -> None:
+def test_what_a_run_with_tracers_reports(mpdata_here: Run, tmp_path: Path) -> None:
     write(tmp_path / "v.h5")
     files = ["--output", "out.h5", "--output-every", "5", "--final", "final.npy"]
-    done = run(*MPDATA, "run", *WANTED, *files, "--json", "out.json")
+    done = mpdata_here("run", *WANTED, *files, "--json", "out.json")
     assert done.returncode == 0, done.stderr
     assert "ns per cell, tracer and step" in done.stdout and "psi2: min" in done.stdout
     result = json.loads((tmp_path / "out.json").read_text())
@@ -81,7 +81,7 @@ def test_what_a_run_with_tracers_reports(run: Run, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "out.h5") as file:
         assert list(file["step"]) == [0, 5, 10, 12]
         assert np.array_equal(file["psi2"][-1], final[1])
-    assert run(*MPDATA, "plot", "out.h5").returncode == 0
+    assert mpdata_here("plot", "out.h5").returncode == 0
 
 
 BAD = [
@@ -107,6 +107,7 @@ def test_one_sentence_and_exit_2(
     assert not (tmp_path / "x.json").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("extra, expected", [BAD[4]])
 def test_two_ranks_say_it_once(run: Run, tmp_path: Path, extra: list[str], expected: str) -> None:
     write(tmp_path / "wild.h5", largest=2.0)
@@ -125,14 +126,14 @@ def huge(path: Path, value: float, **more: np.ndarray) -> None:
     np.savez(path, psi=psi, **faces, **more)
 
 
-def test_single_precision_has_a_limit(run: Run, tmp_path: Path) -> None:
+def test_single_precision_has_a_limit(mpdata_here: Run, tmp_path: Path) -> None:
     huge(tmp_path / "in.npz", 2e12)
-    wanted = [*MPDATA, "run", "--input", "in.npz", "--steps", "2", "--backend", "numpy"]
-    done = run(*wanted, "--dtype", "f4")
+    wanted = ["run", "--input", "in.npz", "--steps", "2", "--backend", "numpy"]
+    done = mpdata_here(*wanted, "--dtype", "f4")
     assert done.returncode == 2
     assert "expected |psi| of at most 1e+12 in f4" in done.stderr
     for fine in (["--dtype", "f8"], ["--dtype", "f4", "--iterations", "1"]):
-        assert run(*wanted, *fine).returncode == 0
+        assert mpdata_here(*wanted, *fine).returncode == 0
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

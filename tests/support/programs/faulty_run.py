@@ -8,10 +8,30 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
+from types import FrameType
 
 import dmr
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
+
+DEADLINE_S = 120.0
+
+
+def linger() -> None:
+    """Wait until a rank has SIGTERM: mpiexec does not hand it to those of every launch."""
+    heard, usual = Path("heard"), signal.getsignal(signal.SIGTERM)
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.touch()
+        if callable(usual):
+            usual(number, frame)
+
+    signal.signal(signal.SIGTERM, hear)
+    print(f"lingering {os.getpid()}", flush=True)
+    until = time.monotonic() + DEADLINE_S
+    while not heard.exists() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 def install(fault: str, at: int) -> None:
@@ -25,8 +45,7 @@ def install(fault: str, at: int) -> None:
             if fault == "raise-last" and last:
                 raise ArithmeticError("the dog ate the flux")
             if fault == "linger":
-                print(f"lingering {os.getpid()}", flush=True)
-                time.sleep(1.0)
+                linger()
         true_step(self, run)
 
     Advection.step = step  # type: ignore[method-assign]
