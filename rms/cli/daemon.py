@@ -6,6 +6,7 @@ import argparse
 import getpass
 import os
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -154,6 +155,8 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.set_frequencies == "auto",
         )
         engine = _engine(arguments, shared=policy.shared)
+        if policy.clocked and arguments.engine == "local":
+            engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
         run_daemon(state, engine.sharing() if policy.shared else engine, options, say)
     return 0
 

@@ -22,6 +22,7 @@ class Cluster:
         bandwidth_gb_s: memory bandwidth of each host, ``inf`` where it is not stated; empty where
             that of none is.
         shared: the hosts whose slots are given one by one; empty where nodes are given whole.
+        levels: frequencies (GHz) and voltages that nodes can be set to, rising; empty for none.
     """
 
     names: tuple[str, ...]
@@ -29,6 +30,7 @@ class Cluster:
     power: tuple[NodePower, ...]
     bandwidth_gb_s: tuple[float, ...] = ()
     shared: tuple[SharedNode, ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -38,7 +40,7 @@ class Cluster:
     @property
     def site(self) -> Site:
         """What the engine knows of it."""
-        return Site(len(self.names), self.power, shared=self.shared)
+        return Site(len(self.names), self.power, shared=self.shared, levels=self.levels)
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:
@@ -81,23 +83,24 @@ class Cluster:
         power: tuple[NodePower, ...] = (),
         widths: tuple[int, ...] = (),
         shared: tuple[SharedNode, ...] = (),
+        levels: tuple[tuple[float, float], ...] = (),
     ) -> Cluster:
         """Return nodes as a journal knows them: how many slots they had, not which."""
         each = widths or (1,) * len(names)
         slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
-        return cls(names, slots, power, shared=shared)
+        return cls(names, slots, power, shared=shared, levels=levels)
 
     def first(self, number: int) -> Cluster:
         """Return the first nodes of those that are given whole."""
         known = self.power[:number], self.bandwidth_gb_s[:number]
-        return Cluster(self.names[:number], self.slots[:number], *known)
+        return Cluster(self.names[:number], self.slots[:number], *known, levels=self.levels)
 
     def split(self) -> Cluster:
         """Return the same hosts, their slots to be given one by one."""
         names = tuple(f"{name}/{n}" for name, n in _numbered(self.names, self.widths))
         slots = tuple((slot,) for each in self.slots for slot in each)
         shared = shared_nodes(self.widths, self.bandwidth_gb_s)
-        return Cluster(names, slots, self.power, self.bandwidth_gb_s, shared)
+        return Cluster(names, slots, self.power, self.bandwidth_gb_s, shared, self.levels)
 
     def slots_of(self, nodes: Iterable[Node]) -> tuple[str, ...]:
         """Return the slots of nodes, in order."""

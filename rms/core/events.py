@@ -154,6 +154,7 @@ class Reopened(msgspec.Struct, frozen=True, tag=True):
         nodes, power, widths: names, power models, and numbers of slots of its nodes.
         down: nodes that are drained.
         shared: hosts whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
+        levels: frequencies that nodes can be set to, with voltages.
     """
 
     at_s: float
@@ -164,6 +165,7 @@ class Reopened(msgspec.Struct, frozen=True, tag=True):
     down: tuple[Node, ...] = ()
     failed: tuple[JobId, ...] = ()
     shared: tuple[SharedNode, ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()
 
 
 class PowerCapSet(msgspec.Struct, frozen=True, tag=True):

@@ -8,6 +8,7 @@ compares what it decides with what was recorded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rms.core.books import EnergyBooks
 from rms.core.cluster import Cluster
@@ -136,6 +137,13 @@ class Scheduler:
         if self.energy.begun:
             self._draw(now_s)
 
+    def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
+        """Let nodes have these frequencies from here on: a daemon was started again with them."""
+        if levels != self.cluster.levels:
+            self.cluster = replace(self.cluster, levels=levels)
+            self.engine.state.use_levels(levels)
+            self.ledger.levels = levels
+
     def books(self, now_s: float) -> Books:
         """Return the energy books up to a time, should nothing happen until then."""
         return self.energy.books(now_s)
@@ -162,7 +170,8 @@ class Scheduler:
         """Go on elsewhere; the time between belongs to nobody."""
         self.timeline.reopen(event.nodes, self.ledger.at_s)
         self.where = event.where
-        self.cluster = Cluster.recorded(event.nodes, event.power, event.widths, event.shared)
+        given = event.nodes, event.power, event.widths, event.shared, event.levels
+        self.cluster = Cluster.recorded(*given)
         self.energy.reopen(self.engine.state, event, self.cluster)
         if self.present is not None:
             where, cluster = self.present

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
+from msgspec.structs import replace
+
 from rms.core.contention import Pools, parts
 from rms.core.model import Job, JobId, Node, NodePower, Site
 
@@ -198,6 +200,11 @@ class State:
     def one_array(self) -> bool:
         """Whether all jobs there are belong to one array."""
         return len(self.arrays) == 1 and None not in self.arrays
+
+    def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
+        """Let nodes have these frequencies from now on."""
+        self.site = replace(self.site, levels=levels)
+        self.clocked = bool(levels) and not self.site.contended
 
     def _use_site(self) -> None:
         """Take the power models of the site, and its processors that share bandwidth."""

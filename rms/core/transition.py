@@ -278,7 +278,8 @@ def _reopened(state: State, event: Reopened) -> None:
             state.ended[job.spec.id] = job
         else:
             state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
-    state.reopen(Site(len(event.nodes), event.power, shared=event.shared), event.down)
+    site = Site(len(event.nodes), event.power, shared=event.shared, levels=event.levels)
+    state.reopen(site, event.down)
 
 
 def _cap_set(state: State, event: PowerCapSet) -> None:

@@ -81,6 +81,9 @@ def check_placement(policy: Policy, cluster: Cluster) -> None:
     if cluster.shared and not policy.shared:
         got = f"{policy.name}, which gives whole nodes"
         raise PolicyError(f"expected a policy whose jobs share nodes, as here, got {got}")
+    if policy.clocked and not cluster.levels:
+        got = f"{policy.name}, and nodes that state none"
+        raise PolicyError(f"expected frequencies of nodes for a policy that sets them, got {got}")
     if getattr(policy.placement, "least_bandwidth", False) and not cluster.bandwidth_gb_s:
         raise PolicyError(
             f"expected memory_bandwidth_gb_s of nodes in the cluster file for {policy.name}, which "

@@ -47,7 +47,9 @@ class FrequencyControl:
         reason = "" if self._context.settings.set_frequencies else NOT_SET
         if not reason:
             try:
-                self._context.launcher.set_frequencies(wanted)
+                levels = state.site.levels
+                highest_mhz = levels[-1][0] * 1000.0 if levels else None
+                self._context.launcher.set_frequencies(wanted, highest_mhz)
             except FrequencyError as error:
                 reason = str(error)
         lower = any((share or 1.0) < 1.0 for share in wanted.values())

@@ -84,7 +84,8 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     ``where`` tells a cluster from another one with the same nodes, ``widths`` are their numbers of
     slots. On another cluster than the entries before have, a :class:`Reopened` follows.
     ``at_once`` is how many jobs are resized at once at most, 0 for any number. ``shared`` are hosts
-    whose slots are given one by one, as ``nodes``; ``power`` is theirs then.
+    whose slots are given one by one, as ``nodes``; ``power`` is theirs then. ``levels`` are the
+    frequencies that nodes can be set to, with voltages.
     """
 
     nodes: tuple[str, ...]
@@ -95,6 +96,7 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
     widths: tuple[int, ...] = ()
     at_once: int = 0
     shared: tuple[SharedNode, ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
@@ -161,7 +163,7 @@ class Journal:
             began = " ".join(self._nodes or ())
             raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(names)}")
         key, given = named(policy).key, (cluster.power, where, cluster.widths)
-        self._enter(Opened(names, key, FORMAT, *given, at_once, cluster.shared))
+        self._enter(Opened(names, key, FORMAT, *given, at_once, cluster.shared, cluster.levels))
         self._nodes = names
 
     def policy(self, name: str, at_s: float) -> None:

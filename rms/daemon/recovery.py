@@ -8,6 +8,7 @@ the books what still runs (:func:`adopt`), or goes on with other nodes (:func:`r
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -78,7 +79,8 @@ def replay(entries: Iterable[Entry], cluster: Cluster | None = None) -> Replay:
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
     where = first.where if cluster is None else ""
-    cluster = cluster or Cluster.recorded(first.nodes, first.power, first.widths, first.shared)
+    given = first.nodes, first.power, first.widths, first.shared
+    cluster = replace(cluster or Cluster.recorded(*given), levels=first.levels)
     found = Replay(Scheduler(cluster, named(first.policy), where))
     engine = found.engine
     engine.state.max_concurrent_resizes = first.at_once
@@ -87,6 +89,7 @@ def replay(entries: Iterable[Entry], cluster: Cluster | None = None) -> Replay:
             engine.policy = named(entry.policy)
             if isinstance(entry, Opened):
                 engine.state.max_concurrent_resizes = entry.at_once
+                found.scheduler.use_levels(entry.levels)
             continue
         found.events += 1
         event = f"event {entry.seq} ({type(entry.event).__name__})"
@@ -300,7 +303,8 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
     daemon.say(f"goes on with {len(cluster.hosts)} nodes, after {before} before")
     at_s, where = daemon.time(), context.settings.where
     given = cluster.names, cluster.power, cluster.widths
-    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed), cluster.shared))
+    kinds = cluster.shared, cluster.levels
+    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed), *kinds))
 
 
 def _enter_end(daemon: Daemon, job: JobRuntime) -> None:

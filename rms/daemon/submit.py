@@ -13,8 +13,10 @@ import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.powercap import within_limit
+from rms.core.speedup import OperatingPoint
 from rms.daemon.daemon import Daemon
 from rms.formats import profiles
+from rms.formats.config import operating_points
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
@@ -130,9 +132,11 @@ def _spec(
 ) -> JobSpec:
     low, high = options.nodes or (1, 1)
     speedup, gb_s = None, options.memory_bandwidth_gb_s
+    points: tuple[OperatingPoint, ...] = ()
     if profile is not None:
         gb_s = profile.memory_bandwidth_gb_s if gb_s is None else gb_s
         speedup = profile.speedup(low, high, power=options.power_w is None)
+        points = operating_points(profile)
     try:
         return JobSpec(
             id=job_id,
@@ -147,6 +151,7 @@ def _spec(
             power_w=options.power_w,
             speedup=speedup,
             bandwidth_gb_s=gb_s,
+            operating_points=points,
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None

@@ -324,10 +324,10 @@ def _measured(profile: Profile) -> tuple[_Table, tuple[OperatingPoint, ...]]:
         [point.run_s for point in points],
         [point.node_w for point in points],
     )
-    return sizes, _clocks(profile)
+    return sizes, operating_points(profile)
 
 
-def _clocks(profile: Profile) -> tuple[OperatingPoint, ...]:
+def operating_points(profile: Profile) -> tuple[OperatingPoint, ...]:
     """Return time and power over frequency, of the size with most clocks that were set.
 
     Power is what the nodes draw above idle. Empty where fewer than two clocks were set.

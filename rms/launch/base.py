@@ -229,8 +229,11 @@ class Launcher(Protocol):
     def frequency_refusal(self, slots: Sequence[str]) -> str:
         """Return why the frequencies of slots cannot be set, "" where they can."""
 
-    def set_frequencies(self, shares: Shares) -> None:
+    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
         """Set the frequencies of all slots of its nodes; they are put back when the daemon ends.
+
+        Args:
+            highest_mhz: what they are shares of; None for the highest of each slot itself.
 
         Raises:
             FrequencyError: they cannot be; all are then as they were found.

@@ -251,9 +251,9 @@ class LocalLauncher:
         """Return why the frequencies of slots cannot be set, "" where they can."""
         return self._clocks.refusal(slots)
 
-    def set_frequencies(self, shares: Shares) -> None:
+    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
         """Set the frequencies of this machine's cores and GPUs."""
-        self._clocks.set(shares)
+        self._clocks.set(shares, highest_mhz)
 
     # --- what is left of a job ---------------------------------------------------------------
 

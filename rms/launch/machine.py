@@ -6,6 +6,8 @@ import contextlib
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -17,6 +19,7 @@ from rms.formats.profiles import Machine
 from rms.launch.base import Engine
 from rms.launch.local import LocalLauncher
 from rms.power.choice import AUTO, MeterChoice
+from rms.power.frequency import available
 
 CORE_POWER = NodePower(idle_w=2.0, static_w=2.0, dynamic_w=8.0)
 """Model of one core where nothing is measured: round numbers of a server's order of magnitude."""
@@ -78,7 +81,21 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
         own = [cores[(first + each) % len(cores)] for each in range(of_node)]
         slots.append(tuple(own[each % of_node] for each in range(width)))
         first += of_node
-    return Cluster(cluster.nodes, tuple(slots), cluster.power, cluster.bandwidth_gb_s)
+    given = cluster.power, cluster.bandwidth_gb_s
+    return Cluster(cluster.nodes, tuple(slots), *given, levels=cluster.levels)
+
+
+def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:
+    """Return nodes with the frequencies that their devices can be set to, where none are stated.
+
+    Voltages are taken to be proportional to them.
+    """
+    gpus = any(slot.startswith("gpu:") for slot in cluster.slots[0])
+    found = [d for d in available(env) if d.name.startswith("gpu" if gpus else "cpu") and d.mhz]
+    if cluster.levels or not found:
+        return cluster
+    mhz = found[0].mhz
+    return replace(cluster, levels=tuple((each / 1000.0, each / mhz[-1]) for each in mhz))
 
 
 def local_engine(cluster: Cluster, meters: MeterChoice = AUTO) -> Engine:

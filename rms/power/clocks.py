@@ -45,17 +45,21 @@ class Clocks:
             return f"expected frequencies of {' and '.join(sorted(kinds))}, got none here"
         return "; ".join(f"{d.name}: {d.reason}" for d in wanted if not d.settable)
 
-    def set(self, shares: Shares) -> None:
+    def set(self, shares: Shares, highest_mhz: float | None = None) -> None:
         """Set frequencies; all slots of the machine are named each time.
+
+        Args:
+            highest_mhz: what they are shares of; None for the highest of each slot itself.
 
         Raises:
             FrequencyError: one could not be set; all are then as they were found.
         """
         try:
-            self._set_cores({s: share for s, share in shares.items() if s.startswith("cpu:")})
+            cores = {slot: share for slot, share in shares.items() if slot.startswith("cpu:")}
+            self._set_cores(cores, highest_mhz)
             for slot, share in shares.items():
                 if slot.startswith("gpu:"):
-                    self._set_gpu(slot, share)
+                    self._set_gpu(slot, share, highest_mhz)
         except FrequencyError:
             with contextlib.suppress(FrequencyError):  # the first of them says why
                 self.close()
@@ -79,7 +83,7 @@ class Clocks:
 
     # --- cores -----------------------------------------------------------------------------------
 
-    def _set_cores(self, shares: Shares) -> None:
+    def _set_cores(self, shares: Shares, highest_mhz: float | None) -> None:
         slots = _by_policy(shares, self._env)
         without = set(shares).difference(*slots.values())
         if any((shares[slot] or 1.0) < 1.0 for slot in without):
@@ -89,7 +93,7 @@ class Clocks:
         for policy, own in slots.items():
             asked = [share for slot in own if (share := shares[slot]) is not None]
             if asked and max(asked) < 1.0:
-                wanted[policy] = _step(frequency.steps_of(policy), max(asked))
+                wanted[policy] = _step(frequency.steps_of(policy), max(asked), highest_mhz)
         if not wanted:
             self._release(CPU)
         elif CPU not in self._guards:
@@ -108,7 +112,7 @@ class Clocks:
 
     # --- GPUs ------------------------------------------------------------------------------------
 
-    def _set_gpu(self, slot: str, share: float | None) -> None:
+    def _set_gpu(self, slot: str, share: float | None, highest_mhz: float | None) -> None:
         name = slot.replace(":", "-")
         if share is None or share >= 1.0:
             self._release(name)
@@ -120,7 +124,7 @@ class Clocks:
                 raise FrequencyError(f"expected frequencies of {name}, got none here")
             self._guard(known[0], [])
             self._gpu_mhz[name] = known[0].mhz
-        mhz = _step(self._gpu_mhz[name], share)
+        mhz = _step(self._gpu_mhz[name], share, highest_mhz)
         if self.mhz.get(slot) != mhz:
             frequency.lock_gpu(int(slot.removeprefix("gpu:")), mhz)
             self.mhz[slot] = mhz
@@ -158,12 +162,12 @@ def _by_policy(slots: Iterable[str], env: Mapping[str, str]) -> dict[Path, list[
     return found
 
 
-def _step(steps: Iterable[int], share: float) -> int:
+def _step(steps: Iterable[int], share: float, highest_mhz: float | None) -> int:
     """Return the lowest frequency that is no lower than asked for, MHz: nobody is slower than that.
 
     Args:
-        share: of the highest.
+        share: of ``highest_mhz``, None for the highest of the steps.
     """
     known = sorted(steps)
-    least = share * known[-1]
+    least = share * (highest_mhz or known[-1])
     return next((mhz for mhz in known if mhz >= least - 0.5), known[-1])

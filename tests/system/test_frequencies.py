@@ -8,23 +8,28 @@ import time
 from pathlib import Path
 
 import pytest
-from cpufreq import CPUFREQ_VARIABLE, limits, tree
+from cpufreq import CPUFREQ_VARIABLE, MHZ, limits, tree
 from daemon import LocalRms, closing
 
-PART = """
-from rms.core.events import Reason, Start
+from rms.formats import profiles
+from rms.formats.profiles import Machine, Point, Profile, Program
 
-def as_powered(state, queue, plan, room):
-    "Each job at so many percent of the highest frequency as it states watts."
-    starts = []
-    for job in queue:
-        if room.fits(job, 1):
-            nodes, share = room.place(job, 1), job.spec.power_w / 100
-            starts.append(Start(job.spec.id, nodes, "Fits", Reason.FITS, 0, 1.0, (share,)))
-    return starts
+POLICY = """admission = { part = "easy" }
+frequency = { part = "optimal-operating-point" }
 """
-POLICY = 'admission = { part = "as_asked_here:as_powered" }\n'
 FOUND = (800, 2000)
+
+
+def profile(best: int) -> Profile:
+    """Return that of a program that needs least energy at so many MHz."""
+    watts = {mhz: mhz / 50.0 for mhz in MHZ}
+    points = [
+        Point(1, "separate", (time_s,), (time_s * watts[mhz],), "model", mhz=mhz_set)
+        for mhz, mhz_set in [(2000, None), *((mhz, float(mhz)) for mhz in MHZ)]
+        for time_s in (100.0 if mhz >= best else 400.0,)
+    ]
+    program = Program(("prog",), "f" * 64)
+    return Profile("p", program, Machine("a processor", 2), tuple(points))
 
 
 class Clocked(LocalRms):
@@ -33,6 +38,8 @@ class Clocked(LocalRms):
     def prepare(self) -> None:
         super().prepare()
         (self.folder / "clocked.toml").write_text(POLICY)
+        for mhz in MHZ:
+            profiles.write(self.folder / f"best-{mhz}.json", profile(mhz))
         cores = tuple(range(os.cpu_count() or 1))
         self.cpufreq = tree(self.folder / "cpufreq", {0: cores})
 
@@ -42,33 +49,31 @@ class Clocked(LocalRms):
     def environment(self) -> dict[str, str]:
         return {**super().environment(), CPUFREQ_VARIABLE: str(self.cpufreq)}
 
-    def held(self, watts: int) -> tuple[str, Path]:
-        """Submit a job that runs as long as there is a file; return both."""
-        file = self.work / f"holds-{watts}"
+    def held(self, best: int) -> tuple[str, Path]:
+        """Submit a job that runs as long as there is a file; return both.
+
+        Args:
+            best: the frequency at which it needs least energy, MHz.
+        """
+        file, known = self.work / f"holds-{best}", self.folder / f"best-{best}.json"
         file.touch()
         body = f"while test -e {file}; do sleep 0.05; done"
-        return self.submit(body, "--nodes", "1", "--power", str(watts)), file
+        return self.submit(body, "--nodes", "1", "--profile", str(known)), file
 
     def set_to(self, mhz: tuple[int, int]) -> None:
         self.until(lambda: limits(self.cpufreq) == [mhz], f"cores at {mhz} MHz")
-
-
-@pytest.fixture(autouse=True)
-def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "as_asked_here.py").write_text(PART)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
 
 
 @pytest.mark.wide
 @pytest.mark.promise("frequency-live")
 def test_cores_follow_their_jobs_and_are_left_as_found_whatever_happens() -> None:
     with closing(Clocked(2)) as rms:
-        first, first_runs = rms.held(50)
+        first, first_runs = rms.held(1000)
         rms.set_to((1000, 1000))
         assert rms.row(first)["frequency"] == 0.5
         assert [row["frequency"] for row in rms.get("/nodes")] == [0.5, None]
         assert "FREQUENCY" in rms.rms("nodes").stdout and "50 %" in rms.rms("nodes").stdout
-        second, second_runs = rms.held(75)
+        second, second_runs = rms.held(1500)
         rms.set_to((1500, 1500))  # the higher of both
         second_runs.unlink()
         rms.over(second)
@@ -81,7 +86,7 @@ def test_cores_follow_their_jobs_and_are_left_as_found_whatever_happens() -> Non
         first_runs.unlink()
         assert rms.over(first) == ["COMPLETED"]
         rms.set_to(FOUND)
-        rms.held(40)
+        rms.held(800)
         rms.set_to((800, 800))
         rms.end()
         assert limits(rms.cpufreq) == [FOUND]
@@ -100,12 +105,12 @@ def assert_found(rms: Clocked) -> None:
 @pytest.mark.promise("frequency-live")
 def test_where_they_cannot_be_set_that_is_said_once_and_decided_with() -> None:
     with closing(Clocked(2, "--set-frequencies", "no")) as rms:
-        job, runs = rms.held(50)
+        job, runs = rms.held(1000)
         rms.until(
             lambda: "frequencies are not set here: --set-frequencies no" in rms.said(), "word"
         )
         rms.until(lambda: rms.row(job)["frequency"] is None, "a job at the highest frequency")
-        other, other_runs = rms.held(75)
+        other, other_runs = rms.held(1500)
         rms.until(lambda: rms.row(other)["state"] == "RUNNING", "another job")
         assert rms.row(other)["frequency"] is None and limits(rms.cpufreq) == [FOUND]
         for file in (runs, other_runs):

@@ -134,11 +134,6 @@ def placing(name: str) -> Policy:
     policy = named(name)
     if policy.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
-    if policy.clocked:
-        raise PolicyError(
-            f"expected frequency of nominal, got policy {policy.name}, which sets frequencies: in "
-            "simulations only"
-        )
     return policy
 
 

@@ -190,6 +190,7 @@ def _cluster(
 ) -> Cluster:
     """Return nodes with their slots, those of the file for None, and the power of the file."""
     gb_s: tuple[float, ...] = ()
+    levels = () if known is None else known.levels
     if known is None:
         slots = slots or ()
         power = tuple(_power(len(each)) for each in slots)
@@ -202,7 +203,7 @@ def _cluster(
     placed = tuple(
         tuple(f"{host}/{slot}" for slot in each) for host, each in zip(hosts, slots, strict=True)
     )
-    return Cluster(hosts, placed, power, gb_s)
+    return Cluster(hosts, placed, power, gb_s, levels=levels)
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:

@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from rms.core.cluster import Cluster
 from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Site
-from rms.core.policies import Policy, PolicyError, adjusted, named, placing
+from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.core.policies.frequency import OptimalOperatingPoint
 from rms.core.speedup import OperatingPoint, at_frequency
 from rms.core.state import State
+from rms.daemon.daemon import check_placement
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.profiles import Machine, Point, Profile, Program, write
 from rms.sim.simulator import Hooks, Simulation
@@ -116,8 +118,9 @@ def test_a_reservation_knows_that_a_job_runs_longer() -> None:
 def test_where_it_cannot_be() -> None:
     with pytest.raises(PolicyError, match="expected nodes that state frequencies"):
         Simulation([], Site(2), policy())
-    with pytest.raises(PolicyError, match="which sets frequencies: in simulations only"):
-        placing(policy().text)
+    with pytest.raises(PolicyError, match="expected frequencies of nodes for a policy that sets"):
+        check_placement(policy(), Cluster.recorded(("n1",)))
+    check_placement(policy(), Cluster.recorded(("n1",), levels=((1.0, 1.0),)))
 
 
 def test_power_aware_is_a_part_of_its_own_too() -> None:

@@ -25,6 +25,7 @@ from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Event, Later, Start, Started, Submitted
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Speedup
 from rms.core.policies import POLICIES, PolicyError, named
+from rms.core.speedup import OperatingPoint
 from rms.daemon.journal import FORMAT, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.recovery import replay
 from rms.sim.simulator import Simulation
@@ -43,7 +44,7 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         )
     if hint is Speedup:
         return records(Speedup).map(lambda drawn: Speedup(**drawn))
-    if hint in (NodePower, SharedNode, Processors):
+    if hint in (NodePower, SharedNode, Processors, OperatingPoint):
         return structs(hint)
     if hint is float:
         return st.floats(allow_nan=False)
