@@ -273,16 +273,12 @@ def nodes(arguments: argparse.Namespace) -> int:
             node.state,
             ",".join(node.slots),
             f"{node.allocated}/{len(node.slots) - node.allocated}",
+            "" if node.frequency is None else f"{100 * node.frequency:.0f} %",
             node.job or "",
         ]
         for node in rows
     ]
-    heads = ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "JOB"]
-    if any(node.frequency is not None for node in rows):
-        heads.append("FREQUENCY")
-        for line, node in zip(table, rows, strict=True):
-            line.append("" if node.frequency is None else f"{100 * node.frequency:.0f} %")
-    return _show(arguments, rows, heads, table)
+    return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "FREQ", "JOB"], table)
 
 
 def add_drain(command: argparse.ArgumentParser) -> None:

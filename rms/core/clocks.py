@@ -64,6 +64,19 @@ def set_clocks(state: State) -> None:
         state.changed[job.spec.id] = state.reclocked[job.spec.id] = job
 
 
+def ask_for_highest(state: State) -> None:
+    """Let all running jobs be at the highest frequency: no other can be set."""
+    for job in state.running.values():
+        if job.asked:
+            state.share(job, -1)
+            job.asked = ()
+            job.frequencies = job.frequencies if state.clocked else ()
+            state.share(job, 1)
+            state.changed[job.spec.id] = job
+    if state.clocked:
+        set_clocks(state)
+
+
 # --- what a job draws ------------------------------------------------------------------------
 
 

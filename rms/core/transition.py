@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import inf
 from typing import Any
 
-from rms.core.clocks import set_clocks
+from rms.core.clocks import ask_for_highest, set_clocks
 from rms.core.events import (
     Decision,
     Ended,
@@ -307,18 +307,8 @@ def _measured(state: State, event: PowerMeasured) -> None:
 
 def _settable(state: State, event: FrequenciesSettable) -> None:
     state.now_s, state.settable_frequencies = event.at_s, event.settable
-    if event.settable:
-        return
-    for job in state.running.values():
-        if job.asked:
-            state.share(job, -1)
-            job.asked = ()
-            if not state.clocked:
-                job.frequencies = ()
-            state.share(job, 1)
-            state.changed[job.spec.id] = job
-    if state.clocked:
-        set_clocks(state)
+    if not event.settable:
+        ask_for_highest(state)
 
 
 def _tasks_hold(state: State, event: TasksHold) -> None:

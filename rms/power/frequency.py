@@ -88,12 +88,8 @@ def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Ite
             set_limits(policy, mhz * 1000, mhz * 1000)
             check_limits(policy, mhz)
         if not policies:
-            lock_gpu(_number(domain), mhz)
+            lock_gpu(int(domain.name.removeprefix("gpu-")), mhz)
         yield
-
-
-def _number(domain: Domain) -> int:
-    return int(domain.name.removeprefix("gpu-"))
 
 
 # ---------------------------------------------------------------- processors, by cpufreq
@@ -272,7 +268,7 @@ def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -
         FrequencyError: it could not start, or something could not be put back.
     """
     record = _folder(env) / RECORD.format(domain.name)
-    gpu = 0 if policies else _number(domain)
+    gpu = 0 if policies else int(domain.name.removeprefix("gpu-"))
     task = Task(str(record), [str(policy) for policy in policies], gpu)
     path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     guard = subprocess.Popen(

@@ -179,7 +179,7 @@ def test_books_that_do_not_balance_are_told(terminal: Terminal) -> None:
 def test_nodes_policy_and_ends(terminal: Terminal) -> None:
     terminal.run("submit", "--nodes", "2", "good.sh")
     terminal.run("submit", "good.sh")
-    heads = ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "JOB"]
+    heads = ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "FREQ", "JOB"]
     assert terminal.lines("nodes") == [
         heads,
         ["n1", "allocated", "cpu:0", "1/0", "1"],
