@@ -214,7 +214,7 @@ class Cluster(RuleBasedStateMachine):
         booked = dict(self.ledger.busy_j), self.ledger.cluster_j
         down = tuple(data.draw(st.sets(st.integers(0, nodes - 1).map(Node), max_size=2)))
         failed = tuple(job for job in sorted(state.running) if data.draw(st.booleans()))
-        self.ledger.reopen(state, powers(nodes), at_s)
+        self.ledger.reopen(state, Site(nodes, powers(nodes)), at_s)
         names = tuple(f"n{n}" for n in range(nodes))
         self.happen(Reopened(at_s, "x", names, powers(nodes), (), down, failed))
         assert (self.ledger.busy_j, self.ledger.cluster_j) == (

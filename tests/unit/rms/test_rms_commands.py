@@ -188,8 +188,12 @@ def test_nodes_policy_and_ends(terminal: Terminal) -> None:
     assert terminal.lines("drain", "n[1-2]") == [["DRAINED"], ["n1"], ["n2"]]
     assert terminal.lines("nodes")[1] == ["n1", "draining", "cpu:0", "1/0", "1"]
     assert terminal.lines("resume", "n2") == [["RESUMED"], ["n2"]]
-    assert terminal.lines("policy") == [["POLICY"], ["fifo"]]
-    assert terminal.lines("policy", "easy") == [["POLICY"], ["easy"]]
+    heads = ["POLICY", "TASKS", "GOVERNOR"]
+    assert terminal.lines("policy") == [heads, ["fifo", "short-term", "high"]]
+    assert terminal.lines("policy", "easy") == [heads, ["easy", "short-term", "high"]]
+    low = ["easy", "constraint", "low"]
+    assert terminal.lines("policy", "constraint", "--governor", "low") == [heads, low]
+    assert "loops.py, which does not exist" in terminal.refused(2, "policy", "loops.py")
     assert terminal.lines("cancel", "2") == [["CANCELLED"], ["2"]]
     assert terminal.run("wait", "2") == 1
     assert terminal.lines("shutdown") == [] and terminal.server.stopped == [True]

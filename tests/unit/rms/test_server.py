@@ -12,7 +12,8 @@ from rms.core.model import JobId
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
-    "energy_j energy_source energy answer resizes resizing output slurm summary seen profile"
+    "energy_j energy_source energy answer resizes resizing output slurm summary seen profile "
+    "frequency"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources"
 
