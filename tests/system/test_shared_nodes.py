@@ -12,6 +12,11 @@ PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
 WAITS = "grep Cpus_allowed_list /proc/self/status; while ! test -e go; do sleep 0.05; done"
 POWER = "{ idle_w = 10.0, static_w = 30.0, dynamic_w = 20.0 }"
+GOES_OFF = "{ idle_w = 30.0, static_w = 50.0, off_w = 2.0, boot_s = 0.2, boot_j = 9.0 }"
+TOGETHER = """admission = { part = "easy" }
+placement = { part = "consolidate" }
+node_power = { part = "off-when-idle" }
+"""
 
 
 class Shared(LocalRms):
@@ -75,6 +80,67 @@ def test_a_malleable_job_goes_over_to_slots_beside_others() -> None:
         (rms.work / "a" / "go").touch()
         rms.hurry()
         assert rms.over(job, greedy) == ["COMPLETED"] * 2
+        rms.books_balance()
+        assert rms.end() == 0
+        rms.replays()
+
+
+class Powered(Shared):
+    """Four nodes of two slots that go off when idle, by commands that note it."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        text = self.cluster.read_text().replace("n[1-2]", "n[1-4]").replace(POWER, GOES_OFF)
+        self.cluster.write_text(text)
+        command = self.folder / "power"
+        command.write_text(f"#!/bin/sh\necho $1 $2 >> {self.folder}/powered\n")
+        command.chmod(0o755)
+        (self.folder / "together.toml").write_text(TOGETHER)
+
+    def serve_command(self) -> list[str]:
+        words = [*LocalRms.serve_command(self), "--policy", str(self.folder / "together.toml")]
+        for word in ("off", "on"):
+            words += [f"--power-{word}", f"{self.folder / 'power'} {word}"]
+        return words
+
+    def half_are_off(self) -> None:
+        """Wait until two nodes are full and two are off."""
+        wanted = ["allocated", "allocated", "powered_down", "powered_down"]
+        self.until(
+            lambda: sorted(row["state"] for row in self.get("/nodes")) == wanted, "two nodes off"
+        )
+
+
+@pytest.mark.wide
+@pytest.mark.promise("shared-nodes", "consolidate")
+def test_running_jobs_are_moved_together_and_nodes_go_off_and_come_back() -> None:
+    """Beside each of four jobs is another one at first, so that they are on four nodes."""
+    with closing(Powered(4)) as rms:
+        run = f"PACE_S=0.2 mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
+        jobs = []
+        for n in range(4):
+            jobs.append(rms.submit(f"mkdir a{n}; cd a{n}; {run}", "--mode", "malleable"))
+            filler = rms.submit(WAITS, "--mode", "fixed")
+        rms.until(lambda: rms.row(filler)["state"] == "RUNNING", "eight jobs that run")
+        for job in jobs:
+            rms.running(job)
+        before = [rms.row(job)["nodes"] for job in jobs]
+        assert before == [["n1/0"], ["n2/0"], ["n3/0"], ["n4/0"]]
+        rms.hurry()
+        rms.half_are_off()
+        moved = [job for job in jobs if rms.resizes(job)]
+        assert len(moved) == 2 and all(rms.resizes(job) == [(1, 1)] for job in moved)
+        wide = rms.submit("true", "--nodes", "4", "--mode", "fixed")
+        assert rms.over(wide) == ["COMPLETED"]
+        rms.half_are_off()
+        for n in range(4):
+            (rms.work / f"a{n}" / "go").touch()
+        assert rms.over(*jobs) == ["COMPLETED"] * 4
+        assert len({rms.row(job)["answer"] for job in jobs}) == 1  # the same bits, moved or not
+        powered = (rms.folder / "powered").read_text().splitlines()
+        assert sum(line.startswith("on") for line in powered) == 4 + 2  # at first, and for the wide
+        energy = rms.books()["energy"]
+        assert energy["off_j"] > 0.0 and energy["boot_j"] > 0.0
         rms.books_balance()
         assert rms.end() == 0
         rms.replays()
