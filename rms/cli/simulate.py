@@ -112,8 +112,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
         raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
     shared = named(arguments.policy).shared
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
-    if shared and any(spec.mode is not Mode.FIXED for spec in work.specs):
-        raise FileError("expected fixed jobs (--mode fixed) on nodes that jobs share, got others")
+    if work.site.contended and any(spec.mode is not Mode.FIXED for spec in work.specs):
+        raise FileError("expected fixed jobs (--mode fixed) on nodes of a bandwidth, got others")
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
     policy = chosen(
         named(arguments.policy),

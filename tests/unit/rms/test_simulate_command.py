@@ -261,3 +261,58 @@ def test_jobs_that_wait_for_ever_are_told(
 def test_negative_power_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(capped(tmp_path, -1.0, "fifo")) == 2
     assert "power_w of at least 0, got -1" in capsys.readouterr().err
+
+
+SHARED = """name = "two"
+[[nodes]]
+name = "n[1-2]"
+slots = 2
+memory_bandwidth_gb_s = 10.0
+power = { idle_w = 10.0, static_w = 40.0, off_w = 1.0 }
+"""
+FOUR = """[[jobs]]
+count = 2
+nodes = [1, 1]
+speedup = { t1_s = 100.0, tc_s = 0.0 }
+memory_bandwidth_gb_s = 9.0
+[[jobs]]
+count = 2
+nodes = [1, 1]
+speedup = { t1_s = 100.0, tc_s = 0.0 }
+"""
+
+
+@pytest.mark.promise("shared-nodes")
+def test_a_cluster_whose_nodes_jobs_share(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two jobs that ask for 9 GB/s each share 10 GB/s of one node, or have one each."""
+    cluster, workload, policy = (tmp_path / name for name in ("c.toml", "w.toml", "p.toml"))
+    cluster.write_text(SHARED)
+    workload.write_text(FOUR)
+
+    def simulated(part: str, *more: str) -> int:
+        policy.write_text(f'placement = {{ part = "{part}" }}\n')
+        words = ["--workload", str(workload), "--policy", str(policy), "--json", "-", *more]
+        return main(["simulate", *words])
+
+    for part, makespan_s in (("first-fit-shared", 180.0), ("less-consume", 100.0)):
+        assert simulated(part, "--cluster", str(cluster)) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["makespan_s"] == pytest.approx(makespan_s)
+        assert result["energy_j"]["idle"] == pytest.approx(20.0 * makespan_s)
+        assert result["energy_j"]["busy"] == pytest.approx(15.0 * 2 * (100.0 + makespan_s))
+    assert simulated("less-consume", "--processors", "4") == 2
+    assert "expected --cluster FILE.toml with a policy of shared nodes" in capsys.readouterr().err
+    assert simulated("less-consume", "--cluster", str(cluster), "--mode", "malleable") == 2
+    assert "expected fixed jobs (--mode fixed) on nodes of a bandwidth" in capsys.readouterr().err
+
+
+@pytest.mark.promise("shared-nodes")
+def test_slurms_own_jobs_have_whole_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = str(JOBS / "less-consume.toml")
+    words = ["--engine", "slurm", "--policy", policy, "--state", str(tmp_path / "s")]
+    assert main(["serve", *words]) == 2
+    assert "expected a policy that gives whole nodes with Slurm's, got" in capsys.readouterr().err
