@@ -181,7 +181,7 @@ class Panel:
                 axes.bar(places, ys, width, label=name)
                 axes.set_xticks(range(len(xs)), xs, fontsize=7, rotation=30)
             else:
-                axes.plot(xs, ys, marker="o", label=name)
+                axes.plot(xs, ys, marker="o" if len(xs) <= 100 else None, label=name)
         if len(self.series) > 1:
             axes.legend(fontsize=8)
         axes.set_xlabel(self.x_label)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rms.formats.config import FileError
+from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
 from rms.studies.guim import guim
@@ -25,6 +26,7 @@ Experiment = Callable[[argparse.Namespace], tuple[dict[str, Any], list[str], boo
 EXPERIMENTS: Mapping[str, Experiment] = {
     "iserte-rojek": lambda options: iserte_rojek(options.figures),
     "chiesi": lambda options: chiesi(options.figures),
+    "chauhan": lambda options: chauhan(options.figures),
     "varysched": lambda options: varysched(options.figures),
     "cirrus": lambda options: cirrus(data_folder(options), options.figures, progress),
     "posner": lambda options: posner(

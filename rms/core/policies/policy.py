@@ -121,13 +121,17 @@ class Policy:
         """
         if self.always_on and not (state.off or state.booting):
             return self._decide(state, events)
-        wanted = self._decide(all_on(state), events)
+        # Where nothing has changed but the time, a migration pays less than it did.
+        moves = self.migrations if state.needs_pass or state.new_jobs else None
+        wanted = self._decide(all_on(state), events, moves)
         every = self.start_triggers is self.triggers
         starts = not state.pending or every
         widens = not isinstance(self.sizing, AsAsked)
         return switched(self.node_power, state, wanted, starts=starts, widens=widens)
 
-    def _decide(self, state: State, events: Sequence[Event]) -> list[Decision]:
+    def _decide(
+        self, state: State, events: Sequence[Event], moves: Migrations | None = None
+    ) -> list[Decision]:
         decisions: list[Decision] = []
         for event in events:
             if type(event) is Submitted:
@@ -135,8 +139,7 @@ class Policy:
                 if self.refusal is not None:
                     decisions += _unplaceable(state, event, self.refusal)
         resizable = state.shrinkable or state.expandable
-        moves = self.migrations if state.running else None
-        if not state.pending and not resizable and moves is None:
+        if not state.pending and not resizable and (moves is None or not state.running):
             return decisions
         placed = self.placement(state)
         room = self.frequency(state, placed)
