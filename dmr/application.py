@@ -12,6 +12,7 @@ import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TextIO
 
 from mpi4py import MPI
 
@@ -218,7 +219,14 @@ class Run:
 
     def say(self, text: str) -> None:
         """Print a line, from rank 0 only."""
+        self._print(text, self.runtime.output or self.runtime.log)
+
+    def note(self, text: str) -> None:
+        """Print a line of the library's own, from rank 0 only."""
+        self._print(text, self.runtime.log)
+
+    def _print(self, text: str, file: TextIO) -> None:
         if self.world.rank == 0:
             # Whoever read along may have seen enough; the run goes on.
             with contextlib.suppress(BrokenPipeError):
-                print(text, file=self.runtime.log, flush=True)
+                print(text, file=file, flush=True)

@@ -43,6 +43,19 @@ def _parser() -> Parser:
     probe = commands.add_parser("probe", allow_abbrev=False, help="what MPI can do here, tried")
     probe.set_defaults(call=_probe)
     add_common(probe)
+    check = commands.add_parser(
+        "check",
+        allow_abbrev=False,
+        help="run a program plain, rehearsed and resized; tell what differs",
+        description="Runs a program as it is, with a rehearsal (resizes into as many fresh ranks, "
+        "which must leave every bit), then with resizes to other sizes; compares what it prints "
+        "and all that it has declared, and tells the usual cause of what differs.",
+    )
+    check.add_argument("--resize", default="2,3,1,2", metavar="RANKS,...", help="default 2,3,1,2")
+    check.add_argument("--compare", type=Path, metavar="FILE", help="a file it writes")
+    check.add_argument("words", nargs="+", metavar="-- COMMAND", help="mpirun -n 2 python mine.py")
+    check.set_defaults(call=_check)
+    add_common(check)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure a resize")
     bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS")
     bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS")
@@ -63,6 +76,27 @@ def _probe(arguments: argparse.Namespace) -> int:
     found = probe(mpiexec, os.environ)
     publish(arguments.json, found, table(found))
     return 0 if found["launches"] else 1
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    """Check a program; exit 1 if anything differs."""
+    from dmr.check import CheckError, check
+
+    try:
+        sizes = [int(size) for size in arguments.resize.split(",")]
+    except ValueError:
+        sizes = []
+    if not sizes or min(sizes) < 1:
+        raise CommandError(f"expected --resize RANKS[,RANKS...], got {arguments.resize!r}")
+
+    def say(line: str) -> None:
+        if arguments.json != "-":
+            print(line, flush=True)
+
+    with refuse_on(CheckError, exit_code=1):
+        found = check(arguments.words, sizes, arguments.compare, say)
+    publish(arguments.json, found, [])
+    return 0 if found["same"] else 1
 
 
 def _bench(arguments: argparse.Namespace) -> int:

@@ -132,7 +132,7 @@ class Driver:
         steps = self.run.progress.step
         late = [str(step) for step in self.plan.resizes if step > steps]
         if late:
-            self.run.say(
+            self.run.note(
                 f"note: no resize at step {', '.join(late)}: the program ended after {steps} steps"
             )
 
@@ -202,7 +202,7 @@ class Driver:
             now = run.runtime.clock()
             record = progress.close_resize(now)
             run.internal.cooldown_until = now + plan.cooldown_s
-            run.say(_describe(record))
+            run.note(_describe(record))
             if run.internal.rms is not None:
                 run.internal.rms.launches = tuple(progress.launches)
                 if request:
@@ -301,7 +301,7 @@ class Driver:
                 best, 0, run.progress.launches, supports_merge=self.app.supports_merge and joins
             )
         if state.memory_short != was_short:
-            run.say(
+            run.note(
                 f"strategy {best} from here on: "
                 + (why if why is not None else "a second copy of this world fits again")
                 + (
@@ -339,7 +339,7 @@ class Driver:
     def _go_on(self, wanted: NextWorld, why: str) -> None:
         """Go on as before after a resize that was rolled back."""
         run, rms, plan = self.run, self.run.internal.rms, self.plan
-        run.say(f"resize to {wanted.ranks} ranks rolled back: {why}")
+        run.note(f"resize to {wanted.ranks} ranks rolled back: {why}")
         if not run.internal.built:  # ranks that were to stay had built for the new world already
             gc.collect()  # what is left of that: there may be no room for both
             self.app.build(run)

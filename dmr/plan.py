@@ -114,7 +114,8 @@ def parse_resizes(text: str, name: str = "") -> tuple[dict[int, int], dict[int, 
     for part in filter(None, text.split(",")):
         match = re.fullmatch(r"\s*(\d+):(\d+)(?:@(\w+))?\s*", part)
         if match is None or int(match[2]) < 1:
-            raise ValueError(f"expected {name}STEP:RANKS[@BACKEND][,...], got {part!r}")
+            why = "" if match is None else ": a job has at least 1 rank"
+            raise ValueError(f"expected {name}STEP:RANKS[@BACKEND][,...], got {part!r}{why}")
         step = int(match[1])
         if ranks and step <= max(ranks):
             raise ValueError(f"expected rising steps of resizes, got {text!r}")

@@ -59,6 +59,8 @@ class Progress(msgspec.Struct):
     """Loops that have ended at each depth of open loops (:mod:`dmr.position`)."""
     loops_at: list[int] = []
     """The step that each open loop is at, the outermost first."""
+    digests: dict[str, str] = {}
+    """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.digests`)."""
     at_point: bool = False
     """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
 

@@ -14,6 +14,7 @@ from dmr import checkpoint
 from dmr.application import Application, Run, RunState
 from dmr.boot.environment import SCRIPT_VARIABLE, Runtime
 from dmr.data.field import Field, FieldSpec
+from dmr.digests import digests_of, write_digests
 from dmr.driver import NO_BUILD, Driver
 from dmr.errors import Left, UsageError, raise_on_all
 from dmr.plan import Plan, check_cooldown, check_plan, check_size, parse_resizes
@@ -55,6 +56,9 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
                 yield run, Driver(app, run, plan, sigterm_received, end)
+            if runtime.check is not None:
+                comm = run.world.internal_comm
+                write_digests(runtime.check, comm, run.fields, run.progress)
     except Left:
         runtime.comm = launch_comm
         raise
@@ -182,6 +186,8 @@ def _restore_or_initialise(run: Run, plan: Plan) -> None:
         except ValueError as problem:
             error = error or f"field {name}: {problem}"
     raise_on_all(world.internal_comm, error)
+    if run.runtime.check is not None:
+        run.progress.digests = digests_of(world.internal_comm, fields)
 
 
 def _allocate(world: World, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:

@@ -32,6 +32,10 @@ BACKEND_VARIABLE = "DMR_BACKEND"
 """Set for the ranks of a world that is to compute in another way than the one before."""
 
 
+CHECK_VARIABLE = "DMR_CHECK"
+"""Where to write what the run is at its end (:mod:`dmr.digests`), for ``dmr check``."""
+
+
 @dataclass
 class Runtime:
     """What the library needs of the process it runs in, read once in ``__main__``.
@@ -53,11 +57,13 @@ class Runtime:
         probed: the result of ``dmr probe`` on this host, if it was run.
         manager: the RMS that launched this world, or None under bare mpirun.
         log: where rank 0 reports.
+        output: where it prints for the application (``run.say``), where that is elsewhere.
         script: resizes that the surroundings ask for (``DMR_RESIZE_AT``), or "".
         strategy: how, where the plan leaves it open (``DMR_STRATEGY``).
         backend: the backend that this world was started to have, "" where nobody named one.
         uncoordinated_copies: other copies of this program that srun started without
             telling MPI of them.
+        check: where to write hashes of all that travels when the run ends, or None.
         cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
     """
 
@@ -81,6 +87,8 @@ class Runtime:
     cooldown: str = ""
     uncoordinated_copies: int = 0
     on_gpus: bool = False
+    check: Path | None = None
+    output: TextIO | None = None
 
     def backend_of(self, host: str, device: str) -> str:
         """Return the backend that this world is to compute with.
@@ -136,7 +144,9 @@ class Runtime:
             mpiexec=mpiexec,
             probed=comm.bcast(probe.cached_result(mpiexec, env) if comm.rank == 0 else None),
             completion=Path(record) if record else None,
-            log=sys.stdout,
+            check=Path(env[CHECK_VARIABLE]) if env.get(CHECK_VARIABLE) else None,
+            log=sys.stderr if env.get(CHECK_VARIABLE) else sys.stdout,
+            output=sys.stdout,
             manager=manager,
             rendezvous=rendezvous,
             slot=slot,
