@@ -8,10 +8,13 @@ as an event: policies then count with the highest for everybody, which is what t
 
 from __future__ import annotations
 
+import contextlib
+
 from rms.core.events import FrequenciesSettable
 from rms.core.state import State
 from rms.daemon.context import Context, Handle
 from rms.power.frequency import FrequencyError
+from rms.wire.messages import ClockOrders, ClockReport
 
 NOT_SET = "--set-frequencies no"
 
@@ -57,6 +60,13 @@ class FrequencyControl:
         if reason:
             self._enter(reason)
 
+    def report(self, said: ClockReport) -> ClockOrders:
+        """Take in whether a node's own process could set them; return what they are to be now."""
+        if said.reason and self._context.state.settable_frequencies:
+            self._set = {}
+            self._enter(f"{said.node}: {said.reason}")
+        return self._context.launcher.clock_orders(said.node)
+
     def _wanted(self, state: State) -> dict[str, float | None]:
         """Return the highest that one of the users of each slot is to have, None without users."""
         slots = self._context.cluster.slots
@@ -73,5 +83,7 @@ class FrequencyControl:
         """Let the scheduler know, and the operator."""
         if reason:
             self._context.say(f"frequencies are not set here: {reason}")
+            with contextlib.suppress(FrequencyError):
+                self._context.launcher.set_frequencies({}, None)
         at_s = self._context.time()
         self._handle(FrequenciesSettable(at_s, not reason, reason))

@@ -27,8 +27,11 @@ from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
 from rms.launch.base import LaunchCommand
 from rms.wire.messages import (
+    CLOCKS_PATH,
     METER_PATH,
     STRATEGIES,
+    ClockOrders,
+    ClockReport,
     LaunchRequest,
     MeterAnswer,
     Metered,
@@ -132,6 +135,7 @@ class Routes:
                 post("/jobs/{id}/steps", job, Decoder(LaunchRequest), self.launch),
                 get("/jobs/{id}/steps/{step:int}", job, self.step),
                 # A killed daemon loses none; after a power cut the next report tells it again.
+                post(CLOCKS_PATH, meter, Decoder(ClockReport), self.clocks, flush=False),
                 post(METER_PATH, meter, Decoder(Metered), self.meter, flush=False),
             ]
         )
@@ -363,6 +367,10 @@ class Routes:
                 break
             await asyncio.sleep(WATCH_S)
         return StepState(steps[number].exit_code, steps[number].message)
+
+    async def clocks(self, request: Request, body: ClockReport) -> ClockOrders:
+        """Take what a node's frequencies are; answer with what they are to be."""
+        return self.daemon.frequencies.report(body)
 
     async def meter(self, request: Request, body: Metered) -> MeterAnswer:
         """Take what a node's meters have read."""

@@ -15,6 +15,7 @@ from rms.core.cluster import Cluster
 from rms.formats.config import FileError
 from rms.launch.processes import alive
 from rms.power.clocks import Shares
+from rms.wire.messages import ClockOrders
 from rms.wire.users import SlurmRow
 
 NODES_LOST = "GONE"
@@ -228,6 +229,9 @@ class Launcher(Protocol):
 
     def frequency_refusal(self, slots: Sequence[str]) -> str:
         """Return why the frequencies of slots cannot be set, "" where they can."""
+
+    def clock_orders(self, node: str) -> ClockOrders:
+        """Return what a node, whose own process asks, is to be set to."""
 
     def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
         """Set the frequencies of all slots of its nodes; they are put back when the daemon ends.

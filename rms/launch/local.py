@@ -26,7 +26,7 @@ from rms.launch.base import (
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.power.clocks import Clocks, Shares
-from rms.power.frequency import FrequencyError
+from rms.power.frequency import CPUFREQ_VARIABLE, FrequencyError
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
@@ -35,6 +35,7 @@ from rms.wire.messages import (
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
     WORLD_VARIABLE,
+    ClockOrders,
 )
 from rms.wire.mpiexec import find_mpiexec, mpiexec_command
 from rms.wire.users import SlurmRow
@@ -42,6 +43,9 @@ from rms.wire.users import SlurmRow
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
 METER = "meter"
 """What meters carry in their environment instead of a job's id."""
+
+FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
+"""Where meters and frequencies are elsewhere than the kernel has them."""
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
@@ -121,7 +125,7 @@ class LocalLauncher:
         """Start what reads meters, with what it needs to reach the daemon."""
         env = {
             **self.meter_env(),
-            **{key: os.environ[key] for key in (POWERCAP_VARIABLE,) if key in os.environ},
+            **{key: os.environ[key] for key in FOR_TESTS if key in os.environ},
             SERVER_VARIABLE: self.server,
             TOKEN_VARIABLE: self.meter_token,
         }
@@ -250,6 +254,10 @@ class LocalLauncher:
     def frequency_refusal(self, slots: Sequence[str]) -> str:
         """Return why the frequencies of slots cannot be set, "" where they can."""
         return self._clocks.refusal(slots)
+
+    def clock_orders(self, node: str) -> ClockOrders:
+        """Return what a node, whose own process asks, is to be set to: here there is none."""
+        return ClockOrders()
 
     def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
         """Set the frequencies of this machine's cores and GPUs."""

@@ -219,24 +219,37 @@ def sender(env: Mapping[str, str]) -> Send:
     Raises:
         KeyError: it names none.
     """
-    server, token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
+    known = {name: env[name] for name in (SERVER_VARIABLE, TOKEN_VARIABLE)}
 
     def send(report: Metered, timeout_s: float) -> MeterAnswer:
-        body = msgspec.json.encode(report)
+        answer = exchange(known, METER_PATH, msgspec.json.encode(report), timeout_s)
         try:
-            status, answer = request(
-                server, "POST", METER_PATH, body, token=token, timeout_s=timeout_s
-            )
-            if status != 200:
-                got = f"the daemon answered {status}: {answer.decode(errors='replace')[:200]}"
-                if status >= 500:  # its trouble, not ours
-                    raise UnreachableError(got)
-                raise MeterError(got)  # of another daemon: these readings are for none
             return msgspec.json.decode(answer, type=MeterAnswer)
-        except ValueError as error:  # it is no daemon's address, or no daemon's answer
+        except ValueError as error:  # it is no daemon's answer
             raise MeterError(str(error)) from None
 
     return send
+
+
+def exchange(env: Mapping[str, str], path: str, body: bytes, timeout_s: float) -> bytes:
+    """Tell something to the daemon that the environment names; return what it answers.
+
+    Raises:
+        KeyError: it names none.
+        UnreachableError: it does not answer, or is in trouble.
+        MeterError: it is another daemon, or none.
+    """
+    server, token = env[SERVER_VARIABLE], env[TOKEN_VARIABLE]
+    try:
+        status, answer = request(server, "POST", path, body, token=token, timeout_s=timeout_s)
+    except ValueError as error:  # it is no daemon's address
+        raise MeterError(str(error)) from None
+    if status != 200:
+        got = f"the daemon answered {status}: {answer.decode(errors='replace')[:200]}"
+        if status >= 500:  # its trouble, not ours
+            raise UnreachableError(got)
+        raise MeterError(got)  # of another daemon: what is told here is for none
+    return answer
 
 
 def main(argv: list[str]) -> int:

@@ -290,6 +290,7 @@ class StepState(msgspec.Struct, frozen=True):
 # --- what a node's power meters say to the daemon -----------------------------------------------
 
 METER_PATH = "/meter"
+CLOCKS_PATH = "/clocks"
 """Where a daemon takes readings of energy, from its own meters on the nodes."""
 
 
@@ -349,3 +350,29 @@ class MeterAnswer(msgspec.Struct, frozen=True):
     known: list[DeviceEnergy] = []
     boot: str = ""
     at_s: float = 0.0
+
+
+# --- frequencies of a node -----------------------------------------------------------------------
+
+
+class ClockReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What sets a node's frequencies to the daemon; answered by :class:`ClockOrders`.
+
+    Attributes:
+        reason: why what was wanted last could not be set, or "".
+    """
+
+    node: str
+    reason: str = ""
+
+
+class ClockOrders(msgspec.Struct, frozen=True):
+    """What a node's slots are to be set to.
+
+    Attributes:
+        shares: of each slot, over the highest frequency; None where nobody uses it.
+        highest_mhz: what they are shares of; 0 for the highest of each device itself.
+    """
+
+    shares: dict[str, float | None] = {}
+    highest_mhz: float = 0.0

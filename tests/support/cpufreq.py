@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rms.formats import profiles
+from rms.formats.profiles import Machine, Point, Profile, Program
 from rms.power.frequency import CPUFREQ_VARIABLE as CPUFREQ_VARIABLE
 
 MHZ = (800, 1000, 1500, 2000)
@@ -25,6 +28,26 @@ def tree(folder: Path, policies: Mapping[int, Sequence[int]]) -> Path:
         ):
             (place / name).write_text(f"{text}\n")
     return folder
+
+
+def found_again(folder: Path) -> None:
+    """Wait until all is as it was made: a process puts that back, a moment after another's end."""
+    deadline = time.monotonic() + 120.0
+    while set(limits(folder)) != {(MHZ[0], MHZ[-1])}:
+        assert time.monotonic() < deadline, "frequencies were not put back"
+        time.sleep(0.02)
+
+
+def profile_of(path: Path, best: int) -> Path:
+    """Write the profile of a program that needs least energy at so many MHz."""
+    points = [
+        Point(1, "separate", (time_s,), (time_s * mhz / 50.0,), "model", mhz=mhz_set)
+        for mhz, mhz_set in [(MHZ[-1], None), *((mhz, float(mhz)) for mhz in MHZ)]
+        for time_s in (100.0 if mhz >= best else 400.0,)
+    ]
+    program, machine = Program(("prog",), "f" * 64), Machine("a processor", 2)
+    profiles.write(path, Profile("p", program, machine, tuple(points)))
+    return path
 
 
 def limits(folder: Path) -> list[tuple[int, int]]:

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
-from cpufreq import CPUFREQ_VARIABLE, MHZ, limits, tree
+from cpufreq import CPUFREQ_VARIABLE, MHZ, found_again, limits, profile_of, tree
 from daemon import LocalRms, closing
-
-from rms.formats import profiles
-from rms.formats.profiles import Machine, Point, Profile, Program
 
 POLICY = """admission = { part = "easy" }
 frequency = { part = "optimal-operating-point" }
 """
 FOUND = (800, 2000)
-
-
-def profile(best: int) -> Profile:
-    """Return that of a program that needs least energy at so many MHz."""
-    watts = {mhz: mhz / 50.0 for mhz in MHZ}
-    points = [
-        Point(1, "separate", (time_s,), (time_s * watts[mhz],), "model", mhz=mhz_set)
-        for mhz, mhz_set in [(2000, None), *((mhz, float(mhz)) for mhz in MHZ)]
-        for time_s in (100.0 if mhz >= best else 400.0,)
-    ]
-    program = Program(("prog",), "f" * 64)
-    return Profile("p", program, Machine("a processor", 2), tuple(points))
 
 
 class Clocked(LocalRms):
@@ -39,7 +23,7 @@ class Clocked(LocalRms):
         super().prepare()
         (self.folder / "clocked.toml").write_text(POLICY)
         for mhz in MHZ:
-            profiles.write(self.folder / f"best-{mhz}.json", profile(mhz))
+            profile_of(self.folder / f"best-{mhz}.json", mhz)
         cores = tuple(range(os.cpu_count() or 1))
         self.cpufreq = tree(self.folder / "cpufreq", {0: cores})
 
@@ -80,7 +64,7 @@ def test_cores_follow_their_jobs_and_are_left_as_found_whatever_happens() -> Non
         rms.set_to((1000, 1000))
         rms.end(signal.SIGKILL)
         rms.process = None
-        assert_found(rms)
+        found_again(rms.cpufreq)
         rms.start()
         rms.set_to((1000, 1000))  # the job still runs
         first_runs.unlink()
@@ -91,14 +75,6 @@ def test_cores_follow_their_jobs_and_are_left_as_found_whatever_happens() -> Non
         rms.end()
         assert limits(rms.cpufreq) == [FOUND]
         rms.replays()
-
-
-def assert_found(rms: Clocked) -> None:
-    """A process of its own puts frequencies back, so a moment after the daemon's end."""
-    deadline = time.monotonic() + 120.0
-    while limits(rms.cpufreq) != [FOUND]:
-        assert time.monotonic() < deadline, "not put back"
-        time.sleep(0.02)
 
 
 @pytest.mark.wide

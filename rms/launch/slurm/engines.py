@@ -95,7 +95,6 @@ def pilot(
             margin_s=margin_s,
             environment=plain,
             meters=options.meters,
-            meter_token=options.meter_token,
         )
 
     return Engine(cluster, launcher, True, f"slurm:{within}")

@@ -15,6 +15,7 @@ from rms.launch.base import ManagedProcess, WorldLaunch, hosts_of
 from rms.launch.local import LocalLauncher
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.steps import ScriptStep, World, end_steps, is_part_of, refresh_folder
+from rms.power.clocks import Shares
 
 END_PATIENCE_S = 60.0
 """How long a step that was ended is asked after."""
@@ -101,6 +102,15 @@ class SlurmLauncher(LocalLauncher):
     def step_options(self, name: str) -> list[str]:
         """Return what every step is started with: a name, and leave to share its nodes."""
         return ["--overlap", f"--job-name={name}", *(["--cpu-bind=none"] if self.binds else [])]
+
+    # --- frequencies -------------------------------------------------------------------------
+
+    def frequency_refusal(self, slots: Sequence[str]) -> str:
+        """Return why the frequencies of nodes cannot be set."""
+        return "nodes of Slurm's jobs are set by Slurm itself (srun --cpu-freq)"
+
+    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
+        """Set none: no policy asks for any here."""
 
     # --- ending them -------------------------------------------------------------------------
 

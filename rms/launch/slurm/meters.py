@@ -105,6 +105,7 @@ class AllocationMeters:
         options: srun's for it.
         may_start: whether that can work now.
         meters: which are read.
+        agent: what is run on each node instead of what reads meters.
     """
 
     launch: StartMeter
@@ -113,8 +114,14 @@ class AllocationMeters:
     options: Sequence[str]
     may_start: Callable[[], bool]
     meters: MeterChoice = AUTO
+    agent: Sequence[str] = ()
     _process: subprocess.Popen[bytes] | None = None
     _started_s: float = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether they were started."""
+        return self._process is not None
 
     def start(self) -> None:
         """Start a meter on every node, if there is an srun."""
@@ -123,7 +130,8 @@ class AllocationMeters:
         if step is not None:
             self._started_s = time.monotonic()
             with contextlib.suppress(LaunchError):
-                self._process = self.launch([*step, *_agent(self.meters, every_s)])
+                command = self.agent or _agent(self.meters, every_s)
+                self._process = self.launch([*step, *command])
 
     def poll(self) -> None:
         """Start them again where they died; they end well where there is nothing to read."""
@@ -151,5 +159,9 @@ def _step(allocation: int, hosts: Sequence[str], options: Sequence[str]) -> list
 
 def _agent(meters: MeterChoice, every_s: float) -> list[str]:
     """Return what such a step runs on each node."""
-    agent = agent_command(["--every", f"{every_s:g}", *meters.arguments])
-    return ["/bin/sh", "-c", UNTIL_DONE, "meter", *agent]
+    return until_done(agent_command(["--every", f"{every_s:g}", *meters.arguments]))
+
+
+def until_done(command: Sequence[str]) -> list[str]:
+    """Return what runs a command, and again where it was killed."""
+    return ["/bin/sh", "-c", UNTIL_DONE, "meter", *command]

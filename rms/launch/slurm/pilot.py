@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +28,10 @@ from rms.launch.processes import INSTANCE_VARIABLE
 from rms.launch.slurm.allocation import PROBE_S, Allocation
 from rms.launch.slurm.commands import SlurmError
 from rms.launch.slurm.launcher import SlurmLauncher
-from rms.launch.slurm.meters import AllocationMeters
+from rms.launch.slurm.meters import AllocationMeters, until_done
 from rms.launch.slurm.steps import ScriptStep, end_steps
+from rms.power.clocks import Shares
+from rms.wire.messages import ClockOrders
 
 MOST_STARTS = 5
 
@@ -56,6 +59,7 @@ class PilotLauncher(SlurmLauncher):
     margin_s: float = 40.0
     environment: Mapping[str, str] = field(default_factory=dict)
     meter_token: str = field(default_factory=lambda: secrets.token_hex(16))
+    _orders: dict[str, ClockOrders] = field(default_factory=dict)
     _starts: dict[str, int] = field(default_factory=dict)
     _scripts: dict[str, ScriptStep] = field(default_factory=dict)
 
@@ -74,6 +78,14 @@ class PilotLauncher(SlurmLauncher):
             self.controller_answers,
             self.meters,
         )
+        self._clocks_steps = AllocationMeters(
+            self._start_meter,
+            self.within,
+            self.hosts,
+            self.step_options(self.name(self._meter_name)),
+            self.controller_answers,
+            agent=until_done([sys.executable, "-m", "rms.power.clock_agent"]),
+        )
 
     def allocation(self, job: str) -> int:
         """Return the pilot's own job."""
@@ -83,7 +95,7 @@ class PilotLauncher(SlurmLauncher):
 
     def open(self) -> None:
         """Start a meter on every node; end those of a daemon that was killed."""
-        if self.meter_token:
+        if not self.meters.none:
             self._meters.start()
         own, prefix = self.name(self._meter_name), self.name("meter-")
         self.executor.ask(lambda: self._end_meters(prefix, own))
@@ -93,10 +105,11 @@ class PilotLauncher(SlurmLauncher):
         super().poll()
         self._allocation.poll()
         self._meters.poll()
+        self._clocks_steps.poll()
 
     def close(self) -> None:
         """End the meters; wait for what was asked of Slurm."""
-        if self._meters.close():
+        if any([self._meters.close(), self._clocks_steps.close()]):
             slurm, name = self.executor.slurm, self.name(self._meter_name)
             self.executor.ask(lambda: end_steps(slurm, self.within, name, PROBE_S))
         self._allocation.close()
@@ -118,6 +131,26 @@ class PilotLauncher(SlurmLauncher):
             old = [step for step, name in steps if name.startswith(prefix) and name != own]
             if old:
                 slurm.end_steps(old)
+
+    # --- frequencies -------------------------------------------------------------------------
+
+    def frequency_refusal(self, slots: Sequence[str]) -> str:
+        """Return why frequencies cannot be set: the nodes themselves tell, once they are to."""
+        return ""
+
+    def clock_orders(self, node: str) -> ClockOrders:
+        """Return what a node is to be set to."""
+        return self._orders.get(node, ClockOrders())
+
+    def set_frequencies(self, shares: Shares, highest_mhz: float | None) -> None:
+        """Let each node's own process set its frequencies."""
+        by_host: dict[str, dict[str, float | None]] = {}
+        for slot, share in shares.items():
+            host, _, device = slot.partition("/")
+            by_host.setdefault(host, {})[device] = share
+        self._orders = {host: ClockOrders(own, highest_mhz or 0.0) for host, own in by_host.items()}
+        if self._orders and not self._clocks_steps.started:
+            self._clocks_steps.start()
 
     # --- what is known -----------------------------------------------------------------------
 

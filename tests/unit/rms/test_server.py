@@ -56,6 +56,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "summary": None,
         "seen": [],
         "profile": "",
+        "frequency": None,
     }
     assert server.daemon.jobs[JobId(runs)].note["env"] == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
@@ -68,6 +69,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "job": runs,
         "power_source": "model",
         "allocated": 1,
+        "frequency": None,
     }
     books = server.ask("GET", "/books")[1]
     assert list(books) == ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed"]
