@@ -52,9 +52,9 @@ class Bench:
         self.said: list[str] = []
         self.daemon = self.resumed(policy)
 
-    def resumed(self, policy: str, cluster: Cluster | None = None) -> Daemon:
+    def resumed(self, policy: str, cluster: Cluster | None = None, where: str = "") -> Daemon:
         launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy, lambda: self.now_s, self.said.append)
+        settings = Settings(policy, lambda: self.now_s, self.said.append, where=where)
         return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
 
     def submit(self, number: int, size: int, gb_s: float, mode: Mode = Mode.FIXED) -> JobId:
@@ -154,6 +154,10 @@ def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
     # 20 s by the model; then 90 J, of which the model has 200 for the job and 100 for the host.
     assert job.energy_j == pytest.approx(20 * 20.0 + 60.0)
     bench.balances()
+    bench.daemon = bench.resumed(LESS)
+    (job,) = views.jobs(bench.daemon.context)
+    assert job.energy_j == pytest.approx(20 * 20.0 + 60.0)
+    bench.balances()
 
 
 def test_a_user_resizes_a_job_on_shared_slots(bench: Bench) -> None:
@@ -199,6 +203,29 @@ def test_a_daemon_stays_with_shared_nodes_or_whole_ones(tmp_path: Path) -> None:
         bench.daemon = bench.resumed(LESS)
         # Its processes are gone.
         assert bench.states() == [("n1", "idle", None, 0), ("n2", "idle", None, 0)]
+
+
+def test_the_next_allocation_is_shared_too(tmp_path: Path) -> None:
+    """As a pilot's: three nodes of one slot after two of two; jobs wait again."""
+    with Journal.open(tmp_path / "journal") as journal:
+        bench = Bench(journal, tmp_path)
+        bench.daemon.nodes.drain(["n2"], drained=True)
+        name = bench.submit(1, 2, 1.0)
+        assert bench.slots(name) == ["n1/0", "n1/1"]
+        bench.now_s += 10.0
+        bench.balances()
+        other = Cluster(("n2", "n3", "n4"), (("cpu:0",),) * 3, (POWER,) * 3, (10.0,) * 3).split()
+        bench.daemon = bench.resumed(LESS, other, "slurm:2")
+        assert bench.states() == [
+            ("n2", "drained", None, 0),
+            ("n3", "idle", None, 0),
+            ("n4", "idle", None, 0),
+        ]
+        again = bench.submit(2, 2, 1.0)
+        assert bench.slots(again) == ["n3/0", "n4/0"]
+        bench.now_s += 10.0
+        bench.balances()
+        assert replay(journal.read()).differing == []
 
 
 def test_cluster_and_workload_files_state_slots_and_bandwidth(
