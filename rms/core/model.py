@@ -264,7 +264,7 @@ class Job:
 
     def set_rate(self) -> None:
         """Let it do in a second what its size and frequencies bring."""
-        whole = self.time_s(self.size)
+        whole = self.spec.run_s if self.speedup is None else self.speedup.time(self.size)
         self.rate = 0.0 if whole is None else (1.0 / (whole * self.stretch) if whole > 0 else inf)
 
 

@@ -344,12 +344,12 @@ class Simulation:
             at_s += span * run_s
 
     def _next_point(self, job: Job, now: float, known_s: float = inf) -> None:
-        """Enter when a job comes to its next resize point, by the clock no later than known."""
+        """Enter when a job comes to its next resize point; by the clock when it is known to."""
         spec, at_s = job.spec, inf
         if not spec.mode.resizable:
             return
         if spec.resize_every_s is not None:
-            at_s = min(known_s, now + spec.resize_every_s)
+            at_s = known_s if known_s < inf else now + spec.resize_every_s
         if spec.resize_parts is not None and job.rate:
             done = 1.0 - job.remaining_share(now)
             part = floor(done * spec.resize_parts + 1e-6) + 1

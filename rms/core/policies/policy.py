@@ -142,7 +142,7 @@ class Policy:
         if not state.pending and not resizable and (moves is None or not state.running):
             return decisions
         placed = self.placement(state)
-        room = self.frequency(state, placed)
+        room = self.frequency(state, placed) if self.clocked else placed
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
             room = capped
