@@ -79,8 +79,14 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
     assert server.ask("POST", "/drain", {"node": "n[1-2]"}) == (200, {"nodes": ["n1", "n2"]})
     assert server.ask("GET", "/nodes")[1][0]["state"] == "draining"
     assert server.ask("POST", "/resume", {"node": "n1"}) == (200, {"nodes": ["n1"]})
-    assert server.ask("POST", "/policy", {"name": "easy"}) == (200, {"name": "easy"})
-    assert server.ask("GET", "/policy") == (200, {"name": "easy"})
+    assert server.ask("POST", "/policy", {"name": "easy"}) == (
+        200,
+        {"name": "easy", "strategy": "short-term", "governor": "high"},
+    )
+    assert server.ask("GET", "/policy") == (
+        200,
+        {"name": "easy", "strategy": "short-term", "governor": "high"},
+    )
     assert server.ask("POST", "/shutdown", b"") == (200, {}) and server.stopped == [True]
 
 
