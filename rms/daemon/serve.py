@@ -108,11 +108,8 @@ def run_daemon(
         elif (cap_w := daemon.context.state.power_cap_w) is not None:
             say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
         token = _token(state / "token")
-        tasks, tasks_socket = daemon.tasks, None
-        if tasks.scheduler.state.devices and options.listen.startswith("unix:"):
-            tasks_socket, _ = sockets.bind(f"{options.listen}-tasks")
-            stack.callback(sockets.close, tasks_socket, f"{options.listen}-tasks")
-            stack.callback(tasks.close)
+        tasks = daemon.tasks
+        tasks_socket = _tasks_socket(tasks, options.listen, stack)
 
         async def main() -> None:
             stopping = _stop_on_signals()
@@ -129,6 +126,20 @@ def run_daemon(
             await serving
 
         asyncio.run(main())
+
+
+def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> socket.socket | None:
+    """Return the socket for processes with tasks, None where they cannot be served."""
+    if not tasks.scheduler.state.devices or not listen.startswith("unix:"):
+        return None
+    try:
+        found, _ = sockets.bind(f"{listen}-tasks")
+    except ServeError as error:  # paths have a longest length
+        tasks.context.say(f"no tasks with kernels: {error}")
+        return None
+    stack.callback(sockets.close, found, f"{listen}-tasks")
+    stack.callback(tasks.close)
+    return found
 
 
 async def _serve_tasks(tasks: Tasks, listening: socket.socket) -> None:

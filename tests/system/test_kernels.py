@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ from processes import program, started
 from rms.core.tasks.strategies import STRATEGIES
 from rms.kernels import Affinity, Kernel, KernelCollection, Resource, TaskDroppedError, on_device
 from rms.kernels import connection as link
+from rms.wire import tasks as wire
+from rms.wire.tasks import KernelSpec
 
 
 class Bed:
@@ -180,3 +184,56 @@ def test_strategies_are_swapped_under_load(bed: Bed) -> None:
     assert rms.end(signal.SIGKILL) != 0
     rms.start()  # with the strategy of the daemon before
     assert rms.get("/policy")["strategy"] == "short-term"
+
+
+class Bare:
+    """The socket of a process that says what it likes, and may be gone at any moment."""
+
+    def __init__(self, server: str) -> None:
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.settimeout(DEADLINE_S)
+        self.socket.connect(f"{server.removeprefix('unix:')}-tasks")
+        self.send(wire.Hello(os.getpid()))
+
+    def send(self, *messages: wire.ProcessMessage) -> None:
+        self.socket.sendall(b"".join(map(wire.frame, messages)))
+
+
+CORE = (KernelSpec(Resource.CORE),)
+CORES = (KernelSpec(Resource.CORES),)
+FAULTS = {
+    "blocked": ("short-term", [wire.Register(1, CORES), wire.Register(2, CORE, after=(1,))]),
+    "waiting": ("short-term", [wire.Register(1, CORES), wire.Register(2, CORE)]),
+    "queued": ("long-term", [wire.Register(1, CORES), wire.Register(2, CORE)]),
+    "running": ("short-term", [wire.Register(1, CORE), wire.Register(2, CORE)]),
+    "yielded": ("short-term", [wire.Register(1, CORE, interruptible=True), wire.Yielded(1)]),
+}
+
+
+@pytest.mark.wide
+@pytest.mark.promise("tasks-live")
+def test_a_process_that_is_gone_leaves_nothing_whatever_its_tasks_did(bed: Bed) -> None:
+    rms, table = bed.rms, []
+    for state, (strategy, messages) in FAULTS.items():
+        rms.ask("policy", strategy)
+        process = Bare(rms.server)
+        process.send(*messages)
+        rms.until(lambda: rms.get("/tasks"), "tasks")
+        known = {row["state"] for row in rms.get("/tasks")}
+        process.socket.close()
+        rms.until(lambda: not rms.get("/tasks"), "an end of all tasks")
+        with on_device(Resource.CORES) as where:
+            assert where.device == "cores"
+        table.append(f"{state:8} {strategy:11} {' '.join(sorted(known)):18} nothing is left")
+        assert state.upper() in {*known, "YIELDED"}
+    for words, said in {
+        "no message": b"\xff" * 8,
+        "no such task": wire.frame(wire.Finished(7)),
+        "a task twice": wire.frame(wire.Register(1, CORE)) * 2,
+    }.items():
+        process = Bare(rms.server)
+        process.socket.sendall(said)
+        process.socket.close()
+        with on_device(Resource.CORES):
+            table.append(f"{words}: nothing is lost")
+    print(*table, sep="\n")
