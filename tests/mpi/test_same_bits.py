@@ -45,6 +45,7 @@ def test_same_bits_on_any_number_of_ranks(
     together(len(hashes) == 1 and len(found) > 0, f"{hashes}")
 
 
+@pytest.mark.wide
 def test_same_bits_with_three_iterations(world: MPI.Intracomm, together: Together) -> None:
     wanted = config("open,wall,periodic", "f8", True, iterations=3)
     found = [run_on(world, n, wanted) for n in COUNTS if n <= world.size]
