@@ -292,7 +292,8 @@ class Tasks:
         if self._jobs_wait:
             theirs = units - held
         else:
-            theirs = {n for n in units if not jobs.vacant[n] and n not in jobs.lent} | self._kept
+            free_ones = {n for n in units if jobs.vacant[n] or n in jobs.lent} - jobs.down
+            theirs = units - held - free_ones | self._kept
         before = {unit for unit, task in state.holder.items() if task == OTHERS}
         now = self.context.now()
         if theirs - before:

@@ -141,6 +141,13 @@ def test_many_tasks_of_one_process(bed: Bed) -> None:
     asyncio.run(all_of_them())
     assert sorted(found) == sorted(str(n) for n in range(200))
 
+    with on_device(Resource.CORE) as where:
+        assert where.device == "n1"
+        bed.rms.ask("drain", "n1")  # whoever holds it keeps it
+    with on_device(Resource.CORE) as where:
+        assert where.device == "n2"
+    bed.rms.ask("resume", "n1")
+
     def fails(_: str) -> None:
         raise KeyError("no")
 
