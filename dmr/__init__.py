@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dmr.data.particles import Items, ListSpec, adapt_list, rank_of
     from dmr.data.wrapped import adapt
     from dmr.errors import CollectiveError, UsageError, agree, raise_on_all
+    from dmr.per_rank import PerRank
     from dmr.plan import Deadlines, Plan, Schedule
     from dmr.resize.strategy import STRATEGIES
     from dmr.world import World
@@ -31,6 +32,7 @@ _HOMES = {
     "FieldSpec": "data.field",
     "Items": "data.particles",
     "ListSpec": "data.particles",
+    "PerRank": "per_rank",
     "Plan": "plan",
     "Run": "application",
     "Runtime": "boot.environment",
@@ -66,6 +68,7 @@ __all__ = [
     "FieldSpec",
     "Items",
     "ListSpec",
+    "PerRank",
     "Plan",
     "Run",
     "Runtime",

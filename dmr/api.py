@@ -14,10 +14,11 @@ from dmr.application import Application, Run
 from dmr.boot.environment import Runtime
 from dmr.data.field import FieldSpec
 from dmr.errors import UsageError
+from dmr.per_rank import PerRank
 from dmr.plan import Plan
 from dmr.session import running
 from dmr.termination import TerminatedError
-from dmr.values import adopt
+from dmr.values import ValuesError, adopt
 from rms.wire.messages import Resize
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
@@ -69,7 +70,8 @@ def malleable(
         plan: when the library may act.
         state: what ``run.state`` holds in the beginning, the same on all ranks. Arrays, random
             generators, lists, dicts and dataclasses are filled in place in a world that goes on
-            (:func:`dmr.values.adopt`); what else there is, read as ``run.state.NAME``.
+            (:func:`dmr.values.adopt`); what else there is, read as ``run.state.NAME``. A
+            :class:`~dmr.PerRank` differs from rank to rank.
         build: builds what belongs to a world, within the resize: if it raises
             :class:`dmr.UsageError` on all ranks, that is rolled back.
         before, after: called around a resize, as :meth:`dmr.Application.before_resize` and
@@ -93,8 +95,7 @@ def malleable(
                 return driver.loop(lambda: index(steps))
 
             run.internal.loop, run.internal.point = loop, driver.point
-            for name, given in (state or {}).items():
-                run.state[name] = adopt(given, run.state.get(name, given))
+            _take_state(run, state or {})
             driver.enter()
             yield run
             driver.finish()
@@ -116,6 +117,24 @@ def _runtime_of(comm: MPI.Intracomm) -> Runtime:
             "a resize replaces all of them"
         )
     return Runtime.here(comm)
+
+
+def _take_state(run: Run, state: Mapping[str, Any]) -> None:
+    """Have in ``run.state`` what has arrived, and of the rest what the program gives."""
+    for name, given in state.items():
+        value = given
+        if isinstance(given, PerRank):
+            run.internal.per_rank[name], value = given, given.value
+        if name not in run.state:
+            run.state[name] = value
+            continue
+        arrived = run.state[name]
+        if isinstance(given, PerRank):
+            try:
+                arrived = given.part(name, arrived, run.world.rank, run.world.size)
+            except ValuesError as error:
+                raise UsageError(str(error)) from None  # as on all ranks: they have one value
+        run.state[name] = adopt(value, arrived)
 
 
 class _Block(Application):

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from dmr.boot.environment import Runtime
 from dmr.checkpoint import Lock
 from dmr.data.field import Field, FieldSpec
+from dmr.per_rank import PerRank
 from dmr.progress import Progress
 from dmr.values import State
 from dmr.wire.rms import RmsClient
@@ -93,6 +94,7 @@ class RunState:
         mpiexec: what this process has started for the next world.
         requested: ranks that the application has asked for, 0 if it has not.
         cooldown_until: the clock's time from which the next resize may begin.
+        per_rank: what of the state differs from rank to rank.
         rehearses: whether a scripted resize to as many ranks moves to as many new ones.
         auto: whether the library chooses the strategy, also by the memory that is left.
         memory_short: whether a second copy of this world would not fit beside it.
@@ -110,6 +112,7 @@ class RunState:
     mpiexec: subprocess.Popen[bytes] | None = None
     requested: int = 0
     cooldown_until: float = 0.0
+    per_rank: dict[str, PerRank] = field(default_factory=dict)
     rehearses: bool = False
     auto: bool = False
     memory_short: bool = False

@@ -13,12 +13,14 @@ from mpi4py import MPI
 from dmr import checkpoint
 from dmr.application import Application, Run
 from dmr.errors import RolledBackError, UsageError
+from dmr.per_rank import merged_progress
 from dmr.plan import NextWorld, Plan, Schedule, check_size, fitting
 from dmr.position import Position
 from dmr.resize import memory
 from dmr.resize.merge import merge
 from dmr.resize.source import replace_world
 from dmr.termination import Ending, TerminatedError
+from dmr.values import ValuesError
 from rms.wire.messages import (
     ApplicationResizeRequest,
     Begun,
@@ -356,9 +358,14 @@ class Driver:
 
     def _save(self, schedule: Schedule) -> Path | None:
         """Write a checkpoint (collective); return its path, None where it could not be written."""
-        run = self.run
+        run, comm = self.run, self.run.world.internal_comm
+        try:
+            progress = merged_progress(comm, run.internal.per_rank, run.progress)
+        except ValuesError as error:
+            run.note(f"warning: checkpoint at step {run.step} not written: {error}")
+            return None
         return checkpoint.write(
-            schedule, run.world, run.fields, run.progress, self.plan.options, run.runtime.log
+            schedule, run.world, run.fields, progress, self.plan.options, run.runtime.log
         )
 
     def _terminate(self) -> None:

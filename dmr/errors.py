@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -48,6 +49,19 @@ def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:
 
 agree = raise_on_all
 """Name of :func:`raise_on_all` in 0.1.0; ULFM's and mpi4py's ``Agree`` return instead."""
+
+
+def described(error: BaseException) -> str:
+    """Return an exception's type and words; where it has none, the line that raised it."""
+    kind, words = type(error).__name__, str(error)
+    if words:
+        return f"{kind}: {words}"
+    frames = traceback.extract_tb(error.__traceback__)
+    return (
+        f"{kind} at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+        if frames
+        else kind
+    )
 
 
 def words_of(error: Exception) -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.errors import CollectiveError, Left
+from dmr.errors import CollectiveError, Left, described
 from dmr.progress import Progress
 from dmr.wire.channel import ChannelError, ControlChannel
 from dmr.wire.protocol import Refused
@@ -87,7 +87,7 @@ class Ending:
 
     def alone(self, error: BaseException) -> NoReturn:
         """Only this rank may be here: it speaks for itself and ends all ranks."""
-        message = f"rank {self._comm.rank} of {self._comm.size}: {type(error).__name__}: {error}"
+        message = f"rank {self._comm.rank} of {self._comm.size}: {described(error)}"
         with contextlib.suppress(OSError):
             self.record("FAILED", ABORT_CODE, message)
         trace = "".join(traceback.format_exception(error))
@@ -144,7 +144,7 @@ def give_way(
     """
     why = str(error)
     if not isinstance(error, CollectiveError):
-        why = f"rank {runtime.comm.rank}: {type(error).__name__}: {error}"
+        why = f"rank {runtime.comm.rank}: {described(error)}"
         traceback.print_exception(error)
     if messages.is_root:
         if channel is None:

@@ -15,6 +15,7 @@ from types import TracebackType
 import msgspec
 
 from dmr.boot.mpiexec import leave_launcher
+from dmr.errors import described
 from dmr.wire.channel import ChannelError, ControlChannel, Listener, connect
 from dmr.wire.protocol import Refused
 from dmr.wire.rms import RETRY_S, Manager
@@ -79,7 +80,7 @@ class Rendezvous:
         ) -> None:
             usual(kind, error, trace)
             if not _answered.is_set():
-                self.refuse(f"rank {rank}: {kind.__name__}: {error}", manager)
+                self.refuse(f"rank {rank}: {described(error)}", manager)
 
         def report_end() -> None:
             if not _answered.is_set() and (rank == 0 or self.listener):

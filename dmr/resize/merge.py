@@ -13,6 +13,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mpi4py import MPI
 
@@ -25,8 +26,9 @@ from dmr.errors import CollectiveError, RolledBackError
 from dmr.plan import NextWorld, Plan
 from dmr.progress import OpenResize
 from dmr.resize.membership import Snapshot, enter, join, leave, stay
-from dmr.resize.side import attempt
+from dmr.resize.side import attempt, nothing
 from dmr.resize.source import Phase, Source
+from dmr.values import adopt
 from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
 from dmr.wire.protocol import Acknowledged, Arrived, Build
 from dmr.world import widest_grid
@@ -104,6 +106,7 @@ class MergeSource(Source):
             raise RolledBackError(
                 f"expected {self.wanted.ranks} ranks to be whole launches, got launches of {sizes}"
             )
+        self.merge_state()
         self.phase = Phase.MOVING
         stays = run.world.rank < self.wanted.ranks
         part = MPI.Intracomm(run.world.internal_comm.Split(0 if stays else 1, run.world.rank))
@@ -123,6 +126,11 @@ class MergeSource(Source):
     def _go_over(self, members: Membership, cost: OpenResize) -> None:
         """Rebalance, build, commit: ``members.comm`` is then the world of the ranks that stay."""
         run = self.run
+        parts: dict[str, Any] = {}
+        if run.internal.per_rank:
+            problem, found = attempt(lambda: self._parts(members))
+            self.conclude(problem, None, nothing, self.check_reports)
+            parts = found or parts
         fields: dict[str, Field] = {}
         sent: list[int] = []
         begun = run.runtime.clock()
@@ -151,7 +159,18 @@ class MergeSource(Source):
             raise
         if not members.stays:
             leave(run, before.world, members.comm)
+        for name, part in parts.items():
+            run.state[name] = adopt(run.state.get(name), part)
         stay(run, before.world, done)
+
+    def _parts(self, members: Membership) -> dict[str, Any]:
+        """Return this rank's part, in the new world, of what differs from rank to rank."""
+        if not members.stays:
+            return {}
+        specs, rank, ranks = self.run.internal.per_rank, members.comm.rank, self.wanted.ranks
+        return {
+            name: spec.part(name, self.merged[name], rank, ranks) for name, spec in specs.items()
+        }
 
     def _rebalance(
         self, members: Membership, fields: dict[str, Field], sent: list[int]

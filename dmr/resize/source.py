@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from mpi4py import MPI
@@ -21,6 +22,7 @@ from dmr.application import Run
 from dmr.boot import spawn
 from dmr.data import transfer
 from dmr.errors import Left, RolledBackError
+from dmr.per_rank import merge_all, pack, with_merged
 from dmr.plan import NextWorld, Plan, Schedule
 from dmr.progress import OpenResize, encode
 from dmr.resize.membership import part_from_fields
@@ -78,6 +80,8 @@ class Source(Side):
         specs = {name: block.spec for name, block in run.fields.items()}
         self.layouts = layouts_for(wanted.ranks, specs)
         self._inter: MPI.Intercomm | None = None
+        self.merged: dict[str, Any] = {}
+        """Of the state that differs from rank to rank: one value each."""
 
     # --- meeting -----------------------------------------------------------------------------
 
@@ -118,8 +122,28 @@ class Source(Side):
         self.run.internal.mpiexec = process
         return channel
 
+    def merge_state(self) -> None:
+        """Make one value of each that differs from rank to rank.
+
+        Raises:
+            RolledBackError: it cannot be pickled, or merged.
+        """
+        specs = self.run.internal.per_rank
+        if specs:
+            problem, packed = attempt(lambda: pack(specs, self.run.state))
+            self.merged = self.conclude(problem, packed or b"", self._merged, self.check_reports)
+
+    def _merged(self, parts: Sequence[bytes]) -> dict[str, Any]:
+        """Merge; find out as well whether it can be split again."""
+        specs = self.run.internal.per_rank
+        merged = merge_all(specs, parts)
+        for name, spec in specs.items():
+            spec.part(name, merged[name], 0, self.wanted.ranks)
+        return merged
+
     def introduce(self) -> bool:
         """Say what is to move; return whether blocks may go without packing."""
+        self.merge_state()
         return self.on_root(self._introduce)
 
     def _introduce(self) -> bool:
@@ -128,7 +152,7 @@ class Source(Side):
             ranks=self.wanted.ranks,
             from_ranks=run.world.size,
             strategy=self.wanted.strategy,
-            progress=msgspec.Raw(encode(run.progress)),
+            progress=msgspec.Raw(encode(with_merged(run.progress, self.merged))),
             signature=signature(run.fields),
             options=dict(self.plan.options),
             in_host=all(block.in_host for block in run.fields.values()),
@@ -285,7 +309,12 @@ class Replacement(Source):
             if run.world.rank == 0:
                 self._stack.callback(shutil.rmtree, schedule.directory, ignore_errors=True)
         path = checkpoint.write(
-            schedule, run.world, run.fields, run.progress, self.plan.options, run.runtime.log
+            schedule,
+            run.world,
+            run.fields,
+            with_merged(run.progress, self.merged),
+            self.plan.options,
+            run.runtime.log,
         )
         if path is None:
             raise RolledBackError(self.in_phase("the checkpoint could not be written"))

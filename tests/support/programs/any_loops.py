@@ -22,6 +22,10 @@ class Notes:
     text: str = "none"
 
 
+def joined(lists):
+    return [one for part in lists for one in part]
+
+
 def rest_to_the_last(cells, parts):
     return [cells // parts * part for part in range(parts)] + [cells]
 
@@ -40,6 +44,7 @@ def main(comm):
 
     def step(number):
         drawn = int(random.integers(1000))
+        mine[:] = [number + drawn + one for one in mine]
         history.append(drawn)
         here["u"][...] = (here["u"] * 31 + number + drawn) % 1000003
         here["v"][...] = (here["v"] * 17 + number) % 1000003
@@ -50,7 +55,23 @@ def main(comm):
         "v": dmr.adapt(v, (N,), ranges=rest_to_the_last),
         "whole": dmr.adapt(whole, whole.shape, split=()),
     }
-    state = {"random": random, "notes": notes, "history": history, "k": 0, "residual": None}
+    # The ranks' own: so many numbers each, dealt again as they are merged.
+    mine = list(range(begin, end))
+    own = dmr.PerRank(
+        mine,
+        merge=joined,
+        split=lambda whole, ranks: [
+            whole[slice(*dmr.split_range(N, ranks, rank))] for rank in range(ranks)
+        ],
+    )
+    state = {
+        "mine": own,
+        "random": random,
+        "notes": notes,
+        "history": history,
+        "k": 0,
+        "residual": None,
+    }
     with dmr.malleable(
         comm, fields, dmr.Plan(every=1), state=state, build=build if MERGE else None
     ) as run:
@@ -76,8 +97,9 @@ def main(comm):
         for number in run.loop(2):
             step(number)
         parts = [here["comm"].gather(here[name]) for name in ("u", "v")]
+        numbers = here["comm"].gather(mine)
         if here["comm"].rank == 0:
-            text = repr((history, notes, run.state.residual, here["whole"]))
+            text = repr((joined(numbers), history, notes, run.state.residual, here["whole"]))
             cells = b"".join(np.concatenate(part).tobytes() for part in parts)
             digest = hashlib.sha256(cells + text.encode()).hexdigest()
             sizes = [[r.step, r.from_ranks, r.to_ranks] for r in run.resizes]
