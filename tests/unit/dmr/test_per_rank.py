@@ -32,7 +32,7 @@ def test_what_cannot_be_merged_or_split_is_said() -> None:
     short = PerRank(1, lambda values: 1 // 0, lambda whole, ranks: [whole])
     with pytest.raises(ValuesError, match=r"run.state\['n'\] cannot be merged: ZeroDivisionError"):
         merge_all({"n": short}, [pack({"n": short}, State(n=1))])
-    with pytest.raises(ValuesError, match="expected the split .* to give 3 values, got 1"):
+    with pytest.raises(ValuesError, match=r"expected the split .* to give 3 values, got 1"):
         short.part("n", 1, 0, 3)
     with pytest.raises(ValuesError, match="cannot be pickled"):
         pack({"n": short}, State(n=lambda: 0))
