@@ -18,6 +18,7 @@ import msgspec
 from rms.core.contention import Processors, SharedNode
 from rms.core.model import JobSpec, Site
 from rms.core.policies import Policy, adjusted, named
+from rms.core.policies.shared import FirstFitShared, LessConsume
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
 from rms.sim.run import simulated
@@ -40,6 +41,8 @@ class Variant:
         whole_demand: see :class:`rms.core.contention.SharedNode`.
         fastest_first: first fit takes fast processors first, not node by node.
         threshold: of LessConsume, None for any.
+        ahead: LessConsume looks ahead to the ends of neighbours.
+        nodes: so many times as many.
         biased: estimates of bandwidth are all too high by the error, not too high or low by lot.
         socket: the GPU's socket is limited to a ninth of its node's bandwidth.
         over_log: slowdown is over the run time in the log, else over the time that a job took.
@@ -50,6 +53,8 @@ class Variant:
     whole_demand: bool = False
     fastest_first: bool = False
     threshold: float | None = None
+    ahead: bool = False
+    nodes: float = 1.0
     biased: bool = False
     socket: bool = True
     over_log: bool = True
@@ -86,7 +91,7 @@ def site(data: Mapping[str, Any], processors: int, variant: Variant) -> Site:
     counted = [kind for node in kinds for kind in node.processors]
     if variant.size == "plain":
         counted = [kind for kind in counted if kind.factor == 1.0]
-    pairs = ceil(processors / sum(kind.number for kind in counted))
+    pairs = ceil(variant.nodes * processors / sum(kind.number for kind in counted))
     slots = pairs * sum(kind.number for node in kinds for kind in node.processors)
     return Site(slots, shared=kinds * pairs, levels=tuple(map(tuple, data["levels"])))
 
@@ -134,10 +139,13 @@ def policy(name: str, variant: Variant, *, long_queue: bool = True) -> Policy:
         "power_aware": name != "easy-reg",
         "fastest_first": variant.fastest_first,
     }
-    if name == "lc-pa" and variant.threshold is not None:
-        placement["threshold"] = variant.threshold
+    if name == "lc-pa":
+        placement["ahead"] = variant.ahead
+        if variant.threshold is not None:
+            placement["threshold"] = variant.threshold
     made = adjusted(named("easy"), placement=placement)
-    admission = LongQueueEasy(by_bandwidth=name == "lc-pa") if long_queue else made.admission
+    assert isinstance(made.placement, FirstFitShared | LessConsume)
+    admission = LongQueueEasy(made.placement.alike) if long_queue else made.admission
     return replace(made, admission=admission)
 
 

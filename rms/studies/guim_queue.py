@@ -8,7 +8,7 @@ once, and in it only at jobs whose requested times are short enough.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
@@ -19,7 +19,7 @@ from rms.core.events import Reason, Start
 from rms.core.model import Job
 from rms.core.policies.admission import reservation, start
 from rms.core.policies.placement import Room
-from rms.core.policies.shared import SharedRoom
+from rms.core.policies.shared import Alike, SharedRoom
 from rms.core.policies.sizing import Plan
 from rms.core.state import State
 
@@ -28,7 +28,7 @@ class JobClass:
     """Waiting jobs that ask for the same, in order of submission, and a tree of their spans.
 
     Attributes:
-        size, gb_s: what each asks for: processors, and bandwidth where it matters.
+        size, gb_s: what each asks for: processors, and bandwidth, where that matters.
         numbers, jobs: theirs, also of those that have started.
         tree: the least span below each node of a binary tree, the root at 1, a leaf for each job;
             inf for who has started.
@@ -108,17 +108,18 @@ class LongQueueEasy:
     It keeps the queue from pass to pass, so each is made for one simulation, of fixed jobs.
 
     Args:
-        by_bandwidth: where a job would start depends on the bandwidth it asks for.
+        alike: what jobs have in common that would start in the same place (see
+            :mod:`rms.core.policies.shared`).
     """
 
     estimates = "requested"
 
-    def __init__(self, *, by_bandwidth: bool) -> None:
-        self._by_bandwidth = by_bandwidth
+    def __init__(self, alike: Callable[[Job, int], Alike]) -> None:
+        self._alike = alike
         self._jobs: list[Job] = []
         self._gone = bytearray()
         self._first = 0
-        self._classes: dict[tuple[int, float], JobClass] = {}
+        self._classes: dict[Alike, JobClass] = {}
         self._by_size: list[JobClass] = []
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
@@ -152,9 +153,9 @@ class LongQueueEasy:
         self._gone.append(size > processors)
         if size > processors:
             return
-        key = size, job.spec.planned_gb_s if self._by_bandwidth else 0.0
+        key = self._alike(job, size)
         if key not in self._classes:
-            self._classes[key] = JobClass(*key)
+            self._classes[key] = JobClass(size, job.spec.planned_gb_s)
             insort(self._by_size, self._classes[key], key=attrgetter("size"))
         self._classes[key].add(job, job.spec.expected_s(size))
 
@@ -172,7 +173,7 @@ class LongQueueEasy:
         size = job.spec.preferred
         starts.append(start(job, size, room, why, code))
         self._gone[job.number - 1] = 1
-        self._classes[size, job.spec.planned_gb_s if self._by_bandwidth else 0.0].remove(job)
+        self._classes[self._alike(job, size)].remove(job)
 
     def _backfill(
         self, room: SharedRoom, starts: list[Start], reserved: _Reserved, number: int
@@ -200,7 +201,7 @@ class LongQueueEasy:
                 continue
             span_s = each.tree[len(each.tree) // 2 + index]
             slowdown = self._slowdown(each, job, room, None if size <= heap.extra else reserved)
-            if slowdown is None or not room.fits(job, size):
+            if slowdown is None:
                 passed_over.append(each)
                 continue
             if now_s + span_s * slowdown > shadow_s:
@@ -218,8 +219,10 @@ class LongQueueEasy:
     def _slowdown(
         self, each: JobClass, job: Job, room: SharedRoom, reserved: _Reserved | None
     ) -> float | None:
-        """Return how slow a job would be; None if no job of its class can end in time."""
-        if reserved is not None and self._by_bandwidth:
+        """Return how slow a job would be; None if none of its class may start or end in time."""
+        if not room.fits(job, each.size):
+            return None
+        if reserved is not None:
             most = (reserved.shadow_s - reserved.now_s) / max(each.tree[1], 1e-9)
             if not room.may_hold(each.size, each.gb_s, most * (1.0 + 1e-9)):
                 return None

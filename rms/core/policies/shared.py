@@ -4,8 +4,8 @@
 expected to be asked for slows the job least. Both may set frequencies (``power_aware``): a process
 that would wait for slower ones of its job runs slower itself.
 
-What a placement expects of bandwidth is what is asked for now, by what is said of each job: it
-does not look ahead to the ends of neighbours.
+What a placement expects of bandwidth follows what is said of each job: what is asked for now, or
+(``ahead``) until the ends that are expected of its neighbours.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ from typing import ClassVar, NamedTuple
 import msgspec
 
 from rms.core.contention import Pools
+from rms.core.forecast import Forecast
 from rms.core.model import Job, Node, Site
 from rms.core.state import State
+
+Alike = tuple[float, ...]
+"""What jobs have in common that would start in the same place."""
 
 Counts = dict[int, int]
 """Processes by pool."""
@@ -48,12 +52,14 @@ class SharedRoom:
 
     __slots__ = (
         "_asleep",
+        "_forecast",
         "_free",
         "_gb_s",
         "_how",
         "_offers",
         "_open",
         "_pools",
+        "_refused",
         "_site",
         "_vacant",
         "free",
@@ -70,7 +76,9 @@ class SharedRoom:
         self._asleep = {self._pools.of_slot[node] for node in state.asleep}
         self._how, self.free, self.passed = how, state.free_count, 0
         self.power_aware = how.power_aware and state.settable_frequencies
-        self._offers: dict[tuple[int, float], Offer] = {}
+        self._forecast = Forecast(state) if how.ahead else None
+        self._offers: dict[Alike, Offer] = {}
+        self._refused: list[tuple[int, float]] = []
         self._open: list[tuple[int, float, float, float]] | None = None
 
     def fits(self, job: Job, size: int) -> bool:
@@ -79,11 +87,15 @@ class SharedRoom:
             return False
         most = self._how.threshold
         # On an empty cluster it starts however slow: it would never be faster.
-        return most == inf or self._bandwidth_fits(job, size, most)
-
-    def _bandwidth_fits(self, job: Job, size: int, most: float) -> bool:
-        offer = self.offer(job, size)
-        return offer.waiting <= most or self.free == self._site.nodes
+        if most == inf or self.free == self._site.nodes:
+            return True
+        each_gb_s = job.spec.planned_gb_s
+        if any(size >= other and each_gb_s >= gb_s for other, gb_s in self._refused):
+            return False  # less than that was too much before in this pass
+        if self.may_hold(size, each_gb_s, inf):
+            return self.offer(job, size).waiting <= most
+        self._refused.append((size, each_gb_s))
+        return False
 
     @property
     def tiers(self) -> list[tuple[int, float]]:
@@ -95,17 +107,21 @@ class SharedRoom:
     def may_hold(self, size: int, each_gb_s: float, slowdown: float) -> bool:
         """Return whether processes may find room where each takes at most so much longer.
 
-        False is certain. Sockets and nodes are looked at one by one, so true is not.
+        And waits for bandwidth no more than the threshold allows. False is certain. Sockets and
+        nodes are looked at one by one, so true is not.
         """
+        if not self._how.least_bandwidth:
+            return True
         if self._open is None:
-            pools = self._pools
+            pools, now = self._pools, self._forecast is None
             self._open = [
-                (number, pools.factor[pool], pools.least_gb_s[pool], self._gb_s[pool])
+                (number, pools.factor[pool], pools.least_gb_s[pool], now * self._gb_s[pool])
                 for pool, number in enumerate(self._free)
                 if number
             ]
+        most_waiting = self._how.threshold
         for number, factor, least_gb_s, gb_s in self._open:
-            if (over := slowdown / factor) >= 1.0:
+            if (over := min(slowdown / factor, most_waiting)) >= 1.0:
                 fitting = number
                 if each_gb_s > 0.0:
                     left_gb_s = over * least_gb_s - gb_s
@@ -119,18 +135,18 @@ class SharedRoom:
 
     def offer(self, job: Job, size: int) -> Offer:
         """Return where the job would start now and what is expected of it there."""
-        how, each_gb_s = self._how, job.spec.planned_gb_s
-        found = self._offers.get((size, each_gb_s))
+        how, alike = self._how, self._how.alike(job, size)
+        found = self._offers.get(alike)
         if found is None:
             counts = self._first(size, how.fastest_first)
             factor = self._pools.factor
             if how.least_bandwidth:
-                slowdowns = self._improve(counts, each_gb_s)
+                slowdowns = self._improve(counts, job.spec.planned_gb_s, job.spec.expected_s(size))
                 longest = max([factor[pool] * slow for pool, slow in slowdowns.items()])
                 found = Offer(counts, longest, max(slowdowns.values()))
             else:
                 found = Offer(counts, max([factor[pool] for pool in counts]))
-            self._offers[size, each_gb_s] = found
+            self._offers[alike] = found
         return found
 
     def slowdown(self, job: Job, size: int) -> float:
@@ -143,8 +159,9 @@ class SharedRoom:
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
         """Take processors for a job that fits; return the frequency on each too (see ``Start``)."""
-        counts, pools, each_gb_s = self.offer(job, size).counts, self._pools, job.spec.planned_gb_s
-        shares = self._frequencies(counts, each_gb_s) if self.power_aware else {}
+        offer, pools, each_gb_s = self.offer(job, size), self._pools, job.spec.planned_gb_s
+        counts, span_s = offer.counts, job.spec.expected_s(size)
+        shares = self._frequencies(counts, each_gb_s, span_s) if self.power_aware else {}
         vacant, nodes, frequencies = self._vacant[:], [], []
         for pool, number in counts.items():
             at, share = pools.first[pool] - 1, shares.get(pool, 1.0)
@@ -155,6 +172,9 @@ class SharedRoom:
             frequencies += [share] * number
             self._free[pool] -= number
             self._gb_s[pool] += number * each_gb_s * share / pools.factor[pool]
+        if self._forecast is not None:
+            parts = {(pool, shares.get(pool, 1.0)): number for pool, number in counts.items()}
+            self._forecast.add(parts, each_gb_s, span_s * offer.slowdown)
         self._vacant = vacant
         self.free -= size
         self._offers.clear()
@@ -189,7 +209,7 @@ class SharedRoom:
                     break
         return counts
 
-    def _improve(self, counts: Counts, each_gb_s: float) -> ByPool:
+    def _improve(self, counts: Counts, each_gb_s: float, span_s: float) -> ByPool:
         """Move processes from where they wait most for memory to where they wait less.
 
         Pools with free processors are tried once each, in order, until all have been or nobody
@@ -197,15 +217,18 @@ class SharedRoom:
         """
         pools, gb_s = self._pools, self._gb_s
         node, factor, least_gb_s = pools.node, pools.factor, pools.least_gb_s
+        stays = self._forecast is None  # what is asked for now
         asked = self._asked(counts, dict.fromkeys(counts, each_gb_s))
-        waiting = _Waiting(self._slowdowns(asked, counts))
+        waiting = _Waiting(self._slowdowns(asked, counts, span_s))
         for pool, free in enumerate(self._free):
             if not waiting.heap:
                 break
             moved = min(free, 1)
             while moved and (spare := free - counts.get(pool, 0)) and waiting.heap:
                 least, _, worst = waiting.heap[0]
-                one_more = gb_s[pool] + (counts.get(pool, 0) + 1) * each_gb_s / factor[pool]
+                one_more = (counts.get(pool, 0) + 1) * each_gb_s / factor[pool]
+                if stays:
+                    one_more = gb_s[pool] + one_more
                 if worst == pool or one_more >= -least * least_gb_s[pool]:
                     break
                 moved = min(moved, spare, counts[worst])
@@ -213,14 +236,14 @@ class SharedRoom:
                 _move(counts, worst, pool, moved)
                 for at in (worst, pool):
                     asked[at] = gb_s[at] + counts.get(at, 0) * each_gb_s / factor[at]
-                there = self._slowdowns(asked, counts, (node[pool],))
+                there = self._slowdowns(asked, counts, span_s, (node[pool],))
                 if max(there.values()) >= -least:
                     _move(counts, pool, worst, moved)
                     asked[worst], asked[pool] = before
                     moved //= 2  # twice as many at once as long as that helps, then half as many
                     continue
                 if node[worst] != node[pool]:
-                    there.update(self._slowdowns(asked, counts, (node[worst],)))
+                    there.update(self._slowdowns(asked, counts, span_s, (node[worst],)))
                 waiting.update(there, None if worst in counts else worst)
                 moved *= 2
         return waiting.slowdowns
@@ -235,9 +258,14 @@ class SharedRoom:
         return asked
 
     def _slowdowns(
-        self, asked: Sequence[float], counts: Counts, nodes: Iterable[int] = ()
+        self, asked: Sequence[float], counts: Counts, span_s: float, nodes: Iterable[int] = ()
     ) -> ByPool:
-        """Return how much bandwidth slows a job's processes, by pool, all nodes or some."""
+        """Return how much bandwidth slows a job's processes, by pool, all nodes or some.
+
+        Args:
+            asked: in all pools, that job included.
+            span_s: its run time on the fastest processors, by which neighbours may have ended.
+        """
         pools, found = self._pools, {}
         least_gb_s = pools.least_gb_s
         for node in nodes or dict.fromkeys([pools.node[pool] for pool in counts]):
@@ -246,13 +274,17 @@ class SharedRoom:
                 if pool in counts:
                     found[pool] = 1.0  # the most frequent case
                 continue
-            slowdowns = pools.slowdowns(node, [asked[pool] for pool in members])
+            all_gb_s = [asked[pool] for pool in members]
+            slowdowns = pools.slowdowns(node, all_gb_s)
+            if self._forecast is not None and max(slowdowns) > 1.0:
+                own_gb_s = [asked[pool] - self._gb_s[pool] for pool in members]
+                slowdowns = self._forecast.slowdowns(node, all_gb_s, own_gb_s, span_s)
             for pool, slowdown in zip(members, slowdowns, strict=True):
                 if pool in counts:
                     found[pool] = slowdown
         return found
 
-    def _frequencies(self, counts: Counts, each_gb_s: float) -> ByPool:
+    def _frequencies(self, counts: Counts, each_gb_s: float, span_s: float) -> ByPool:
         """Return the frequencies at which all processes of a job end together (section IV-A-2).
 
         The steps: the critical process has the longest run time (1). The others ask for as much
@@ -260,13 +292,14 @@ class SharedRoom:
         level at which it is not later than the critical one (4).
         """
         factor = self._pools.factor
-        slowdowns = self._slowdowns(self._asked(counts, dict.fromkeys(counts, each_gb_s)), counts)
+        asked = self._asked(counts, dict.fromkeys(counts, each_gb_s))
+        slowdowns = self._slowdowns(asked, counts, span_s)
         times = {pool: factor[pool] * slowdown for pool, slowdown in slowdowns.items()}
         longest = max(times.values())
         own = {pool: each_gb_s * time / longest for pool, time in times.items()}
         levels = [ghz for ghz, _ in self._site.levels]
         found = {}
-        for pool, slowdown in self._slowdowns(self._asked(counts, own), counts).items():
+        for pool, slowdown in self._slowdowns(self._asked(counts, own), counts, span_s).items():
             least = factor[pool] * slowdown / longest * levels[-1] * (1.0 - 1e-12)
             level = min(bisect_left(levels, least), len(levels) - 1)
             found[pool] = levels[level] / levels[-1]
@@ -329,6 +362,11 @@ class FirstFitShared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: ClassVar[bool] = True
     least_bandwidth: ClassVar[bool] = False
     threshold: ClassVar[float] = inf
+    ahead: ClassVar[bool] = False
+
+    def alike(self, job: Job, size: int) -> Alike:
+        """Return what jobs have in common that would start in the same place."""
+        return (size,)
 
     def __call__(self, state: State) -> SharedRoom:
         """Open the room of a pass."""
@@ -341,14 +379,21 @@ class LessConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         power_aware, fastest_first: as above.
         threshold: a job waits that bandwidth would slow by more (``LessConsume-Threshold``).
+        ahead: what is asked for is expected to change when neighbours are expected to end.
     """
 
     power_aware: bool = False
     fastest_first: bool = False
     threshold: float = inf
+    ahead: bool = False
 
     shared: ClassVar[bool] = True
     least_bandwidth: ClassVar[bool] = True
+
+    def alike(self, job: Job, size: int) -> Alike:
+        """Return what jobs have in common that would start in the same place."""
+        span_s = job.spec.expected_s(size) if self.ahead else 0.0
+        return size, job.spec.planned_gb_s, span_s
 
     def __call__(self, state: State) -> SharedRoom:
         """Open the room of a pass."""
