@@ -93,9 +93,9 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--first",
-        type=_count,
+        type=_count_or_all,
         metavar="N",
-        help=f"jobs of each of guim's logs, the first ones (default: {Grid().first})",
+        help=f"jobs of each of guim's logs, the first ones; 0 for all (default: {Grid().first})",
     )
 
 
@@ -141,7 +141,7 @@ def grid(options: argparse.Namespace) -> Grid:
         tuple(options.logs or asked.logs),
         tuple(options.mixes or asked.mixes),
         tuple(int(error) for error in errors),
-        options.first or asked.first,
+        asked.first if options.first is None else options.first,
     )
 
 
@@ -155,6 +155,12 @@ def _names(text: str) -> list[str]:
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def _count_or_all(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
     return int(text)
 
 

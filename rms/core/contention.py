@@ -117,6 +117,9 @@ class Pools:
             demands_gb_s: what is asked for in each of its pools.
         """
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
+        if len(demands_gb_s) == 1 and (demand := demands_gb_s[0]) <= sockets_gb_s[0]:
+            over = demand > bandwidth_gb_s * ROUNDING
+            return [demand / bandwidth_gb_s + whole_demand if over else 1.0]  # most frequent
         through, found = 0.0, []
         for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
             if demand <= capacity:

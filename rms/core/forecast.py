@@ -43,9 +43,12 @@ class Forecast:
         Args:
             asked_gb_s: what is asked for in each pool now, that job included.
             own_gb_s: what the job asks for in each.
-            span_s: its run time on the fastest processors.
+            span_s: its run time on the fastest processors; where none is known, what is asked for
+                now counts.
         """
         pools = self._pools
+        if not 0.0 < span_s < inf:
+            return pools.slowdowns(node, asked_gb_s)
         members, asked = pools.members[node], list(asked_gb_s)
         alone_s = [span_s * pools.factor[pool] for pool in members]
         left, found = dict(enumerate(alone_s)), [1.0] * len(members)
@@ -61,7 +64,7 @@ class Forecast:
             at_s = end_s
             if own_end_s <= until_s:
                 del left[first]
-                found[first] = max(1.0, at_s / alone_s[first]) if span_s > 0.0 else slow[first]
+                found[first] = max(1.0, at_s / alone_s[first])
                 asked[first] = max(0.0, asked[first] - own_gb_s[first])
             else:
                 member = members.index(pool)

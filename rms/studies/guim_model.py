@@ -61,7 +61,7 @@ class Variant:
 
 
 class Grid(NamedTuple):
-    """Which simulations are asked for: all the paper's, of the first jobs of each log."""
+    """Which simulations are asked for: all the paper's, of the first jobs of each log (0: all)."""
 
     logs: tuple[str, ...] = ("ctc", "sdsc", "blue")
     mixes: tuple[str, ...] = ("mem", "hybrid", "comp", "equip")

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import inf
 from typing import ClassVar, NamedTuple
@@ -22,6 +21,7 @@ import msgspec
 from rms.core.contention import Pools
 from rms.core.forecast import Forecast
 from rms.core.model import Job, Node, Site
+from rms.core.policies.waiting import ByPool, Waiting
 from rms.core.state import State
 
 Alike = tuple[float, ...]
@@ -29,9 +29,6 @@ Alike = tuple[float, ...]
 
 Counts = dict[int, int]
 """Processes by pool."""
-
-ByPool = dict[int, float]
-"""A figure of the processes in each pool."""
 
 
 class Offer(NamedTuple):
@@ -121,10 +118,12 @@ class SharedRoom:
             ]
         most_waiting = self._how.threshold
         for number, factor, least_gb_s, gb_s in self._open:
-            if (over := min(slowdown / factor, most_waiting)) >= 1.0:
+            over = slowdown / factor
+            if over >= 1.0:
                 fitting = number
                 if each_gb_s > 0.0:
-                    left_gb_s = over * least_gb_s - gb_s
+                    waiting = over if over < most_waiting else most_waiting
+                    left_gb_s = waiting * least_gb_s - gb_s
                     most = left_gb_s * factor / each_gb_s * (1.0 + 1e-9) + 1e-9
                     if most < number:
                         fitting = int(most) if most > 0.0 else 0
@@ -219,7 +218,7 @@ class SharedRoom:
         node, factor, least_gb_s = pools.node, pools.factor, pools.least_gb_s
         stays = self._forecast is None  # what is asked for now
         asked = self._asked(counts, dict.fromkeys(counts, each_gb_s))
-        waiting = _Waiting(self._slowdowns(asked, counts, span_s))
+        waiting = Waiting(self._slowdowns(asked, counts, span_s))
         for pool, free in enumerate(self._free):
             if not waiting.heap:
                 break
@@ -267,12 +266,12 @@ class SharedRoom:
             span_s: its run time on the fastest processors, by which neighbours may have ended.
         """
         pools, found = self._pools, {}
-        least_gb_s = pools.least_gb_s
         for node in nodes or dict.fromkeys([pools.node[pool] for pool in counts]):
             members = pools.members[node]
-            if len(members) == 1 and asked[pool := members[0]] <= least_gb_s[pool]:
+            if len(members) == 1 and self._forecast is None:  # the most frequent case
+                pool = members[0]
                 if pool in counts:
-                    found[pool] = 1.0  # the most frequent case
+                    found[pool] = pools.slowdowns(node, (asked[pool],))[0]
                 continue
             all_gb_s = [asked[pool] for pool in members]
             slowdowns = pools.slowdowns(node, all_gb_s)
@@ -304,40 +303,6 @@ class SharedRoom:
             level = min(bisect_left(levels, least), len(levels) - 1)
             found[pool] = levels[level] / levels[-1]
         return found
-
-
-class _Waiting:
-    """How much bandwidth slows the processes of a job, and where it does most.
-
-    Attributes:
-        slowdowns: by pool.
-        heap: those above 1, the highest first (negated; of equal ones the pool that is longest in
-            ``slowdowns``); the first is valid.
-    """
-
-    __slots__ = ("_number", "_since", "heap", "slowdowns")
-
-    def __init__(self, slowdowns: ByPool) -> None:
-        self.slowdowns = slowdowns
-        self._since = {pool: at for at, pool in enumerate(slowdowns)}
-        self._number = len(slowdowns)
-        self.heap = [(-s, self._since[p], p) for p, s in slowdowns.items() if s > 1.0]
-        heapify(self.heap)
-
-    def update(self, slowdowns: ByPool, gone: int | None) -> None:
-        """Enter what is new of some pools; one may have no process any more."""
-        heap, known, since = self.heap, self.slowdowns, self._since
-        if gone is not None:
-            del known[gone]
-        for pool, slowdown in slowdowns.items():
-            if pool not in known:
-                since[pool] = self._number
-                self._number += 1
-            known[pool] = slowdown
-            if slowdown > 1.0:
-                heappush(heap, (-slowdown, since[pool], pool))
-        while heap and (known.get(heap[0][2]), since[heap[0][2]]) != (-heap[0][0], heap[0][1]):
-            heappop(heap)
 
 
 def _move(counts: Counts, source: int, target: int, number: int) -> None:

@@ -58,12 +58,22 @@ def test_the_same_jobs_whatever_the_error(paper: dict[str, Any]) -> None:
     assert share == pytest.approx(0.4, abs=0.04)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_long_queues_are_decided_as_easy_does(paper: dict[str, Any], name: str) -> None:
-    specs = with_bandwidth(jobs(150, 30), paper, Case(name, "sdsc", "hybrid", 50))
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        *((name, Variant()) for name in POLICIES),
+        ("lc-pa", Variant(threshold=1.5)),
+        ("lc-pa", Variant(ahead=True)),
+    ],
+)
+def test_long_queues_are_decided_as_easy_does(
+    paper: dict[str, Any], name: str, variant: Variant
+) -> None:
+    number = 60 if variant != Variant() else 150
+    specs = with_bandwidth(jobs(number, 30), paper, Case(name, "sdsc", "hybrid", 50))
     where, ends = site(paper, 60, Variant(size="cores")), []
     for long_queue in (False, True):
-        made = policy(name, Variant(), long_queue=long_queue)
+        made = policy(name, variant, long_queue=long_queue)
         simulation = Simulation(specs, where, made)
         simulation.run()
         ends.append({job.spec.id: (job.nodes, job.end_s) for job in _ended(simulation)})

@@ -96,6 +96,15 @@ def test_threshold_lets_a_job_wait_unless_the_cluster_is_empty() -> None:
     assert starts == [0.0, 100.0, 200.0]
 
 
+@pytest.mark.parametrize(("ahead", "node", "slowdown"), [(False, 0, 2.0), (True, 1, 1.045)])
+def test_ahead_is_where_neighbours_end_soon(ahead: bool, node: int, slowdown: float) -> None:
+    """Both nodes are full now; on the second one for 9 s more, at half the rate for the third."""
+    jobs = [job(1, 1, 64.0, 1000.0), job(2, 1, 64.0, 10.0), job(3, 1, 64.0, 100.0, 1.0)]
+    policy = easy("less-consume", ahead=ahead)
+    found = run(site(PLAIN, PLAIN), policy, *jobs).engine.state.ended[JobId("3")]
+    assert found.nodes[0] // 4 == node and found.slowdown == pytest.approx(slowdown)
+
+
 def test_expected_ends_follow_the_processors() -> None:
     """A job that would end on a GPU only after the reservation is not backfilled."""
     where = site(MIXED)
@@ -119,15 +128,17 @@ def test_resizable_jobs_are_refused_and_so_are_other_nodes() -> None:
         min_size=1,
         max_size=12,
     ),
-    st.sampled_from(["first-fit-shared", "less-consume"]),
+    st.sampled_from(
+        [("first-fit-shared", {}), ("less-consume", {}), ("less-consume", {"ahead": True})]
+    ),
     st.booleans(),
 )
 def test_bandwidth_only_costs_time_and_no_slot_is_given_twice(
-    jobs: list[tuple[int, float, int]], part: str, aware: bool
+    jobs: list[tuple[int, float, int]], part: tuple[str, dict[str, Any]], aware: bool
 ) -> None:
     """The engine refuses a slot given twice; every job ends, none before its work is done."""
     specs = [job(n, size, gb_s, run_s) for n, (size, gb_s, run_s) in enumerate(jobs, 1)]
-    found = run(site(MIXED, PLAIN), easy(part, power_aware=aware), *specs)
+    found = run(site(MIXED, PLAIN), easy(part[0], power_aware=aware, **part[1]), *specs)
     for spec in specs:
         over = found.engine.state.ended[spec.id]
         assert over.start_s is not None and over.end_s is not None and spec.run_s is not None
