@@ -41,7 +41,7 @@ class Variant:
         whole_demand: see :class:`rms.core.contention.SharedNode`.
         fastest_first: first fit takes fast processors first, not node by node.
         threshold: of LessConsume, None for any.
-        ahead: LessConsume looks ahead to the ends of neighbours.
+        forecast: LessConsume looks ahead to the ends of neighbours.
         nodes: so many times as many.
         biased: estimates of bandwidth are all too high by the error, not too high or low by lot.
         socket: the GPU's socket is limited to a ninth of its node's bandwidth.
@@ -53,7 +53,7 @@ class Variant:
     whole_demand: bool = False
     fastest_first: bool = False
     threshold: float | None = None
-    ahead: bool = False
+    forecast: bool = False
     nodes: float = 1.0
     biased: bool = False
     socket: bool = True
@@ -140,7 +140,7 @@ def policy(name: str, variant: Variant, *, long_queue: bool = True) -> Policy:
         "fastest_first": variant.fastest_first,
     }
     if name == "lc-pa":
-        placement["ahead"] = variant.ahead
+        placement["forecast"] = variant.forecast
         if variant.threshold is not None:
             placement["threshold"] = variant.threshold
     made = adjusted(named("easy"), placement=placement)

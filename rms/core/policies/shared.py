@@ -5,7 +5,7 @@ expected to be asked for slows the job least. Both may set frequencies (``power_
 that would wait for slower ones of its job runs slower itself.
 
 What a placement expects of bandwidth follows what is said of each job: what is asked for now, or
-(``ahead``) until the ends that are expected of its neighbours.
+(``forecast``) until the ends that are expected of its neighbours.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SharedRoom:
         self._asleep = {self._pools.of_slot[node] for node in state.asleep}
         self._how, self.free, self.passed = how, state.free_count, 0
         self.power_aware = how.power_aware and state.settable_frequencies
-        self._forecast = Forecast(state) if how.ahead else None
+        self._forecast = Forecast(state) if how.forecast else None
         self._offers: dict[Alike, Offer] = {}
         self._refused: list[tuple[int, float]] = []
         self._open: list[tuple[int, float, float, float]] | None = None
@@ -327,7 +327,7 @@ class FirstFitShared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: ClassVar[bool] = True
     least_bandwidth: ClassVar[bool] = False
     threshold: ClassVar[float] = inf
-    ahead: ClassVar[bool] = False
+    forecast: ClassVar[bool] = False
 
     def alike(self, job: Job, size: int) -> Alike:
         """Return what jobs have in common that would start in the same place."""
@@ -344,20 +344,20 @@ class LessConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         power_aware, fastest_first: as above.
         threshold: a job waits that bandwidth would slow by more (``LessConsume-Threshold``).
-        ahead: what is asked for is expected to change when neighbours are expected to end.
+        forecast: what is asked for is expected to change when neighbours are expected to end.
     """
 
     power_aware: bool = False
     fastest_first: bool = False
     threshold: float = inf
-    ahead: bool = False
+    forecast: bool = False
 
     shared: ClassVar[bool] = True
     least_bandwidth: ClassVar[bool] = True
 
     def alike(self, job: Job, size: int) -> Alike:
         """Return what jobs have in common that would start in the same place."""
-        span_s = job.spec.expected_s(size) if self.ahead else 0.0
+        span_s = job.spec.expected_s(size) if self.forecast else 0.0
         return size, job.spec.planned_gb_s, span_s
 
     def __call__(self, state: State) -> SharedRoom:

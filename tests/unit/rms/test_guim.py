@@ -63,7 +63,7 @@ def test_the_same_jobs_whatever_the_error(paper: dict[str, Any]) -> None:
     [
         *((name, Variant()) for name in POLICIES),
         ("lc-pa", Variant(threshold=1.5)),
-        ("lc-pa", Variant(ahead=True)),
+        ("lc-pa", Variant(forecast=True)),
     ],
 )
 def test_long_queues_are_decided_as_easy_does(

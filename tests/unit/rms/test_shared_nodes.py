@@ -96,11 +96,11 @@ def test_threshold_lets_a_job_wait_unless_the_cluster_is_empty() -> None:
     assert starts == [0.0, 100.0, 200.0]
 
 
-@pytest.mark.parametrize(("ahead", "node", "slowdown"), [(False, 0, 2.0), (True, 1, 1.045)])
-def test_ahead_is_where_neighbours_end_soon(ahead: bool, node: int, slowdown: float) -> None:
+@pytest.mark.parametrize(("forecast", "node", "slowdown"), [(False, 0, 2.0), (True, 1, 1.045)])
+def test_forecast_is_where_neighbours_end_soon(forecast: bool, node: int, slowdown: float) -> None:
     """Both nodes are full now; on the second one for 9 s more, at half the rate for the third."""
     jobs = [job(1, 1, 64.0, 1000.0), job(2, 1, 64.0, 10.0), job(3, 1, 64.0, 100.0, 1.0)]
-    policy = easy("less-consume", ahead=ahead)
+    policy = easy("less-consume", forecast=forecast)
     found = run(site(PLAIN, PLAIN), policy, *jobs).engine.state.ended[JobId("3")]
     assert found.nodes[0] // 4 == node and found.slowdown == pytest.approx(slowdown)
 
@@ -129,7 +129,7 @@ def test_resizable_jobs_are_refused_and_so_are_other_nodes() -> None:
         max_size=12,
     ),
     st.sampled_from(
-        [("first-fit-shared", {}), ("less-consume", {}), ("less-consume", {"ahead": True})]
+        [("first-fit-shared", {}), ("less-consume", {}), ("less-consume", {"forecast": True})]
     ),
     st.booleans(),
 )
