@@ -33,6 +33,8 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
         if decision.nodes:
             _distinct(decision.nodes)
             _free(state, decision.nodes, decision)
+            if decision.frequencies:
+                _clocked(state, decision)
         elif not state.counted or (size > state.free_count and not ahead):
             raise RuleError(f"expected free nodes for {decision.job}, got {size}")
         if size != spec.preferred:
@@ -108,6 +110,17 @@ def _free(state: State, nodes: Iterable[int], decision: Start | Resize) -> None:
     vacant = state.vacant
     if not all(0 <= node < len(vacant) and vacant[node] for node in nodes):
         raise RuleError(f"expected free nodes for {decision.job}, got {decision.nodes}")
+
+
+def _clocked(state: State, decision: Start) -> None:
+    """Refuse frequencies that nodes do not state, or of other than each node."""
+    shares, levels = decision.frequencies, state.site.levels
+    known = {ghz / levels[-1][0] for ghz, _ in levels}
+    if len(shares) != len(decision.nodes) or not known.issuperset(shares):
+        raise RuleError(
+            f"expected a frequency of each node of {decision.job}, over the highest one, of "
+            f"{sorted(known)}, got {shares}"
+        )
 
 
 def _allowed(sizes: Sequence[int], size: int, decision: Start | Resize) -> None:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from rms.core.cluster import Cluster
-from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Site
+from rms.core.events import Start
+from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.core.policies.frequency import OptimalOperatingPoint
+from rms.core.rules import RuleError, check
 from rms.core.speedup import OperatingPoint, at_frequency
 from rms.core.state import State
 from rms.daemon.daemon import check_placement
@@ -113,6 +115,15 @@ def test_a_reservation_knows_that_a_job_runs_longer() -> None:
     ]
     found = run(HOST, policy(), *specs)
     assert found.engine.state.ended[JobId("3")].start_s == 60.0
+
+
+def test_a_frequency_that_nodes_do_not_state_is_refused() -> None:
+    state = State(HOST)
+    state.enqueue(Job(job(1, MEMORY)))
+    check(state, Start(JobId("1"), (Node(0),), "", frequencies=(0.5,)))
+    for shares in ((0.6,), (0.5, 1.0)):
+        with pytest.raises(RuleError, match="expected a frequency of each node of 1"):
+            check(state, Start(JobId("1"), (Node(0),), "", frequencies=shares))
 
 
 def test_where_it_cannot_be() -> None:

@@ -88,12 +88,14 @@ class Cluster(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        power = self.first = powers(NODES)
-        self.engine = Engine(Site(NODES, power), named("array-share"))
-        self.ledger = Ledger(power)
+        self.engine = self.fresh()
+        self.ledger = Ledger(powers(NODES))
         self.events: list[tuple[str, Event]] = []
         self.decisions: list[object] = []
         self.number = 0
+
+    def fresh(self) -> Engine:
+        return Engine(Site(NODES, powers(NODES)), named("array-share"))
 
     def happen(self, event: Event) -> None:
         self.ledger.advance(self.engine.state, event.at_s)
@@ -302,7 +304,7 @@ class Cluster(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Feed the same events to a fresh engine: it decides the same."""
-        again = Engine(Site(NODES, self.first), named("array-share"))
+        again = self.fresh()
         decided = []
         for policy, event in self.events:
             if again.policy.key != policy:
