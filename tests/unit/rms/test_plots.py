@@ -33,6 +33,7 @@ def history(nodes: int, jobs: int, watts: float = 20.0) -> History:
 
 @pytest.mark.parametrize("nodes", [1, 2, 36])
 @pytest.mark.parametrize("jobs", [1, 9, 25, MOST_IN_LEGEND])
+@pytest.mark.covering(1)
 def test_the_legend_is_inside_the_figure(nodes: int, jobs: int) -> None:
     figure = gantt_figure(history(nodes, jobs), "who held which node")
     figure.canvas.draw()
