@@ -46,7 +46,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     runtime.forget_completion()
     to_stdout = arguments.json == "-"
     if to_stdout:
-        runtime = replace(runtime, log=sys.stderr)
+        runtime = replace(runtime, log=sys.stderr, output=sys.stderr)
     try:
         return _run(arguments, runtime, None if to_stdout else sys.stdout)
     except dmr.CollectiveError as error:
