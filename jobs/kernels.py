@@ -4,9 +4,11 @@ matmul   product of two matrices, 1024 x 1024, single precision (rows block by b
 cg       conjugate gradients, a 27-point Poisson matrix on 50^3 points, to a residual of 1e-6
 heat     a plate with a hot edge, 1024 x 1024, 200 steps (Jacobi)
 hashes   the least of 2^24 hashes
+mpdata   50 steps of mpdata's case sphere, 59^3 cells
 
-They are those of Süß et al. (VarySched, section 4.5). --instances says how many run side by side,
---size how large they are. Each leaves in its data how far it is, and may be moved after every step.
+All but the last are those of Süß et al. (VarySched, section 4.5). --instances says how many run
+side by side, --size how large they are. Each leaves in its data how far it is, and may be moved
+after every step.
 """
 
 import argparse
@@ -154,6 +156,24 @@ def hashes(data):
         yield
 
 
+def mpdata(data):
+    from mpdata.cases import Request, make_setup
+    from mpdata.solver import Solver
+
+    where, size = place(), data["size"]
+    setup = make_setup("sphere", Request(grid=(size, size, size)))
+    backend = "cupy" if where.resource is Resource.GPU else "numba"
+    solver = Solver(setup, backend=backend, threads=max(1, len(where.cpus)))
+    if data["at"]:
+        solver.resume(data["psi"], data["at"])
+    try:
+        while solver.step < data["steps"]:
+            solver.advance(1)
+            yield
+    finally:  # also where it is stopped at a yield
+        data["psi"], data["at"] = solver.psi.copy(), solver.step
+
+
 def data_of(name, size=None, seed=0):
     rng = np.random.default_rng(seed)
     if name == "matmul":
@@ -169,6 +189,8 @@ def data_of(name, size=None, seed=0):
         rr = float((r * r).sum())
         more = {"p": r.copy(), "ap": np.zeros_like(r), "rr": rr, "least": 1e-12 * rr}
         return {"x": x, "r": r, **more, "at": 0}
+    if name == "mpdata":
+        return {"psi": None, "size": size or 59, "steps": 50, "at": 0}
     found = np.zeros(1 << 18, "u8")
     return {
         "found": found,
@@ -178,7 +200,7 @@ def data_of(name, size=None, seed=0):
     }
 
 
-WORK = {"matmul": matmul, "cg": cg, "heat": heat, "hashes": hashes}
+WORK = {"matmul": matmul, "cg": cg, "heat": heat, "hashes": hashes, "mpdata": mpdata}
 
 
 def collection(name, data):
@@ -189,9 +211,10 @@ def collection(name, data):
         yield from WORK[name](data)
         data["seconds"] = time.perf_counter() - begun
 
+    itself = (lambda data: data) if name == "mpdata" else None  # its solver moves its field
     return KernelCollection(
         data,
-        Kernel(kernel, Resource.GPU),
+        Kernel(kernel, Resource.GPU, copy_in=itself),
         Kernel(kernel, Resource.CORES, Affinity.MED),
         Kernel(kernel, Resource.CORE, Affinity.LOW),
         name=name,

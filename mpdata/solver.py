@@ -121,6 +121,16 @@ class Solver:
         """The density (N, M, L), a view; of one on a device a copy."""
         return on_host(self._xp, self.flow.h[self.geometry.cells(0)])
 
+    @property
+    def step(self) -> int:
+        """How many steps have been made."""
+        return self._step
+
+    def resume(self, psi: Array, step: int) -> None:
+        """Go on from a field (N, M, L) as it was after so many steps, whoever made them."""
+        self._psi[self.geometry.cells(0)] = self._xp.asarray(psi)
+        self._step = step
+
     def advance(self, steps: int) -> None:
         """Advance the field by a number of steps.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
@@ -24,7 +25,9 @@ from rms.kernels import (
 )
 from rms.kernels import collection as collections
 from rms.kernels import connection as link
+from rms.kernels.places import Place, bound
 
+JOBS = Path(__file__).parents[3] / "jobs"
 STAND_IN = Path(__file__).parents[2] / "stand_in" / "cupy" / "__init__.py"
 
 
@@ -143,3 +146,42 @@ def test_data_is_moved_as_a_kernel_says() -> None:
 
     Kernel(kernel, Resource.GPU, copy_in=copy_in, copy_out=copy_out).work(data, lambda: False)
     assert data == {"host": 2}
+
+
+@pytest.mark.wide
+@pytest.mark.promise("kernels-moved")
+@pytest.mark.parametrize(
+    ("name", "size", "result"),
+    [
+        ("matmul", 200, "c"),
+        ("heat", 64, "old"),
+        ("cg", 8, "x"),
+        ("hashes", 1 << 20, "best"),
+        ("mpdata", 16, "psi"),
+    ],
+)
+def test_a_computation_that_is_moved_gives_the_same_answer(
+    monkeypatch: pytest.MonkeyPatch, name: str, size: int, result: str
+) -> None:
+    monkeypatch.syspath_prepend(str(JOBS))
+    kernels = importlib.import_module("kernels")
+    places = (Place(Resource.CORE, "", ("cpu:0",)), Place(Resource.CORES, "", ("cpu:0", "cpu:1")))
+
+    def run(every: int) -> Any:
+        """Stop at each so many yield points, and go on elsewhere."""
+        data = kernels.data_of(name, size)
+        made = kernels.collection(name, data).kernels
+        for turn in range(1000):
+            where, left = places[turn % 2], [every]
+
+            def stop(left: list[int] = left) -> bool:
+                left[0] -= 1
+                return not left[0]
+
+            with bound(where):
+                if made[where.resource].work(data, stop):
+                    assert bool(turn) == (every < 1000)
+                    return data[result]
+        raise AssertionError("expected an end, got none")
+
+    assert np.array_equal(run(1), run(10**9))
