@@ -133,6 +133,14 @@ def test_on_nodes_that_jobs_share(tmp_path: Path, part: str, node_power: str) ->
     assert len(off) == (12 if node_power == "off-when-idle" else 0)
 
 
+@pytest.mark.parametrize("part", ["first-fit-shared", "less-consume"])
+@pytest.mark.promise("shared-nodes")
+def test_on_shared_nodes_with_jobs_that_are_resized(tmp_path: Path, part: str) -> None:
+    policy = adjusted(POLICIES["backfill-share"], placement={"part": part}).key
+    decisions = agree(tmp_path, policy, stream(), gb_s=inf)
+    assert sum(isinstance(d, Resize) for _, d in decisions) > 10
+
+
 @pytest.mark.promise("consolidate")
 def test_with_jobs_that_are_moved_so_that_nodes_go_off(tmp_path: Path) -> None:
     """Six nodes of two slots; jobs of all modes, half of them of one size that may be moved."""
@@ -205,6 +213,9 @@ def agree(
         lived = [(e.event.at_s, d) for e in seen for d in e.decisions or ()]
         assert lived == simulation.decisions
         assert replay(journal.read()).differing == []
+    state = daemon.context.state
+    if state.pools is not None and not state.off:
+        assert state.pool_free == state.pools.number and not any(state.pool_gb_s)
     ledger = daemon.scheduler.ledger
     assert ledger.busy_j == simulation.ledger.busy_j
     for got_j, expected_j in (

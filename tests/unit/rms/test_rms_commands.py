@@ -11,6 +11,9 @@ from routed import Routed, routed
 
 from rms.cli.main import COMMANDS, main
 from rms.client import connection
+from rms.core.model import JobId
+from rms.formats import profiles
+from rms.formats.profiles import Machine, Point, Profile, Program
 from rms.wire.http import request
 from rms.wire.users import SlurmRow
 
@@ -328,3 +331,25 @@ def test_help_names_every_command_and_each_has_its_own(terminal: Terminal) -> No
     for name in COMMANDS:
         assert terminal.run(name, "--help") == 0
         assert terminal.out.startswith(f"usage: rms {name} ") and "--json FILE" in terminal.out
+
+
+@pytest.mark.promise("shared-nodes")
+def test_a_job_states_its_bandwidth_or_its_profile_does(terminal: Terminal) -> None:
+    """The option goes before the line of the script, and that before the profile."""
+    point = Point(1, "separate", (2.0,), (3.0,), "model")
+    program = Program(("a.out",), "f" * 64)
+    known = Profile("a", program, Machine("p", 1), (point,), memory_bandwidth_gb_s=2.5)
+    profiles.write(Path("a.json"), known)
+    Path("said.sh").write_text("#!/bin/sh\n#RMS --memory-bandwidth=3.5\nsleep 9\n")
+    profiled = ("--profile", "a.json")
+    for words, gb_s in (
+        (("--memory-bandwidth", "4.5", *profiled, "said.sh"), 4.5),
+        ((*profiled, "said.sh"), 3.5),
+        ((*profiled, "good.sh"), 2.5),
+        (("good.sh",), None),
+    ):
+        ((number,),) = terminal.lines("submit", *words)
+        job = terminal.server.daemon.context.state.job(JobId(number))
+        assert job is not None and job.spec.bandwidth_gb_s == gb_s
+    said = terminal.refused(2, "submit", "--memory-bandwidth", "much", "good.sh")
+    assert "expected a number above 0 like 12.5, got 'much'" in said
