@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,13 +49,37 @@ def boundaries_of(given: Boundary | Sequence[Boundary], axes: int) -> tuple[Boun
     return found
 
 
-@dataclass
+@dataclass(frozen=True)
 class Message:
-    """Cells on their way: ``host`` is what MPI sends or receives, bound to ``request`` for good."""
+    """Cells on their way.
+
+    Attributes:
+        where: their region of the block, axes in memory order.
+        host: what MPI sends or receives, bound to ``request`` for good.
+    """
 
     where: Region
     host: Array
     request: MPI.Prequest
+
+
+@dataclass(frozen=True)
+class AxisPlan:
+    """What is done along one axis, all worked out beforehand; regions have axes in memory order.
+
+    Attributes:
+        receives, sends: messages.
+        requests: of both.
+        copies: regions that are copies of others of the same block, by way of a buffer: NumPy
+            would find out first, in more time, that the two do not overlap.
+        fills: regions with one value.
+    """
+
+    receives: list[Message]
+    sends: list[Message]
+    requests: list[MPI.Prequest]
+    copies: list[tuple[Region, Region, Array]]
+    fills: list[tuple[Region, float]]
 
 
 class HaloExchange:
@@ -64,12 +89,16 @@ class HaloExchange:
         comm: the library's own, over the ranks of the block's world.
         layout, rank, padding: of the block.
         boundaries: for every axis.
-        dtype: of a cell.
-        xp: the array module that holds the block.
+        like: type of a cell, and the array module that holds the block.
 
     Raises:
         ExchangeError: a block is thinner than its halo.
+
+    Attributes:
+        asked: the boundary as it was asked for.
     """
+
+    asked: Boundary | Sequence[Boundary] = None
 
     def __init__(
         self,
@@ -80,20 +109,22 @@ class HaloExchange:
         boundaries: tuple[Boundary, ...],
         like: tuple[np.dtype[Any], Any],
     ) -> None:
-        self.comm, self.boundaries = comm, boundaries
+        from mpi4py import MPI  # fields are stated where no MPI can be loaded, too
+
+        self._comm, self._boundaries = comm, boundaries
+        self._prequest = MPI.Prequest
         self._layout, self._rank, self._padding = layout, rank, padding
         self._dtype, self._xp = like
-        self._inverse = tuple(padding.order.index(axis) for axis in range(len(padding.order)))
-        self._axes = [
-            axis for axis in reversed(range(len(layout.shape))) if any(padding.halo[axis])
-        ]
+        self._in_host = self._xp is np
+        axes = reversed(range(len(layout.shape)))
+        self._axes = [axis for axis in axes if any(padding.halo[axis])]
         self._check()
-        self._messages = {axis: self._messages_of(axis) for axis in self._axes}
-        self._under_way: tuple[int, Array] | None = None
+        self._plans = [self._plan(axis) for axis in self._axes]
+        self._under_way: tuple[AxisPlan, Array] | None = None
 
     def _check(self) -> None:
         for axis in self._axes:
-            needed = self.boundaries[axis] == "periodic" or self._layout.parts_along(axis) > 1
+            needed = self._boundaries[axis] == "periodic" or self._layout.parts_along(axis) > 1
             thinnest = min(self._layout.box(rank).shape[axis] for rank in range(self._layout.size))
             if needed and thinnest < max(self._padding.halo[axis]):
                 raise ExchangeError(
@@ -105,88 +136,44 @@ class HaloExchange:
 
     def start(self, array: Array) -> None:
         """Fill the halo of ``array`` but for what comes by messages along the first axis."""
-        for axis in self._axes:
-            self.finish()
-            receives, sends = self._messages[axis]
-            for message in sends:
-                self._pack(array, message)
-            for message in (*receives, *sends):
-                message.request.Start()
-            self._under_way = axis, array
-            self._fill_edges(array, axis)
+        array = array.transpose(self._padding.order)
+        for plan in self._plans:
+            if self._under_way is not None:
+                self.finish()
+            if plan.requests:
+                for message in plan.sends:
+                    message.host[...] = self._host(array[message.where])
+                self._prequest.Startall(plan.requests)
+                self._under_way = plan, array
+            for into, of, between in plan.copies:
+                between[...] = array[of]
+                array[into] = between
+            for into, value in plan.fills:
+                array[into] = value
 
     def finish(self) -> None:
         """Wait for what :meth:`start` has left under way."""
         if self._under_way is None:
             return
-        (axis, array), self._under_way = self._under_way, None
-        receives, sends = self._messages[axis]
-        for message in receives:
-            message.request.Wait()
-            self._unpack(array, message)
-        for message in sends:
-            message.request.Wait()
+        (plan, array), self._under_way = self._under_way, None
+        self._prequest.Waitall(plan.requests)
+        for message in plan.receives:
+            array[message.where] = message.host if self._in_host else self._xp.asarray(message.host)
 
     def free(self) -> None:
         """Free the requests."""
-        for receives, sends in self._messages.values():
-            for message in (*receives, *sends):
-                message.request.Free()
-        self._messages.clear()
-        self._axes = []
+        for plan in self._plans:
+            for request in plan.requests:
+                request.Free()
+        self._plans = []
 
-    def _pack(self, array: Array, message: Message) -> None:
-        view = array[message.where].transpose(self._padding.order)
-        if self._xp is not np:
-            view = self._xp.asnumpy(self._xp.ascontiguousarray(view))
-        message.host[...] = view
+    def _host(self, cells: Array) -> Array:
+        return cells if self._in_host else self._xp.asnumpy(self._xp.ascontiguousarray(cells))
 
-    def _unpack(self, array: Array, message: Message) -> None:
-        array[message.where] = self._xp.asarray(message.host).transpose(self._inverse)
+    # --- what there is to do -----------------------------------------------------------------
 
-    def _fill_edges(self, array: Array, axis: int) -> None:
-        """Fill what no message fills along an axis: the far side of itself, edges of the domain."""
-        low, high = self._padding.halo[axis]
-        cells, kind = self._padding.interior[axis], self.boundaries[axis]
-        below, above = self._neighbours(axis)
-        if below == self._rank:  # then it is above as well
-            self._copy(array, axis, (0, low), (cells, cells + low))
-            self._copy(array, axis, (low + cells, low + cells + high), (low, low + high))
-        if kind is None or kind == "periodic":
-            return
-        for at, other in ((range(low), below), (range(low + cells, low + cells + high), above)):
-            inside = low if at.start == 0 else low + cells - 1
-            if other is None and len(at):
-                into = self._region(axis, at.start, at.stop)
-                if kind == "edge":
-                    for layer in at:
-                        self._copy(array, axis, (layer, layer + 1), (inside, inside + 1))
-                else:
-                    array[into] = kind
-
-    def _copy(self, array: Array, axis: int, into: tuple[int, int], of: tuple[int, int]) -> None:
-        array[self._region(axis, *into)] = array[self._region(axis, *of)]
-
-    # --- who, and what -----------------------------------------------------------------------
-
-    def _neighbours(self, axis: int) -> tuple[int | None, int | None]:
-        periodic = self.boundaries[axis] == "periodic"
-        below, above = (
-            self._layout.neighbour(self._rank, axis, way, periodic=periodic) for way in (-1, 1)
-        )
-        return below, above
-
-    def _region(self, axis: int, start: int, stop: int) -> Region:
-        """Return layers of an axis: later axes with their halo, earlier ones without."""
-        parts = []
-        for other, (low, high) in enumerate(self._padding.halo):
-            cells = self._padding.interior[other]
-            whole = slice(0, low + cells + high) if other > axis else slice(low, low + cells)
-            parts.append(slice(start, stop) if other == axis else whole)
-        return tuple(parts)
-
-    def _messages_of(self, axis: int) -> tuple[list[Message], list[Message]]:
-        """Return what this rank receives and sends along an axis."""
+    def _plan(self, axis: int) -> AxisPlan:
+        """Return what is done along an axis."""
         low, high = self._padding.halo[axis]
         cells = self._padding.interior[axis]
         below, above = self._neighbours(axis)
@@ -195,10 +182,56 @@ class HaloExchange:
         down, up = tags.HALO + 2 * axis, tags.HALO + 2 * axis + 1
         receives = [(below, up, 0, low), (above, down, low + cells, high)]
         sends = [(below, down, low, high), (above, up, cells, low)]
-        return (
-            [self._message(axis, *one, sends=False) for one in receives if self._goes(one)],
-            [self._message(axis, *one, sends=True) for one in sends if self._goes(one)],
+        arriving = [self._message(axis, *one, sends=False) for one in receives if self._goes(one)]
+        leaving = [self._message(axis, *one, sends=True) for one in sends if self._goes(one)]
+        requests = [message.request for message in (*arriving, *leaving)]
+        copies, fills = self._edges(axis, below, above)
+        return AxisPlan(arriving, leaving, requests, copies, fills)
+
+    def _edges(
+        self, axis: int, below: int | None, above: int | None
+    ) -> tuple[list[tuple[Region, Region, Array]], list[tuple[Region, float]]]:
+        """Return what no message fills: the far side of this block, edges of the domain."""
+        low, high = self._padding.halo[axis]
+        cells, kind = self._padding.interior[axis], self._boundaries[axis]
+        copies: list[tuple[Region, Region, Array]] = []
+        fills: list[tuple[Region, float]] = []
+        sides = [(0, low, below, cells, low), (low + cells, high, above, low, low + cells - 1)]
+        for first, count, peer, far, nearest in sides:
+            into = self._region(axis, first, first + count)
+            if not count or kind is None or peer not in (None, self._rank):
+                continue
+            if peer == self._rank:
+                copies.append(self._copy(into, self._region(axis, far, far + count)))
+            elif kind == "edge":
+                copies.append(self._copy(into, self._region(axis, nearest, nearest + 1)))
+            elif not isinstance(kind, str):
+                fills.append((into, kind))
+        return copies, fills
+
+    def _copy(self, into: Region, of: Region) -> tuple[Region, Region, Array]:
+        shape = [part.stop - part.start for part in of]
+        between = self._xp.zeros(prod(shape), dtype=self._dtype).reshape(shape)
+        return into, of, between
+
+    # --- who, and where -----------------------------------------------------------------------
+
+    def _neighbours(self, axis: int) -> tuple[int | None, int | None]:
+        periodic = self._boundaries[axis] == "periodic"
+        below, above = (
+            self._layout.neighbour(self._rank, axis, way, periodic=periodic) for way in (-1, 1)
         )
+        return below, above
+
+    def _region(self, axis: int, start: int, stop: int) -> Region:
+        """Return layers of an axis: later axes with their halo, earlier ones without."""
+        parts = []
+        for other in self._padding.order:
+            low, high = self._padding.halo[other]
+            cells = self._padding.interior[other]
+            whole = slice(0, low + cells + high) if other > axis else slice(low, low + cells)
+            parts.append(slice(start, stop) if other == axis else whole)
+        return tuple(parts)
 
     def _goes(self, one: tuple[int | None, int, int, int]) -> bool:
         return one[0] not in (None, self._rank) and one[3] > 0
@@ -207,7 +240,6 @@ class HaloExchange:
         self, axis: int, peer: int | None, tag: int, first: int, count: int, *, sends: bool
     ) -> Message:
         where = self._region(axis, first, first + count)
-        shape = [part.stop - part.start for part in where]
-        host = np.empty([shape[at] for at in self._padding.order], self._dtype)
-        init = self.comm.Send_init if sends else self.comm.Recv_init
+        host = np.empty([part.stop - part.start for part in where], self._dtype)
+        init = self._comm.Send_init if sends else self._comm.Recv_init
         return Message(where, host, init(host.reshape(-1).view(np.uint8), peer or 0, tag))

@@ -255,18 +255,21 @@ class Field:
         Until :meth:`finish_exchange` cells may be read but those of the first axis's halo, and
         none be changed.
         """
+        if self._exchange is None or self._exchange.asked != boundary:
+            self._prepare_exchange(boundary)
+        if self._exchange is not None:
+            self._exchange.start(self.padded)
+
+    def _prepare_exchange(self, boundary: Boundary | Sequence[Boundary]) -> None:
         if self.comm is None:
             raise RuntimeError("expected a field of run.fields, whose ranks are known")
         kinds = boundaries_of(boundary, len(self.spec.shape))
-        known = self._exchange
-        if known is None or known.boundaries != kinds or known.comm is not self.comm:
-            if known is not None and known.comm is self.comm:
-                known.free()
-            like = (self.dtype, self.spec.xp)
-            self._exchange = known = HaloExchange(
-                self.comm, self.layout, self.rank, self.padding, kinds, like
-            )
-        known.start(self.padded)
+        if self._exchange is not None:
+            self._exchange.free()
+            self._exchange = None
+        like = (self.dtype, self.spec.xp)
+        self._exchange = HaloExchange(self.comm, self.layout, self.rank, self.padding, kinds, like)
+        self._exchange.asked = boundary
 
     def finish_exchange(self) -> None:
         """Wait for what :meth:`start_exchange` has left under way."""
