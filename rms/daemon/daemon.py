@@ -267,11 +267,12 @@ class Daemon:
         job.step, job.total = poll.step, poll.steps
         step = job.running_step
         if step is not None:
+            known = step.has_polled, step.strategy, step.ranks
             step.has_polled, step.cooldown_s = True, poll.cooldown_s
             step.restartable = poll.restartable
             if job.resize is not None and job.resize.state == "starting":
                 self.worlds.resize(job, Polled())
-            if (step.strategy, step.ranks) != (poll.strategy, poll.launches):
+            if known != (True, poll.strategy, poll.launches):
                 step.strategy, step.ranks = poll.strategy, poll.launches
                 self.worlds.save_steps(job)
         if running is not None:

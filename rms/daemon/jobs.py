@@ -203,6 +203,7 @@ class JobRuntime:
                 "groups": step.ranks,
                 "exit_code": step.exit_code,
                 "message": step.message,
+                "polled": step.has_polled,
             }
             for step in self.steps
         ]

@@ -254,7 +254,8 @@ def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
     def world(number: int, pid: int) -> ManagedProcess:
         """Return a launch; one that was started anew meanwhile has another process."""
         if pid in members or not launcher.shared_filesystem:
-            return ManagedProcess(pid if pid in members else 0)
+            kept = launcher.world_status_file(job.id, number)
+            return ManagedProcess(pid if pid in members else 0, status_file=kept)
         return ManagedProcess(min(launcher.members(job.id, number), default=0))
 
     found = noted(journal, "steps", job.id)
@@ -271,7 +272,7 @@ def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
                 tuple((launch, ranks) for launch, ranks in step["groups"]),
                 step["exit_code"],
                 step["message"],
-                has_polled=True,  # one that may have must leave a record
+                has_polled=step.get("polled", True),  # then it must leave a record
             )
         )
     return members

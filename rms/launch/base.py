@@ -190,6 +190,9 @@ class Launcher(Protocol):
     def status_file(self, job: str) -> Path:
         """Return where a job's script leaves its exit status."""
 
+    def world_status_file(self, job: str, launch: int) -> Path:
+        """Return where a world may leave its exit status."""
+
     def completion_file(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes."""
 

@@ -62,6 +62,18 @@ It outlives a SIGTERM that the script handles in its own time.
 """
 
 
+KEEP_WORLD_STATUS = """"$@" &
+world=$!
+trap 'kill -TERM $world' TERM
+{ wait $world; } 2>/dev/null
+code=$?
+while kill -0 $world 2>/dev/null; do { wait $world; } 2>/dev/null; code=$?; done
+echo $code > "$0.part" && mv "$0.part" "$0"
+exit $code
+"""
+"""The same around a world, which is told of a SIGTERM: not every program leaves a record."""
+
+
 @dataclass
 class LocalLauncher:
     """Starts and ends processes. Launchers for other engines override what differs.
@@ -187,8 +199,19 @@ class LocalLauncher:
         where = self.world_options(job, launch.launch, slots, env)
         full = mpiexec_command(mpiexec, len(slots), command.command, where)
         cores, output = launch.cores or cores_of(slots), Path(command.output)
+        kept = self.world_status_file(job, launch.launch)
+        full = self.keeping_status(full, kept)
         process = self._start(full, command.cwd, env, output, cores, Path(command.errors))
-        return ManagedProcess(process.pid, process)
+        return ManagedProcess(process.pid, process, kept)
+
+    def world_status_file(self, job: str, launch: int) -> Path:
+        """Return where a world leaves its exit status."""
+        return self.state / "jobs" / job / f"world-{launch}"
+
+    def keeping_status(self, command: list[str], file: Path) -> list[str]:
+        """Return what runs a world and keeps its status for a daemon that was away at its end."""
+        file.unlink(missing_ok=True)
+        return ["/bin/sh", "-c", KEEP_WORLD_STATUS, str(file), *command]
 
     def _world_env(self, job: str, launch: WorldLaunch, path: str) -> dict[str, str]:
         """Return the environment of a world's ranks; forgets an earlier end of its step."""

@@ -317,6 +317,25 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
 
 @manual(2)
 @pytest.mark.wide
+def test_a_plain_program_that_ends_while_the_daemon_is_away_has_its_status(rms: Rms) -> None:
+    """It leaves no record, as a program of dmr does; the world's own status is kept."""
+    waits = "while ! test -e go; do sleep 0.05; done"
+    jobs = [rms.submit(f"mpirun sh -c '{waits}; exit {code}'", "--nodes", "1") for code in (0, 3)]
+    for job in jobs:
+        rms.until(lambda job=job: rms.row(job)["state"] == "RUNNING", f"job {job}")
+    rms.until(lambda: len(rms.ranks()) == 2, "two ranks")
+    rms.end(signal.SIGKILL)
+    rms.hurry()
+    end = time.monotonic() + 120
+    while rms.ranks():
+        assert time.monotonic() < end, "ranks that end"
+        time.sleep(0.05)
+    rms.start()
+    assert rms.over(*jobs) == ["COMPLETED", "FAILED"]
+
+
+@manual(2)
+@pytest.mark.wide
 def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
     body = 'echo "$SLURM_JOB_ID" >> starts\nsleep 2'
     again, lost = rms.submit(f"#SBATCH --requeue\n{body}"), rms.submit(body)

@@ -103,6 +103,11 @@ class SlurmLauncher(LocalLauncher):
         """Return what every step is started with: a name, and leave to share its nodes."""
         return ["--overlap", f"--job-name={name}", *(["--cpu-bind=none"] if self.binds else [])]
 
+    def keeping_status(self, command: list[str], file: Path) -> list[str]:
+        """Return what runs a world: mpiexec itself, whose own children are looked at."""
+        file.unlink(missing_ok=True)
+        return command
+
     # --- frequencies -------------------------------------------------------------------------
 
     def frequency_refusal(self, slots: Sequence[str]) -> str:
