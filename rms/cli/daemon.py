@@ -37,7 +37,12 @@ from rms.wire.users import PowerCap
 def add_serve(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms serve``."""
     add = command.add_argument
-    add("--cluster", type=Path, metavar="FILE.toml")
+    add(
+        "--cluster",
+        type=Path,
+        metavar="FILE.toml",
+        help="nodes: names, cores, slots, memory bandwidth, power (default: this machine's cores)",
+    )
     add("--nodes", type=int, metavar="N", help="only the first N nodes there are")
     add("--engine", default="local", metavar="|".join(ENGINES))
     add("--check", action="store_true", help="say what this site's Slurm allows")

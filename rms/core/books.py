@@ -110,7 +110,7 @@ class EnergyBooks:
         if over:
             spans.count_from(at_s, self.measured.until_s)
         if self._shared:  # a neighbour's start may change the clock of a host, and so their power
-            jobs = {*jobs, *state.running}
+            jobs = dict.fromkeys((*jobs, *state.running))
         holdings = {job: self._holding(state.running.get(job), numbers) for job in jobs}
         spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:

@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 
-from rms.core.cluster import Cluster
 from rms.core.events import (
     Decision,
     Ended,
@@ -35,7 +34,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.model import Job, JobId, JobSpec, JobState
-from rms.core.policies import Policy, PolicyError, placing
+from rms.core.policies import PolicyError, placing
 from rms.core.powercap import check_cap
 from rms.daemon.context import Context
 from rms.daemon.endings import Endings
@@ -44,7 +43,7 @@ from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
-from rms.daemon.nodes import Nodes
+from rms.daemon.nodes import Nodes, check_placement
 from rms.daemon.power import PowerWatch
 from rms.daemon.scripts import Scripts
 from rms.daemon.tasks import Tasks
@@ -66,29 +65,6 @@ POWERED_BY_SLURM = (
 
 LOOK_S = 0.1
 """How long jobs are looked at before others have their turn."""
-
-
-def check_placement(policy: Policy, cluster: Cluster) -> None:
-    """Refuse a policy that gives nodes in another way than a daemon does from its first start on.
-
-    Raises:
-        PolicyError: it lets jobs share nodes that are given whole, or the other way round, or
-            places them by a memory bandwidth that nobody has stated.
-    """
-    if policy.shared and not cluster.shared:
-        got = f"{policy.name}, whose jobs share nodes"
-        raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
-    if cluster.shared and not policy.shared:
-        got = f"{policy.name}, which gives whole nodes"
-        raise PolicyError(f"expected a policy whose jobs share nodes, as here, got {got}")
-    if policy.clocked and not cluster.levels:
-        got = f"{policy.name}, and nodes that state none"
-        raise PolicyError(f"expected frequencies of nodes for a policy that sets them, got {got}")
-    if getattr(policy.placement, "least_bandwidth", False) and not cluster.bandwidth_gb_s:
-        raise PolicyError(
-            f"expected memory_bandwidth_gb_s of nodes in the cluster file for {policy.name}, which "
-            "places jobs by it, got none"
-        )
 
 
 class Daemon:

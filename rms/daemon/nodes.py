@@ -1,11 +1,36 @@
-"""Nodes that are given to nobody: drained by the operator, or not to be had."""
+"""Nodes: given whole or slot by slot; given to nobody, as drained ones and those not to be had."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rms.core.cluster import Cluster
 from rms.core.events import NodeDown, NodeUp
+from rms.core.policies import Policy, PolicyError
 from rms.daemon.context import Context, Handle
+
+
+def check_placement(policy: Policy, cluster: Cluster) -> None:
+    """Refuse a policy that gives nodes in another way than a daemon does from its first start on.
+
+    Raises:
+        PolicyError: it lets jobs share nodes that are given whole, or the other way round, or
+            places them by a memory bandwidth that nobody has stated.
+    """
+    if policy.shared and not cluster.shared:
+        got = f"{policy.name}, whose jobs share nodes"
+        raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
+    if cluster.shared and not policy.shared:
+        got = f"{policy.name}, which gives whole nodes"
+        raise PolicyError(f"expected a policy whose jobs share nodes, as here, got {got}")
+    if policy.clocked and not cluster.levels:
+        got = f"{policy.name}, and nodes that state none"
+        raise PolicyError(f"expected frequencies of nodes for a policy that sets them, got {got}")
+    if getattr(policy.placement, "least_bandwidth", False) and not cluster.bandwidth_gb_s:
+        raise PolicyError(
+            f"expected memory_bandwidth_gb_s of nodes in the cluster file for {policy.name}, which "
+            "places jobs by it, got none"
+        )
 
 
 class Nodes:

@@ -24,11 +24,12 @@ from rms.core.scheduler import Scheduler
 from rms.core.transition import TransitionError
 from rms.daemon import endings
 from rms.daemon.context import Context, Settings
-from rms.daemon.daemon import Daemon, check_placement
+from rms.daemon.daemon import Daemon
 from rms.daemon.inputs import Adopted
 from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, Seen
 from rms.daemon.meters import restore_energy
+from rms.daemon.nodes import check_placement
 from rms.daemon.resize import RELAUNCH
 from rms.launch.base import LaunchCommand, Launcher, ManagedProcess
 from rms.wire.users import ResizeRow
