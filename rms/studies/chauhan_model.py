@@ -36,7 +36,8 @@ class Variant:
             lowest free cores.
         linear: voltage in proportion to frequency.
         once: all jobs come at once.
-        narrow: jobs are malleable, down to half their processes; not in the paper.
+        half: jobs are malleable, down to half their processes, where they run so much longer;
+            None for jobs that are moved only. Not in the paper.
     """
 
     load: float | None = None
@@ -46,7 +47,7 @@ class Variant:
     spread: bool = True
     linear: bool = False
     once: bool = False
-    narrow: bool = False
+    half: float | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def jobs(data: Mapping[str, Any], variant: Variant, seed: int) -> list[JobSpec]:
     idle_w = data["node"]["idle_w"] if variant.idle_w is None else variant.idle_w
     mean_size = sum(stream["sizes"]) / len(stream["sizes"])
     every_s = mean_size * 0.5 * (low_s + high_s) / (load * data["nodes"] * data["cores"])
+    half = variant.half or 2.0
     at_s, found = 0.0, []
     for number in range(1, stream["jobs"] + 1):
         kind = random.choice(("linpack", "stream", "npb"))
@@ -150,11 +152,11 @@ def jobs(data: Mapping[str, Any], variant: Variant, seed: int) -> list[JobSpec]:
             JobSpec(
                 JobId(str(number)),
                 0.0 if variant.once else at_s,
-                size // 2 if variant.narrow else size,
+                size // 2 if variant.half else size,
                 size,
                 size,
                 Mode.MALLEABLE,
-                Speedup((size // 2, size), (2.0 * run_s, run_s), (busy_w,) * 2, interpolate=True),
+                Speedup((size // 2, size), (half * run_s, run_s), (busy_w,) * 2, interpolate=True),
                 limit_s=2.0 * run_s,
                 resize_every_s=stream["look_s"],
                 resize_price_s=move_s,
@@ -197,7 +199,7 @@ def policy(way: Way, variant: Variant) -> Policy:
     if way.off:
         parts["node_power"] = {"part": "off-when-idle"}
     if way.move:
-        parts["placement"] = {"part": "consolidate", "narrow": variant.narrow}
+        parts["placement"] = {"part": "consolidate", "narrow": variant.half is not None}
     if way.slowdown is not None:
         parts["frequency"] = {"part": "optimal-operating-point", "slowdown": way.slowdown}
     made = adjusted(named("easy"), **parts)
