@@ -69,12 +69,16 @@ class Entry:
 class Connection:
     """Talks to the daemon of a socket; its methods may be called from any thread.
 
+    Attributes:
+        path: of the socket.
+        alone: the daemon has stayed away.
+
     Raises:
         OSError: nobody answers there.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._lock = path, threading.Lock()
+        self.path, self._lock = path, threading.Lock()
         self._open: dict[int, Entry] = {}
         self._socket: socket.socket | None = self._connect()
         self.alone = False
@@ -118,7 +122,7 @@ class Connection:
     def _connect(self) -> socket.socket:
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            found.connect(str(self._path))
+            found.connect(str(self.path))
             found.sendall(frame(Hello(os.getpid())))
         except BaseException:
             found.close()
@@ -182,11 +186,11 @@ def connection() -> Connection | None:
     """Return the connection of this process, None where no daemon answers."""
     global _connection
     with _connecting:
-        if _connection is not None and not _connection.alone:
-            return _connection
         path = tasks_path(os.environ)
         if path is None:
             return None
+        if _connection is not None and _connection.path == path and not _connection.alone:
+            return _connection
         try:
             _connection = Connection(path)
         except OSError:
