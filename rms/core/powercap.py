@@ -36,8 +36,7 @@ def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int
 
 def job_w(state: State, spec: JobSpec, size: int) -> float:
     """Return what a job on ``size`` nodes of this cluster adds to their idle power, in W."""
-    slots = min(map(len, state.host_slots), default=1)
-    return added_w(state.power_models, spec, size, slots=slots)
+    return added_w(state.power_models, spec, size, slots=state.least_slots)
 
 
 def growth_w(state: State, job: Job, size: int, nodes: tuple[Node, ...] = ()) -> float:
@@ -77,15 +76,20 @@ def expected_w(state: State) -> float:
     return watts + boot_extra_w(state, state.booting) if state.booting else watts
 
 
-def within_limit(spec: JobSpec, models: Sequence[NodePower], limit_w: float) -> JobSpec:
+def within_limit(
+    spec: JobSpec, models: Sequence[NodePower], limit_w: float, *, slots: int = 1
+) -> JobSpec:
     """Return a job without the sizes at which its expected power passes a limit of its own.
+
+    Args:
+        models, slots: as of :func:`added_w`.
 
     Raises:
         ValueError: none is left.
     """
     one_size = not (spec.mode.any_start or spec.mode.resizable)
     sizes = [spec.preferred] if one_size else list(spec.sizes())
-    watts = [added_w(models, spec, size) for size in sizes]
+    watts = [added_w(models, spec, size, slots=slots) for size in sizes]
     fitting = [size for size, own_w in zip(sizes, watts, strict=True) if own_w <= limit_w]
     if not fitting:
         least_w, size = min(zip(watts, sizes, strict=True))

@@ -64,6 +64,7 @@ class State:
         measured_w: what it draws by its meters, as last entered under a cap, or None.
         idle_above_w: what of that its nodes draw above ``idle_w`` when idle, seen while none ran.
         host_slots: the slots of each host; empty where nodes are not shared.
+        least_slots: the fewest that one has; 1 where none are shared.
         power_models: the power models of its nodes, each once.
         idle_w: what all its nodes draw when idle.
         settable_frequencies: a daemon has not found that it cannot set what policies decide; else
@@ -108,6 +109,7 @@ class State:
     measured_w: float | None = None
     idle_above_w: float = 0.0
     host_slots: tuple[tuple[Node, ...], ...] = field(default=(), compare=False)
+    least_slots: int = field(default=1, compare=False)
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
@@ -212,6 +214,7 @@ class State:
         for node, host in enumerate(self.site.host):
             hosts[host].append(Node(node))
         self.host_slots = tuple(map(tuple, hosts))
+        self.least_slots = min(map(len, hosts), default=1) or 1
         self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
         self.idle_w = sum(model.idle_w for model in self.site.power)
         self.clocked = bool(self.site.levels) and not self.site.contended

@@ -5,15 +5,15 @@ from __future__ import annotations
 import getpass
 import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model import JobId, JobSpec, Mode
 from rms.core.powercap import within_limit
 from rms.core.speedup import OperatingPoint
+from rms.core.state import State
 from rms.daemon.daemon import Daemon
 from rms.formats import profiles
 from rms.formats.config import operating_points
@@ -57,7 +57,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
         spec = _spec(job_id, daemon.time(), options, array, profile)
-        specs.append(_limited(spec, options, daemon.context.state.power_models))
+        specs.append(_limited(spec, options, daemon.context.state))
         names = OutputNames(
             array_id=str(number),
             index=index,
@@ -157,11 +157,13 @@ def _spec(
         raise ScriptError(str(error)) from None
 
 
-def _limited(spec: JobSpec, options: Options, models: Sequence[NodePower]) -> JobSpec:
+def _limited(spec: JobSpec, options: Options, state: State) -> JobSpec:
     """Return a job without the sizes that its own power limit rules out."""
     if options.power_limit_w is None:
         return spec
     try:
-        return within_limit(spec, models, options.power_limit_w)
+        return within_limit(
+            spec, state.power_models, options.power_limit_w, slots=state.least_slots
+        )
     except ValueError as error:
         raise ScriptError(f"--power-limit: {error}") from None

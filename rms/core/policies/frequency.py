@@ -80,7 +80,7 @@ class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         levels, points = state.site.levels, job.spec.operating_points
         if not points:
             return 1.0
-        slots = min(map(len, state.host_slots), default=1)
+        slots = state.least_slots
         model = state.power_models[0]
         own_w = model.slot_w(job.spec, job.spec.preferred, slots) or 1.0
         found, least = 1.0, inf

@@ -22,7 +22,7 @@ from rms.core.events import (
 from rms.core.ledger import Ledger
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import Policy, adjusted, named
-from rms.core.powercap import added_w, expected_w
+from rms.core.powercap import added_w, expected_w, within_limit
 from rms.core.rules import RuleError, check
 from rms.sim.simulator import Hooks, Simulation
 
@@ -131,6 +131,9 @@ def test_a_host_goes_down_comes_back_and_fails_as_a_whole() -> None:
 def test_a_cap_counts_what_a_slot_adds() -> None:
     assert added_w([POWER], fixed(1, 0.0, 2, 1.0), 2, slots=2) == 100.0
     assert added_w([POWER], fixed(1, 0.0, 2, 1.0), 2) == 200.0
+    with pytest.raises(ValueError, match="at least 100 W"):
+        within_limit(fixed(1, 0.0, 2, 1.0), [POWER], 99.0, slots=2)
+    assert within_limit(fixed(1, 0.0, 2, 1.0), [POWER], 100.0, slots=2).preferred == 2
 
 
 @st.composite
