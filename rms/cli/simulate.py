@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from rms.cli.workloads import candidates, log_lines, read_inputs
+from rms.cli.workloads import Workload, candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
 from rms.core.model import JobSpec, Mode, NodePower, Site
 from rms.core.policies import DEFAULT, PolicyError, named
@@ -112,8 +112,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
     shared = named(arguments.policy).shared
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
-    if work.site.contended and any(spec.mode is not Mode.FIXED for spec in work.specs):
-        raise FileError("expected fixed jobs (--mode fixed) on nodes of a bandwidth, got others")
+    _refuse_on_shared(arguments, work)
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
     policy = chosen(
         named(arguments.policy),
@@ -144,6 +143,23 @@ def _simulate(arguments: argparse.Namespace) -> int:
         write_trace(arguments.out, (ended[spec.id] for spec in specs), site.nodes, note)
     publish(arguments.json, result, _table(result))
     return 0
+
+
+def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:
+    """Refuse what is not simulated on nodes that jobs share.
+
+    Raises:
+        FileError: that is asked for.
+    """
+    site = work.site
+    if site.host and arguments.mtbf is not None:
+        raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
+    if not site.contended:
+        return
+    if any(spec.mode is not Mode.FIXED for spec in work.specs):
+        raise FileError("expected fixed jobs (--mode fixed) on nodes of a bandwidth, got others")
+    if arguments.passes == "per-timestamp":
+        raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
 
 
 def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:

@@ -108,6 +108,7 @@ def test_with_nodes_that_go_off_and_come_back(tmp_path: Path, policy: str) -> No
 
 @pytest.mark.parametrize("part", ["first-fit-shared", "less-consume"])
 @pytest.mark.parametrize("node_power", ["always-on", "off-when-idle"])
+@pytest.mark.covering(1)
 @pytest.mark.promise("shared-nodes")
 def test_on_nodes_that_jobs_share(tmp_path: Path, part: str, node_power: str) -> None:
     """Six nodes of two slots; the second half of the jobs comes when all nodes could be off."""
@@ -134,6 +135,7 @@ def test_on_nodes_that_jobs_share(tmp_path: Path, part: str, node_power: str) ->
 
 
 @pytest.mark.parametrize("part", ["first-fit-shared", "less-consume"])
+@pytest.mark.covering(0)
 @pytest.mark.promise("shared-nodes")
 def test_on_shared_nodes_with_jobs_that_are_resized(tmp_path: Path, part: str) -> None:
     policy = adjusted(POLICIES["backfill-share"], placement={"part": part}).key

@@ -306,6 +306,9 @@ def test_a_cluster_whose_nodes_jobs_share(
     assert "expected --cluster FILE.toml with a policy of shared nodes" in capsys.readouterr().err
     assert simulated("less-consume", "--cluster", str(cluster), "--mode", "malleable") == 2
     assert "expected fixed jobs (--mode fixed) on nodes of a bandwidth" in capsys.readouterr().err
+    for words, got in ((("--mtbf", "1"), "--mtbf"), (("--passes", "per-timestamp"), "per-time")):
+        assert simulated("less-consume", "--cluster", str(cluster), *words) == 2
+        assert f"got {got}" in capsys.readouterr().err
 
 
 @pytest.mark.promise("shared-nodes")
