@@ -47,8 +47,14 @@ ERRORS = 2.0
 Case = tuple[int, int]
 """How many copies, and how many probes."""
 
-Round = Mapping[Case, tuple[float, float]]
-"""Of one round, run time of a copy and GB/s of a probe in each case."""
+ALONE = 0.9
+"""Who has less of its core than this does not have it alone."""
+
+Ran = tuple[float, float, float]
+"""Run time of a copy, GB/s of a probe, and how much of its core the probe had."""
+
+Round = Mapping[Case, Ran]
+"""What was seen in each case of one round."""
 
 
 # --- measuring -----------------------------------------------------------------------------------
@@ -76,7 +82,7 @@ def measure(setup: Setup) -> Bandwidth:
     cores, rounds = setup.sizes[-1], max(ROUNDS, setup.repeat)
     found: list[Round] = []
     with setup.daemon("bandwidth") as server:
-        took_s, _ = _run(setup, server, (1, 0))  # counted nowhere
+        took_s, _, _ = _run(setup, server, (1, 0))  # counted nowhere
         if took_s < SHORTEST_S:
             raise ProfilingError(
                 f"expected a command that takes at least {SHORTEST_S:g} s with --bandwidth, got "
@@ -88,8 +94,8 @@ def measure(setup: Setup) -> Bandwidth:
     return estimate(found)
 
 
-def _run(setup: Setup, server: str, case: Case) -> tuple[float, float]:
-    """Run copies beside probes; return mean run time of a copy, and GB/s of a probe."""
+def _run(setup: Setup, server: str, case: Case) -> Ran:
+    """Run copies beside probes; return the means of each."""
     copies, probes = case
     told = list(_start_probes(setup, server, probes))
     begin_s = time.time()
@@ -101,7 +107,7 @@ def _run(setup: Setup, server: str, case: Case) -> tuple[float, float]:
     else:
         time.sleep(PROBE_S)
         end_s, took_s = time.time(), 0.0
-    rates = [triad.rate_gb_s(path.read_text(), begin_s, end_s) for _, path in told]
+    rates = [triad.rate(path.read_text(), begin_s, end_s) for _, path in told]
     for job, _ in told:
         ask(JobIds, server, "POST", "/cancel", IdPattern(job))
     for job, path in told:
@@ -110,7 +116,9 @@ def _run(setup: Setup, server: str, case: Case) -> tuple[float, float]:
     moved = [rate for rate in rates if rate is not None]
     if len(moved) < len(rates):
         raise ProfilingError("expected probes of memory bandwidth to run all the time, got silence")
-    return took_s, fmean(moved) if moved else 0.0
+    if not moved:
+        return took_s, 0.0, 1.0
+    return took_s, fmean([gb_s for gb_s, _ in moved]), fmean([share for _, share in moved])
 
 
 def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str, Path]]:
@@ -216,6 +224,12 @@ def estimate(rounds: Sequence[Round]) -> Bandwidth:
         )
     if not limits:
         notes.append("probes on all cores do not slow one another: no contention can be seen")
+    shares = [ran[2] for each in rounds for (_, probes), ran in each.items() if probes]
+    if fmean(shares) < ALONE:
+        notes.append(
+            f"others used these cores too, probes had {100 * fmean(shares):.0f} % of theirs: "
+            "measure again when nobody does"
+        )
     process = _combined(kept)
     return Bandwidth(
         process_gb_s=bound if process is None else process.mean,

@@ -54,8 +54,8 @@ def arrays_mib(probes: int) -> int:
     return max(1, int(min(wanted, free_mib / 4 / probes)))
 
 
-def rate_gb_s(lines: str, begin_s: float, end_s: float) -> float | None:
-    """Return what a probe moved a second of its processor in a span of time, GB/s.
+def rate(lines: str, begin_s: float, end_s: float) -> tuple[float, float] | None:
+    """Return what a probe moved in a span of time, GB/s of its processor's, and its share of that.
 
     None where it tells too little.
 
@@ -63,11 +63,11 @@ def rate_gb_s(lines: str, begin_s: float, end_s: float) -> float | None:
         lines: what it has written so far; the last line may be half of one.
     """
     told = [[float(word) for word in line.split()] for line in lines.split("\n")[:-1]]
-    inside = [(taken_s, moved) for at_s, taken_s, moved in told if begin_s <= at_s <= end_s]
+    inside = [line for line in told if begin_s <= line[0] <= end_s]
     if len(inside) < 2:
         return None
-    (first_s, first), (last_s, last) = inside[0], inside[-1]
-    return (last - first) / (last_s - first_s) / 1e9
+    span_s, taken_s, moved = (b - a for a, b in zip(inside[0], inside[-1], strict=True))
+    return moved / taken_s / 1e9, taken_s / span_s
 
 
 def main(argv: list[str]) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.contention import SharedNode
+from rms.core.contention import Pools, Processors, SharedNode
 from rms.formats import profiles
 from rms.formats.profiles import Bandwidth, Machine, Point, Profile, Program
 from rms.studies import triad
@@ -22,14 +22,19 @@ def rounds_of(
     node_gb_s: float, probe_gb_s: float, process_gb_s: float, cores: int, noise: Sequence[float]
 ) -> list[Round]:
     """Return rounds as the contention model has them, each time and rate off by some noise."""
-    node, draw = SharedNode(node_gb_s, ()), random.Random(1)
+    pools = Pools([SharedNode(node_gb_s, (Processors(cores),))])
+    draw = random.Random(1)
     rounds: list[Round] = []
     for off in noise:
         found = {}
         for copies, probes in cases(cores):
             asked = copies * process_gb_s + probes * probe_gb_s
-            slow = node.slowdown(asked, node_gb_s) * (1.0 + draw.gauss(0.0, off))
-            found[copies, probes] = 10.0 * slow * bool(copies), probe_gb_s / slow * bool(probes)
+            slow = pools.slowdowns(0, [asked])[0] * (1.0 + draw.gauss(0.0, off))
+            found[copies, probes] = (
+                10.0 * slow * bool(copies),
+                probe_gb_s / slow * bool(probes),
+                1.0,
+            )
         rounds.append(found)
     return rounds
 
@@ -85,10 +90,17 @@ def test_two_cores_that_do_not_slow_one_another_tell_a_bound_only() -> None:
 
 def test_what_slows_copies_alone_is_no_bandwidth() -> None:
     """Threads of one core, say: two copies take twice as long, a probe beside one does not."""
-    rounds = [{**each, (2, 0): (20.0, 0.0)} for each in rounds_of(30.0, 20.0, 1.0, 2, EXACT)]
+    rounds = [{**each, (2, 0): (20.0, 0.0, 1.0)} for each in rounds_of(30.0, 20.0, 1.0, 2, EXACT)]
     found = estimate(rounds)
     assert found.process_at_most and found.process_gb_s == pytest.approx(10.0)
     assert any("caches or cores are shared" in note for note in found.notes)
+
+
+def test_cores_that_others_use_are_said() -> None:
+    rounds = rounds_of(60.0, 20.0, 18.0, 2, EXACT)
+    busy = [{case: (*ran[:2], 0.5) for case, ran in each.items()} for each in rounds]
+    assert "probes had 50 % of theirs" in " ".join(estimate(busy).notes)
+    assert "probes had" not in " ".join(estimate(rounds).notes)
 
 
 def said(found: Bandwidth) -> str:
@@ -131,8 +143,8 @@ def test_a_profile_of_before_is_read(tmp_path: Path) -> None:
 
 def test_a_probes_rate_is_that_of_its_processor_time() -> None:
     lines = "1.0 0.5 1000000000\n2.0 1.0 2000000000\n3.0 1.5 4000000000\n4.0 2.0 90"
-    assert triad.rate_gb_s(lines, 1.0, 3.5) == pytest.approx(3.0)
-    assert triad.rate_gb_s(lines, 2.5, 9.0) is None
+    assert triad.rate(lines, 1.0, 3.5) == pytest.approx((3.0, 0.5))
+    assert triad.rate(lines, 2.5, 9.0) is None
 
 
 def test_caches_of_the_last_level_are_counted_once(tmp_path: Path) -> None:
