@@ -73,8 +73,8 @@ def test_jobs_make_room_and_take_it_with_the_same_bits(rms: Rms, mpdata_run: Mpi
 
 @pytest.mark.promise("modes")
 def test_fixed_and_moldable_jobs_are_never_resized(rms: Rms) -> None:
-    fixed = rms.submit(mpdata(600), "--mode", "fixed", "--nodes", "1")
-    moldable = rms.submit(mpdata(600), "--mode", "moldable", "--nodes", "1-2")
+    fixed = rms.submit(mpdata(300), "--mode", "fixed", "--nodes", "1")
+    moldable = rms.submit(mpdata(300), "--mode", "moldable", "--nodes", "1-2")
     assert rms.running(moldable)["size"] == 1
     waiting = rms.submit("true", "--mode", "flexible")
     assert rms.over(fixed, moldable, waiting) == ["COMPLETED"] * 3
