@@ -17,7 +17,15 @@ from daemon import DEADLINE_S, LocalRms, closing
 from processes import program, started
 
 from rms.core.tasks.strategies import STRATEGIES
-from rms.kernels import Affinity, Kernel, KernelCollection, Resource, TaskDroppedError, on_device
+from rms.kernels import (
+    Affinity,
+    Kernel,
+    KernelCollection,
+    Resource,
+    TaskDroppedError,
+    on_device,
+    place,
+)
 from rms.kernels import connection as link
 from rms.wire import tasks as wire
 from rms.wire.tasks import KernelSpec
@@ -79,7 +87,12 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bed]:
 
 
 @pytest.mark.promise("tasks-live")
-def test_neither_tasks_nor_jobs_are_given_what_the_others_have(bed: Bed) -> None:
+def test_tasks_beside_jobs_and_through_the_end_of_a_daemon(bed: Bed) -> None:
+    neither_tasks_nor_jobs_are_given_what_the_others_have(bed)
+    tasks_go_on_while_a_killed_daemon_is_away(bed)
+
+
+def neither_tasks_nor_jobs_are_given_what_the_others_have(bed: Bed) -> None:
     rms, first = bed.rms, bed.task("core")
     (device,) = first.runs()
     assert device == "n1" and bed.held() == {"n1"}
@@ -94,21 +107,29 @@ def test_neither_tasks_nor_jobs_are_given_what_the_others_have(bed: Bed) -> None
         pass
 
 
-@pytest.mark.promise("tasks-live")
-def test_tasks_go_on_while_a_killed_daemon_is_away(bed: Bed) -> None:
-    rms, one, other = bed.rms, bed.task("core"), bed.task("core")
-    devices = {*one.runs(), *other.runs()}
-    assert devices == {"n1", "n2"}
-    waiting = bed.task("cores", "core")
+def tasks_go_on_while_a_killed_daemon_is_away(bed: Bed) -> None:
+    rms, go, found = bed.rms, threading.Event(), list[str]()
+
+    def kernel(data: list[str]) -> None:
+        where = place()
+        assert where is not None
+        data.append(where.device)
+        assert go.wait(DEADLINE_S)
+
+    one = KernelCollection(found, Kernel(kernel, Resource.CORE)).start()
+    rms.until(lambda: found == ["n1"], "a running task")
+    other = bed.task("core")
+    assert other.runs() == ["n2"]
+    waiting = KernelCollection(found, Kernel(kernel, Resource.CORE)).start()
     rms.until(lambda: len(rms.get("/tasks")) == 3, "three tasks")
     assert [row["state"] for row in rms.get("/tasks")] == ["RUNNING", "RUNNING", "WAITING"]
     assert rms.end(signal.SIGKILL) != 0
     other.process.kill()  # who dies meanwhile does not come back
     rms.start()
-    assert waiting.runs() == other.runs()  # after the time in which it might have
-    assert len(one.runs()) == 1
-    for task in (waiting, one):
-        task.end()
+    rms.until(lambda: found == ["n1", "n2"], "the task that waited")
+    assert [row["state"] for row in rms.get("/tasks")] == ["RUNNING", "RUNNING"]
+    go.set()
+    assert one.result(DEADLINE_S) is waiting.result(DEADLINE_S)
 
 
 @pytest.mark.wide
