@@ -19,6 +19,7 @@ from dmr.position import Position
 from dmr.resize import memory
 from dmr.resize.merge import merge
 from dmr.resize.source import replace_world
+from dmr.swaps import SwapWatch
 from dmr.termination import Ending, TerminatedError
 from dmr.values import ValuesError
 from rms.wire.messages import (
@@ -52,6 +53,7 @@ class Driver:
         self._sigterm_received, self._end = sigterm_received, end
         self.position = Position(run.progress)
         self._entered_s: float | None = None
+        self._swaps = None if run.restored else SwapWatch(run.fields)
         self._before_s = 0.0
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
@@ -97,9 +99,22 @@ class Driver:
                         rms.close()  # nothing is asked of a job that has done its steps
                     return
                 self._save_if_due()
+            if depth == 0 and self._swaps is not None:
+                self._look_for_swaps(self._swaps)
             yield at[depth]
             progress.step += 1
             self.position.passed()
+
+    def _look_for_swaps(self, swaps: SwapWatch) -> None:
+        """Say once, in the first steps of a run, which arrays a swap has made stale."""
+        if swaps.done:
+            self._swaps = None
+            return
+        for name in swaps.look(self.run.world.internal_comm):
+            self.run.note(
+                f"note: field {name} changes in every second step only: where the program swaps "
+                f"two arrays, add run.fields[{name!r}].rebind(ARRAY) after the swap"
+            )
 
     def point(self) -> None:
         """Act at a resize point of a loop that the program has of its own (collective)."""
@@ -146,6 +161,7 @@ class Driver:
             self._terminate()
         if wanted is None or not self._resize(wanted):
             return False
+        self._swaps = None  # those that join look at nothing
         self._end.watch(self.run.progress, self.run.world.internal_comm)
         return True
 
