@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
+from rms.power import frequency
 from rms.power.frequency import CPUFREQ_VARIABLE as CPUFREQ_VARIABLE
 
 MHZ = (800, 1000, 1500, 2000)
@@ -28,6 +30,15 @@ def tree(folder: Path, policies: Mapping[int, Sequence[int]]) -> Path:
         ):
             (place / name).write_text(f"{text}\n")
     return folder
+
+
+@contextmanager
+def restored_here(_: object, policies: Sequence[Path], __: object) -> Iterator[None]:
+    """Put back what is found, as the process that does so would, without starting it."""
+    found = {policy: frequency.limits_of(policy) for policy in policies}
+    yield
+    for policy, each in found.items():
+        frequency.set_limits(policy, *each)
 
 
 def found_again(folder: Path) -> None:

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from cpufreq import CPUFREQ_VARIABLE, limits, tree
+from cpufreq import CPUFREQ_VARIABLE, limits, restored_here, tree
 
-from rms.power import clock_agent
+from rms.power import clock_agent, frequency
 from rms.power.clock_agent import ClockAgent
 from rms.power.clocks import Clocks
 from rms.power.meter import MeterError
@@ -40,6 +40,7 @@ class Daemon:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(clock_agent, "EVERY_S", 0.0)
+    monkeypatch.setattr(frequency, "restored", restored_here)
     return tree(tmp_path / "cpufreq", {0: (0,), 1: (1,), 2: (2,)})
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cpufreq import CPUFREQ_VARIABLE, limits, tree
+from cpufreq import CPUFREQ_VARIABLE, limits, restored_here, tree
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -104,16 +102,7 @@ def test_one_holder_at_a_time(folder: Path) -> None:
 share = st.one_of(st.none(), st.sampled_from([0.4, 0.5, 0.75, 1.0]))
 
 
-@contextmanager
-def restored_here(_: object, policies: Sequence[Path], __: object) -> Iterator[None]:
-    """Put back what is found, as the process that does so would, without starting it."""
-    found = {policy: frequency.limits_of(policy) for policy in policies}
-    yield
-    for policy, each in found.items():
-        frequency.set_limits(policy, *each)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(asked=st.lists(st.lists(share, min_size=4, max_size=4), max_size=4))
 def test_whatever_is_asked_one_after_the_other_cores_are_as_asked_last(
     folder: Path, monkeypatch: pytest.MonkeyPatch, asked: list[list[float | None]]
