@@ -15,6 +15,9 @@ from operator import attrgetter
 from sys import float_info
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rms.core.events import Reason, Start
 from rms.core.model import Job
 from rms.core.policies.admission import reservation, start
@@ -32,6 +35,7 @@ class JobClass:
         numbers, jobs: theirs, also of those that have started.
         tree: the least span below each node of a binary tree, the root at 1, a leaf for each job;
             inf for who has started.
+        at: where it is among all classes.
     """
 
     def __init__(self, size: int, gb_s: float) -> None:
@@ -39,6 +43,7 @@ class JobClass:
         self.numbers: list[int] = []
         self.jobs: list[Job] = []
         self.tree = [inf] * 16
+        self.at = 0
 
     def add(self, job: Job, span_s: float) -> None:
         """Enter a job behind all others."""
@@ -121,6 +126,7 @@ class LongQueueEasy:
         self._first = 0
         self._classes: dict[Alike, JobClass] = {}
         self._by_size: list[JobClass] = []
+        self._sizes = self._shortest_s = np.zeros(0)
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
@@ -157,7 +163,13 @@ class LongQueueEasy:
         if key not in self._classes:
             self._classes[key] = JobClass(size, job.spec.planned_gb_s)
             insort(self._by_size, self._classes[key], key=attrgetter("size"))
-        self._classes[key].add(job, job.spec.expected_s(size))
+            self._sizes = np.array([each.size for each in self._by_size], float)
+            self._shortest_s = np.array([each.tree[1] for each in self._by_size])
+            for at, each in enumerate(self._by_size):
+                each.at = at
+        each = self._classes[key]
+        each.add(job, job.spec.expected_s(size))
+        self._shortest_s[each.at] = each.tree[1]
 
     def _head(self) -> Job | None:
         """Return the first job that waits."""
@@ -173,7 +185,9 @@ class LongQueueEasy:
         size = job.spec.preferred
         starts.append(start(job, size, room, why, code))
         self._gone[job.number - 1] = 1
-        self._classes[self._alike(job, size)].remove(job)
+        each = self._classes[self._alike(job, size)]
+        each.remove(job)
+        self._shortest_s[each.at] = each.tree[1]
 
     def _backfill(
         self, room: SharedRoom, starts: list[Start], reserved: _Reserved, number: int
@@ -184,16 +198,11 @@ class LongQueueEasy:
         that are free. One that may not, where it would really be placed, gives way to the next of
         its class that may; after a start, places may be better than before.
         """
-        now_s, shadow_s, longest_s = reserved.now_s, reserved.shadow_s, inf
-        heap, passed_over, size = _Heap(reserved, room.tiers), [], 0
-        for each in self._by_size:
-            if each.size > size:
-                size = each.size
-                if size > room.free:
-                    break
-                longest_s = heap.longest_s(size)
-            if each.tree[1] < longest_s:
-                heap.push(each, number)
+        now_s, shadow_s = reserved.now_s, reserved.shadow_s
+        heap, passed_over = _Heap(reserved, room.tiers), []
+        longest_s = heap.longest_s(self._sizes[: np.searchsorted(self._sizes, room.free, "right")])
+        for at in np.flatnonzero(self._shortest_s[: len(longest_s)] < longest_s):
+            heap.push(self._by_size[at], number)
         while (top := heap.pop()) is not None and room.free > 0:
             each, index = top
             job, size = each.jobs[index], each.size
@@ -212,7 +221,7 @@ class LongQueueEasy:
                 heap.extra -= size
             self._start(job, room, starts, "backfills", Reason.BACKFILLS)
             for other in (each, *passed_over):
-                if other.size <= room.free and other.tree[1] < heap.longest_s(other.size):
+                if other.size <= room.free:
                     heap.push(other, job.number + 1)
             passed_over.clear()
 
@@ -245,11 +254,14 @@ class _Heap:
         self._next: dict[JobClass, int] = {}
         self._heap: list[tuple[int, int, JobClass]] = []
 
-    def longest_s(self, size: int) -> float:
-        """Return a bound of the requested time of jobs that may start."""
-        if size <= self.extra:
-            return inf
-        return (self._shadow_s - self._now_s) / self._fastest(size) * (1.0 + 1e-9) + 1e-9
+    def longest_s(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a bound of the requested times of jobs of these (rising) sizes that may start."""
+        gap_s = (self._shadow_s - self._now_s) * (1.0 + 1e-9) + 1e-9
+        found = np.full(len(sizes), gap_s / self._tiers[-1][1])
+        for number, factor in reversed(self._tiers):
+            found[: np.searchsorted(sizes, number, "right")] = gap_s / factor
+        found[: np.searchsorted(sizes, self.extra, "right")] = inf
+        return found
 
     def push(self, each: JobClass, number: int, slowdown: float | None = None) -> None:
         """Enter the first job from a number on that may start, instead of any of its class.
