@@ -71,8 +71,8 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         "machine needs no table of run times: it is found by all words of the command (of a "
         "script, of its one launcher line), the contents of the program's file (of an interpreter, "
         "its script's too) and the machine (processor, cores, GPUs). Under a policy whose jobs "
-        "share nodes (placement less-consume, first-fit-shared) --nodes counts slots, of one "
-        "process each."
+        "share nodes (placement less-consume, first-fit-shared, consolidate) --nodes counts "
+        "slots, of one process each."
     )
     command.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
     for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
