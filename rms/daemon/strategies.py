@@ -8,6 +8,7 @@ scheduler of tasks goes back to the strategy before.
 
 from __future__ import annotations
 
+import copy
 import os
 import pickle
 import select
@@ -34,6 +35,9 @@ LOAD_S = 30.0
 
 LOOK_S = 0.5
 """How often a strategy's process sees whether its daemon is there."""
+
+MOST_SEEN = 256
+"""A strategy in a file is told of so many waiting tasks, the first: sending them takes time."""
 
 LENGTH_BYTES = 8
 
@@ -81,7 +85,7 @@ class FileStrategy:
         Raises:
             StrategyError: it raised, took too long, or answered nonsense; it is ended.
         """
-        body = pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+        body = pickle.dumps(_seen(state), pickle.HIGHEST_PROTOCOL)
         return self._answer(len(body).to_bytes(LENGTH_BYTES, "big") + body, LIMIT_S).choices
 
     def close(self) -> None:
@@ -123,6 +127,18 @@ class FileStrategy:
                     raise StrategyError("expected an answer, got the end of its process")
                 got += data
         return bytes(got[LENGTH_BYTES:])
+
+
+def _seen(state: TaskState) -> TaskState:
+    """Return what a strategy is told of a state."""
+    if len(state.waiting) <= MOST_SEEN:
+        return state
+    seen = copy.copy(state)
+    seen.waiting = state.waiting[:MOST_SEEN]
+    queued = (task for queue in state.queues.values() for task in queue)
+    seen.tasks = {task.id: task for task in (*state.running.values(), *queued, *seen.waiting)}
+    seen.after, seen.failed = {}, set()
+    return seen
 
 
 def _length(data: bytearray) -> int:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import os
 import queue
 import sys
 import threading
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from rms.kernels.connection import Entry, TaskDroppedError, connection
 from rms.kernels.places import Place, bound, to_gpu, to_host
+from rms.wire.messages import JOB_VARIABLE
 from rms.wire.tasks import Affinity, Drop, KernelSpec, Register, Resource, Run
 
 T = TypeVar("T")
@@ -209,7 +211,8 @@ class _Turn:
         best = self.entry.best
         if isinstance(best, Run) and not _said.is_set():
             _said.set()
-            print(f"rms.kernels: no daemon answers: on {best.resource} here", file=sys.stderr)
+            why = "in a job" if JOB_VARIABLE in os.environ else "no daemon answers"
+            print(f"rms.kernels: {why}: on {best.resource} here", file=sys.stderr)
         deliver(best)
 
     def __enter__(self) -> _Turn:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from rms.wire.messages import JOB_VARIABLE
 from rms.wire.tasks import (
     DaemonMessage,
     Drop,
@@ -183,11 +184,14 @@ _connecting = threading.Lock()
 
 
 def connection() -> Connection | None:
-    """Return the connection of this process, None where no daemon answers."""
+    """Return the connection of this process, None where no daemon answers, or in a job of its own.
+
+    (Which holds its devices already, and would wait for them for ever.)
+    """
     global _connection
     with _connecting:
         path = tasks_path(os.environ)
-        if path is None:
+        if path is None or JOB_VARIABLE in os.environ:
             return None
         if _connection is not None and _connection.path == path and not _connection.alone:
             return _connection

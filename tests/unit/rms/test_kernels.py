@@ -35,6 +35,7 @@ STAND_IN = Path(__file__).parents[2] / "stand_in" / "cupy" / "__init__.py"
 def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RMS_SERVER", f"unix:{tmp_path / 'socket'}")
     monkeypatch.setattr(link, "_connection", None)
+    monkeypatch.delenv("RMS_JOB_ID", raising=False)
     collections._said.clear()
 
 
@@ -55,7 +56,7 @@ def where(data: list[Resource]) -> None:
 
 
 def test_without_a_daemon_the_best_kernel_runs_here_and_that_is_said_once(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = (
         Kernel(where, Resource.NODE),
@@ -71,6 +72,10 @@ def test_without_a_daemon_the_best_kernel_runs_here_and_that_is_said_once(
     with on_device(Resource.CORE) as found:
         assert found.resource is Resource.CORE and place() == found
     assert capsys.readouterr().err == "rms.kernels: no daemon answers: on core here\n"
+    collections._said.clear()
+    monkeypatch.setenv("RMS_JOB_ID", "1")  # whose devices they are
+    KernelCollection[list[Resource]]([], *kernels).run()
+    assert capsys.readouterr().err == "rms.kernels: in a job: on core here\n"
 
 
 def test_what_cannot_run_says_why() -> None:
