@@ -76,6 +76,21 @@ def expected_w(state: State) -> float:
     return watts + boot_extra_w(state, state.booting) if state.booting else watts
 
 
+def share_above(state: State, watts: float) -> None:
+    """Let running jobs share what is drawn above what is expected, by the nodes they hold.
+
+    But for what idle nodes draw above it, which is known from when nothing ran.
+
+    Args:
+        watts: what the cluster draws.
+    """
+    above_w = max(0.0, watts - expected_w(state))
+    state.idle_above_w = min(state.idle_above_w, above_w) if state.running else above_w
+    nodes = sum([job.size + job.gain for job in state.running.values()])
+    for job in state.running.values():
+        job.above_w = (above_w - state.idle_above_w) / nodes
+
+
 def within_limit(
     spec: JobSpec, models: Sequence[NodePower], limit_w: float, *, slots: int = 1
 ) -> JobSpec:

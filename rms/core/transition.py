@@ -38,7 +38,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.model import Job, JobState, Site
-from rms.core.powercap import expected_w
+from rms.core.powercap import share_above
 from rms.core.state import State
 
 NARROW_S = 60.0
@@ -293,16 +293,8 @@ def _cap_set(state: State, event: PowerCapSet) -> None:
 
 
 def _measured(state: State, event: PowerMeasured) -> None:
-    """Let running jobs share what is drawn above what is expected, by the nodes they hold.
-
-    But for what idle nodes draw above it, which is known from when nothing ran.
-    """
     state.now_s, state.measured_w = event.at_s, event.watts
-    above_w = max(0.0, event.watts - expected_w(state))
-    state.idle_above_w = min(state.idle_above_w, above_w) if state.running else above_w
-    nodes = sum([job.size + job.gain for job in state.running.values()])
-    for job in state.running.values():
-        job.above_w = (above_w - state.idle_above_w) / nodes
+    share_above(state, event.watts)
 
 
 def _settable(state: State, event: FrequenciesSettable) -> None:

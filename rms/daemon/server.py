@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 from typing import TypeVar
@@ -21,6 +20,7 @@ from rms.core.policies import PolicyError
 from rms.core.tasks import Governor
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
+from rms.daemon.sockets import raise_open_files
 from rms.daemon.submit import admit
 from rms.formats.jobscript import ScriptError, parse_ids
 from rms.formats.nodelist import expand
@@ -77,9 +77,6 @@ POLLS_PER_S = 200.0
 """How long a job's poll is held: longer where many jobs poll, so that there are no more a second
 than this, but not as long as a job waits for an answer (10 s)."""
 
-MOST_FILES = 16384
-"""A poll that is held is an open file."""
-
 UNKNOWN = "expected the id of a job, got {}, which is not known"
 
 B = TypeVar("B")
@@ -105,7 +102,7 @@ class Routes:
 
     def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str) -> None:
         self.daemon, self.stop, self._token = daemon, stop, token
-        self._held, self._most_held = 0, _raised_files() // 2
+        self._held, self._most_held = 0, raise_open_files() // 2
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -390,14 +387,3 @@ def _check_token(request: Request, token: str, whose: str) -> None:
     given = request.headers.get("authorization", "")
     if not token or not compare_digest(given.encode(), f"Bearer {token}".encode()):
         raise RefusedError(403, f"expected {whose}")
-
-
-def _raised_files() -> int:
-    """Return how many files this process may have open, having raised that as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if wanted > soft != resource.RLIM_INFINITY:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft

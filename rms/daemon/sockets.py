@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 from pathlib import Path
 
 LONGEST_UNIX_PATH = 100
 """Systems allow 104 to 108 bytes, and their own error says nothing of that."""
+
+MOST_FILES = 16384
+"""A poll that is held is an open file."""
 
 
 class ServeError(Exception):
@@ -76,3 +80,14 @@ def close(listening: socket.socket, listen: str) -> None:
     listening.close()
     if listen.startswith("unix:"):
         Path(listen.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def raise_open_files() -> int:
+    """Return how many files this process may have open, having raised that as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if wanted > soft != resource.RLIM_INFINITY:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft
