@@ -11,7 +11,6 @@ DMR = [sys.executable, "-m", "dmr", "check", "--resize", "3"]
 SAYS = {
     "nothing": "the same whatever happens to its ranks",
     "vector": "comes from another variable",
-    "rebind": "fields that differ at the end: ",
 }
 
 

@@ -11,16 +11,26 @@ from pathlib import Path
 
 from dmr.driver import Driver
 
-true_loop = Driver.loop
+true_loop, true_point = Driver.loop, Driver.point
 
 
 def slow_loop(driver: Driver, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
     for step in true_loop(driver, count, only=only):
         yield step
-        if not Path("go").exists():
-            time.sleep(float(os.environ.get("PACE_S", "0.02")))
+        pause()
+
+
+def slow_point(driver: Driver) -> None:
+    true_point(driver)
+    pause()
+
+
+def pause() -> None:
+    if not Path("go").exists():
+        time.sleep(float(os.environ.get("PACE_S", "0.02")))
 
 
 Driver.loop = slow_loop  # type: ignore[method-assign]
+Driver.point = slow_point  # type: ignore[method-assign]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
