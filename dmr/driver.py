@@ -52,9 +52,8 @@ class Driver:
         self.app, self.run, self.plan = app, run, plan
         self._sigterm_received, self._end = sigterm_received, end
         self.position = Position(run.progress)
-        self._entered_s: float | None = None
+        self._zero_s: float | None = None
         self._swaps = None if run.restored else SwapWatch(run.fields)
-        self._before_s = 0.0
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
 
@@ -76,19 +75,19 @@ class Driver:
 
     def _steps(self, count: Callable[[], int], depth: int, *, only: bool) -> Iterator[int]:
         run, plan, progress = self.run, self.plan, self.run.progress
-        rms, at = run.internal.rms, self.position.at
-        self._start_clock()
+        rms, position, clock = run.internal.rms, self.position, run.runtime.clock
+        at, zero_s = position.at, self._start_clock()
         steps = self._begin(count, at[depth], only=only)
 
         while True:
-            self._count_time()
+            progress.elapsed_s = clock() - zero_s
             step = progress.step
             if rms is not None:
                 rms.step = step
                 if depth == 0:
                     rms.steps = step + steps - at[0]
             scripted = plan.resizes.get(step)
-            if not self.position.returning:  # else ranks that stay are in a loop within this one
+            if position.goal is None:  # else ranks that stay are in a loop within this one
                 if scripted is not None or step % plan.every == 0:
                     progress.at_point = False
                     if self._act(scripted):
@@ -98,12 +97,13 @@ class Driver:
                     if rms is not None and only:
                         rms.close()  # nothing is asked of a job that has done its steps
                     return
-                self._save_if_due()
-            if depth == 0 and self._swaps is not None:
+                if plan.checkpoint is not None:
+                    self._save_if_due()
+            if self._swaps is not None and depth == 0:
                 self._look_for_swaps(self._swaps)
             yield at[depth]
             progress.step += 1
-            self.position.passed()
+            position.passed()
 
     def _look_for_swaps(self, swaps: SwapWatch) -> None:
         """Say once, in the first steps of a run, which arrays a swap has made stale."""
@@ -123,12 +123,12 @@ class Driver:
             raise UsageError(
                 "expected run.resize_point() outside of run.loop, which has its own resize points"
             )
-        if self.position.returning:
+        if self.position.goal is not None:
             return  # an earlier world has passed it
-        self._start_clock()
+        zero_s = self._start_clock()
         self._arrive()
         progress.step += 1
-        self._count_time()
+        progress.elapsed_s = run.runtime.clock() - zero_s
         if run.internal.rms is not None:
             run.internal.rms.step = progress.step
         # Before a resize: the ranks that join have no part in this call.
@@ -177,18 +177,14 @@ class Driver:
 
     # --- the beginning of a world ------------------------------------------------------------
 
-    def _start_clock(self) -> None:
-        """Note when this world has begun to step, the first time."""
-        if self._entered_s is None:
+    def _start_clock(self) -> float:
+        """Return the clock's time at which the run would have begun, had one world done it all."""
+        if self._zero_s is None:
             progress = self.run.progress
             resize = progress.open_resize
-            self._entered_s = self.run.runtime.clock() if resize is None else resize.arrived_at
-            self._before_s = progress.elapsed_s
-
-    def _count_time(self) -> None:
-        if self._entered_s is not None:
-            now = self.run.runtime.clock()
-            self.run.progress.elapsed_s = self._before_s + now - self._entered_s
+            begun = self.run.runtime.clock() if resize is None else resize.arrived_at
+            self._zero_s = begun - progress.elapsed_s
+        return self._zero_s
 
     def _build(self) -> None:
         if not self.run.internal.built:

@@ -14,13 +14,17 @@ class Position:
 
     Args:
         progress: holds the position, so that it travels; taken over where it holds one.
+
+    Attributes:
+        done, at: the position.
+        goal: that of an earlier world which was further, until it is reached; else None.
     """
 
     def __init__(self, progress: Progress) -> None:
         done, at = progress.loops_done, progress.loops_at
         if not done and progress.step:
             done, at = [0, 0], [progress.step]  # a checkpoint of 0.1.0, which knew one loop
-        self._goal: tuple[list[int], list[int]] | None = (list(done) or [0], list(at))
+        self.goal: tuple[list[int], list[int]] | None = (list(done) or [0], list(at))
         self.done: list[int] = [0]
         self.at: list[int] = []
         self.follow(progress)
@@ -30,17 +34,12 @@ class Position:
         """Keep the position in this progress from now on."""
         progress.loops_done, progress.loops_at = self.done, self.at
 
-    @property
-    def returning(self) -> bool:
-        """Whether an earlier world was further in its loops than this one is."""
-        return self._goal is not None
-
     def enter(self) -> tuple[int, int] | None:
         """Open a loop; return its depth and its first step, None if it has ended in the past."""
         depth = len(self.at)
         start = 0
-        if self._goal is not None:
-            done, at = self._goal
+        if self.goal is not None:
+            done, at = self.goal
             if self.done[depth] < done[depth]:
                 self.done[depth] += 1
                 self._arrive()
@@ -53,17 +52,17 @@ class Position:
 
     def passed(self) -> None:
         """The innermost loop has done a step."""
-        self._goal = None
+        self.goal = None
         self.at[-1] += 1
         self.done[-1] = 0
 
     def leave(self, depth: int) -> None:
         """The loop at this depth has ended, by its last step or a ``break``."""
-        self._goal = None
+        self.goal = None
         if depth < len(self.at):
             del self.at[depth:], self.done[depth + 1 :]
             self.done[depth] += 1
 
     def _arrive(self) -> None:
-        if self._goal == (self.done, self.at):
-            self._goal = None
+        if self.goal == (self.done, self.at):
+            self.goal = None

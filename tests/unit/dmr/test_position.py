@@ -75,4 +75,4 @@ def test_every_step_is_done_once_whatever_interrupts_it(loops: Loops, stops: lis
 
 def test_a_checkpoint_of_before_goes_on_in_its_one_loop() -> None:
     position = Position(Progress(step=7))
-    assert position.enter() == (0, 7) and not position.returning
+    assert position.enter() == (0, 7) and position.goal is None
