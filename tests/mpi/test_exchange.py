@@ -61,7 +61,13 @@ def test_halos_are_what_the_whole_array_says(
     whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
     expected = whole_padded(whole, halo, boundary)
     spec = dmr.FieldSpec(
-        shape, "f8", lambda box: whole[box.slices((0,) * len(shape))], halo, split, xp
+        shape,
+        "f8",
+        lambda box: whole[box.slices((0,) * len(shape))],
+        halo,
+        split,
+        xp,
+        row_major=row % 2 == 1,
     )
     for ranks in counts(row):
         good = True
