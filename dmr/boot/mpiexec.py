@@ -22,6 +22,9 @@ LAUNCHER_PREFIXES = (
 )
 """How variables begin that a launcher sets for its ranks; another launcher must not see them."""
 
+HYDRA_VARIABLE = "HYDI_CONTROL_FD"
+"""Set by MPICH's mpiexec for its ranks."""
+
 END_S = 5.0
 
 
@@ -37,8 +40,8 @@ def leave_launcher() -> None:
     ends that has not said goodbye to it. MPI_Finalize does that, and waits for the other ranks. So
     it is said here, in the words of the launcher's own protocol (PMI 1: ``cmd=finalize``).
     """
-    if "PMI_FD" not in os.environ:
-        return
+    if "PMI_FD" not in os.environ or HYDRA_VARIABLE not in os.environ:
+        return  # another launcher, which may speak another protocol (srun --mpi=pmi2)
     with contextlib.suppress(OSError, ValueError):
         sock = int(os.environ["PMI_FD"])
         os.write(sock, b"cmd=finalize\n")
