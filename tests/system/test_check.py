@@ -23,6 +23,7 @@ def test_what_was_forgotten_is_said(run: Run, forgets: str) -> None:
     assert SAYS[forgets] in found.stdout
 
 
+@pytest.mark.wide
 def test_a_program_that_fails_is_said(run: Run) -> None:
     found = run(*DMR, "--", sys.executable, "-c", "raise SystemExit('no input')")
     assert found.returncode == 1 and len(found.stderr.splitlines()) == 1
