@@ -57,7 +57,8 @@ def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(CPUFREQ_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(STAND_IN), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
+    monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path / "clocks"
 

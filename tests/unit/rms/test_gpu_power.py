@@ -28,7 +28,8 @@ def power(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.syspath_prepend(str(STAND_IN))
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
+    monkeypatch.delitem(sys.modules, "pynvml")
     import gpu_power
     import pynvml
 

@@ -51,7 +51,8 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
+    monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.delenv("STAND_IN_NVML", raising=False)
     import pynvml
 
