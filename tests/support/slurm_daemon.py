@@ -217,8 +217,12 @@ class Pilot(Rms):
     def nothing_left(self) -> None:
         """No process of a job, and no step of one, is left."""
         self.slurm.wait_until(lambda: not self.processes(), "no process left")
+
+        def left() -> list[str]:
+            return [name for name in self.steps() if ".meter-" not in name]
+
         self.slurm.wait_until(
-            lambda: not [n for n in self.steps() if ".meter-" not in n], "no step left"
+            lambda: not left(), lambda: f"no step left, got {left()}\n{self.said()}"
         )
 
 

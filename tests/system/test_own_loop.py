@@ -256,7 +256,7 @@ def test_loops_of_all_kinds_under_the_rms(undisturbed: str) -> None:
         )  # fmt: skip
         for count, size in enumerate((2, 1), 1):
             rms.running(job)
-            rms.ask("resize", job, str(size))
+            rms.resized(job, size)  # it may rest after the resize before
             rms.until(lambda count=count: len(rms.row(job)["resizes"]) == count, f"resize {count}")
         (rms.work / "go").touch()
         assert rms.over(job) == ["COMPLETED"], rms.output(job)

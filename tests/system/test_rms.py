@@ -298,7 +298,9 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     cancelled = rms.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
     rms.running(long)
     for size in (1, 2):
-        rms.ask("resize", long, str(size))
+        rms.until(
+            lambda size=size: not rms.rms("resize", long, str(size)).returncode, f"order {size}"
+        )  # the old world of the resize before may still be leaving
         time.sleep(0.1)
         rms.end(signal.SIGKILL)
         rms.start()
