@@ -52,7 +52,9 @@ def of_two_parts(slurm: Slurm) -> str:
         done = slurm.run("sbatch", "--parsable", *parts, "--wrap", "sleep 1")
         assert done.returncode == 0, done.stderr
         job = done.stdout.strip()
-        slurm.wait_until(lambda: not slurm("squeue", "--noheader").strip(), f"end of {job}")
+        # A donor whose nodes were merged into another job may stay COMPLETING, without any.
+        waits = ["squeue", "--noheader", "--states=PENDING,RUNNING"]
+        slurm.wait_until(lambda: not slurm(*waits).strip(), f"end of {job}")
         end = time.monotonic() + 20.0
         while time.monotonic() < end:
             if has_records(slurm, job, "COMPLETED", "COMPLETED"):
