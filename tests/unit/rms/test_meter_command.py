@@ -63,7 +63,11 @@ def test_joules_are_counted_from_the_first_line_and_a_fall_is_a_gap() -> None:
     assert (found.joules, found.unseen_s, found.uncertainty_j) == (50.0, 1.0, 0.0)
 
 
-@given(st.lists(st.tuples(st.floats(0.01, GAP_S), st.floats(0, 1e4)), min_size=2, max_size=20))
+# Sums of spans are rounded, so a span of just GAP_S may be a longer one.
+spans_s = st.floats(0.01, 0.999 * GAP_S)
+
+
+@given(st.lists(st.tuples(spans_s, st.floats(0, 1e4)), min_size=2, max_size=20))
 def test_watts_are_integrated_and_any_curve_between_lines_is_within_the_uncertainty(
     steps: list[tuple[float, float]],
 ) -> None:
