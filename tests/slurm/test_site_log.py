@@ -22,6 +22,9 @@ STEPS = (
 )
 """With steps, local times and the name first."""
 
+IN_QUEUE = ("squeue", "--noheader", "--states=PENDING,RUNNING")
+"""A donor whose nodes were merged into another job may stay COMPLETING, without any."""
+
 
 def batch(slurm: Slurm, *options: str, script: str) -> str:
     return slurm("sbatch", "--parsable", "--exclusive", *options, "--wrap", script).strip()
@@ -52,9 +55,7 @@ def of_two_parts(slurm: Slurm) -> str:
         done = slurm.run("sbatch", "--parsable", *parts, "--wrap", "sleep 1")
         assert done.returncode == 0, done.stderr
         job = done.stdout.strip()
-        # A donor whose nodes were merged into another job may stay COMPLETING, without any.
-        waits = ["squeue", "--noheader", "--states=PENDING,RUNNING"]
-        slurm.wait_until(lambda: not slurm(*waits).strip(), f"end of {job}")
+        slurm.wait_until(lambda: not slurm(*IN_QUEUE).strip(), f"end of {job}")
         end = time.monotonic() + 20.0
         while time.monotonic() < end:
             if has_records(slurm, job, "COMPLETED", "COMPLETED"):
