@@ -45,7 +45,10 @@ def test_trying_it_leaves_nothing(slurm: Bed) -> None:
 
 def test_json_and_text_agree(slurm: Bed) -> None:
     read = commands(slurm)
-    job = read.submit("--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--wrap", "sleep 60")
+    job = read.submit(
+        *["--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--output=/dev/null"],
+        *["--wrap", "sleep 60"],
+    )
     slurm.wait_until(lambda: len(slurm.idle()) == 0, "two run")
     plain = commands(slurm, squeue=False, sinfo=False, sacct=False)
 
