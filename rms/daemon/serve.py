@@ -21,6 +21,7 @@ from rms.daemon import sockets
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
+from rms.daemon.nodes import check_placement
 from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
@@ -66,13 +67,14 @@ def run_daemon(
     """Run a daemon until it is told to stop (or its ``parent`` process is gone).
 
     Raises:
-        JournalError, ServeError, OSError: it cannot be started.
+        JournalError, PolicyError, ServeError, OSError: it cannot be started.
     """
     if options.power_cap is not None:
         try:
             check_cap(options.power_cap.cap_w, sum(model.idle_w for model in engine.cluster.power))
         except ValueError as error:
             raise ServeError(str(error)) from None
+    check_placement(placing(options.policy), engine.cluster)  # before anything is written
     _make_folder(state)
     with (
         Journal.open(state / "journal.sqlite") as journal,
