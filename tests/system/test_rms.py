@@ -416,6 +416,9 @@ def test_bad_cluster_file(tmp_path: Path, text: str) -> None:
 def test_daemon_that_can_not_be(idle: Rms, tmp_path: Path) -> None:
     one_sentence(serve(tmp_path / "s", "--policy", "nonsense"), 2, "nonsense", "array-share")
     one_sentence(serve(tmp_path / "s", "--meters", "rapl,watts"), 2, "names of rapl", "'watts'")
+    shares = str(ROOT / "jobs" / "less-consume.toml")
+    one_sentence(serve(tmp_path / "new", "--policy", shares), 2, "memory_bandwidth_gb_s", "none")
+    assert not (tmp_path / "new").exists()
     one_sentence(serve(tmp_path / "s", "--engine", "pbs"), 2, "local, slurm-pilot, slurm", "pbs")
     one_sentence(serve(tmp_path / "s", "--engine", "slurm"), 2, "sinfo")
     one_sentence(serve(tmp_path / "s", "--engine", "slurm-pilot"), 2, "an allocation", "none")
