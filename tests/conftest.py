@@ -56,14 +56,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if unknown := set(mark.args) - set(known):
                 raise pytest.UsageError(f"{item.nodeid}: not in tests/README.md: {unknown}")
             item.user_properties += [("promise", name) for name in mark.args]
-    if config.getoption("--all"):
-        return
-    left = [item for item in items if item.get_closest_marker("wide")]
+    everything = config.getoption("--all")
+    left = [] if everything else [item for item in items if item.get_closest_marker("wide")]
     groups: dict[tuple[str, int], list[pytest.Function]] = defaultdict(list)
     for item in items:
         mark = item.get_closest_marker("covering")
-        if mark is not None and isinstance(item, pytest.Function) and item not in left:
-            groups[item.nodeid.partition("[")[0], mark.args[0]].append(item)
+        if mark is None or not isinstance(item, pytest.Function) or item in left:
+            continue
+        strength = mark.kwargs.get("in_all") if everything else mark.args[0]
+        if strength is not None:
+            groups[item.nodeid.partition("[")[0], strength].append(item)
     for (_, strength), rows in groups.items():
         chosen = set(covering_rows([values_of(item) for item in rows], strength))
         left += [item for n, item in enumerate(rows) if n not in chosen]

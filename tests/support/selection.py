@@ -3,6 +3,7 @@
 A test is left out that is marked ``wide``, and of one marked ``covering(n)`` those rows of its
 parameters that no choice of n values is waiting for: with n = 0 one row stays, with n = 1
 every value of every parameter comes, with n = 2 every pair of values of two parameters.
+``covering(n, in_all=m)`` leaves out rows of ``--all`` too, those that m values do not wait for.
 """
 
 from __future__ import annotations

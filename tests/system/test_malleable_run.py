@@ -36,7 +36,7 @@ def options(boundary: str, dtype: str, limiter: str) -> list[str]:
 
 @pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
 @pytest.mark.promise("bits-spawn")
-@pytest.mark.covering(1)
+@pytest.mark.covering(1, in_all=2)
 def test_resizes_leave_the_same_bits(
     mpdata_run: Mpirun, steady: Steady, boundary: str, dtype: str, limiter: str
 ) -> None:
@@ -65,7 +65,7 @@ def test_any_number_of_ranks_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(("boundary", "dtype", "limiter"), COMBINATIONS)
-@pytest.mark.covering(0)
+@pytest.mark.covering(0, in_all=2)
 @pytest.mark.promise("bits-killed")
 def test_killed_and_restarted_on_other_ranks_gives_the_same_bits(
     run: Run, steady: Steady, tmp_path: Path, boundary: str, dtype: str, limiter: str
