@@ -156,8 +156,6 @@ def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:
         raise FileError("expected nodes that stay up (no --mtbf) where jobs share them, got --mtbf")
     if not site.contended:
         return
-    if any(spec.mode is not Mode.FIXED for spec in work.specs):
-        raise FileError("expected fixed jobs (--mode fixed) on nodes of a bandwidth, got others")
     if arguments.passes == "per-timestamp":
         raise FileError("expected --passes per-event on nodes of a bandwidth, got per-timestamp")
 
@@ -204,6 +202,11 @@ def _malleable(arguments: argparse.Namespace) -> int:
 
     if arguments.workload is not None:
         raise FileError("expected --trace or --sacct with --malleable, got --workload")
+    if named(arguments.policy).shared:
+        raise FileError(
+            "expected a policy that gives whole nodes with --malleable, as no log tells of memory "
+            f"bandwidth, got {arguments.policy}"
+        )
     shares = _numbers(arguments.malleable or "0,100", "--malleable as shares in per cent", 100.0)
     serials: tuple[float, ...] = SERIALS
     if arguments.serial is not None:

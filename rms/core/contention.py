@@ -165,6 +165,14 @@ class _Group:
 
 
 @dataclass(slots=True)
+class _Job:
+    """The parts of a job that run, and how many processes it has, those that are over included."""
+
+    groups: list[_Group] = field(default_factory=list)
+    processes: int = 0
+
+
+@dataclass(slots=True)
 class _Pool:
     """The clock of a pool goes by ``rate`` seconds a second: slower while bandwidth is short."""
 
@@ -182,24 +190,31 @@ class Contention:
     Between two changes on a node all processes of a pool run at one rate, so a pool has a clock of
     its own on which ends do not move: a change costs its node's pools, however many processes and
     jobs there are. A process asks for nothing after its own end; its processor is held until the
-    last process of its job has ended.
+    last process of its job has ended. A job that is resized is stopped (:meth:`stop`) and started
+    again: what is left of all its processes is then shared out evenly.
 
     Attributes:
         energy: power times time of all processes that are over.
         processor_s: time of them, idle waits for the job's last process left out.
+        followed: jobs of which ``moved`` tells.
+        moved: those of them whose rate may have changed since the driver last looked.
+        now_s: when anything last changed.
     """
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
         self._state = [_Pool() for _ in pools.node]
-        self._left: dict[str, int] = {}
+        self._jobs: dict[str, _Job] = {}
         self._next: list[tuple[float, int, int, int]] = []
         self._number = 0
         self.energy = self.processor_s = 0.0
+        self.followed: set[str] = set()
+        self.moved: set[str] = set()
+        self.now_s = 0.0
 
     def start(self, job: str, parts: Iterable[Part], now_s: float) -> None:
         """Let a job begin."""
-        nodes = {}
+        nodes, own = {}, self._jobs.setdefault(job, _Job())
         for part in parts:
             factor, pool = self._pools.factor[part.pool], self._state[part.pool]
             self._advance(pool, now_s)
@@ -210,8 +225,46 @@ class Contention:
             heapq.heappush(pool.groups, (group.end, self._number, group))
             pool.demand_gb_s += demand
             pool.version += 1
-            self._left[job] = self._left.get(job, 0) + 1
+            own.groups.append(group)
+            own.processes += part.processes
             nodes[self._pools.node[part.pool]] = True
+        for node in nodes:
+            self._share(node, now_s)
+
+    def runs(self, job: str) -> bool:
+        """Return whether any of a job's processes do."""
+        return job in self._jobs
+
+    def left_s(self, job: str, now_s: float) -> float:
+        """Return what is left of a job: the mean of its processes' work, as ``work_s`` has it."""
+        own, left = self._jobs[job], 0.0
+        for group in own.groups:
+            pool = self._state[group.part.pool]
+            clock = pool.clock + pool.rate * (now_s - pool.since_s)
+            speed = group.part.frequency / self._pools.factor[group.part.pool]
+            left += group.part.processes * max(0.0, group.end - clock) * speed
+        return left / own.processes
+
+    def rate(self, job: str) -> float:
+        """Return how much of :meth:`left_s` is done in a second, at present."""
+        own, done = self._jobs[job], 0.0
+        for group in own.groups:
+            speed = group.part.frequency / self._pools.factor[group.part.pool]
+            done += group.part.processes * speed * self._state[group.part.pool].rate
+        return done / own.processes
+
+    def stop(self, job: str, now_s: float) -> None:
+        """Let a job's processes stand still: they ask for nothing and do nothing."""
+        nodes = {}
+        for group in self._jobs.pop(job).groups:
+            pool = self._state[group.part.pool]
+            self._advance(pool, now_s)
+            pool.groups = [entry for entry in pool.groups if entry[2] is not group]
+            heapq.heapify(pool.groups)
+            pool.demand_gb_s = pool.demand_gb_s - group.demand_gb_s if pool.groups else 0.0
+            pool.version += 1
+            self._book(group, now_s)
+            nodes[self._pools.node[group.part.pool]] = True
         for node in nodes:
             self._share(node, now_s)
 
@@ -230,11 +283,16 @@ class Contention:
         return ahead[0][0] if ahead else inf
 
     def run(self, until_s: float, *, included: bool = False) -> tuple[float, str] | None:
-        """Let processes end before a time, or at it too; stop at the first job that is over."""
+        """Let processes end before a time, or at it too; stop at the first job that is over.
+
+        And, with None, once there is something in :attr:`moved`.
+        """
         while (at_s := self.next_s) < until_s or (included and at_s == until_s < inf):
             job = self.finish()
             if job is not None:
                 return at_s, job
+            if self.moved:
+                break
         return None
 
     def finish(self) -> str | None:
@@ -247,19 +305,27 @@ class Contention:
         pool.clock = end  # what it is but for rounding
         pool.demand_gb_s = pool.demand_gb_s - group.demand_gb_s if pool.groups else 0.0
         pool.version += 1
+        self._book(group, now_s)
+        own = self._jobs[group.job].groups
+        own.remove(group)
+        self._share(self._pools.node[at], now_s)
+        if own:
+            if group.job in self.followed:
+                self.moved.add(group.job)
+            return None
+        del self._jobs[group.job]
+        self.followed.discard(group.job)
+        return group.job
+
+    def _book(self, group: _Group, now_s: float) -> None:
         taken_s = group.part.processes * (now_s - group.begun_s)
         self.processor_s += taken_s
         self.energy += taken_s * group.part.power
-        self._share(self._pools.node[at], now_s)
-        self._left[group.job] -= 1
-        if self._left[group.job]:
-            return None
-        del self._left[group.job]
-        return group.job
 
     def _share(self, node: int, now_s: float) -> None:
         """Set the rates of a node's pools by what is asked of it now."""
         members, state = self._pools.members[node], self._state
+        self.now_s = now_s
         found = self._pools.slowdowns(node, [state[at].demand_gb_s for at in members])
         for at, slowdown in zip(members, found, strict=True):
             pool, rate = state[at], 1.0 / slowdown
@@ -267,6 +333,8 @@ class Contention:
                 self._advance(pool, now_s)
                 pool.rate = rate
                 pool.version += 1
+                if self.followed:
+                    self.moved.update({each.job for *_, each in pool.groups} & self.followed)
             elif pool.since_s != now_s:
                 continue  # neither its rate nor its processes have changed
             if pool.groups:

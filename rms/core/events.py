@@ -30,10 +30,14 @@ class Started(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResizePoint(msgspec.Struct, frozen=True, tag=True):
-    """A job stands where it could be resized; a job of a daemon says so once for each world."""
+    """A job stands where it could be resized; a job of a daemon says so once for each world.
+
+    ``done`` is the share of its work that it has done, where that does not follow from its rate.
+    """
 
     at_s: float
     job: JobId
+    done: float | None = None
 
 
 class Stepped(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from rms.core.contention import Pools, parts
+from rms.core.contention import Pools
 from rms.core.model import Job, JobId, Node, NodePower, Site
 
 End = tuple[float, int, Job]
@@ -73,6 +73,8 @@ class State:
         pools: the processors of nodes that share bandwidth; None where none do.
         pool_free: of each pool, how many processors nobody holds.
         pool_gb_s: of each pool, the bandwidth expected to be asked for there.
+        contended: processes slow one another down there.
+        beside: running jobs that may be resized there: their rates follow their neighbours.
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
@@ -118,6 +120,8 @@ class State:
     pools: Pools | None = field(default=None, compare=False)
     pool_free: list[int] = field(default_factory=list, compare=False)
     pool_gb_s: list[float] = field(default_factory=list, compare=False)
+    contended: bool = field(default=False, compare=False)
+    beside: dict[JobId, Job] = field(default_factory=dict, compare=False)
     _queues: dict[Key, list[End]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -206,7 +210,7 @@ class State:
     def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
         """Let nodes have these frequencies from now on."""
         self.site = replace(self.site, levels=levels)
-        self.clocked = bool(levels) and not self.site.contended
+        self.clocked = bool(levels) and not self.contended
 
     def _use_site(self) -> None:
         """Take the power models of the site, and its processors that share bandwidth."""
@@ -217,7 +221,8 @@ class State:
         self.least_slots = min(map(len, hosts), default=1) or 1
         self.power_models = tuple(dict.fromkeys(self.site.power)) or (NodePower(),)
         self.idle_w = sum(model.idle_w for model in self.site.power)
-        self.clocked = bool(self.site.levels) and not self.site.contended
+        self.contended = self.site.contended
+        self.clocked = bool(self.site.levels) and not self.contended
         self.pools = Pools(self.site.shared) if self.site.shared else None
         self.pool_free = [] if self.pools is None else list(self.pools.number)
         self.pool_gb_s = [0.0] * len(self.pool_free)
@@ -294,19 +299,6 @@ class State:
         self.free_count -= len(nodes)
         self.off.update(nodes)
         self.switched.update(nodes)
-
-    def share(self, job: Job, sign: int) -> None:
-        """Enter the bandwidth that a job asks for on its nodes (1), or no longer does (-1)."""
-        pools = self.pools
-        if pools is None:
-            return
-        each_gb_s = job.spec.planned_gb_s
-        for (pool, frequency), number in parts(pools, job.nodes, job.frequencies).items():
-            asked = (
-                self.pool_gb_s[pool] + sign * number * each_gb_s * frequency / pools.factor[pool]
-            )
-            none = self.pool_free[pool] == pools.number[pool]
-            self.pool_gb_s[pool] = 0.0 if none else max(0.0, asked)
 
     def reopen(self, site: Site, down: Iterable[Node]) -> None:
         """Take another cluster, all of it free; nothing may run on the one before any more."""

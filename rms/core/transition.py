@@ -38,15 +38,14 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.model import Job, JobState, Site
+from rms.core.neighbours import set_rates, share
+from rms.core.node_events import TransitionError as TransitionError
+from rms.core.node_events import booted, down, power_failed, tasks_hold, up
 from rms.core.powercap import share_above
 from rms.core.state import State
 
 NARROW_S = 60.0
 """How long a job that was shrunk for a power cap is not widened again."""
-
-
-class TransitionError(RuntimeError):
-    """An event that cannot have happened in this state."""
 
 
 def apply(state: State, event: Event) -> None:
@@ -91,8 +90,10 @@ def _point(state: State, event: ResizePoint) -> None:
     job = _running(state, event)
     state.now_s = event.at_s
     state.reached_resize_point.append(job)
-    if not job.at_resize_point:
+    if not job.at_resize_point or event.done is not None:
         state.unindex_running(job)
+        if event.done is not None:
+            job.done, job.since_s = event.done, event.at_s
         job.at_resize_point, state.needs_pass = True, True
         state.index_running(job)
 
@@ -131,11 +132,11 @@ def _resized(state: State, event: Resized) -> None:
     if job.requested_nodes is not None:
         kept = set(job.requested_nodes)
         state.give_back(tuple(node for node in job.nodes if node not in kept))
-        state.share(job, -1)
+        share(state, job, -1)
         job.nodes = job.requested_nodes
         job.asked = (max(job.asked),) * len(job.nodes) if job.asked else ()
         job.frequencies = () if state.clocked else job.asked
-        state.share(job, 1)
+        share(state, job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
     state.unindex_running(job)
@@ -143,6 +144,8 @@ def _resized(state: State, event: Resized) -> None:
     _resume(state, job, rests=event.rests)
     if state.clocked:
         set_clocks(state)
+    elif state.beside:
+        set_rates(state)
 
 
 def _rolled_back(state: State, event: ResizeRolledBack) -> None:
@@ -207,62 +210,17 @@ def _release(state: State, job: Job) -> None:
         state.releasing -= job.loss
     if job.nodes:
         state.give_back(job.held)
-        state.share(job, -1)
+        share(state, job, -1)
     state.changed[job.spec.id] = job
     if state.clocked:
         state.reclocked.pop(job.spec.id, None)
         set_clocks(state)
+    elif state.beside:
+        set_rates(state)
 
 
 def _ticked(state: State, event: Ticked) -> None:
     state.now_s = event.at_s
-
-
-def _down(state: State, event: NodeDown) -> None:
-    state.now_s = event.at_s
-    if event.node in state.down:
-        raise TransitionError(f"expected a node that is up, got {event.node}")
-    for node in state.together(event.node):
-        state.down.add(node)
-        if state.vacant[node]:
-            state.take((node,))
-            state.free_count -= 1
-
-
-def _up(state: State, event: NodeUp) -> None:
-    state.now_s = event.at_s
-    if event.node not in state.down:
-        raise TransitionError(f"expected a node that is down, got {event.node}")
-    slots = set(state.together(event.node))
-    state.down -= slots
-    slots -= state.off | state.booting.keys() | state.lent
-    slots = slots.difference(*(job.held for job in state.running.values()))
-    state.free_count += len(slots)
-    state.give_back(tuple(slots))
-
-
-def _booted(state: State, event: NodeBooted) -> None:
-    state.now_s = event.at_s
-    if event.node not in state.booting:
-        raise TransitionError(f"expected a node that is booting, got {event.node}")
-    slots = state.together(event.node)
-    for node in slots:
-        del state.booting[node]
-    state.switched.update(slots)
-    state.free_count += len(slots)
-    state.give_back(slots)
-
-
-def _power_failed(state: State, event: NodePowerFailed) -> None:
-    state.now_s, node = event.at_s, event.node
-    if node not in state.off and node not in state.booting:
-        raise TransitionError(f"expected a node that is off or booting, got {node}")
-    slots = state.together(node)
-    for each in slots:
-        state.booting.pop(each, None)
-    state.off.difference_update(slots)
-    state.down.update(slots)
-    state.switched.update(slots)
 
 
 def _reopened(state: State, event: Reopened) -> None:
@@ -303,17 +261,6 @@ def _settable(state: State, event: FrequenciesSettable) -> None:
         ask_for_highest(state)
 
 
-def _tasks_hold(state: State, event: TasksHold) -> None:
-    state.now_s, held = event.at_s, set(event.nodes)
-    more, less = sorted(held - state.lent), sorted(state.lent - held)
-    if state.counted or not all(0 <= n < len(state.vacant) and state.vacant[n] for n in more):
-        raise TransitionError(f"expected free nodes for tasks, got {more}")
-    state.lent = held
-    state.free_count += len(less) - len(more)
-    state.take(tuple(more))
-    state.give_back(tuple(less))
-
-
 _APPLY: dict[type, Callable[[State, Any], None]] = {
     Submitted: _submitted,
     Started: _started,
@@ -326,15 +273,15 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Requeued: _requeued,
     Ended: _ended,
     Ticked: _ticked,
-    NodeDown: _down,
-    NodeUp: _up,
-    NodeBooted: _booted,
-    NodePowerFailed: _power_failed,
+    NodeDown: down,
+    NodeUp: up,
+    NodeBooted: booted,
+    NodePowerFailed: power_failed,
     Reopened: _reopened,
     PowerCapSet: _cap_set,
     PowerMeasured: _measured,
     FrequenciesSettable: _settable,
-    TasksHold: _tasks_hold,
+    TasksHold: tasks_hold,
 }
 
 
@@ -357,10 +304,12 @@ def take(state: State, decision: Decision) -> None:
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)
-            state.share(job, 1)
+            share(state, job, 1)
         state.index_running(job)
         if state.clocked:
             set_clocks(state)
+        elif state.beside:
+            set_rates(state)
     elif isinstance(decision, Resize):
         job = state.running[decision.job]
         state.unindex_running(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-from rms.core.contention import Contention, processes
 from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
@@ -32,9 +31,11 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model import Job, JobId, JobSpec, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.powercap import expected_w
+from rms.sim.arrivals import submissions
+from rms.sim.beside import Beside
 
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
 """How often the policy is asked, and what comes first within an instant.
@@ -98,10 +99,11 @@ class Simulation:
             runs on a node that goes down starts again from its beginning, elsewhere.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
-    neighbours (:class:`rms.core.contention.Contention`); jobs are fixed there and no node fails.
+    neighbours (:class:`rms.core.contention.Contention`). One that is resized stands still meanwhile
+    and goes on with what was left of all its processes. No node fails there.
 
     Attributes:
-        contention: who runs how fast on shared nodes, None where nodes are not shared.
+        contention: who runs how fast where processes share bandwidth, else None.
     """
 
     def __init__(
@@ -121,8 +123,8 @@ class Simulation:
         self.events: list[Event] = []
         self.decided = self.resized = 0
         self.peak_w = 0.0  # the most that was expected at once, where there is a power cap
-        pools = self.engine.state.pools if site.contended else None
-        self.contention = None if pools is None else Contention(pools)
+        self._beside = Beside(self.engine.state) if site.contended else None
+        self.contention = None if self._beside is None else self._beside.contention
         hooks = hooks or Hooks()
         self._record, self._progress = hooks.record, hooks.progress
         self._observer = hooks.observer
@@ -134,11 +136,9 @@ class Simulation:
         self._versions: dict[JobId, int] = {}
         self._points: dict[JobId, float] = {}  # the next resize point of each
         arrivals = sorted(specs, key=attrgetter("submit_s"))
-        self._submissions = _submissions(arrivals)
-        if pools is not None and (
-            self._together or failures or any(spec.mode is not Mode.FIXED for spec in arrivals)
-        ):
-            raise ValueError("expected fixed jobs, nodes that stay up, a pass for each event")
+        self._submissions = submissions(arrivals)
+        if self._beside is not None and (self._together or failures):
+            raise ValueError("expected nodes that stay up and a pass for each event")
         self._next_submission: Submitted | None = None
         self._every_s = policy.passes.every_s
         self.failed = 0
@@ -162,6 +162,8 @@ class Simulation:
             if isinstance(event, Phase):
                 self._phase(event)
                 continue
+            if self._beside is not None and type(event) is ResizePoint:
+                event = self._beside.told(event)
             if self._record:
                 self.events.append(event)
             if self._together:
@@ -179,12 +181,9 @@ class Simulation:
     def _pop(self) -> Event | Phase | None:
         """Return what happens next; submissions go before all else of their time, or after it."""
         heap, submission, last = self._heap, self._next_submission, self._submissions_last
-        if self.contention is not None:
-            others = inf if submission is None else submission.at_s, heap[0][0] if heap else inf
-            over = self.contention.run(min(others), included=last)
-            if over is not None:
-                return Ended(over[0], JobId(over[1]), "COMPLETED")
         while True:
+            if self._beside is not None and (over := self._first_end(self._beside)) is not None:
+                return over
             if submission is not None and (
                 not heap
                 or submission.at_s < heap[0][0]
@@ -199,6 +198,26 @@ class Simulation:
                 continue  # nothing is left that it could matter to
             if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
                 return event  # else the job's rate has changed since this was entered
+
+    def _first_end(self, beside: Beside) -> Ended | None:
+        """Return the next end where processes share bandwidth, if it comes before all else."""
+        submission, heap = self._next_submission, self._heap
+        submits_s = inf if submission is None else submission.at_s
+        while True:
+            now, moved = beside.moved()
+            for job in moved:
+                self._new_version(job)
+                self._next_point(job, now, self._points.get(job.spec.id, inf))
+            others_s = heap[0][0] if heap else inf
+            included = self._submissions_last or others_s < submits_s
+            over = beside.first_end(min(submits_s, others_s), included=included)
+            if over is not None or not beside.contention.moved:
+                return over
+
+    def _new_version(self, job: Job) -> int:
+        """Let what is in the heap about a job count no more."""
+        version = self._versions[job.spec.id] = self._versions.get(job.spec.id, 0) + 1
+        return version
 
     @property
     def _over(self) -> bool:
@@ -287,7 +306,7 @@ class Simulation:
         for job in list(self.engine.state.running.values()):
             if not lost.isdisjoint(job.held):
                 self.failed += 1
-                self._versions[job.spec.id] = self._versions.get(job.spec.id, 0) + 1
+                self._new_version(job)
                 requeued = Requeued(event.at_s, job.spec.id)
                 if self._record:
                     self.events.append(requeued)
@@ -296,21 +315,20 @@ class Simulation:
     def _schedule_end(self, job: Job, now: float, *, again: bool = False) -> None:
         """Enter a job's end and its next resize point, at its present rate."""
         spec = job.spec
+        if self._beside is not None:
+            self._beside.start(job, now)
+            self._new_version(job)
+            self._next_point(job, now)
+            return
         if not job.done and spec.run_s is not None and job.stretch == 1.0:
             left: float | None = spec.time_s(job.size)
         else:
             left = job.remaining_s(job.size, now)
         if left is None:
             raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
-        if self.contention is not None:
-            counts = self.contention.counts(job.nodes, job.frequencies)
-            levels = self.engine.state.site.levels
-            begun = processes(counts, left, spec.bandwidth_gb_s or 0.0, levels)
-            self.contention.start(spec.id, begun, now)
-            return
         version = 0
         if spec.resize_points_known or self._failing or self.engine.state.clocked:
-            version = self._versions[spec.id] = self._versions.get(spec.id, 0) + 1
+            version = self._new_version(job)
         self._number += 1
         ended = Ended(now + left, spec.id, "COMPLETED")
         heapq.heappush(self._heap, (now + left, 1, self._number, ended, version))
@@ -350,20 +368,24 @@ class Simulation:
             return
         if spec.resize_every_s is not None:
             at_s = known_s if known_s < inf else now + spec.resize_every_s
-        if spec.resize_parts is not None and job.rate:
-            done = 1.0 - job.remaining_share(now)
-            part = floor(done * spec.resize_parts + 1e-6) + 1
-            if part < spec.resize_parts:
-                at_s = min(at_s, now + (part / spec.resize_parts - done) / job.rate)
-        if at_s < inf:
             self._points[spec.id] = at_s
+        if spec.resize_parts is not None:
+            done, rate = 1.0 - job.remaining_share(now), job.rate
+            if self._beside is not None:
+                done, rate = self._beside.progress(job, now)
+            part = floor(done * spec.resize_parts + 1e-6) + 1
+            if part < spec.resize_parts and rate:
+                at_s = min(at_s, now + (part / spec.resize_parts - done) / rate)
+        if at_s < inf:
             self._push(ResizePoint(at_s, spec.id), self._versions[spec.id])
 
     def _resize_or_go_on(self, job: Job, now: float) -> None:
         if job.requested_size is None:
             self._next_point(job, now)
             return
-        self._versions[job.spec.id] += 1
+        self._new_version(job)
+        if self._beside is not None:
+            self._beside.stop(job, now)
         begun = ResizeBegun(now, job.spec.id)
         if self._record:
             self.events.append(begun)
@@ -374,18 +396,3 @@ class Simulation:
     def _push(self, event: Event | Phase, version: int = 0) -> None:
         self._number += 1
         heapq.heappush(self._heap, (event.at_s, _RANK[type(event)], self._number, event, version))
-
-
-def _submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
-    """Yield what is handed in together: the jobs of one array at one time, else one job."""
-    together: list[JobSpec] = []
-    for spec in specs:
-        if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):
-            yield Submitted(together[0].submit_s, tuple(together))
-            together = []
-        if spec.array is None:
-            yield Submitted(spec.submit_s, (spec,))
-        else:
-            together.append(spec)
-    if together:
-        yield Submitted(together[0].submit_s, tuple(together))

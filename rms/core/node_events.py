@@ -1,0 +1,73 @@
+"""How the state follows what happens to nodes: down and up, off and booting, lent to tasks."""
+
+from __future__ import annotations
+
+from rms.core.events import NodeBooted, NodeDown, NodePowerFailed, NodeUp, TasksHold
+from rms.core.state import State
+
+
+class TransitionError(RuntimeError):
+    """An event that cannot have happened in this state."""
+
+
+def down(state: State, event: NodeDown) -> None:
+    """Take a node from those that jobs are given."""
+    state.now_s = event.at_s
+    if event.node in state.down:
+        raise TransitionError(f"expected a node that is up, got {event.node}")
+    for node in state.together(event.node):
+        state.down.add(node)
+        if state.vacant[node]:
+            state.take((node,))
+            state.free_count -= 1
+
+
+def up(state: State, event: NodeUp) -> None:
+    """Give a node to jobs again."""
+    state.now_s = event.at_s
+    if event.node not in state.down:
+        raise TransitionError(f"expected a node that is down, got {event.node}")
+    slots = set(state.together(event.node))
+    state.down -= slots
+    slots -= state.off | state.booting.keys() | state.lent
+    slots = slots.difference(*(job.held for job in state.running.values()))
+    state.free_count += len(slots)
+    state.give_back(tuple(slots))
+
+
+def booted(state: State, event: NodeBooted) -> None:
+    """Give a node to jobs that was off."""
+    state.now_s = event.at_s
+    if event.node not in state.booting:
+        raise TransitionError(f"expected a node that is booting, got {event.node}")
+    slots = state.together(event.node)
+    for node in slots:
+        del state.booting[node]
+    state.switched.update(slots)
+    state.free_count += len(slots)
+    state.give_back(slots)
+
+
+def power_failed(state: State, event: NodePowerFailed) -> None:
+    """Take a node for down that was to be powered off or on."""
+    state.now_s, node = event.at_s, event.node
+    if node not in state.off and node not in state.booting:
+        raise TransitionError(f"expected a node that is off or booting, got {node}")
+    slots = state.together(node)
+    for each in slots:
+        state.booting.pop(each, None)
+    state.off.difference_update(slots)
+    state.down.update(slots)
+    state.switched.update(slots)
+
+
+def tasks_hold(state: State, event: TasksHold) -> None:
+    """Let tasks have these nodes and no others."""
+    state.now_s, held = event.at_s, set(event.nodes)
+    more, less = sorted(held - state.lent), sorted(state.lent - held)
+    if state.counted or not all(0 <= n < len(state.vacant) and state.vacant[n] for n in more):
+        raise TransitionError(f"expected free nodes for tasks, got {more}")
+    state.lent = held
+    state.free_count += len(less) - len(more)
+    state.take(tuple(more))
+    state.give_back(tuple(less))
