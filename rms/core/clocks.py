@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from rms.core.contention import dynamic_power
 from rms.core.model import Job, Node, NodePower
-from rms.core.neighbours import share
+from rms.core.neighbours import enter_bandwidth
 from rms.core.speedup import OperatingPoint, at_frequency
 from rms.core.state import State
 
@@ -69,10 +69,10 @@ def ask_for_highest(state: State) -> None:
     """Let all running jobs be at the highest frequency: no other can be set."""
     for job in state.running.values():
         if job.asked:
-            share(state, job, -1)
+            enter_bandwidth(state, job, -1)
             job.asked = ()
             job.frequencies = job.frequencies if state.clocked else ()
-            share(state, job, 1)
+            enter_bandwidth(state, job, 1)
             state.changed[job.spec.id] = job
     if state.clocked:
         set_clocks(state)

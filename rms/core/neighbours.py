@@ -13,7 +13,7 @@ from rms.core.model import Job
 from rms.core.state import State
 
 
-def share(state: State, job: Job, sign: int) -> None:
+def enter_bandwidth(state: State, job: Job, sign: int) -> None:
     """Enter the bandwidth that a job asks for on its nodes (1), or no longer does (-1)."""
     pools = state.pools
     if pools is None:

@@ -38,7 +38,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.model import Job, JobState, Site
-from rms.core.neighbours import set_rates, share
+from rms.core.neighbours import enter_bandwidth, set_rates
 from rms.core.node_events import TransitionError as TransitionError
 from rms.core.node_events import booted, down, power_failed, tasks_hold, up
 from rms.core.powercap import share_above
@@ -132,11 +132,11 @@ def _resized(state: State, event: Resized) -> None:
     if job.requested_nodes is not None:
         kept = set(job.requested_nodes)
         state.give_back(tuple(node for node in job.nodes if node not in kept))
-        share(state, job, -1)
+        enter_bandwidth(state, job, -1)
         job.nodes = job.requested_nodes
         job.asked = (max(job.asked),) * len(job.nodes) if job.asked else ()
         job.frequencies = () if state.clocked else job.asked
-        share(state, job, 1)
+        enter_bandwidth(state, job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
     state.unindex_running(job)
@@ -210,7 +210,7 @@ def _release(state: State, job: Job) -> None:
         state.releasing -= job.loss
     if job.nodes:
         state.give_back(job.held)
-        share(state, job, -1)
+        enter_bandwidth(state, job, -1)
     state.changed[job.spec.id] = job
     if state.clocked:
         state.reclocked.pop(job.spec.id, None)
@@ -304,7 +304,7 @@ def take(state: State, decision: Decision) -> None:
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)
-            share(state, job, 1)
+            enter_bandwidth(state, job, 1)
         state.index_running(job)
         if state.clocked:
             set_clocks(state)

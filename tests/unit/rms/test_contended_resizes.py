@@ -150,16 +150,6 @@ def test_work_is_the_integral_of_the_rate_whatever_the_neighbours(
     run(site(MIXED if mixed else PLAIN, PLAIN), policy, part, specs)
 
 
-def test_a_resize_changes_what_neighbours_wait_for() -> None:
-    """Two ask for 128 of 64 GB/s on one node; from 10 s on one of them has another node too."""
-    spec = job(1, (1, 2, 4), 32.0, resize_every_s=10.0, mode=Mode.MALLEABLE)
-    other = job(2, (2, 2, 2), 32.0, mode=Mode.FIXED)
-    found = run(site(PLAIN), "backfill-share", {"part": "first-fit-shared"}, [spec, other])
-    ended = found.engine.state.ended
-    assert ended[JobId("2")].end_s == pytest.approx(120.0)  # 60 s alone, at half the rate
-    assert ended[JobId("1")].end_s is not None
-
-
 def test_without_resizes_a_malleable_job_runs_as_a_fixed_one() -> None:
     ends = []
     for mode in (Mode.FIXED, Mode.MALLEABLE):

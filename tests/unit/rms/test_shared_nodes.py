@@ -114,10 +114,9 @@ def test_expected_ends_follow_the_processors() -> None:
     assert ended[JobId("3")].start_s == 130.0
 
 
-def test_resizable_jobs_are_refused_and_so_are_other_nodes() -> None:
-    spec = JobSpec(JobId("1"), 0.0, 1, 2, 1, Mode.MALLEABLE, run_s=1.0)
-    with pytest.raises(ValueError, match="expected fixed jobs"):
-        Simulation([spec], site(PLAIN), easy("less-consume"))
+def test_what_cannot_be_simulated_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected nodes that stay up and a pass for each event"):
+        Simulation([], site(PLAIN), easy("less-consume"), passes="per-timestamp")
     with pytest.raises(PolicyError, match="expected nodes that share bandwidth"):
         Simulation([job(1, 1, 1.0)], Site(4), easy("less-consume"))
 

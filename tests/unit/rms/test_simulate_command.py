@@ -304,8 +304,11 @@ def test_a_cluster_whose_nodes_jobs_share(
         assert result["energy_j"]["busy"] == pytest.approx(15.0 * 2 * (100.0 + makespan_s))
     assert simulated("less-consume", "--processors", "4") == 2
     assert "expected --cluster FILE.toml with a policy of shared nodes" in capsys.readouterr().err
-    assert simulated("less-consume", "--cluster", str(cluster), "--mode", "malleable") == 2
-    assert "expected fixed jobs (--mode fixed) on nodes of a bandwidth" in capsys.readouterr().err
+    assert simulated("less-consume", "--cluster", str(cluster), "--mode", "malleable") == 0
+    assert json.loads(capsys.readouterr().out)["makespan_s"] == pytest.approx(100.0)
+    trace = ["simulate", "--trace", "no-such.swf", "--malleable", "100", "--policy", str(policy)]
+    assert main(trace) == 2
+    assert "expected a policy that gives whole nodes with --malleable" in capsys.readouterr().err
     for words, got in ((("--mtbf", "1"), "--mtbf"), (("--passes", "per-timestamp"), "per-time")):
         assert simulated("less-consume", "--cluster", str(cluster), *words) == 2
         assert f"got {got}" in capsys.readouterr().err
