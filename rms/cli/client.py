@@ -26,7 +26,7 @@ from rms.formats.jobscript import (
     read_option,
 )
 from rms.formats.nodelist import fold_slots
-from rms.wire.terminal import columns, publish, refuse_on
+from rms.wire.terminal import columns, printable, publish, refuse_on
 from rms.wire.users import (
     OVER,
     HistoryEntry,
@@ -109,7 +109,7 @@ def submit(arguments: argparse.Namespace) -> int:
 
 def _say(line: str) -> None:
     """Tell the user, beside what is printed for scripts."""
-    print(f"rms: {line}", file=sys.stderr, flush=True)
+    print(f"rms: {printable(line)}", file=sys.stderr, flush=True)
 
 
 def _script(arguments: argparse.Namespace) -> tuple[str, str]:
@@ -119,8 +119,8 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
         got = "neither" if script is None else "both"
         raise ScriptError(f"expected a SCRIPT or -- COMMAND, got {got}")
     if script is not None:
-        return read_script(script), script.name
-    return script_of(arguments.command_line), Path(arguments.command_line[0]).name
+        return read_script(script), printable(script.name)
+    return script_of(arguments.command_line), printable(Path(arguments.command_line[0]).name)
 
 
 def _options(arguments: argparse.Namespace) -> Options:
@@ -347,12 +347,14 @@ def _view(now: Snapshot, most: int | None) -> Group:
     """Return the summary and a table of at most so many jobs."""
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     from rms.client.monitor import JOB_HEADS, present_jobs, summary
 
     table = Table(*JOB_HEADS, box=None, pad_edge=False)
     rows = present_jobs(now)
     for row in rows[:most]:
-        table.add_row(*row)
+        table.add_row(*(Text(printable(cell)) for cell in row))  # plain: no markup of rich's
     left = len(rows) - len(rows[:most])
-    return Group(summary(now), table, *([f"... and {left} more"] if left else []))
+    text = Text(printable(summary(now)))
+    return Group(text, table, *([f"... and {left} more"] if left else []))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import importlib
 import os
+import sys
 import time
 from dataclasses import replace
 from functools import partial
@@ -50,6 +52,13 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
     add("--ntasks-per-node", type=int, metavar="N", help="slots of a node (default: its CPUs)")
     add("--policy", default=DEFAULT, metavar="NAME|FILE.toml")
+    add(
+        "--policy-modules",
+        default="",
+        metavar="MODULE|FILE.py[,...]",
+        help="of one's own, whose functions rms policy FILE.toml may name later; no others are "
+        "imported (but those of --policy)",
+    )
     add(
         "--grace",
         type=float,
@@ -158,12 +167,34 @@ def serve(arguments: argparse.Namespace) -> int:
             None if cap is None else PowerCap(parse_power_cap(cap)),
             commands,
             arguments.set_frequencies == "auto",
+            _policy_modules(arguments.policy_modules),
         )
         engine = _engine(arguments, shared=policy.shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
         run_daemon(state, engine.sharing() if policy.shared else engine, options, say)
     return 0
+
+
+def _policy_modules(given: str) -> frozenset[str]:
+    """Import the modules of a user's own; return their names.
+
+    Raises:
+        PolicyError: one cannot be.
+    """
+    found = set()
+    for word in filter(None, given.split(",")):
+        name = word
+        if word.endswith(".py"):
+            sys.path.append(str(Path(word).absolute().parent))
+            name = Path(word).stem
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever it does, it is no module to go by
+            expected = "a module that can be imported for --policy-modules"
+            raise PolicyError(f"expected {expected}, got {word}: {error}") from None
+        found.add(name)
+    return frozenset(found)
 
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:

@@ -11,7 +11,7 @@ import msgspec
 from rms.client.connection import ask, server_address
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.wire.tasks import TASK_STRATEGIES
-from rms.wire.terminal import columns, publish, refuse_on
+from rms.wire.terminal import CommandError, columns, publish, refuse_on
 from rms.wire.users import PolicyName, PowerCap, PowerCapRow
 
 
@@ -30,15 +30,18 @@ def add_policy(command: argparse.ArgumentParser) -> None:
 
 
 def policy(arguments: argparse.Namespace) -> int:
-    """``rms policy [NAME|FILE]``: FILE.toml is read here, FILE.py by a process of the daemon's."""
+    """``rms policy [NAME|FILE]``: files are read here, FILE.py is run by a daemon's process."""
     server = server_address(arguments.server, os.environ)
     name = arguments.name or ""
     governor = arguments.governor or ""
     if not name and not governor:
         found = ask(PolicyName, server, "GET", "/policy")
     elif name in TASK_STRATEGIES or name.endswith(".py"):
-        strategy = str(Path(name).absolute()) if name.endswith(".py") else name
-        found = ask(PolicyName, server, "POST", "/policy", PolicyName("", strategy, governor))
+        strategy, text = name, ""
+        if name.endswith(".py"):
+            strategy, text = str(Path(name).absolute()), _text(Path(name))
+        body = PolicyName("", strategy, governor, text)
+        found = ask(PolicyName, server, "POST", "/policy", body)
     else:
         if name.endswith(".toml"):
             from rms.core.policies import PolicyError, read_policy
@@ -50,6 +53,20 @@ def policy(arguments: argparse.Namespace) -> int:
     shown = 3 if found.strategy else 1
     publish(arguments.json, msgspec.to_builtins(found), columns(heads[:shown], [row[:shown]]))
     return 0
+
+
+def _text(path: Path) -> str:
+    """Return the text of a strategy's file.
+
+    Raises:
+        CommandError: there is none.
+    """
+    if not path.is_file():
+        raise CommandError(f"expected a strategy's file, got {path}, which does not exist")
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"expected a strategy's file, got {path}: {error}") from None
 
 
 def add_power_cap(command: argparse.ArgumentParser) -> None:

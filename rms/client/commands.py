@@ -16,7 +16,8 @@ import msgspec
 
 from rms.client.connection import ask, sendable
 from rms.client.launch import strip_options
-from rms.formats.jobscript import Options, ScriptError, parse_script
+from rms.formats.jobscript import Options, ScriptError, parse_script, parse_text
+from rms.formats.profiles import Program, read
 from rms.wire.users import OVER, JobIds, JobRow, Submission, SubmitOptions
 
 POLL_S = 0.1
@@ -86,8 +87,33 @@ def submit(
     """Submit a script; return the ids of its jobs."""
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
     given = msgspec.convert(options, SubmitOptions, from_attributes=True)
-    body = Submission(text, name, str(cwd or Path.cwd()), keep, given, launcher_words(text))
+    folder, words = cwd or Path.cwd(), launcher_words(text)
+    program = Program.find(words, folder, keep.get("PATH", os.defpath)) if words else None
+    wanted = options.profile or parse_text(text, name).options.profile or ""
+    body = Submission(
+        text,
+        name,
+        str(folder),
+        keep,
+        given,
+        words,
+        "" if program is None else program.sha256,
+        _profile_text(folder / wanted) if wanted.endswith(".json") else "",
+    )
     return ask(JobIds, server, "POST", "/jobs", body).ids
+
+
+def _profile_text(path: Path) -> str:
+    """Return the text of a profile's file.
+
+    Raises:
+        ScriptError: it cannot be read, or is none.
+    """
+    try:
+        read(path)
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise ScriptError(f"--profile: {error}") from None
 
 
 def jobs(server: str, wanted: str | None = None) -> list[JobRow]:

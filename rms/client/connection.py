@@ -71,7 +71,8 @@ def _exchange(server: str, method: str, path: str, body: object, token: str) -> 
     except ValueError as error:
         raise ServerError(str(error)) from None
     if status != 200:
-        raise ServerError(_refusal(said, status, path))
+        # 503: it cannot keep anything now, and may later.
+        raise ServerError(_refusal(said, status, path), 1 if status == 503 else 2)
     return said
 
 
@@ -91,5 +92,5 @@ def _server_token(env: Mapping[str, str]) -> str:
     if TOKEN_VARIABLE in env:
         return env[TOKEN_VARIABLE]
     with contextlib.suppress(OSError):
-        return (state_folder(env) / "token").read_text()
+        return (state_folder(env) / "token").read_text().strip()
     return ""

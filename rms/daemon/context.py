@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from rms.core.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
+from rms.daemon.private import Private
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.formats.prices import Prices
 from rms.launch.base import Launcher
@@ -40,6 +41,7 @@ class Settings:
         profiles: folder of measured profiles, or None.
         power_commands: what powers nodes off and on; None where that is in the books only.
         set_frequencies: whether frequencies are set that a policy decides.
+        policy_modules: of users' own, whose functions policies may name that decide later.
     """
 
     policy: str
@@ -52,6 +54,7 @@ class Settings:
     profiles: Path | None = None
     power_commands: PowerCommands | None = None
     set_frequencies: bool = True
+    policy_modules: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -61,6 +64,7 @@ class Context:
     Attributes:
         drained: names of nodes that are given to no more jobs.
         broken: names of nodes that could not be powered off or on, until somebody resumes them.
+        private: tokens of jobs, and environments.
     """
 
     settings: Settings
@@ -70,7 +74,11 @@ class Context:
     launcher: Launcher
     drained: frozenset[str] = frozenset()
     broken: frozenset[str] = frozenset()
+    private: Private = field(init=False)
     _as_of_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.private = Private(self.launcher.state, self.launcher.instance_id)
 
     @property
     def state(self) -> State:

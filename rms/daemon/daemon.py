@@ -2,12 +2,11 @@
 
 Single-threaded: every method runs in the server's event loop. Order of things, always: journal
 the event, hand it to the scheduler, journal the decisions, act on them. What the scheduler does
-not know but a restarted daemon needs (scripts, outputs, tokens) is in the journal's notes.
+not know but a restarted daemon needs (scripts, outputs) is in the journal's notes.
 """
 
 from __future__ import annotations
 
-import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -154,7 +153,7 @@ class Daemon:
     def submit(self, specs: list[JobSpec], notes: Mapping[JobId, dict[str, Any]]) -> None:
         """Take in jobs; durable when it returns."""
         for spec in specs:
-            note = {**notes[spec.id], "token": secrets.token_hex(16)}
+            note = notes[spec.id]
             self.jobs[spec.id] = JobRuntime(spec.id, note)
             self.journal.note(f"job/{spec.id}", note)
         self.handle(Submitted(self.time(), tuple(specs)))
@@ -197,9 +196,10 @@ class Daemon:
         """Let another policy decide from now on.
 
         Raises:
-            PolicyError: there is none of that name, or it cannot decide here.
+            PolicyError: there is none of that name, it cannot decide here, or it names functions of
+                modules that the daemon was not started with.
         """
-        policy = placing(name)
+        policy = placing(name, self.context.settings.policy_modules)
         check_placement(policy, self.context.cluster)
         if not policy.always_on and self.launcher.shared_filesystem:
             raise PolicyError(POWERED_BY_SLURM)

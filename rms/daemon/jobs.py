@@ -119,7 +119,7 @@ class JobRuntime:
     """All of it.
 
     Attributes:
-        note: what was kept at submission: script, folder, environment, output, token.
+        note: what was kept at submission: script, folder, output.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: how many launches there were; the next has that number.
         resizes: those that are over.

@@ -30,8 +30,9 @@ from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, Seen
 from rms.daemon.meters import restore_energy
 from rms.daemon.nodes import check_placement
+from rms.daemon.private import line_file
 from rms.daemon.resize import RELAUNCH
-from rms.launch.base import LaunchCommand, Launcher, ManagedProcess
+from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
 from rms.wire.users import ResizeRow
 
 
@@ -263,7 +264,10 @@ def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
     job.keys, job.launch_count = found.get("keys", []), found.get("launches", 0)
     job.steps = []
     for number, step in enumerate(found.get("steps", [])):
-        command = msgspec.convert(noted(journal, "line", f"{job.id}/{number}"), LaunchCommand)
+        line = noted(journal, "line", f"{job.id}/{number}")
+        if "env" not in line:  # format 4 and before have it there
+            line["env"] = _line_environment(daemon, job, number)
+        command = msgspec.convert(line, LaunchCommand)
         job.steps.append(
             Step(
                 command,
@@ -277,6 +281,14 @@ def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
             )
         )
     return members
+
+
+def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str, str]:
+    try:
+        return daemon.context.private.kept(line_file(job.id, number))
+    except LaunchError as error:  # what runs needs it no more, but a resize would
+        daemon.say(f"job {job.id}: {error}")
+        return {}
 
 
 # --- other nodes ---------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from rms.core.model import JobId, Node
 from rms.daemon.context import Context, Handle
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
+from rms.wire.messages import TOKEN_VARIABLE
 
 START_S = 0.1
 """How long jobs are started before others have their turn for as long."""
@@ -76,7 +77,11 @@ class Scripts:
         launch = ScriptLaunch(
             script=Path(note["script"]),
             cwd=note["cwd"],
-            env={**note["env"], **environment(job, len(context.cluster.hosts_of(nodes)))},
+            env={
+                **context.private.environment(note),
+                **environment(job, len(context.cluster.hosts_of(nodes))),
+                TOKEN_VARIABLE: context.private.token(job.id, note),
+            },
             output=Path(note["output"]),
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
@@ -188,5 +193,4 @@ def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
     values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
     if note["index"] is not None:
         values |= {"ARRAY_JOB_ID": note["array"], "ARRAY_TASK_ID": str(note["index"])}
-    both = {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
-    return both | {"RMS_TOKEN": note["token"]}
+    return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}

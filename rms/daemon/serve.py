@@ -15,13 +15,14 @@ from pathlib import Path
 
 import uvicorn
 
-from rms.core.policies import placing
+from rms.core.policies import modules_of, placing
 from rms.core.powercap import check_cap
 from rms.daemon import sockets
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.nodes import check_placement
+from rms.daemon.private import make_folder, owner_only, secret
 from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
@@ -47,6 +48,7 @@ class ServeOptions:
         power_commands: what powers nodes off and on; None where that is in the books only.
         power_cap: what the cluster is to draw at most; None as before a restart, if there was one.
         set_frequencies: whether frequencies are set that a policy decides.
+        policy_modules: of users' own, beside those of the policy that it is started with.
     """
 
     policy: str
@@ -59,6 +61,7 @@ class ServeOptions:
     power_cap: PowerCap | None = None
     power_commands: PowerCommands | None = None
     set_frequencies: bool = True
+    policy_modules: frozenset[str] = frozenset()
 
 
 def run_daemon(
@@ -75,16 +78,18 @@ def run_daemon(
         except ValueError as error:
             raise ServeError(str(error)) from None
     check_placement(placing(options.policy), engine.cluster)  # before anything is written
-    _make_folder(state)
-    with (
-        Journal.open(state / "journal.sqlite") as journal,
-        contextlib.ExitStack() as stack,
-    ):
+    if not engine.remote:
+        sockets.check_loopback(options.listen)
+    make_folder(state)
+    with owner_only():
+        opened = Journal.open(state / "journal.sqlite")
+    with opened as journal, contextlib.ExitStack() as stack:
         listening, address = [], ""
         for where in _addresses(state, options.listen, journal, remote=engine.remote):
             sock, address = sockets.bind(where)
             stack.callback(sockets.close, sock, where)
             listening.append(sock)
+        own = [sock.getsockname() for sock in listening if sock.family == socket.AF_UNIX]
         if engine.remote:
             journal.note("port", {"port": listening[-1].getsockname()[1]})
         launcher = engine.launcher(state, _instance_id(journal), address)
@@ -100,6 +105,7 @@ def run_daemon(
             options.profiles,
             options.power_commands,
             options.set_frequencies,
+            options.policy_modules | modules_of(placing(options.policy)),
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
         daemon.frequencies.begin()
@@ -109,13 +115,13 @@ def run_daemon(
             daemon.set_power_cap(options.power_cap.cap_w)
         elif (cap_w := daemon.context.state.power_cap_w) is not None:
             say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
-        token = _token(state / "token")
+        token = secret(state / "token")
         tasks = daemon.tasks
         tasks_socket = _tasks_socket(tasks, options.listen, stack)
 
         async def main() -> None:
             stopping = _stop_on_signals()
-            server = _server(Routes(daemon, stopping.set, token))
+            server = _server(Routes(daemon, stopping.set, token, own))
             serving = asyncio.create_task(server.serve(sockets=listening))
             if tasks_socket is not None:
                 await _serve_tasks(tasks, tasks_socket)
@@ -149,12 +155,6 @@ async def _serve_tasks(tasks: Tasks, listening: socket.socket) -> None:
     tasks.restore()
     loop = asyncio.get_running_loop()
     await loop.create_unix_server(lambda: Link(tasks), sock=listening)
-
-
-def _make_folder(state: Path) -> None:
-    if state.exists() and not state.is_dir():
-        raise ServeError(f"expected a folder for --state, got {state}, which is a file")
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _server(routes: Routes) -> uvicorn.Server:
@@ -207,16 +207,11 @@ def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> l
     """Return where to listen; jobs are told the last.
 
     Jobs on other machines need TCP: a port that stays the same when a daemon is started again.
+    Users' requests are answered over the Unix socket alone there.
     """
-    if not remote or not listen.startswith("unix:"):
+    if not remote:
         return [listen]
+    if not listen.startswith("unix:"):
+        return [f"unix:{state / 'socket'}", listen]
     port = journal.notes("port").get("port", {"port": 0})["port"]
     return [listen, f"tcp:{socket.gethostname()}:{port}"]
-
-
-def _token(path: Path) -> str:
-    """Return the token that clients over TCP must show, from a file only its owner can read."""
-    if not path.exists():
-        path.touch(mode=0o600)
-        path.write_text(secrets.token_hex(16))
-    return path.read_text()

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import re
+from collections.abc import Callable, Collection
 from hmac import compare_digest
-from typing import TypeVar
+from typing import Any
 
-import msgspec
-from msgspec.json import Decoder
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from rms.core.model import JobId
-from rms.core.policies import PolicyError
 from rms.core.tasks import Governor
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
-from rms.daemon.sockets import raise_open_files
+from rms.daemon.endpoints import Endpoint, RefusedError, application
+from rms.daemon.openapi import describe
+from rms.daemon.sockets import is_loopback, raise_open_files
 from rms.daemon.submit import admit
-from rms.formats.jobscript import ScriptError, parse_ids
+from rms.formats.jobscript import parse_ids
 from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
 from rms.launch.base import LaunchCommand
@@ -44,7 +42,6 @@ from rms.wire.messages import (
 from rms.wire.users import (
     Accounts,
     BooksAnswer,
-    ErrorAnswer,
     HistoryEntry,
     IdPattern,
     JobIds,
@@ -79,15 +76,9 @@ than this, but not as long as a job waits for an answer (10 s)."""
 
 UNKNOWN = "expected the id of a job, got {}, which is not known"
 
-B = TypeVar("B")
+_STEP = re.compile("[0-9]{1,9}")
 
-
-class RefusedError(Exception):
-    """A request that is not fulfilled: an HTTP status and one sentence."""
-
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.status = status
+QUERIES = {"/jobs": ["id"], "/acct": ["id"]}
 
 
 class Routes:
@@ -96,112 +87,77 @@ class Routes:
     Args:
         daemon: what the routes ask and change.
         stop: begins the end of the daemon.
-        token: what users must show over TCP. A Unix socket needs none, since only its owner can
-            open it; routes of jobs and meters ask for their own tokens.
+        token: what users must show over TCP, which they reach on this machine alone.
+        sockets: paths of Unix sockets that only their owner can open, who shows no token there.
+            Routes of jobs and meters ask for their own tokens everywhere.
     """
 
-    def __init__(self, daemon: Daemon, stop: Callable[[], None], token: str) -> None:
+    def __init__(
+        self, daemon: Daemon, stop: Callable[[], None], token: str, sockets: Collection[str]
+    ) -> None:
         self.daemon, self.stop, self._token = daemon, stop, token
+        self._sockets = frozenset(sockets)
         self._held, self._most_held = 0, raise_open_files() // 2
 
     def app(self) -> Starlette:
         """Return the application."""
-        get, post = self._get, self._post
+        return application(self.endpoints(), self.daemon.journal.flush)
+
+    def endpoints(self) -> list[Endpoint]:
+        """Return all that can be asked, and who may: users, a job about itself, meters."""
         user, job, meter = self._check_user, self._check_job, self._check_meter
-        return Starlette(
-            routes=[
-                post("/jobs", user, Decoder(Submission), self.submit),
-                get("/jobs", user, self.jobs),
-                post("/cancel", user, Decoder(IdPattern), self.cancel),
-                post("/resize", user, Decoder(ResizeCommand), self.resize),
-                get("/history/{id}", user, self.history),
-                get("/nodes", user, self.nodes),
-                post("/drain", user, Decoder(NodePattern), self.drain),
-                post("/resume", user, Decoder(NodePattern), self.drain),
-                get("/tasks", user, self.tasks),
-                get("/books", user, self.books),
-                get("/acct", user, self.acct),
-                get("/prices", user, self.prices),
-                get("/policy", user, self.policy),
-                post("/policy", user, Decoder(PolicyName), self.set_policy),
-                get("/power-cap", user, self.power_cap),
-                post("/power-cap", user, Decoder(PowerCap), self.set_power_cap),
-                post("/shutdown", user, Decoder(Nothing), self.shutdown),
-                post("/jobs/{id}/poll", job, Decoder(Poll), self.poll),
-                post("/jobs/{id}/report", job, Decoder(Report), self.report),
-                post("/jobs/{id}/steps", job, Decoder(LaunchRequest), self.launch),
-                get("/jobs/{id}/steps/{step:int}", job, self.step),
-                # A killed daemon loses none; after a power cut the next report tells it again.
-                post(CLOCKS_PATH, meter, Decoder(ClockReport), self.clocks, flush=False),
-                post(METER_PATH, meter, Decoder(Metered), self.meter, flush=False),
-            ]
-        )
+        return [
+            Endpoint("GET", "/openapi.json", user, self.openapi),
+            Endpoint("POST", "/jobs", user, self.submit, Submission),
+            Endpoint("GET", "/jobs", user, self.jobs),
+            Endpoint("POST", "/cancel", user, self.cancel, IdPattern),
+            Endpoint("POST", "/resize", user, self.resize, ResizeCommand),
+            Endpoint("GET", "/history/{id}", user, self.history),
+            Endpoint("GET", "/nodes", user, self.nodes),
+            Endpoint("POST", "/drain", user, self.drain, NodePattern),
+            Endpoint("POST", "/resume", user, self.drain, NodePattern),
+            Endpoint("GET", "/tasks", user, self.tasks),
+            Endpoint("GET", "/books", user, self.books),
+            Endpoint("GET", "/acct", user, self.acct),
+            Endpoint("GET", "/prices", user, self.prices),
+            Endpoint("GET", "/policy", user, self.policy),
+            Endpoint("POST", "/policy", user, self.set_policy, PolicyName),
+            Endpoint("GET", "/power-cap", user, self.power_cap),
+            Endpoint("POST", "/power-cap", user, self.set_power_cap, PowerCap),
+            Endpoint("POST", "/shutdown", user, self.shutdown, Nothing),
+            Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll),
+            Endpoint("POST", "/jobs/{id}/report", job, self.report, Report),
+            Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest),
+            Endpoint("GET", "/jobs/{id}/steps/{step}", job, self.step),
+            # A killed daemon loses none; after a power cut the next report tells it again.
+            Endpoint("POST", CLOCKS_PATH, meter, self.clocks, ClockReport, flush=False),
+            Endpoint("POST", METER_PATH, meter, self.meter, Metered, flush=False),
+        ]
 
-    # --- how a request is answered -----------------------------------------------------------
-
-    def _get(
-        self,
-        path: str,
-        check: Callable[[Request], None],
-        call: Callable[[Request], Awaitable[object]],
-    ) -> Route:
-        async def work(request: Request) -> object:
-            check(request)
-            return await call(request)
-
-        return Route(path, self._answering(work), methods=["GET"])
-
-    def _post(
-        self,
-        path: str,
-        check: Callable[[Request], None],
-        body: Decoder[B],
-        call: Callable[[Request, B], Awaitable[object]],
-        *,
-        flush: bool = True,
-    ) -> Route:
-        async def work(request: Request) -> object:
-            check(request)
-            return await call(request, body.decode(await request.body() or b"{}"))
-
-        return Route(path, self._answering(work, flush=flush), methods=["POST"])
-
-    def _answering(
-        self, work: Callable[[Request], Awaitable[object]], *, flush: bool = True
-    ) -> Callable[[Request], Awaitable[Response]]:
-        """Wrap what a route does.
-
-        Args:
-            flush: what it has entered is on disk before anybody is answered.
-        """
-
-        async def answer(request: Request) -> Response:
-            try:
-                found, status = await work(request), 200
-                if flush:
-                    self.daemon.journal.flush()
-            except RefusedError as error:
-                found, status = ErrorAnswer(str(error)), error.status
-            except (ScriptError, PolicyError, msgspec.DecodeError, ValueError) as error:
-                found, status = ErrorAnswer(str(error)), 400
-            return Response(msgspec.json.encode(found), status, media_type="application/json")
-
-        return answer
+    # --- who may ask -------------------------------------------------------------------------
 
     def _check_user(self, request: Request) -> None:
-        over_tcp = (request.scope.get("server") or ("", None))[1] is not None
-        if over_tcp:
-            _check_token(request, self._token, "the server's token (RMS_TOKEN, or its file)")
+        """Let the owner in: at a Unix socket that is the owner's, or by the token from here."""
+        host, port = request.scope.get("server") or ("", 0)
+        if port is None and host in self._sockets:
+            return
+        if not is_loopback(host):
+            expected = "a user of this machine (another one's: ssh -L to the daemon's socket)"
+            raise RefusedError(401, f"expected {expected}, got a request over the network")
+        _check_token(request, self._token, "the server's token (RMS_TOKEN, or its file)")
 
     def _check_meter(self, request: Request) -> None:
         _check_token(request, self.daemon.launcher.meter_token, "the token of this daemon's meters")
 
     def _check_job(self, request: Request) -> None:
         job_id = _job_id(request)
-        job = self.daemon.jobs.get(job_id)
-        if job is None:
-            raise RefusedError(404, f"expected the id of a job, got {job_id}")
-        _check_token(request, job.note["token"], f"the token of job {job_id}")
+        job = self.daemon.jobs.get(job_id)  # whether there is one is not told to others either
+        token = "" if job is None else self.daemon.context.private.token(job_id, job.note)
+        _check_token(request, token, f"the token of job {job_id}")
+
+    async def openapi(self, request: Request) -> dict[str, Any]:
+        """Return this description."""
+        return describe(self.endpoints(), QUERIES)
 
     # --- users' routes -----------------------------------------------------------------------
 
@@ -291,7 +247,8 @@ class Routes:
         tasks, name = self.daemon.tasks, body.strategy
         if name or body.governor:
             governor = Governor(body.governor) if body.governor else None
-            tasks.use(await asyncio.to_thread(tasks.load, name) if name else None, governor)
+            found = await asyncio.to_thread(tasks.load, name, body.text) if name else None
+            tasks.use(found, governor)
         if body.name:
             self.daemon.set_policy(body.name)
         return views.policy(self.daemon.context, tasks)
@@ -356,9 +313,10 @@ class Routes:
 
     async def step(self, request: Request) -> StepState:
         """Return how a step ended; wait a while for it."""
-        steps, number = self.daemon.jobs[_job_id(request)].steps, request.path_params["step"]
-        if number >= len(steps):
-            raise RefusedError(404, f"expected a step below {len(steps)}, got {number}")
+        steps, asked = self.daemon.jobs[_job_id(request)].steps, request.path_params["step"]
+        if not _STEP.fullmatch(asked) or int(asked) >= len(steps):
+            raise RefusedError(404, f"expected a step below {len(steps)}, got {asked}")
+        number = int(asked)
         for _ in range(STEP_LOOKS):
             if steps[number].exit_code is not None:
                 break
@@ -384,6 +342,6 @@ def _job_id(request: Request) -> JobId:
 
 
 def _check_token(request: Request, token: str, whose: str) -> None:
-    given = request.headers.get("authorization", "")
-    if not token or not compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise RefusedError(403, f"expected {whose}")
+    given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as they came
+    if not token or not compare_digest(given, f"Bearer {token}".encode()):
+        raise RefusedError(401, f"expected {whose}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import resource
 import socket
@@ -41,6 +42,28 @@ def bind(listen: str) -> tuple[socket.socket, str]:
     except OSError as error:
         raise ServeError(f"cannot listen on {listen}: {error}") from None
     return server, f"http://{host}:{server.getsockname()[1]}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is this machine's own, which nobody reaches from another."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def check_loopback(listen: str) -> None:
+    """Refuse to be reached from other machines: what users say and show is not encrypted.
+
+    Raises:
+        ServeError: an address of TCP that is not this machine's own.
+    """
+    host = listen.removeprefix("tcp:").rpartition(":")[0].strip("[]")
+    if listen.startswith("tcp:") and host != "localhost" and not is_loopback(host):
+        raise ServeError(
+            "expected unix:PATH, or tcp:127.0.0.1:PORT, which users of other machines reach by "
+            f"ssh -L, got {listen}"
+        )
 
 
 def _bind_unix(path: Path) -> socket.socket:

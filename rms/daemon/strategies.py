@@ -60,16 +60,20 @@ _decode = msgspec.msgpack.Decoder(_Answer).decode
 class FileStrategy:
     """A strategy as the scheduler of tasks knows it, which asks the process that has it.
 
+    Args:
+        path: of the file.
+        name: what it is called, by default as the file.
+
     Raises:
         StrategyError: the file cannot be loaded.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
+    def __init__(self, path: Path, name: str = "") -> None:
+        self.name = name or str(path)
         if not path.is_file():
             raise StrategyError(f"expected a strategy's file, got {path}, which does not exist")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rms.daemon.strategies", self.name],
+            [sys.executable, "-m", "rms.daemon.strategies", str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from rms.formats.jobscript import (
     expand_output,
     parse_array,
     parse_script,
+    read_option,
     refuse_unsupported,
 )
 from rms.formats.profiles import Profile, ProfileError, Program
@@ -45,6 +45,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     jobs = daemon.launcher.state / "jobs"
     script = _keep_script(jobs / str(number), body.text)
     options = _options(body.options).over(parse_script(script).options)
+    read_option("job-name", body.name)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
     array = None if options.array is None else parse_array(options.array)
@@ -72,7 +73,6 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "script": str(script),
             "name": name,
             "cwd": body.cwd,
-            "env": body.env | _cooldown(options),
             "output": str(Path(body.cwd) / output),
             "array": str(number),
             "index": index,
@@ -80,6 +80,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
         }
         (jobs / job_id).mkdir(parents=True, exist_ok=True)
+    daemon.context.private.keep(f"{number}/environment", body.env | _cooldown(options), sync=True)
     daemon.submit(specs, notes)
     return [spec.id for spec in specs]
 
@@ -94,6 +95,9 @@ def _keep_script(folder: Path, text: str) -> Path:
 
 
 def _options(given: SubmitOptions) -> Options:
+    for option, text in (("job-name", given.job_name), ("output", given.output)):
+        if text is not None:
+            read_option(option, text)
     try:
         return msgspec.convert(given, Options, from_attributes=True)
     except msgspec.ValidationError as error:
@@ -110,18 +114,18 @@ def _profile(daemon: Daemon, body: Submission, options: Options) -> Profile | No
     Raises:
         ScriptError: it names one that there is not.
     """
-    base, cwd, wanted = daemon.context.settings.profiles, Path(body.cwd), options.profile
-    if wanted == "none" or (wanted is None and (base is None or not body.command)):
+    base, wanted = daemon.context.settings.profiles, options.profile
+    if wanted == "none" or (wanted is None and (base is None or not body.program)):
         return None
     if wanted is not None:
         try:
-            file = wanted.endswith(".json")
-            return profiles.read(cwd / wanted) if file else profiles.named(base, wanted)
+            if wanted.endswith(".json"):  # its client has read it
+                return profiles.parsed(body.profile.encode(), wanted)
+            return profiles.named(base, wanted)
         except ProfileError as error:
             raise ScriptError(f"--profile: {error}") from None
     try:
-        found = Program.find(body.command, cwd, body.env.get("PATH", os.defpath))
-        return profiles.find(base, found, hardware)
+        return profiles.find(base, Program(tuple(body.command), body.program), hardware)
     except ProfileError as error:
         daemon.say(f"no profile of {body.name}: {error}")  # it runs without one as well
         return None

@@ -14,6 +14,7 @@ A job that waits for them goes first: until it has started, no task is given ano
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -46,6 +47,7 @@ from rms.core.tasks.strategies import STRATEGIES, ShortTerm
 from rms.daemon.context import Context, Handle
 from rms.daemon.strategies import FileStrategy
 from rms.wire import tasks as wire
+from rms.wire.files import write_whole
 from rms.wire.users import TaskRow
 
 LINGER_S = 0.5
@@ -84,7 +86,8 @@ class Tasks:
         devices = [] if remote else devices_of(context.cluster)
         self.scheduler = TaskScheduler(devices, ShortTerm(), self._say)
         self._refusal = ""
-        self._files: set[FileStrategy] = set()
+        self._files: dict[FileStrategy, Path] = {}
+        self._folder = context.launcher.state / "strategies"
         self._links: dict[int, Link] = {}
         self._owners = self._numbers = 0
         self._of: dict[TaskId, tuple[Link, int]] = {}
@@ -128,10 +131,12 @@ class Tasks:
             self._refusal = ""
             scheduler.swap(strategy)
         self._feed(Woken(now) if governor is None else GovernorSet(now, governor))
-        for each in self._files - set(scheduler.strategies):
-            self._files.remove(each)
+        for each in set(self._files) - set(scheduler.strategies):
+            del self._files[each]
             each.close()
         found = {"name": scheduler.strategy.name, "governor": str(scheduler.state.governor)}
+        if isinstance(scheduler.strategy, FileStrategy):
+            found["file"] = str(self._files[scheduler.strategy])
         self.context.journal.note("strategy", found)
         if strategy not in (None, scheduler.strategy):
             raise ValueError(self._refusal)
@@ -140,8 +145,11 @@ class Tasks:
         self._refusal = words
         self.context.say(words)
 
-    def load(self, name: str) -> Strategy:
+    def load(self, name: str, text: str) -> Strategy:
         """Return a shipped strategy, or that of a file, whose process is started.
+
+        Args:
+            text: of the file, which its user has read; a copy is kept in the daemon's folder.
 
         Raises:
             ValueError: there is none of that name, or it cannot be loaded.
@@ -150,8 +158,16 @@ class Tasks:
             if name not in STRATEGIES:
                 raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
             return STRATEGIES[name]
-        found = FileStrategy(Path(name))
-        self._files.add(found)
+        if not text:
+            raise ValueError(f"expected the text of {name} with its name, got none")
+        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, text, mode=0o600)
+        return self._start(path, name)
+
+    def _start(self, path: Path, name: str) -> FileStrategy:
+        found = FileStrategy(path, name)
+        self._files[found] = path
         return found
 
     def restore(self) -> None:
@@ -160,7 +176,10 @@ class Tasks:
         if found is None:
             return
         try:
-            self.use(self.load(found["name"]), Governor(found["governor"]))
+            name = found["name"]
+            file = found.get("file", name if name.endswith(".py") else "")  # of before: its own
+            strategy = self._start(Path(file), name) if file else self.load(name, "")
+            self.use(strategy, Governor(found["governor"]))
         except ValueError as error:
             self.context.say(f"strategy {self.scheduler.strategy.name} instead: {error}")
 

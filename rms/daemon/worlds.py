@@ -16,6 +16,7 @@ from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.context import Context, Handle
 from rms.daemon.jobs import JobRuntime, Step
+from rms.daemon.private import line_file
 from rms.daemon.resize import ResizeMachine
 from rms.daemon.scripts import Scripts
 from rms.launch.base import (
@@ -44,12 +45,19 @@ class Worlds:
     def launch(
         self, job: JobRuntime, command: LaunchCommand, slots: Sequence[str], key: str
     ) -> int:
-        """Boot the first world of a launcher line; return the step's number."""
+        """Boot the first world of a launcher line; return the step's number.
+
+        Raises:
+            OSError: its environment cannot be kept.
+        """
         number, step = len(job.steps), Step(command)
+        self._context.private.keep(line_file(job.id, number), command.env)
         job.steps.append(step)
         job.keys.append(key)
         key = f"line/{job.id}/{number}"
-        self._context.journal.note(key, msgspec.to_builtins(command))
+        note = msgspec.to_builtins(command)
+        del note["env"]  # it may hold secrets
+        self._context.journal.note(key, note)
         self.save_steps(job)
         launch = job.launch_count
         job.launch_count += 1

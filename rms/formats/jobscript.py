@@ -115,11 +115,20 @@ def parse_script(path: Path) -> Script:
 
     An option of ``#RMS`` wins over the same one of ``#SBATCH``; of equals, the later.
     """
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+    except OSError as error:
+        raise ScriptError(f"{path}: expected a job script, got {error.strerror!r}") from None
+    return parse_text(text, path)
+
+
+def parse_text(text: str, path: Path | str) -> Script:
+    """Read a script's text as :func:`parse_script` does; ``path`` is for what is said of it."""
     stated = {"RMS": Options(), "SBATCH": Options()}
     ignored: list[str] = []
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(_lines(text, path), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
-            return Script(stated["RMS"].over(stated["SBATCH"]), tuple(ignored), path)
+            return Script(stated["RMS"].over(stated["SBATCH"]), tuple(ignored), Path(path))
         if directive := re.match(r"#(RMS|SBATCH)(?=[\s-]|$)", line):
             try:
                 found, unknown = _directive(directive[1], _words(line[directive.end() :]))
@@ -251,11 +260,7 @@ def expand_output(pattern: str, job: OutputNames) -> str:
     return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode(errors="surrogateescape")
-    except OSError as error:
-        raise ScriptError(f"{path}: expected a job script, got {error.strerror!r}") from None
+def _lines(text: str, path: Path | str) -> list[str]:
     if not text.strip():
         raise ScriptError(f"{path}: expected a job script, got an empty file")
     if "\0" in text:

@@ -12,6 +12,9 @@ from itertools import groupby
 
 _NAMES = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?([^\[\]]*)")
+MOST_NODES = 100_000
+"""More are in no list, so that none takes all memory."""
+
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
@@ -28,7 +31,12 @@ def expand(text: str) -> list[str]:
     parts = _NAMES.findall(text)
     if not parts or ",".join(parts) != text:
         raise NodeListError(f"expected nodes like n7 or n[1-36], got {text!r}")
-    return [name for part in parts for name in _expanded(part)]
+    names: list[str] = []
+    for part in parts:
+        names += _expanded(part)
+        if len(names) > MOST_NODES:
+            raise NodeListError(f"expected at most {MOST_NODES} nodes, got more in {text[:60]!r}")
+    return names
 
 
 def fold_slots(names: Sequence[str]) -> str:
@@ -50,12 +58,14 @@ def _expanded(part: str) -> list[str]:
     head, ranges, tail = found.groups()
     if ranges is None:
         return [part]
-    names = []
+    names: list[str] = []
     for each in ranges.split(","):
         bounds = _RANGE.fullmatch(each)
         low, high = ("", "") if bounds is None else (bounds[1], bounds[2] or bounds[1])
         if bounds is None or int(high) < int(low):
             raise NodeListError(f"expected a rising range in {part!r}, got {each!r}")
+        if len(names) + int(high) - int(low) >= MOST_NODES:
+            raise NodeListError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
         width = len(low) if low.startswith("0") else 0
         names += [f"{head}{n:0{width}d}{tail}" for n in range(int(low), int(high) + 1)]
     return names

@@ -284,10 +284,25 @@ def read(path: Path) -> Profile:
         ProfileError: missing, or not a profile of this format.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Profile)
+        return parsed(path.read_bytes(), path)
     except FileNotFoundError:
         raise ProfileError(f"expected a profile, got {path}, which does not exist") from None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ProfileError(f"expected a profile, got {path}: {error}") from None
+
+
+def parsed(text: bytes, path: Path | str) -> Profile:
+    """Return the profile that a file holds.
+
+    Args:
+        path: of the file, for what is said of it.
+
+    Raises:
+        ProfileError: it is not a profile of this format.
+    """
+    try:
+        found = msgspec.json.decode(text, type=Profile)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProfileError(f"expected a profile, got {path}: {error}") from None
     if found.format != FORMAT:
         raise ProfileError(f"{path}: expected a profile of format {FORMAT}, got {found.format}")

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def write_whole(path: Path, content: str | bytes, *, sync: bool = False) -> None:
+def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: int = 0o666) -> None:
     """Replace a file by new content; who reads it meanwhile gets the old or the new one, whole.
 
     Args:
         content: text is written as UTF-8.
         sync: return only once the content is on the disk.
+        mode: of the file, less the umask.
 
     Raises:
         OSError: it cannot be written; what was there before is unchanged.
@@ -20,7 +21,7 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False) -> None
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     data = content.encode() if isinstance(content, str) else content
     try:
-        with part.open("wb") as file:
+        with open(part, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(data)
             if sync:
                 file.flush()

@@ -6,7 +6,9 @@ Compute nodes import this: a thread of rank 0 polls for resize requests by it.
 from __future__ import annotations
 
 import http.client
+import os
 import socket
+import struct
 from urllib.parse import urlsplit
 
 
@@ -23,6 +25,20 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
+        _check_owner(self.sock, self._path)
+
+
+def _check_owner(connected: socket.socket, path: str) -> None:
+    """See that whoever listens is this user, before anything is said: not all systems can tell."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack(
+        "3i", connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    if uid != os.geteuid():
+        connected.close()
+        raise OSError(f"expected a daemon of user {os.geteuid()} at {path}, got one of user {uid}")
 
 
 def request(

@@ -6,10 +6,11 @@ Compute nodes import this module, so it needs nothing but msgspec and what write
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from rms.wire.bounds import Count, Figure, Joules, Name, Seconds, Steps, Text
 from rms.wire.files import write_whole
 
 COMPLETION_FORMAT = 1
@@ -32,15 +33,15 @@ class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the application does not step, ``move_s`` the part of it in which data moves.
     """
 
-    step: int
-    from_ranks: int = msgspec.field(name="from")
-    to_ranks: int = msgspec.field(name="to")
-    strategy: str
-    boot_s: float
-    stall_s: float
-    move_s: float
-    bytes: int
-    gb_per_s: float
+    step: Steps
+    from_ranks: Count = msgspec.field(name="from")
+    to_ranks: Count = msgspec.field(name="to")
+    strategy: Name
+    boot_s: Figure
+    stall_s: Figure
+    move_s: Figure
+    bytes: Steps
+    gb_per_s: Figure
 
 
 class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -164,12 +165,12 @@ class Poll(
     checkpoint if its script were run again.
     """
 
-    step: int
-    steps: int
-    known: int
-    strategy: str = "spawn"
-    launches: tuple[tuple[int, int], ...] = ()
-    cooldown_s: float = 0.0
+    step: Steps
+    steps: Steps
+    known: Count
+    strategy: Name = "spawn"
+    launches: tuple[tuple[Count, Count], ...] = ()
+    cooldown_s: Seconds = 0.0
     restartable: bool = False
 
 
@@ -194,10 +195,10 @@ class Ready(
 ):
     """New world to daemon: it is booted and its control channel and MPI port are these."""
 
-    number: int
-    launch: int
-    address: str
-    port: str
+    number: Count
+    launch: Count
+    address: Name
+    port: Text
 
 
 class Failed(
@@ -209,15 +210,15 @@ class Failed(
 ):
     """New world to daemon: it cannot take over, and why."""
 
-    number: int
-    launch: int
+    number: Count
+    launch: Count
     reason: str
 
 
 class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Job to daemon: it has stopped stepping to fulfil a resize request."""
 
-    number: int
+    number: Count
 
 
 class Done(
@@ -232,9 +233,9 @@ class Done(
     ``launches`` are those that its ranks come from; empty if that has not changed.
     """
 
-    number: int
+    number: Count
     resize: Resize
-    launches: tuple[int, ...] = ()
+    launches: tuple[Count, ...] = ()
 
 
 class RolledBack(
@@ -242,15 +243,15 @@ class RolledBack(
 ):
     """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
 
-    number: int
+    number: Count
     reason: str
-    strategy: str
+    strategy: Name
 
 
 class ApplicationResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Job to daemon: its application would have so many ranks; a request follows if it may."""
 
-    ranks: int
+    ranks: Count
 
 
 Report = Begun | Done | RolledBack | Ready | Failed | ApplicationResizeRequest
@@ -266,12 +267,12 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``key`` marks the line: asked again with it, a daemon that was away answers the same step.
     """
 
-    command: list[str]
-    cwd: str
+    command: Annotated[list[str], msgspec.Meta(min_length=1)]
+    cwd: Text
     env: dict[str, str]
-    output: str | None = None
-    errors: str | None = None
-    key: str = ""
+    output: Text | None = None
+    errors: Text | None = None
+    key: Name = ""
 
 
 class StepNumber(msgspec.Struct, frozen=True):
@@ -308,12 +309,12 @@ class DeviceEnergy(msgspec.Struct, frozen=True):
         counter: the device's own counter at that time, J, from which a later agent may go on.
     """
 
-    device: str
-    source: str
-    joules: float
-    unseen_s: float = 0.0
-    uncertainty_j: float = 0.0
-    counter: float | None = None
+    device: Name
+    source: Name
+    joules: Joules
+    unseen_s: Seconds = 0.0
+    uncertainty_j: Joules = 0.0
+    counter: Joules | None = None
 
 
 class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -330,11 +331,11 @@ class Metered(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reason: why nothing, or something, cannot be read: the model speaks for it.
     """
 
-    node: str
-    agent: str
-    number: int
-    at_s: float
-    boot: str
+    node: Name
+    agent: Name
+    number: Steps
+    at_s: Seconds
+    boot: Name
     devices: list[DeviceEnergy] = []
     reason: str = ""
 
@@ -362,7 +363,7 @@ class ClockReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reason: why what was wanted last could not be set, or "".
     """
 
-    node: str
+    node: Name
     reason: str = ""
 
 

@@ -58,7 +58,7 @@ def is_first_rank(env: Mapping[str, str]) -> bool:
 def fail(prog: str, sentence: object, exit_code: int = 2) -> int:
     """Print one sentence on standard error, once however many ranks do; return the status."""
     if is_first_rank(os.environ):
-        print(f"{prog}: error: {sentence}", file=sys.stderr)
+        print(f"{prog}: error: {printable(str(sentence))}", file=sys.stderr)
     return exit_code
 
 
@@ -94,8 +94,16 @@ def publish(target: str | None, result: Any, lines: Sequence[str]) -> None:
         print("\n".join(lines))
 
 
+def printable(text: str) -> str:
+    """Return a text as a terminal can show it: what would steer it is written out, as ``\\x1b``."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, each column as wide as its widest cell."""
+    """Return the lines of a table of text, each column as wide as its widest cell."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return [
         "  ".join(f"{cell:{w}s}" for cell, w in zip(row, widths, strict=True)).rstrip()
@@ -105,7 +113,7 @@ def columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def say(text: str) -> None:
     """Tell the operator something, with the time of day, on standard error."""
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+    print(f"{time.strftime('%H:%M:%S')} {printable(text)}", file=sys.stderr, flush=True)
 
 
 def emit_json(target: str, result: Any) -> None:

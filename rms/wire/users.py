@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from rms.wire.bounds import Amount, Count, Name, Script, Seconds, Text
 from rms.wire.messages import Resize
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
@@ -32,32 +33,36 @@ class SubmitOptions(
 ):
     """What the command line sets; it wins over the script. None where it does not say."""
 
-    array: str | None = None
-    nodes: tuple[int, int] | None = None
-    preferred: int | None = None
-    mode: str | None = None
-    time_s: float | None = None
-    job_name: str | None = None
-    output: str | None = None
-    cooldown_s: float | None = None
-    profile: str | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    memory_bandwidth_gb_s: float | None = None
+    array: Script | None = None
+    nodes: tuple[Count, Count] | None = None
+    preferred: Count | None = None
+    mode: Name | None = None
+    time_s: Seconds | None = None
+    job_name: Name | None = None
+    output: Text | None = None
+    cooldown_s: Seconds | None = None
+    profile: Text | None = None
+    power_w: Amount | None = None
+    power_limit_w: Amount | None = None
+    memory_bandwidth_gb_s: Amount | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``rms submit`` sends: the script as it is now, and where and how to run it.
 
-    ``command`` are the words of its one launcher line, by which a measured profile is found.
+    ``command`` are the words of its one launcher line and ``program`` the hash of its file, by
+    which a measured profile is found; ``profile`` is the text of the profile's file where one is
+    named: the daemon opens no file for others.
     """
 
-    text: str
-    name: str
-    cwd: str
+    text: Script
+    name: Name
+    cwd: Text
     env: dict[str, str]
     options: SubmitOptions
     command: list[str] = []
+    program: Name = ""
+    profile: Script = ""
 
 
 class JobIds(msgspec.Struct, frozen=True):
@@ -69,16 +74,16 @@ class JobIds(msgspec.Struct, frozen=True):
 class IdPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs a command is about: ``7``, ``7_3`` or ``7_[1-3]``."""
 
-    id: str
+    id: Script
 
 
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``rms resize``: to so many nodes, or over to those named (``on``, comma-separated)."""
 
-    id: str
-    nodes: int
-    strategy: str | None = None
-    on: str | None = None
+    id: Name
+    nodes: Count
+    strategy: Name | None = None
+    on: Script | None = None
 
 
 class ResizeAnswer(msgspec.Struct, frozen=True):
@@ -284,7 +289,7 @@ class TaskRow(msgspec.Struct, frozen=True):
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes a command is about, in Slurm's bracket form: ``n[1-3]``."""
 
-    node: str
+    node: Text
 
 
 class NodeNames(msgspec.Struct, frozen=True):
@@ -297,19 +302,21 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """The policy that decides, or is to: a name, or the text of a policy file; "" for as before.
 
     Attributes:
-        strategy: what decides on tasks: a name, or a file's path.
+        strategy: what decides on tasks: a name, or a file's.
         governor: how much of the machine they may use: ``high`` or ``low``.
+        text: of the strategy's file, for the daemon opens none for others.
     """
 
-    name: str = ""
-    strategy: str = ""
-    governor: str = ""
+    name: Script = ""
+    strategy: Text = ""
+    governor: Name = ""
+    text: Script = ""
 
 
 class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the cluster is to draw at most, None for any power."""
 
-    cap_w: float | None
+    cap_w: Amount | None
 
 
 class PowerCapRow(msgspec.Struct, frozen=True):

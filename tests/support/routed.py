@@ -18,7 +18,7 @@ from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.recovery import resume
 from rms.daemon.server import Routes
-from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 
 USERS_TOKEN = "of the users"
@@ -33,6 +33,12 @@ class Idle(LocalLauncher):
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         return ManagedProcess(0, status_file=self.state / "none")
 
+    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
+        return ManagedProcess(0, status_file=self.state / "none")
+
+    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
+        return []
+
 
 @dataclass
 class Routed:
@@ -41,11 +47,13 @@ class Routed:
     Attributes:
         clock: its time in seconds, which stands still unless it is set.
         stopped: an entry for each time it was told to stop.
+        where: of its addresses, which one is asked where that is not said; a Unix socket's.
     """
 
     daemon: Daemon
     clock: list[float]
     stopped: list[bool] = field(default_factory=list)
+    where: object = ("socket", None)
 
     def request(
         self,
@@ -64,7 +72,7 @@ class Routed:
             "path": unquote(path),
             "query_string": query.encode(),
             "headers": [] if token is None else [(b"authorization", f"Bearer {token}".encode())],
-            "server": ("127.0.0.1", 80) if over_tcp else ("socket", None),
+            "server": ("127.0.0.1", 80) if over_tcp else self.where,
         }
         said: list[dict[str, Any]] = []
 
@@ -74,7 +82,7 @@ class Routed:
         async def send(message: dict[str, Any]) -> None:
             said.append(message)
 
-        routes = Routes(self.daemon, lambda: self.stopped.append(True), USERS_TOKEN)
+        routes = Routes(self.daemon, lambda: self.stopped.append(True), USERS_TOKEN, ["socket"])
         asyncio.run(routes.app()(scope, receive, send))  # type: ignore[arg-type]
         return said[0]["status"], b"".join(message.get("body", b"") for message in said)
 
@@ -99,10 +107,18 @@ class Routed:
         ids: list[str] = answer["ids"]
         return ids[0]
 
+    def submit_here(self) -> str:
+        """Hand in a script at the Unix socket, wherever else is asked."""
+        where, self.where = self.where, ("socket", None)
+        try:
+            return self.submit()
+        finally:
+            self.where = where
+
     def token(self, job: str) -> str:
         """Return what a job shows."""
-        token: str = self.daemon.jobs[JobId(job)].note["token"]
-        return token
+        note = self.daemon.jobs[JobId(job)].note
+        return self.daemon.context.private.token(job, note)
 
 
 @contextlib.contextmanager

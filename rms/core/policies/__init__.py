@@ -5,7 +5,15 @@ decisions; it keeps no memory and changes nothing. Each job is treated by its ow
 every policy. What a part is given, and how to bring one's own, is in the README.
 """
 
-from rms.core.policies.compose import DEFAULT, POLICIES, adjusted, named, placing, read_policy
+from rms.core.policies.compose import (
+    DEFAULT,
+    POLICIES,
+    adjusted,
+    modules_of,
+    named,
+    placing,
+    read_policy,
+)
 from rms.core.policies.policy import Policy, PolicyError
 
 __all__ = [
@@ -14,6 +22,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "adjusted",
+    "modules_of",
     "named",
     "placing",
     "read_policy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -106,8 +106,15 @@ DEFAULT = "backfill-share"
 """What decides where nobody says."""
 
 
-def named(name: str) -> Policy:
+Modules = Collection[str] | None
+"""Modules whose functions a policy may name; None for any, which is then imported."""
+
+
+def named(name: str, modules: Modules = None) -> Policy:
     """Return a policy by its name, or by the text of a composition (as a journal holds it).
+
+    Args:
+        modules: that functions of users' own may be from. With these no file is read either.
 
     Raises:
         PolicyError: there is none of that name, or the composition cannot be.
@@ -115,26 +122,33 @@ def named(name: str) -> Policy:
     if name.startswith("{"):
         try:
             raw = msgspec.json.decode(name, type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise PolicyError(f"expected a policy, got a text that says {error}") from None
-        return _compose(raw, str(raw.pop("name", "policy")))
+        return _compose(raw, str(raw.pop("name", "policy")), modules)
     if name in POLICIES:
         return POLICIES[name]
-    if name.endswith(".toml"):
+    if name.endswith(".toml") and modules is None:
         return read_policy(Path(name))
     raise PolicyError(f"expected a policy of {', '.join(POLICIES)} or FILE.toml, got {name!r}")
 
 
-def placing(name: str) -> Policy:
+def placing(name: str, modules: Modules = None) -> Policy:
     """Return a policy that can decide for real nodes, as :func:`named` does.
 
     Raises:
         PolicyError: also if it only counts nodes.
     """
-    policy = named(name)
+    policy = named(name, modules)
     if policy.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
     return policy
+
+
+def modules_of(policy: Policy) -> frozenset[str]:
+    """Return the modules that functions of a policy are from which do not come with the program."""
+    parts: dict[str, Any] = msgspec.json.decode(policy.text)
+    found = (table["part"] for table in parts.values() if isinstance(table, dict))
+    return frozenset(part.partition(":")[0] for part in found if ":" in part)
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
@@ -172,13 +186,13 @@ def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
     return _compose(raw, name)
 
 
-def _compose(raw: dict[str, Any], name: str) -> Policy:
+def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     unknown = [key for key in raw if key not in PARTS]
     if unknown:
         raise PolicyError(f"expected parts of {', '.join(PARTS)}, got {unknown[0]!r}")
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
-        made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}))
+        made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}), modules)
     if isinstance(made["frequency"], frequency.PowerAware):
         _check_shared(made["placement"], raw)
     always_on = isinstance(made["node_power"], node_power.AlwaysOn)
@@ -208,12 +222,15 @@ def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
         raise PolicyError(f"expected {expected}, got {raw['placement']['part']}")
 
 
-def _part(kind: str, table: Any) -> Callable[..., Any]:
+def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
     if not isinstance(table, dict) or not isinstance(table.get("part"), str):
         raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
     parameters = {key: value for key, value in table.items() if key != "part"}
     part = table["part"]
     if ":" in part:
+        if modules is not None and part.partition(":")[0] not in modules:
+            expected = "a function of a module that rms serve was started with (--policy-modules)"
+            raise PolicyError(f"{kind}: expected {expected}, got {part}")
         return _user_part(kind, part, parameters)
     known = PARTS[kind]
     if part not in known:

@@ -26,6 +26,7 @@ OF_WIRE = {
     "rms",
     "rms._version",
     "rms.wire",
+    "rms.wire.bounds",
     "rms.wire.files",
     "rms.wire.http",
     "rms.wire.messages",

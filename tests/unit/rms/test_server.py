@@ -58,7 +58,9 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "profile": "",
         "frequency": None,
     }
-    assert server.daemon.jobs[JobId(runs)].note["env"] == {"A": "1", "DMR_COOLDOWN": "2.5"}
+    note = server.daemon.jobs[JobId(runs)].note
+    kept = server.daemon.context.private.environment(note)
+    assert kept == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
     (entry,) = server.ask("GET", f"/history/{runs}")[1]
     assert list(entry) == ["at_s", "kind", "code", "reason", "size", "nodes"]
@@ -116,6 +118,26 @@ def test_an_array_is_one_number(server: Routed) -> None:
         ("GET", "/history/9", None, 404, "expected the id of a job, got 9"),
         ("POST", "/drain", {"node": "n9"}, 400, "expected nodes of this cluster, got n9"),
         ("POST", "/policy", {"name": "nix"}, 400, "expected a policy of"),
+        ("POST", "/policy", {"name": "/tmp/mine.toml"}, 400, "expected a policy of"),
+        ("POST", "/policy", {"name": '{"order":{"part":"os:abort"}}'}, 400, "--policy-modules"),
+        ("POST", "/policy", {"strategy": "/tmp/mine.py"}, 400, "expected the text of"),
+        ("POST", "/policy", b'{"name":' * 100_000, 400, "Expected `str`"),
+        ("POST", "/cancel", b'{"id":' + b"[" * 100_000, 400, "Expected `str`"),
+        ("POST", "/shutdown", b'{"x":' + b"[" * 100_000, 400, "expected JSON that is nested less"),
+        ("POST", "/drain", {"node": "n[1-999999999]"}, 400, "expected at most 100000 nodes"),
+        ("POST", "/drain", {"node": "n[" + "1-90000," * 999 + "1]"}, 400, "expected at most"),
+        ("POST", "/resize", {"id": "1", "nodes": 10**30}, 400, "Expected `int` <="),
+        ("POST", "/resize", {"id": "1", "nodes": -1}, 400, "Expected `int` >= 0"),
+        ("POST", "/power-cap", {"cap_w": 1e308}, 400, "Expected `float` <="),
+        ("POST", "/jobs", SCRIPT | {"options": {"nodes": [1, 10**10]}}, 400, "Expected `int` <="),
+        ("POST", "/jobs", SCRIPT | {"options": {"power_w": 1e308}}, 400, "Expected `float` <="),
+        ("POST", "/jobs", SCRIPT | {"name": "\x1b[2J"}, 400, "expected a printable text"),
+        ("POST", "/jobs", SCRIPT | {"options": {"job_name": "a\nb"}}, 400, "expected a printable"),
+        ("POST", "/jobs", SCRIPT | {"options": {"profile": "/etc/x.json"}}, 400, "--profile"),
+        ("POST", "/jobs", SCRIPT | {"text": "#!/bin/sh\n" + "x" * (1 << 22)}, 400, "length <="),
+        ("POST", "/jobs", b" " * ((1 << 24) + 1), 413, "at most 16777216 bytes"),
+        ("GET", "/jobs/1/x", None, 404, "expected a path"),
+        ("POST", "/nodes", {}, 405, "expected a path"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(
@@ -130,9 +152,20 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 def test_over_tcp_users_show_the_servers_token(server: Routed) -> None:
     for token in (None, "wrong", "of the meters", "fälsch"):
         status, answer = server.ask("GET", "/jobs", token=token, over_tcp=True)
-        assert status == 403 and "expected the server's token" in answer["error"]
+        assert status == 401 and "expected the server's token" in answer["error"]
     assert server.ask("GET", "/jobs", token=USERS_TOKEN, over_tcp=True) == (200, [])
     assert server.ask("GET", "/jobs") == (200, [])  # a Unix socket is its owner's
+
+
+@pytest.mark.promise("no-one-in")
+@pytest.mark.parametrize("where", [None, ("10.0.0.1", 80), ("another socket", None), ("", None)])
+def test_users_are_not_let_in_from_elsewhere(server: Routed, where: object) -> None:
+    server.where = where
+    status, answer = server.ask("GET", "/jobs", token=USERS_TOKEN)
+    assert status == 401 and "got a request over the network" in answer["error"]
+    job = server.submit_here()
+    found, _ = server.ask("GET", f"/jobs/{job}/steps/0", token=server.token(job))
+    assert found == 404  # jobs on other nodes speak about themselves
 
 
 @pytest.mark.parametrize("over_tcp", [False, True])
@@ -141,9 +174,9 @@ def test_jobs_show_their_own_token(server: Routed, over_tcp: bool) -> None:
     line = {"command": ["x"], "cwd": "/", "env": {}}
     for token in (None, USERS_TOKEN, server.token(second)):
         found = server.ask("POST", f"/jobs/{first}/steps", line, token=token, over_tcp=over_tcp)
-        assert found == (403, {"error": f"expected the token of job {first}"})
+        assert found == (401, {"error": f"expected the token of job {first}"})
     found = server.ask("GET", "/jobs/9/steps/0", token="x", over_tcp=over_tcp)
-    assert found == (404, {"error": "expected the id of a job, got 9"})
+    assert found == (401, {"error": "expected the token of job 9"})
     found = server.ask("GET", f"/jobs/{first}/steps/0", token=server.token(first))
     assert found == (404, {"error": "expected a step below 0, got 0"})
 
@@ -163,7 +196,7 @@ def test_meters_show_theirs(server: Routed) -> None:
 
     for token in (None, USERS_TOKEN):
         found = server.ask("POST", "/meter", reading(1, 0.0, 0.0), token=token)
-        assert found == (403, {"error": "expected the token of this daemon's meters"})
+        assert found == (401, {"error": "expected the token of this daemon's meters"})
     nothing = {"known": [], "boot": "", "at_s": 0.0}
     token = "of the meters"
     assert server.ask("POST", "/meter", reading(0, 0.0, 0.0), token=token) == (200, nothing)

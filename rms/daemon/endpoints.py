@@ -1,0 +1,134 @@
+"""How requests are answered: who may ask, what is sent and returned, a status for each error."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from rms.daemon.journal import JournalError
+from rms.wire.users import ErrorAnswer
+
+MOST_BYTES = 1 << 24
+"""No request is longer: a script (4 MiB at most) with an environment."""
+
+LONGEST_SENTENCE = 1000
+
+STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
+    ((JournalError, OSError), 503),
+    ((ValueError, OverflowError, RecursionError), 400),
+)
+"""Of errors without a status of their own: nothing can be kept now; what was sent cannot be."""
+
+
+class RefusedError(Exception):
+    """A request that is not fulfilled: an HTTP status and one sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A method of HTTP on a path.
+
+    Attributes:
+        check: raises :class:`RefusedError` for those who may not ask.
+        call: answers; given the request, and what was sent where there is a ``body``.
+        body: the type of what is sent, None where nothing is.
+        flush: what it has entered is on disk before anybody is answered.
+    """
+
+    method: str
+    path: str
+    check: Callable[[Request], None]
+    call: Callable[..., Awaitable[object]]
+    body: Any = None
+    flush: bool = True
+
+
+def application(endpoints: Sequence[Endpoint], flush: Callable[[], None]) -> Starlette:
+    """Return the application that answers at these endpoints.
+
+    Args:
+        flush: has what was entered on disk.
+    """
+    return Starlette(
+        routes=[Route(e.path, _answering(e, flush), methods=[e.method]) for e in endpoints],
+        exception_handlers={HTTPException: _no_such},
+    )
+
+
+def _answering(
+    endpoint: Endpoint, flush: Callable[[], None]
+) -> Callable[[Request], Awaitable[Response]]:
+    decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+
+    async def answer(request: Request) -> Response:
+        try:
+            endpoint.check(request)
+            sent = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
+            found, status = await endpoint.call(request, *sent), 200
+            if endpoint.flush:
+                flush()
+        except Exception as error:
+            found, status = _refusal(error)
+        return _response(found, status)
+
+    return answer
+
+
+def _refusal(error: Exception) -> tuple[ErrorAnswer, int]:
+    """Return what is answered on an error, and its status; raise what is a fault of ours."""
+    if isinstance(error, RefusedError):
+        return _sentence(str(error)), error.status
+    if isinstance(error, RecursionError):
+        return _sentence("expected JSON that is nested less deeply, got more"), 400
+    if isinstance(error, ClientDisconnect):
+        return _sentence("expected a whole request, got a part of one"), 400
+    for kinds, status in STATUSES:
+        if isinstance(error, kinds):
+            return _sentence(str(error)), status
+    raise error
+
+
+def _sentence(text: str) -> ErrorAnswer:
+    whole = text if len(text) <= LONGEST_SENTENCE else f"{text[:LONGEST_SENTENCE]}..."
+    return ErrorAnswer(whole.encode("utf-8", "backslashreplace").decode())
+
+
+async def _body(request: Request) -> bytes:
+    """Return what was sent.
+
+    Raises:
+        RefusedError: more than anybody has reason to send.
+    """
+    parts, length = [], 0
+    async for part in request.stream():
+        length += len(part)
+        if length > MOST_BYTES:
+            raise RefusedError(413, f"expected a request of at most {MOST_BYTES} bytes, got more")
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def _no_such(request: Request, error: Exception) -> Response:
+    """Answer where there is no such path, or no such method on it."""
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    got = f"{request.method} {request.url.path}"
+    return _response(
+        _sentence(f"expected a path of this daemon (/openapi.json), got {got}"), status
+    )
+
+
+def _response(answer: object, status: int) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return Response(msgspec.json.encode(answer), status, headers, "application/json")

@@ -1,0 +1,144 @@
+"""What only the owner of a daemon may read or change: its folder, tokens of jobs, environments.
+
+Others are kept out by the folder itself (mode 700, checked at each start); what is secret in it is
+in files of mode 600 besides, and not in the journal, which users copy and hand on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rms.daemon.sockets import ServeError
+from rms.launch.base import LaunchError
+from rms.wire.files import write_whole
+
+OTHERS = 0o077
+"""Bits of a mode that let somebody else than the owner in."""
+
+
+def make_folder(state: Path) -> None:
+    """Make the daemon's folder, or see that nobody else can open or replace the one there is.
+
+    Raises:
+        ServeError: somebody else can, or it is no folder.
+    """
+    if state.exists() and not state.is_dir():
+        raise ServeError(f"expected a folder for --state, got {state}, which is a file")
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = state.stat()
+    if found.st_uid != os.geteuid():
+        raise ServeError(
+            f"expected a state folder of one's own (user {os.geteuid()}), got {state} of user "
+            f"{found.st_uid}"
+        )
+    if found.st_mode & OTHERS:
+        raise ServeError(
+            f"expected a state folder that only its owner can open (chmod 700 {state}), got mode "
+            f"{stat.S_IMODE(found.st_mode):o}"
+        )
+    for above in state.resolve().parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise ServeError(
+                f"expected a state folder that nobody else can replace, got {state}, below {above} "
+                f"of mode {stat.S_IMODE(mode):o}"
+            )
+
+
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+    """Make files meanwhile that only their owner can open. Jobs keep the umask of the user."""
+    before = os.umask(OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def secret(path: Path) -> str:
+    """Return the secret of a file that only its owner can read; made at random where missing."""
+    with contextlib.suppress(FileNotFoundError):
+        found = path.read_text().strip()
+        if found:
+            return found
+    made = secrets.token_hex(16)
+    write_whole(path, made, sync=True, mode=0o600)
+    return made
+
+
+def line_file(job: str, number: int) -> str:
+    """Return what the environment of a job's launcher line is kept as."""
+    return f"{job}/line-{number}"
+
+
+class Private:
+    """Tokens of jobs, and the environments that they and their launcher lines were given.
+
+    Args:
+        folder: the daemon's.
+        instance_id: of its journal: another journal's job of the same id has another token.
+    """
+
+    def __init__(self, folder: Path, instance_id: str) -> None:
+        self._folder, self._instance_id = folder, instance_id
+        self._key = b""
+        self._newest: tuple[str, dict[str, str]] = "", {}
+
+    def token(self, job: str, note: Mapping[str, Any]) -> str:
+        """Return what a job shows when it speaks to the daemon: the same over restarts.
+
+        It is an HMAC-SHA256 of the job's id by a key in a file, so that it need not be kept.
+
+        Args:
+            note: of its submission; one of format 4 and before may hold the token itself.
+        """
+        known = note.get("token")
+        if known is not None:
+            return str(known)
+        if not self._key:
+            self._key = secret(self._folder / "key").encode()
+        return hmac.new(self._key, f"{self._instance_id}/{job}".encode(), "sha256").hexdigest()
+
+    def environment(self, note: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the environment of a submission, one for all tasks of an array.
+
+        Raises:
+            LaunchError: its file is gone.
+        """
+        known: Mapping[str, str] | None = note.get("env")
+        return self.kept(f"{note['array']}/environment") if known is None else known
+
+    def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
+        """Keep an environment, as a file below ``jobs/`` of mode 600.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = self._folder / "jobs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, msgspec.json.encode(env), sync=sync, mode=0o600)
+        self._newest = "", {}
+
+    def kept(self, name: str) -> dict[str, str]:
+        """Return an environment that was kept.
+
+        Raises:
+            LaunchError: its file is gone.
+        """
+        if self._newest[0] != name:
+            path = self._folder / "jobs" / name
+            try:
+                found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+            except (OSError, ValueError) as error:
+                raise LaunchError(f"expected the environment in {path}, got: {error}") from None
+            self._newest = name, found
+        return self._newest[1]

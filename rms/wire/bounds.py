@@ -1,0 +1,33 @@
+"""Numbers and texts that messages may hold, so that no sum, loop or file grows out of hand."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=0, le=10**9)]
+"""Ranks, nodes, launches, resizes."""
+
+Steps = Annotated[int, Meta(ge=0, le=2**53)]
+"""Steps, bytes: whole numbers that JSON's readers keep."""
+
+Seconds = Annotated[float, Meta(ge=0.0, le=1e11)]
+"""Spans, and times since 1970."""
+
+Figure = Annotated[float, Meta(ge=-1e15, le=1e15)]
+"""What a job has measured, by clocks that may be set back."""
+
+Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
+"""Watts, GB/s."""
+
+Joules = Annotated[float, Meta(ge=0.0, le=1e18)]
+
+Name = Annotated[str, Meta(max_length=1024)]
+"""Names, ids, words that select."""
+
+Text = Annotated[str, Meta(max_length=10_000)]
+"""Paths, and what stands in a line."""
+
+Script = Annotated[str, Meta(max_length=1 << 22)]
+"""A file: as long as Slurm's own may be (``max_script_size``)."""

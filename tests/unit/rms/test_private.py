@@ -1,0 +1,101 @@
+"""What only the owner of a daemon may read: its folder, environments and tokens."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from routed import SCRIPT, routed
+from sentences import one_sentence
+
+from rms.core.model import JobId
+from rms.daemon.private import Private, make_folder, secret
+from rms.daemon.sockets import ServeError, check_loopback
+from rms.launch.base import LaunchError
+
+SECRET = "swordfish-4711"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.promise("no-one-in")
+def test_secrets_are_in_files_of_their_owner_and_not_in_the_journal(tmp_path: Path) -> None:
+    body = SCRIPT | {"env": {"KEY": SECRET}, "options": {"array": "1-3", "mode": "fixed"}}
+    line = {"command": ["x"], "cwd": "/", "env": {"KEY": SECRET}}
+    with routed(tmp_path) as server:
+        assert server.ask("POST", "/jobs", body)[1] == {"ids": ["1_1", "1_2", "1_3"]}
+        token = server.token("1_1")
+        line["env"] = {"KEY": SECRET, "RMS_TOKEN": token}
+        assert server.ask("POST", "/jobs/1_1/steps", line, token=token) == (200, {"step": 0})
+        assert len({server.token(f"1_{n}") for n in (1, 2, 3)}) == 3
+    assert all(
+        SECRET.encode() not in path.read_bytes() and token.encode() not in path.read_bytes()
+        for path in tmp_path.glob("journal*")
+    )
+    holding = [p for p in tmp_path.rglob("*") if p.is_file() and SECRET in p.read_text("latin-1")]
+    assert sorted(str(path.relative_to(tmp_path)) for path in holding) == [
+        "jobs/1/environment",
+        "jobs/1_1/line-0",
+    ]
+    assert {mode(path) for path in [*holding, tmp_path / "key"]} == {0o600}
+    with routed(tmp_path) as server:  # as before
+        private, note = server.daemon.context.private, server.daemon.jobs[JobId("1_2")].note
+        assert server.token("1_1") == token and private.environment(note) == {"KEY": SECRET}
+
+
+def test_an_environment_that_is_gone_is_said(tmp_path: Path) -> None:
+    with one_sentence(LaunchError, "expected the environment in"):
+        Private(tmp_path, "x").environment({"array": "7"})
+
+
+def test_notes_of_before_hold_token_and_environment_themselves(tmp_path: Path) -> None:
+    private, note = Private(tmp_path, "x"), {"token": "t", "env": {"A": "1"}, "array": "7"}
+    assert private.token("7", note) == "t" and private.environment(note) == {"A": "1"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_journal_gives_other_tokens(tmp_path: Path) -> None:
+    assert Private(tmp_path, "x").token("1", {}) != Private(tmp_path, "y").token("1", {})
+    assert Private(tmp_path, "x").token("1", {}) != Private(tmp_path, "x").token("2", {})
+
+
+def test_a_secret_that_was_not_written_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / "token").touch()
+    found = secret(tmp_path / "token")
+    assert len(found) == 32 and secret(tmp_path / "token") == found
+    assert mode(tmp_path / "token") == 0o600
+
+
+@pytest.mark.promise("no-one-in")
+def test_a_folder_that_others_can_open_or_replace_is_refused(tmp_path: Path) -> None:
+    make_folder(tmp_path / "new" / "state")
+    assert mode(tmp_path / "new" / "state") == 0o700
+    loose = tmp_path / "loose"
+    loose.mkdir()
+    for others in (0o755, 0o710, 0o702):
+        loose.chmod(others)
+        with one_sentence(ServeError, f"got mode {others:o}"):
+            make_folder(loose)
+    loose.chmod(0o777)
+    with one_sentence(ServeError, "nobody else can replace"):
+        make_folder(loose / "state")
+    loose.chmod(0o1777)
+    make_folder(loose / "state")
+    (tmp_path / "link").symlink_to(loose / "state")
+    make_folder(tmp_path / "link")
+    if os.geteuid() == 0:
+        os.chown(loose / "state", 65534, 65534)
+        with one_sentence(ServeError, "of user 65534"):
+            make_folder(tmp_path / "link")
+
+
+@pytest.mark.parametrize("listen", ["tcp:0.0.0.0:80", "tcp:10.0.0.1:80", "tcp:node7:80", "tcp::80"])
+def test_tcp_is_of_this_machine_alone(listen: str) -> None:
+    with one_sentence(ServeError, "ssh -L"):
+        check_loopback(listen)
+    for own in ("tcp:127.0.0.1:0", "tcp:localhost:80", "tcp:127.1.2.3:80", "unix:/x"):
+        check_loopback(own)
