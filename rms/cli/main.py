@@ -45,7 +45,7 @@ its options (``add_NAME``) where it has any; and what ``rms --help`` says."""
 WITH_COMMAND_LINE = ("submit", "launch", "profile")
 """Commands that end with ``-- COMMAND``."""
 
-WITHOUT_SERVER = ("serve", "simulate", "reproduce", "compare", "profile", "replay")
+WITHOUT_SERVER = ("serve", "reproduce", "compare", "profile", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

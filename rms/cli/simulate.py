@@ -48,6 +48,16 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         metavar="FILE[.gz]",
         help="a cluster's accounting, printed as below; several files for several years",
     )
+    add(
+        "--strategy",
+        nargs="+",
+        metavar="NAME|FILE.py",
+        help="of tasks (as rms policy takes it): tried on what --journal, or else the running "
+        "daemon, has recorded of them",
+    )
+    add("--journal", type=Path, metavar="FILE", help="of a daemon that does not run now")
+    add("--hours", type=float, metavar="H", help="only tasks of the last hours of the record")
+    add("--governor", choices=("high", "low"), help="of --strategy; default: as it was")
     add("--by", choices=get_args(Unit), default="nodes", help="what a size of --sacct counts")
     add("--cluster", type=Path, metavar="FILE.toml")
     add(
@@ -104,6 +114,10 @@ def _simulate(arguments: argparse.Namespace) -> int:
         problem = check_writable(target, option)
         if problem is not None:
             raise FileError(problem)
+    if arguments.strategy is not None:
+        from rms.cli.strategies import try_strategies
+
+        return try_strategies(arguments)
     _refuse_unused(arguments)
     if _asks_study(arguments):
         return _malleable(arguments)
@@ -261,6 +275,9 @@ def _refuse_unused(arguments: argparse.Namespace) -> None:
     Raises:
         FileError: there is one.
     """
+    for option in ("journal", "hours", "governor", "server"):
+        if getattr(arguments, option) is not None:
+            raise FileError(f"expected --strategy with --{option}, which is of what tasks did")
     if not _asks_study(arguments):
         for option in ("figure", "serial"):
             if getattr(arguments, option) is not None:

@@ -10,11 +10,14 @@ open, until it closes or dies. Its tables, of which the first two only grow:
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   All of them together are the cluster's, once a daemon has ended; of one that was killed, those of
   the model since the last report or change of hands are missing until it is started again.
+- ``tasks``: ``seq``, ``at_s``, ``kind``, ``body`` (MessagePack of a
+  :data:`rms.core.tasks.record.RecordEntry`): what happened to tasks, the newest
+  :data:`MOST_RECORDED` entries. Nothing is decided by it; a power cut may cost its last seconds.
 
 ``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
 :data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
-hold, or of a table: what was written must never be read as something else. (``energy`` came later
-and is made where it is missing: a replay fills it by the model.)
+hold, or of a table: what was written must never be read as something else. (``energy`` and
+``tasks`` came later and are made where they are missing: a replay fills the first by the model.)
 """
 
 from __future__ import annotations
@@ -34,11 +37,15 @@ from rms.core.contention import SharedNode
 from rms.core.events import Decision, Event
 from rms.core.model import NodePower
 from rms.core.policies import named
+from rms.core.tasks.record import RecordEntry
 from rms.wire.users import EnergyRow
 
 FORMAT = 4
 READ = (3, FORMAT)
 """Formats that are read: 3 (version 0.1.0) has fewer kinds of events, and no energy."""
+
+MOST_RECORDED = 100_000
+"""About three or four entries are a task."""
 
 APPLICATION_ID = 0x726D736A  # "rmsj"
 _TABLES = (
@@ -54,6 +61,10 @@ _ENERGY = """CREATE TABLE IF NOT EXISTS energy (
     joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
     replaced_j REAL NOT NULL, PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
 _BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
+_TASKS = """CREATE TABLE IF NOT EXISTS tasks (
+    seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)"""
+_RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
+_FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
 _BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
 _SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
     sum(uncertainty_j), max(estimate), sum(replaced_j) FROM energy
@@ -117,6 +128,7 @@ class Seen(msgspec.Struct, frozen=True, tag=True):
 Entry = Opened | PolicySet | Seen
 _entry = msgspec.msgpack.Decoder(Opened | PolicySet | Event)
 _decisions = msgspec.msgpack.Decoder(tuple[Decision, ...])
+_recorded = msgspec.msgpack.Decoder(RecordEntry)
 
 
 class Journal:
@@ -192,17 +204,27 @@ class Journal:
 
     def book(self, rows: Sequence[EnergyRow], notes: Mapping[str, dict[str, Any]]) -> None:
         """Enter energy and keep facts, all or nothing; a row replaces what was written of it."""
-        with _said(self.path):
-            self._db.execute("BEGIN")
-            try:
-                self._db.executemany(_BOOK, map(msgspec.structs.astuple, rows))
-                for key, value in notes.items():
-                    self.note(key, value)
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-            self._written = True
+        with self._whole():
+            self._db.executemany(_BOOK, map(msgspec.structs.astuple, rows))
+            for key, value in notes.items():
+                self.note(key, value)
+        self._written = True
+
+    def record(self, entries: Sequence[RecordEntry]) -> None:
+        """Keep what happened to tasks, and forget what is long ago; no flush waits for it."""
+        with self._whole():
+            encode = msgspec.msgpack.encode
+            rows = ((each.at_s, type(each).__name__, encode(each)) for each in entries)
+            self._db.executemany(_RECORD, rows)
+            self._db.execute(_FORGET, (MOST_RECORDED,))
+
+    def recorded(self) -> list[RecordEntry]:
+        """Return what happened to tasks, in order."""
+        rows, _ = self._run("SELECT seq, body FROM tasks ORDER BY seq")
+        try:
+            return [_recorded.decode(body) for _, body in rows]
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise JournalError(f"{self.path}: expected tasks' entries, got: {error}") from None
 
     def energy(self, owner: str | None = None) -> list[EnergyRow]:
         """Return all rows of energy, or those of an owner, by node and time."""
@@ -255,6 +277,18 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Do several statements as one: all or nothing."""
+        with _said(self.path):
+            self._db.execute("BEGIN")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
     def _enter(self, entry: Opened | PolicySet | Event) -> int:
         if self._nodes is None and not isinstance(entry, Opened):
             raise JournalError(f"{self.path}: expected a header first, got {type(entry).__name__}")
@@ -301,7 +335,7 @@ def _prepare(db: sqlite3.Connection, path: Path) -> None:
     elif owner != APPLICATION_ID or version not in READ:
         got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
         raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
-    for statement in (_ENERGY, _BY_OWNER):  # journals of before have none
+    for statement in (_ENERGY, _BY_OWNER, _TASKS):  # journals of before have none
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {FORMAT}")  # an older program would not know its events
     db.execute("COMMIT")

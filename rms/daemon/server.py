@@ -14,6 +14,7 @@ from starlette.requests import Request
 
 from rms.core.model import JobId
 from rms.core.tasks import Governor
+from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, RefusedError, application
@@ -117,6 +118,7 @@ class Routes:
             Endpoint("POST", "/drain", user, self.drain, NodePattern),
             Endpoint("POST", "/resume", user, self.drain, NodePattern),
             Endpoint("GET", "/tasks", user, self.tasks),
+            Endpoint("GET", "/tasks/record", user, self.task_record),
             Endpoint("GET", "/books", user, self.books),
             Endpoint("GET", "/acct", user, self.acct),
             Endpoint("GET", "/prices", user, self.prices),
@@ -219,6 +221,10 @@ class Routes:
     async def tasks(self, request: Request) -> list[TaskRow]:
         """Return the tasks of processes on this machine."""
         return self.daemon.tasks.rows()
+
+    async def task_record(self, request: Request) -> list[RecordEntry]:
+        """Return what happened to tasks, for other strategies to be tried on."""
+        return self.daemon.tasks.record.read()
 
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""

@@ -41,11 +41,13 @@ from rms.core.tasks.model import (
     Woken,
     Yielded,
 )
+from rms.core.tasks.record import Ran, StrategySet
 from rms.core.tasks.scheduler import Strategy, TaskError
 from rms.core.tasks.state import OTHERS
 from rms.core.tasks.strategies import STRATEGIES, ShortTerm
 from rms.daemon.context import Context, Handle
 from rms.daemon.strategies import FileStrategy
+from rms.daemon.task_record import TaskRecord
 from rms.wire import tasks as wire
 from rms.wire.files import write_whole
 from rms.wire.users import TaskRow
@@ -77,6 +79,7 @@ class Tasks:
 
     Attributes:
         scheduler: decides where they run.
+        record: what happened to them.
         follow: the engine of jobs has changed.
     """
 
@@ -85,6 +88,7 @@ class Tasks:
         remote = context.launcher.shared_filesystem
         devices = [] if remote else devices_of(context.cluster)
         self.scheduler = TaskScheduler(devices, ShortTerm(), self._say)
+        self.record = TaskRecord(context, self.scheduler)
         self._refusal = ""
         self._files: dict[FileStrategy, Path] = {}
         self._folder = context.launcher.state / "strategies"
@@ -105,6 +109,7 @@ class Tasks:
     def look(self) -> None:
         """Give back nodes that are not needed, and let the strategy decide whose time has come."""
         now, state = self.context.now(), self.scheduler.state
+        self.record.look(now)
         if self._kept and now > self._kept_until_s:
             self._kept.clear()
             self._changed = True
@@ -134,6 +139,7 @@ class Tasks:
         for each in set(self._files) - set(scheduler.strategies):
             del self._files[each]
             each.close()
+        self.record.note(StrategySet(now, scheduler.strategy.name))
         found = {"name": scheduler.strategy.name, "governor": str(scheduler.state.governor)}
         if isinstance(scheduler.strategy, FileStrategy):
             found["file"] = str(self._files[scheduler.strategy])
@@ -188,6 +194,7 @@ class Tasks:
         for each in self._files:
             each.close()
         self._files.clear()
+        self.record.enter()
 
     def rows(self) -> list[TaskRow]:
         """Return a row for each task, the oldest first."""
@@ -272,7 +279,10 @@ class Tasks:
     # --- decisions ---------------------------------------------------------------------------
 
     def _feed(self, event: TaskEvent) -> None:
-        self._settle(self.scheduler.apply(event))
+        decisions = self.scheduler.apply(event)
+        if not isinstance(event, Woken):
+            self.record.note(event)
+        self._settle(decisions)
 
     def _settle(self, decisions: list[TaskDecision]) -> None:
         """Decide, hold the nodes that takes, then tell the processes; again if jobs moved."""
@@ -315,10 +325,11 @@ class Tasks:
             theirs = units - held - free_ones | self._kept
         before = {unit for unit, task in state.holder.items() if task == OTHERS}
         now = self.context.now()
-        if theirs - before:
-            self.scheduler.apply(UnitsTaken(now, tuple(sorted(theirs - before))))
-        if before - theirs:
-            self.scheduler.apply(UnitsFreed(now, tuple(sorted(before - theirs))))
+        for kind, changed in ((UnitsTaken, theirs - before), (UnitsFreed, before - theirs)):
+            if changed:
+                event = kind(now, tuple(sorted(changed)))
+                self.record.note(event)
+                self.scheduler.apply(event)
 
     def _tell(self, decision: TaskDecision) -> None:
         found = self._of.get(decision.task)
@@ -326,6 +337,7 @@ class Tasks:
             return
         link, number = found
         if isinstance(decision, Run):
+            self.record.note(Ran(self.context.now(), decision.task, decision.device))
             device = self.scheduler.state.devices[decision.device]
             slots = self.context.cluster.slots_of(Node(unit) for unit in device.units)
             link.send(wire.Run(number, decision.device, decision.resource, slots))

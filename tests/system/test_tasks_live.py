@@ -209,7 +209,12 @@ def test_strategies_are_swapped_under_load(bed: Bed) -> None:
     assert sorted(found) == list(range(100))
     assert "loops.py: expected an answer within 2 s, got none" in rms.said()
     assert "no/such.py, which does not exist" in rms.rms("policy", "no/such.py").stderr
+    tried = rms.ask("simulate", "--strategy", "banking")
+    assert tried["record"]["tasks"] == 100 and not tried["record"]["left_out"]
+    assert [row["strategy"] for row in tried["rows"]] == ["as it happened", "short-term", "banking"]
     assert rms.end(signal.SIGKILL) != 0
+    past = ["--journal", str(rms.state / "journal.sqlite"), "--strategy", "banking"]
+    assert rms.ask("simulate", *past) == tried  # it was entered when it was asked for
     rms.start()  # with the strategy of the daemon before
     assert rms.get("/policy")["strategy"] == "short-term"
 
