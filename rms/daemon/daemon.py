@@ -40,6 +40,7 @@ from rms.daemon.endings import Endings
 from rms.daemon.frequencies import FrequencyControl
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
+from rms.daemon.journal import JournalFullError
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import Nodes, check_placement
@@ -94,48 +95,69 @@ class Daemon:
         self.tasks = Tasks(context, self.handle)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s, self._unseen = 0.0, 0
-        self._queue, self._handling = deque[Event](), False
+        self._queue, self._handling = deque[tuple[Event, int | None]](), False
+        self._decided, self._unwritable = deque[Decision](), False
 
     # --- events ------------------------------------------------------------------------------
 
-    def handle(self, event: Event) -> list[Decision]:
-        """Journal an event, decide, journal the decisions, act; then what acting led to."""
-        self._queue.append(event)
-        if self._handling:
-            return []
+    def handle(self, event: Event, number: int | None = None) -> list[Decision]:
+        """Journal an event, decide, journal the decisions, act; then what acting led to.
+
+        Args:
+            number: its sequence number, where it is in the journal already.
+        """
+        self._queue.append((event, number))
+        return [] if self._handling else self._work_off()
+
+    def _work_off(self) -> list[Decision]:
+        """Follow the events that wait; return what was decided on the first."""
         self._handling = True
         self.scripts.begin_slice()
+        first: list[Decision] = []
         try:
-            first = self._handle(self._queue.popleft())
+            self._carry_out()
+            if self._queue:
+                first = self._handle(*self._queue.popleft())
             while self._queue:
-                self._handle(self._queue.popleft())
+                self._handle(*self._queue.popleft())
         finally:
             self._handling = False
             self._queue.clear()
         return first
 
-    def _handle(self, event: Event) -> list[Decision]:
+    def _handle(self, event: Event, number: int | None) -> list[Decision]:
         event = msgspec.structs.replace(event, at_s=max(event.at_s, self.context.state.now_s))
-        number = self.journal.append(event)
+        number = self.journal.append(event) if number is None else number
         decisions = self.scheduler.feed(event)
         self.power.followed(event)
         self.journal.decided(number, decisions)
         self.tasks.follow()
-        if decisions:
-            self.journal.flush()
         if isinstance(event, Ended):
             self.endings.add(event.job)
         elif isinstance(event, Reopened):
             for job_id in event.failed:
                 self.endings.add(job_id)
-        for decision in decisions:
-            self._act(decision)
+        self._decided.extend(decisions)
+        self._carry_out()
         return decisions
+
+    def _carry_out(self) -> None:
+        """Act on what was decided, once that is on disk; on a full one, when there is room."""
+        if not self._decided:
+            return
+        try:
+            self.journal.flush()
+        except JournalFullError:
+            return
+        while self._decided:
+            self._act(self._decided.popleft())
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
             self.scripts.enqueue(decision)
         elif isinstance(decision, Resize):
+            if decision.job not in self.context.state.running:
+                return  # over before this could be acted on
             job, strategy = self.jobs[decision.job], self._strategies.pop(decision.job, "")
             if job.ending is not None:
                 reason = "the job is told to end"
@@ -151,12 +173,18 @@ class Daemon:
     # --- what users ask ----------------------------------------------------------------------
 
     def submit(self, specs: list[JobSpec], notes: Mapping[JobId, dict[str, Any]]) -> None:
-        """Take in jobs; durable when it returns."""
-        for spec in specs:
-            note = notes[spec.id]
-            self.jobs[spec.id] = JobRuntime(spec.id, note)
-            self.journal.note(f"job/{spec.id}", note)
-        self.handle(Submitted(self.time(), tuple(specs)))
+        """Take in jobs, all of them or none; durable when it returns.
+
+        Raises:
+            JournalFullError: they cannot be written down now.
+        """
+        event = Submitted(self.time(), tuple(specs))
+        with self.journal.whole():
+            for spec in specs:
+                self.journal.note(f"job/{spec.id}", notes[spec.id])
+            number = self.journal.append(event)
+        self.jobs.update({spec.id: JobRuntime(spec.id, notes[spec.id]) for spec in specs})
+        self.handle(event, number)
         self.journal.flush()
 
     def next_id(self) -> int:
@@ -318,6 +346,8 @@ class Daemon:
         Where much has happened to many jobs, the rest of them are looked at the next time.
         """
         now = self.now()
+        if self._decided:
+            self._work_off()
         self._tick(now)
         self.scripts.begin_slice()
         self.scripts.start_some()
@@ -337,7 +367,20 @@ class Daemon:
                 break
             self._watch_job(self.jobs[job_id], running, now)
         self.meters.watch()
-        self.journal.flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        """Have all on disk that was entered; say when that cannot be, and when it can be again."""
+        try:
+            self.journal.flush()
+        except JournalFullError as error:
+            if not self._unwritable:
+                self.say(f"{error}; until it can be written, jobs go on but none is taken in")
+            self._unwritable = True
+        else:
+            if self._unwritable:
+                self.say("the journal can be written again")
+            self._unwritable = False
 
     def _tick(self, now: float) -> None:
         """Let a policy look that wants to at regular times, while there are jobs."""

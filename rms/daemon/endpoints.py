@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.applications import Starlette
@@ -13,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rms.daemon.journal import JournalError
+from rms.daemon.journal import JournalError, JournalFullError
 from rms.wire.users import ErrorAnswer
 
 MOST_BYTES = 1 << 24
@@ -36,6 +37,11 @@ class RefusedError(Exception):
         self.status = status
 
 
+Flush = Literal["must", "may", "no"]
+"""Whether what was entered is on disk before anybody is answered. Where it ``must`` be and there is
+no room for it, the answer is 503; jobs, and those who only look, are answered all the same."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """A method of HTTP on a path.
@@ -44,7 +50,7 @@ class Endpoint:
         check: raises :class:`RefusedError` for those who may not ask.
         call: answers; given the request, and what was sent where there is a ``body``.
         body: the type of what is sent, None where nothing is.
-        flush: what it has entered is on disk before anybody is answered.
+        flush: whether what it has entered is on disk before it answers.
     """
 
     method: str
@@ -52,7 +58,7 @@ class Endpoint:
     check: Callable[[Request], None]
     call: Callable[..., Awaitable[object]]
     body: Any = None
-    flush: bool = True
+    flush: Flush = "must"
 
 
 def application(endpoints: Sequence[Endpoint], flush: Callable[[], None]) -> Starlette:
@@ -72,13 +78,17 @@ def _answering(
 ) -> Callable[[Request], Awaitable[Response]]:
     decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
 
+    must = endpoint.flush == "must" and endpoint.method != "GET"
+    may_fail = () if must else (JournalFullError,)
+
     async def answer(request: Request) -> Response:
         try:
             endpoint.check(request)
             sent = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
             found, status = await endpoint.call(request, *sent), 200
-            if endpoint.flush:
-                flush()
+            if endpoint.flush != "no":
+                with contextlib.suppress(*may_fail):
+                    flush()
         except Exception as error:
             found, status = _refusal(error)
         return _response(found, status)

@@ -7,6 +7,7 @@ open, until it closes or dies. Its tables, of which the first two only grow:
   ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
 - ``decisions``: ``seq`` of the event they answer, ``body`` (MessagePack of all of them, in order).
 - ``notes``: ``key``, ``value`` (JSON): the present facts outside the engine.
+- ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   All of them together are the cluster's, once a daemon has ended; of one that was killed, those of
   the model since the last report or change of hands are missing until it is started again.
@@ -18,10 +19,12 @@ open, until it closes or dies. Its tables, of which the first two only grow:
 :data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
 hold, or of a table: what was written must never be read as something else. (``energy`` and
 ``tasks`` came later and are made where they are missing: a replay fills the first by the model.)
+The file itself is :mod:`rms.daemon.journal_file`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
@@ -38,31 +41,22 @@ from rms.core.events import Decision, Event
 from rms.core.model import NodePower
 from rms.core.policies import named
 from rms.core.tasks.record import RecordEntry
+from rms.daemon.journal_file import (
+    FORMAT,
+    KEPT,
+    Count,
+    Counted,
+    JournalError,
+    JournalFullError,
+    checksum,
+    prepare,
+    said,
+)
 from rms.wire.users import EnergyRow
-
-FORMAT = 4
-READ = (3, FORMAT)
-"""Formats that are read: 3 (version 0.1.0) has fewer kinds of events, and no energy."""
 
 MOST_RECORDED = 100_000
 """About three or four entries are a task."""
 
-APPLICATION_ID = 0x726D736A  # "rmsj"
-_TABLES = (
-    "CREATE TABLE entries (seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, body BLOB NOT NULL)",
-    "CREATE TABLE decisions (seq INTEGER PRIMARY KEY REFERENCES entries, body BLOB NOT NULL)",
-    "CREATE TABLE notes (key TEXT PRIMARY KEY, value TEXT NOT NULL)",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {FORMAT}",
-)
-_ENERGY = """CREATE TABLE IF NOT EXISTS energy (
-    owner TEXT NOT NULL, world INTEGER, resize INTEGER NOT NULL, node TEXT NOT NULL,
-    device TEXT NOT NULL, source TEXT NOT NULL, begin_s REAL NOT NULL, end_s REAL NOT NULL,
-    joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
-    replaced_j REAL NOT NULL, PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
-_BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
-_TASKS = """CREATE TABLE IF NOT EXISTS tasks (
-    seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)"""
 _RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
 _BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
@@ -73,20 +67,19 @@ _NEWEST = """SELECT energy.* FROM energy JOIN (
         SELECT node, max(begin_s) AS newest_s, min(CASE WHEN end_s > ? THEN begin_s END) AS first_s
         FROM energy GROUP BY node
     ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) ORDER BY begin_s"""
-_WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
-    FROM pragma_application_id, pragma_user_version"""
-_DECIDE = """INSERT OR IGNORE INTO decisions SELECT seq, ? FROM entries
+_ENTER = "INSERT INTO entries (seq, kind, body, sum) VALUES (?, ?, ?, ?)"
+_DECIDE = """INSERT OR IGNORE INTO decisions (seq, body, sum) SELECT seq, ?, ? FROM entries
     WHERE seq = ? AND kind NOT IN ('Opened', 'PolicySet')"""
+_NOTE = "INSERT OR REPLACE INTO notes (key, value, sum) VALUES (?, ?, ?)"
 _NOTES = "SELECT key, value FROM notes WHERE key >= ? AND key < ? ORDER BY key"
 _LAST = chr(0x10FFFF)
 """Behind every character of a key."""
 
 _PAGE = """SELECT seq, entries.body, decisions.body FROM entries LEFT JOIN decisions USING (seq)
     WHERE seq > ? ORDER BY seq LIMIT 1000"""
+_HEADER = "SELECT seq, body, NULL FROM entries WHERE kind = 'Opened' ORDER BY seq LIMIT 1"
 
-
-class JournalError(ValueError):
-    """A journal that cannot be opened, read or written, or an entry out of place."""
+__all__ = ["FORMAT", "Journal", "JournalError", "JournalFullError", "Opened", "PolicySet", "Seen"]
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -134,25 +127,39 @@ _recorded = msgspec.msgpack.Decoder(RecordEntry)
 class Journal:
     """An open journal, for one thread at a time. Every method may raise :class:`JournalError`.
 
-    ``began`` is its first entry as it was when the journal was opened, None if it was new.
+    What cannot be written for want of room is kept in memory and written, in order, as soon as it
+    can be: only :meth:`flush` and :meth:`whole` raise :class:`JournalFullError` then.
+
+    Attributes:
+        began: its first entry as it was when the journal was opened, None if it was new.
+        damage: a sentence for each record that was written and is not there, or not whole: of
+            checksums and of the end once it is open, of gaps once it was read.
+        counted: what the count beside the journal said when it was opened, None if there was none.
     """
 
-    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
-        self.path = path
+    def __init__(self, path: Path, db: sqlite3.Connection, damage: Sequence[str] = ()) -> None:
+        self.path, self.damage = path, list(damage)
         self._db = db
         self._written, self._log = False, -1
+        self._late: dict[tuple[object, ...], tuple[str, tuple[Any, ...]]] = {}
+        self._strict = False
+        self._count = Count(path)
+        self.counted = self._count.read()
+        self._last = int(self._run("SELECT ifnull(max(seq), 0) FROM entries")[0][0][0])
+        self._kept = {key: note for key, note in self.notes().items() if key in KEPT}
+        if self.counted is not None and self.counted.entries > self._last:
+            self.damage.append(_missing(self._last + 1, self.counted.entries))
         first = next(self.read(), None)
         self.began = first if isinstance(first, Opened) else None
         self._nodes = None if self.began is None else self.began.nodes
 
     @classmethod
     def open(cls, path: Path) -> Journal:
-        """Open a journal, or create it; refuse a damaged one, one of another format, one in use."""
-        with _said(path):  # a daemon's threads may share it, behind their lock
+        """Open a journal, or create it; refuse a broken one, one of another format, one in use."""
+        with said(path):  # a daemon's threads may share it, behind their lock
             db = sqlite3.connect(path.absolute(), timeout=0, check_same_thread=False)
             try:
-                _prepare(db, path)
-                return cls(path, db)
+                return cls(path, db, prepare(db, path))
             except BaseException:
                 db.close()
                 raise
@@ -175,7 +182,9 @@ class Journal:
             began = " ".join(self._nodes or ())
             raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(names)}")
         key, given = named(policy).key, (cluster.power, where, cluster.widths)
-        self._enter(Opened(names, key, FORMAT, *given, at_once, cluster.shared, cluster.levels))
+        opened = Opened(names, key, FORMAT, *given, at_once, cluster.shared, cluster.levels)
+        with self.whole():
+            self._enter(opened)
         self._nodes = names
 
     def policy(self, name: str, at_s: float) -> None:
@@ -188,14 +197,17 @@ class Journal:
 
     def decided(self, seq: int, decisions: Sequence[Decision]) -> None:
         """Enter what was decided on an event, once."""
-        _, cursor = self._run(_DECIDE, msgspec.msgpack.encode(tuple(decisions)), seq)
-        if cursor.rowcount != 1:
+        body = msgspec.msgpack.encode(tuple(decisions))
+        written = self._write(("decided", seq), _DECIDE, body, checksum(seq, body), seq)
+        if written == 0:
             raise JournalError(f"{self.path}: expected an event without decisions, got entry {seq}")
 
     def note(self, key: str, value: dict[str, Any]) -> None:
         """Keep a fact that a restarted daemon needs, in place of an older one of that key."""
         text = json.dumps(value, allow_nan=False)  # msgspec would turn an infinity into null
-        self._run("INSERT OR REPLACE INTO notes VALUES (?, ?)", key, text)
+        self._write(("note", key), _NOTE, key, text, checksum(key, text))
+        if key in KEPT:
+            self._kept[key] = value
 
     def notes(self, prefix: str = "") -> dict[str, dict[str, Any]]:
         """Return the notes whose keys begin with ``prefix``, by key, sorted."""
@@ -204,19 +216,28 @@ class Journal:
 
     def book(self, rows: Sequence[EnergyRow], notes: Mapping[str, dict[str, Any]]) -> None:
         """Enter energy and keep facts, all or nothing; a row replaces what was written of it."""
-        with self._whole():
-            self._db.executemany(_BOOK, map(msgspec.structs.astuple, rows))
+        try:
+            with self.whole():
+                self._run(_BOOK, *map(msgspec.structs.astuple, rows), many=True)
+                for key, value in notes.items():
+                    self.note(key, value)
+        except JournalFullError:
+            for row in rows:
+                where = row.node, row.begin_s, row.owner, row.device, row.source
+                self._write(("energy", *where), _BOOK, *msgspec.structs.astuple(row))
             for key, value in notes.items():
                 self.note(key, value)
-        self._written = True
 
     def record(self, entries: Sequence[RecordEntry]) -> None:
-        """Keep what happened to tasks, and forget what is long ago; no flush waits for it."""
-        with self._whole():
-            encode = msgspec.msgpack.encode
-            rows = ((each.at_s, type(each).__name__, encode(each)) for each in entries)
-            self._db.executemany(_RECORD, rows)
-            self._db.execute(_FORGET, (MOST_RECORDED,))
+        """Keep what happened to tasks, where there is room, and forget what is long ago.
+
+        No flush waits for it.
+        """
+        encode = msgspec.msgpack.encode
+        rows = [(each.at_s, type(each).__name__, encode(each)) for each in entries]
+        with contextlib.suppress(JournalFullError), self.whole():
+            self._run(_RECORD, *rows, many=True)
+            self._run(_FORGET, MOST_RECORDED)
 
     def recorded(self) -> list[RecordEntry]:
         """Return what happened to tasks, in order."""
@@ -225,6 +246,28 @@ class Journal:
             return [_recorded.decode(body) for _, body in rows]
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise JournalError(f"{self.path}: expected tasks' entries, got: {error}") from None
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Write all that is entered within at once, or nothing of it.
+
+        Raises:
+            JournalFullError: it cannot be written now; nothing is kept for later.
+        """
+        self._catch_up()
+        before = self._last, dict(self._kept)
+        self._run("BEGIN")
+        self._strict = True
+        try:
+            yield
+            self._run("COMMIT")
+        except BaseException:
+            self._last, self._kept = before
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+        finally:
+            self._strict = False
 
     def energy(self, owner: str | None = None) -> list[EnergyRow]:
         """Return all rows of energy, or those of an owner, by node and time."""
@@ -241,32 +284,48 @@ class Journal:
         return _rows(self._run(_NEWEST, since_s)[0])
 
     def read(self) -> Iterator[Entry]:
-        """Yield every entry in order, those appended meanwhile included."""
+        """Yield every whole entry in order, those appended meanwhile included, a header first."""
         after = 0
         # Page by page: a reader that stops half-way leaves no open statement, which would lock.
         while rows := self._run(_PAGE, after)[0]:
-            yield from (self._decode(*row) for row in rows)
-            after = rows[-1][0]
+            for row in rows:
+                entry = self._decode(*row)
+                if after == 0 and not isinstance(entry, Opened):  # it is lost: the next serves
+                    found = (self._decode(*header) for header in self._run(_HEADER)[0])
+                    yield from (header for header in found if header is not None)
+                if after + 1 < row[0]:
+                    self._tell(_missing(after + 1, row[0] - 1))
+                after = row[0]
+                if entry is not None:
+                    yield entry
 
     def flush(self) -> None:
         """Have all that was entered on disk, for a machine that loses its power now.
 
         A killed daemon loses nothing that it entered. Many entries cost one flush, which is why
         this is a call of its own: before decisions are acted on, before somebody is answered.
+
+        Raises:
+            JournalFullError: there is no room for what was entered; it is tried again.
         """
+        self._catch_up()
         if not self._written:
             return
         try:
             if self._log < 0:
+                _sync(self.path.absolute().parent, os.O_DIRECTORY)  # that the files are there
                 self._log = os.open(f"{self.path.absolute()}-wal", os.O_RDONLY)
             os.fsync(self._log)  # what synchronous = FULL does after each statement
         except OSError as error:
-            raise JournalError(f"{self.path}: expected a journal on disk, got {error}") from None
+            got = f"{self.path}: expected a journal on disk, got {error}"
+            raise JournalFullError(got) from None
         self._written = False
+        self._count.write(Counted(self._last, self._kept))
 
     def close(self) -> None:
         """Give the file back; a second time does nothing."""
         self._db.close()
+        self._count.close()
         if self._log >= 0:
             os.close(self._log)
             self._log = -1
@@ -277,41 +336,75 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Do several statements as one: all or nothing."""
-        with _said(self.path):
-            self._db.execute("BEGIN")
-            try:
-                yield
-            except BaseException:
-                self._db.execute("ROLLBACK")
-                raise
-            self._db.execute("COMMIT")
-
     def _enter(self, entry: Opened | PolicySet | Event) -> int:
         if self._nodes is None and not isinstance(entry, Opened):
             raise JournalError(f"{self.path}: expected a header first, got {type(entry).__name__}")
-        row = type(entry).__name__, msgspec.msgpack.encode(entry)
-        _, cursor = self._run("INSERT INTO entries (kind, body) VALUES (?, ?)", *row)
-        return int(cursor.lastrowid or 0)
+        seq, kind, body = self._last + 1, type(entry).__name__, msgspec.msgpack.encode(entry)
+        self._write(("entry", seq), _ENTER, seq, kind, body, checksum(seq, kind, body))
+        self._last = seq
+        return seq
+
+    def _write(self, what: tuple[object, ...], statement: str, *values: Any) -> int | None:
+        """Write a record; return how many rows that were, None where it is to be written later."""
+        if not self._late:
+            try:
+                return self._run(statement, *values)[1].rowcount
+            except JournalFullError:
+                if self._strict:
+                    raise
+        self._late[what] = statement, values
+        return None
+
+    def _catch_up(self) -> None:
+        """Write what could not be written before, at once."""
+        if not self._late:
+            return
+        late, self._late = self._late, {}
+        try:
+            with self.whole():
+                for statement, values in late.values():
+                    self._run(statement, *values)
+        except JournalError:
+            self._late = late
+            raise
 
     def _run(
-        self, statement: str, *values: str | bytes | float
+        self, statement: str, *values: Any, many: bool = False
     ) -> tuple[list[Any], sqlite3.Cursor]:
-        with _said(self.path):
-            cursor = self._db.execute(statement, values)
+        with said(self.path):
+            execute = self._db.executemany if many else self._db.execute
+            cursor = execute(statement, values)
             self._written |= not statement.startswith("SELECT")
             return cursor.fetchall(), cursor
 
-    def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry:
+    def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry | None:
+        """Return an entry, None for one that this version cannot have written."""
         try:
             entry: Opened | PolicySet | Event = _entry.decode(body)
             if isinstance(entry, Opened | PolicySet):
                 return entry
             return Seen(seq, entry, None if decided is None else _decisions.decode(decided))
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            raise JournalError(f"{self.path}: expected a whole entry {seq}, got: {error}") from None
+            self._tell(f"entry {seq} is damaged: {error}")
+            return None
+
+    def _tell(self, words: str) -> None:
+        if words not in self.damage:
+            self.damage.append(words)
+
+
+def _missing(first: int, last: int) -> str:
+    return (
+        f"entry {first} is missing" if first == last else f"entries {first} to {last} are missing"
+    )
+
+
+def _sync(path: Path, flags: int) -> None:
+    file = os.open(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _rows(found: list[Any]) -> list[EnergyRow]:
@@ -320,36 +413,3 @@ def _rows(found: list[Any]) -> list[EnergyRow]:
         msgspec.convert(dict(zip(names, row, strict=True)), EnergyRow, strict=False)
         for row in found
     ]
-
-
-def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Lock the file, see that it is a journal, or make it one if it is new."""
-    db.isolation_level = None  # every statement is committed by itself, but for BEGIN
-    db.execute("PRAGMA locking_mode = EXCLUSIVE")  # kept after the commit, until it is closed
-    db.execute("PRAGMA synchronous = NORMAL")  # the rest is Journal.flush
-    db.execute("BEGIN EXCLUSIVE")
-    owner, version, tables = db.execute(_WHOSE).fetchone()
-    if owner == version == tables == 0:
-        for statement in _TABLES:
-            db.execute(statement)
-    elif owner != APPLICATION_ID or version not in READ:
-        got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
-        raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
-    for statement in (_ENERGY, _BY_OWNER, _TASKS):  # journals of before have none
-        db.execute(statement)
-    db.execute(f"PRAGMA user_version = {FORMAT}")  # an older program would not know its events
-    db.execute("COMMIT")
-    damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if damage != "ok":
-        raise JournalError(f"{path}: expected a whole journal, got {' '.join(damage.split())}")
-    db.execute("PRAGMA journal_mode = WAL")
-
-
-@contextmanager
-def _said(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except sqlite3.Error as error:
-        busy = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
-        got = "one that is in use" if busy else f"{path.name}: {error}"
-        raise JournalError(f"{path}: expected a journal to work with, got {got}") from None

@@ -113,7 +113,6 @@ class Scripts:
             job.ending, job.kill_at = state, context.now() + context.settings.grace_s
             context.note("ending", job, {"state": state, "kill_at": job.kill_at})
             self.terminate(job)
-        context.journal.flush()
 
     def terminate(self, job: JobRuntime) -> None:
         """Ask a job's present world to checkpoint and end."""

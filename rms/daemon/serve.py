@@ -18,6 +18,7 @@ import uvicorn
 from rms.core.policies import modules_of, placing
 from rms.core.powercap import check_cap
 from rms.daemon import sockets
+from rms.daemon.connections import bounded
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
@@ -159,7 +160,13 @@ async def _serve_tasks(tasks: Tasks, listening: socket.socket) -> None:
 
 def _server(routes: Routes) -> uvicorn.Server:
     """Return the HTTP server, signals left alone: the jobs are to end before it does."""
-    config = uvicorn.Config(routes.app(), log_level="critical", lifespan="off", access_log=False)
+    config = uvicorn.Config(
+        routes.app(),
+        http=bounded(sockets.raise_open_files() * 3 // 4),  # the rest is for files of jobs
+        log_level="critical",
+        lifespan="off",
+        access_log=False,
+    )
     server = uvicorn.Server(config)
     server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

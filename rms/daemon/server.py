@@ -127,13 +127,13 @@ class Routes:
             Endpoint("GET", "/power-cap", user, self.power_cap),
             Endpoint("POST", "/power-cap", user, self.set_power_cap, PowerCap),
             Endpoint("POST", "/shutdown", user, self.shutdown, Nothing),
-            Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll),
-            Endpoint("POST", "/jobs/{id}/report", job, self.report, Report),
-            Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest),
+            Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll, "may"),
+            Endpoint("POST", "/jobs/{id}/report", job, self.report, Report, "may"),
+            Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest, "may"),
             Endpoint("GET", "/jobs/{id}/steps/{step}", job, self.step),
             # A killed daemon loses none; after a power cut the next report tells it again.
-            Endpoint("POST", CLOCKS_PATH, meter, self.clocks, ClockReport, flush=False),
-            Endpoint("POST", METER_PATH, meter, self.meter, Metered, flush=False),
+            Endpoint("POST", CLOCKS_PATH, meter, self.clocks, ClockReport, "no"),
+            Endpoint("POST", METER_PATH, meter, self.meter, Metered, "no"),
         ]
 
     # --- who may ask -------------------------------------------------------------------------

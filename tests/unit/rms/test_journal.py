@@ -26,7 +26,15 @@ from rms.core.events import Decision, Ended, Event, Later, Start, Started, Submi
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Speedup
 from rms.core.policies import POLICIES, PolicyError, named
 from rms.core.speedup import OperatingPoint
-from rms.daemon.journal import FORMAT, Journal, JournalError, Opened, PolicySet, Seen
+from rms.daemon.journal import (
+    FORMAT,
+    Journal,
+    JournalError,
+    JournalFullError,
+    Opened,
+    PolicySet,
+    Seen,
+)
 from rms.daemon.recovery import replay
 from rms.sim.simulator import Simulation
 
@@ -286,15 +294,141 @@ def test_an_overwritten_page_is_refused(whole: Path, tmp_path: Path, page: int) 
         journal.notes()
 
 
-def test_a_damaged_entry_is_named(tmp_path: Path) -> None:
+def harmed(path: Path, statement: str, *values: object) -> None:
+    """Change a journal's file behind its back."""
+    with sqlite3.connect(path) as db:
+        db.execute(statement, values)
+    db.close()
+
+
+def test_damaged_records_are_set_aside_and_named(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with begun(path) as journal:
-        seq = journal.append(Started(0.0, JobId("1")))
-    with sqlite3.connect(path) as db:
-        db.execute("UPDATE entries SET body = substr(body, 1, 9) WHERE seq = ?", (seq,))
-    db.close()
-    with Journal.open(path) as journal, one_sentence(JournalError, f"a whole entry {seq}, got"):
-        list(journal.read())
+        first, second, third = (journal.append(Started(0.0, JobId(str(n)))) for n in range(3))
+        journal.decided(third, [Later(JobId("2"), "why")])
+        journal.note("job/1", {"pid": 1})
+        journal.note("job/2", {"pid": 2})
+    harmed(path, "UPDATE entries SET body = substr(body, 1, 9) WHERE seq = ?", second)
+    harmed(path, "UPDATE decisions SET body = x'90' WHERE seq = ?", third)
+    harmed(path, "UPDATE notes SET value = replace(value, '1', '7') WHERE key = 'job/1'")
+    for opening in range(2):
+        with Journal.open(path) as journal:
+            found = [*journal.read()][1:]
+            assert found == [Seen(n, Started(0.0, JobId(str(n - 2))), None) for n in (first, third)]
+            assert journal.notes() == {"job/2": {"pid": 2}}
+            gap = f"entry {second} is missing"
+            set_aside = f"entry {second}", f"the decisions on entry {third}", "note job/1"
+            said = [f"{what} is damaged" for what in set_aside]
+            assert journal.damage == [*([] if opening else said), gap]
+            if opening:  # decided anew
+                journal.decided(third, [])
+
+
+def test_an_entry_that_this_version_cannot_have_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with begun(path) as journal:
+        first = journal.append(Started(0.0, JobId("1")))
+        journal.append(Started(1.0, JobId("1")))
+    wrong = "UPDATE entries SET body = substr(body, 1, 9), sum = NULL WHERE seq = ?"
+    harmed(path, wrong, first)
+    with Journal.open(path) as journal:
+        assert len([*journal.read()]) == 2
+        (named_it,) = journal.damage
+    assert named_it.startswith(f"entry {first} is damaged: ")
+
+
+def test_without_its_first_header_the_next_one_serves(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with begun(path, "easy") as journal:
+        journal.decided(journal.append(Submitted(0.0, (job(1),))), [])
+    begun(path, "fifo").close()
+    harmed(path, "DELETE FROM entries WHERE seq = 1")
+    with Journal.open(path) as journal:
+        assert journal.began is not None and journal.began.nodes == NODES
+        found = replay(journal.read())
+        assert journal.damage == ["entry 1 is missing"]
+    assert [*found.engine.state.pending, *found.engine.state.running] == ["1"]
+
+
+def test_a_tail_that_is_gone_is_missed(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with begun(path) as journal:
+        journal.note("mark", {"mark": "m"})
+        journal.note("next", {"id": 8})
+        for n in range(5):
+            journal.append(Started(float(n), JobId("1")))
+        journal.flush()
+    harmed(path, "DELETE FROM entries WHERE seq > 3")
+    with Journal.open(path) as journal:
+        assert journal.damage == ["entries 4 to 6 are missing"]
+        assert journal.append(Started(9.0, JobId("1"))) == 4
+        journal.flush()
+    with Journal.open(path) as journal:
+        assert journal.damage == []
+    path.unlink()
+    with Journal.open(path) as journal:
+        assert journal.damage == ["entries 1 to 4 are missing"]
+        assert journal.counted is not None
+        assert journal.counted.notes == {"mark": {"mark": "m"}, "next": {"id": 8}}
+    path.unlink()
+    path.with_suffix(".count").write_bytes(b"\0" * 512)
+    with Journal.open(path) as journal:
+        assert (journal.damage, journal.counted) == ([], None)
+
+
+# --- a full disk -----------------------------------------------------------------------------
+
+
+def room(journal: Journal, pages: int) -> None:
+    """Let a journal have no more pages than this, as on a full disk."""
+    journal._db.execute(f"PRAGMA max_page_count = {pages}")
+
+
+def filled(journal: Journal) -> list[int]:
+    """Leave no room, and enter events until one has not fitted."""
+    room(journal, 1)  # as many as there are
+    numbers = list[int]()
+    while not journal._late:
+        numbers.append(journal.append(Submitted(0.0, (job(len(numbers)),))))
+    return numbers
+
+
+def test_what_does_not_fit_on_a_full_disk_is_written_once_there_is_room(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with begun(path) as journal:
+        numbers = filled(journal)
+        journal.decided(numbers[-1], [Later(JobId("1"), "why")])
+        for pid in range(3):
+            journal.note("job/1", {"pid": pid, "text": "x" * 9000})
+        last = journal.append(Started(1.0, JobId("1")))
+        for _ in range(2):
+            with one_sentence(JournalFullError, "database or disk is full"):
+                journal.flush()
+            with pytest.raises(JournalFullError), journal.whole():
+                raise AssertionError("this is not to be tried")
+        before = len([*journal.read()]) - 1
+        assert before < len(numbers)
+        room(journal, 10_000)
+        journal.flush()
+        assert journal.notes()["job/1"]["pid"] == 2
+    with Journal.open(path) as journal:
+        found = [entry for entry in journal.read() if isinstance(entry, Seen)]
+        assert [entry.seq for entry in found] == [*numbers, last]
+        assert found[-2].decisions == (Later(JobId("1"), "why"),)
+        assert journal.damage == []
+
+
+def test_all_or_nothing_of_a_whole_is_written(tmp_path: Path) -> None:
+    with begun(tmp_path / "journal") as journal:
+        room(journal, 1)
+        with pytest.raises(JournalFullError), journal.whole():
+            journal.note("job/1", {"pid": 1})
+            seq = journal.append(Started(0.0, JobId("1")))
+            journal.note("job/2", {"text": "x" * 100_000})
+        room(journal, 10_000)
+        journal.flush()
+        assert journal.notes() == {} and len([*journal.read()]) == 1
+        assert journal.append(Started(1.0, JobId("1"))) == seq
 
 
 # --- replay ----------------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""Connections that say nothing: there are never too many of them, and none lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import uvicorn
+
+from rms.daemon.connections import bounded
+
+DEADLINE_S = 120.0
+LIMIT = 3
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    request_s: float, answer: Callable[[], Awaitable[None]]
+) -> AsyncIterator[Callable[[], Awaitable[Stream]]]:
+    """Serve an empty answer; give what opens a connection."""
+
+    async def app(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
+        await answer()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    kind = bounded(LIMIT, request_s)
+    config = uvicorn.Config(app, http=kind, lifespan="off", log_level="critical")
+    server = uvicorn.Server(config)
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+    opened: list[Stream] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        running = asyncio.create_task(server.serve(sockets=[listening]))
+
+        async def connect() -> Stream:
+            opened.append(await asyncio.open_connection(*listening.getsockname()))
+            return opened[-1]
+
+        try:
+            yield connect
+        finally:
+            for _, writer in opened:
+                writer.close()
+                with contextlib.suppress(OSError):
+                    await writer.wait_closed()
+            server.should_exit = server.force_exit = True
+            await running
+
+
+async def at_once() -> None:
+    return
+
+
+async def answered(stream: Stream) -> bytes:
+    """Send a request; return the first line of the answer, nothing where it was cut off."""
+    reader, writer = stream
+    with contextlib.suppress(ConnectionError):
+        writer.write(REQUEST)
+        return await reader.readline()
+    return b""
+
+
+async def closed(stream: Stream) -> None:
+    """Wait until the server has closed a connection."""
+    with contextlib.suppress(ConnectionError):
+        assert await stream[0].read() == b""
+
+
+async def too_many() -> None:
+    async with serving(DEADLINE_S, at_once) as connect:
+        silent = [await connect() for _ in range(LIMIT)]
+        late = await connect()
+        await closed(silent[0])
+        assert await answered(late) == b"HTTP/1.1 200 OK\r\n"
+        assert await answered(silent[1]) == b"HTTP/1.1 200 OK\r\n"
+
+
+async def all_busy() -> None:
+    release = asyncio.Event()
+    began = asyncio.Semaphore(0)
+
+    async def answer() -> None:
+        began.release()
+        await release.wait()
+
+    async with serving(DEADLINE_S, answer) as connect:
+        busy = [asyncio.create_task(answered(await connect())) for _ in range(LIMIT)]
+        for _ in busy:
+            await began.acquire()
+        await closed(await connect())
+        release.set()
+        assert await asyncio.gather(*busy) == [b"HTTP/1.1 200 OK\r\n"] * LIMIT
+
+
+async def too_late() -> None:
+    async with serving(0.01, at_once) as connect:
+        first, half = await connect(), await connect()
+        with contextlib.suppress(ConnectionError):
+            half[1].write(REQUEST[:9])
+        await closed(first)
+        await closed(half)
+
+
+def test_one_too_many_takes_the_place_of_the_longest_silent() -> None:
+    asyncio.run(asyncio.wait_for(too_many(), DEADLINE_S))
+
+
+def test_where_all_are_served_one_more_is_closed() -> None:
+    asyncio.run(asyncio.wait_for(all_busy(), DEADLINE_S))
+
+
+def test_whoever_does_not_ask_in_time_is_cut_off() -> None:
+    asyncio.run(asyncio.wait_for(too_late(), DEADLINE_S))

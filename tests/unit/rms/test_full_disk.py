@@ -1,0 +1,65 @@
+"""A disk without room: no job is taken in, those that run are looked after, nothing is lost."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from routed import SCRIPT, Routed, routed
+
+from rms.core.model import JobId
+from rms.daemon import submit
+from rms.daemon.journal import Journal
+from rms.daemon.recovery import replay
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Routed]:
+    with routed(tmp_path) as found:
+        yield found
+
+
+def fill(journal: Journal) -> None:
+    """Leave no room in a journal."""
+    journal._db.execute("PRAGMA max_page_count = 1")  # as many as there are
+    numbers = count()
+    while not journal._late:
+        journal.note(f"filler/{next(numbers)}", {"text": "x" * 2000})
+
+
+def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -> None:
+    daemon, said = server.daemon, list[str]()
+    daemon.say = said.append
+    runs, waits = server.submit(nodes=[2, 2]), server.submit(nodes=[2, 2])
+    fill(daemon.journal)
+    for _ in range(3):  # the script of the first is seen to have ended
+        status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {}})
+        assert status == 503 and "database or disk is full" in answer["error"], answer
+        daemon.watch()
+    rows = {row["id"]: row["state"] for row in server.ask("GET", "/jobs")[1]}
+    assert rows == {runs: "FAILED", waits: "CONFIGURING"}
+    assert daemon.jobs[JobId(waits)].script is None  # decided, but not written down yet
+    assert len(said) == 1 and "jobs go on but none is taken in" in said[0]
+    daemon.journal._db.execute("PRAGMA max_page_count = 100000")
+    daemon.watch()
+    assert said[1:] == ["the journal can be written again"]
+    assert daemon.jobs[JobId(waits)].script is not None
+    after = server.submit()
+    found = replay(daemon.journal.read())
+    assert (found.differing, found.unrecorded, found.refused) == ([], {}, [])
+    state = found.engine.state
+    assert [*state.ended, *state.running, *state.pending] == [runs, waits, after]
+
+
+def test_a_script_that_finds_no_room_is_refused(
+    server: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(*_: object) -> Path:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(submit, "_keep_script", keep)
+    status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {}})
+    assert status == 503 and "No space left on device" in answer["error"]
