@@ -172,7 +172,10 @@ def main(path: str) -> None:
         return
     for state in _questions(questions):
         try:
-            _send(answers, _Answer(tuple(schedule(state))))
+            choices = tuple(schedule(state))
+            wrong = [each for each in choices if not isinstance(each, Choice)]
+            error = f"expected choices (Start, Enqueue, ...), got {wrong[0]!r}" if wrong else ""
+            _send(answers, _Answer(() if wrong else choices, error=error))
         except Exception as error:
             _send(answers, _Answer(error=f"it raised {error!r}"))
 

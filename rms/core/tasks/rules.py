@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from rms.core.tasks.model import (
     Choice,
     Dequeue,
@@ -54,7 +56,10 @@ def check(state: TaskState, choice: Choice) -> None:
             raise ChoiceError(
                 f"expected a time after {state.now_s} s to wake at, got {choice.at_s}"
             )
-    elif not isinstance(choice, Remember):
+    elif isinstance(choice, Remember):
+        if not isfinite(choice.value):
+            raise ChoiceError(f"expected a finite number to remember, got {choice.value}")
+    else:
         raise ChoiceError(f"expected a choice (Start, Enqueue, ...), got {choice!r}")
 
 

@@ -58,12 +58,12 @@ class Strategy(Protocol):
 class TaskScheduler:
     """Holds the state and asks the strategy after every event.
 
-    A strategy that raises, or chooses what cannot be, is replaced by the one before it: what it
-    chose up to there stands. The shipped ones have none before them and their errors are raised.
+    A strategy that raises, or chooses what cannot be, is replaced by the one before it, and that by
+    the first: what it chose up to there stands. Errors of the first are raised.
 
     Args:
         devices: what there is to run on.
-        strategy: who runs where.
+        strategy: who runs where, and what decides where all others have gone wrong.
         say: told when a strategy was replaced, and why.
 
     Attributes:
@@ -79,7 +79,7 @@ class TaskScheduler:
     ) -> None:
         self.state = TaskState({device.name: device for device in devices})
         self.wake_s: float | None = None
-        self._before: Strategy | None = None
+        self._first, self._before = strategy, strategy
         self._say = say
         self._use(strategy)
 
@@ -91,7 +91,7 @@ class TaskScheduler:
     @property
     def strategies(self) -> tuple[Strategy, ...]:
         """What decides, and what decides if that goes wrong."""
-        return (self._strategy,) if self._before is None else (self._strategy, self._before)
+        return self._strategy, self._before, self._first
 
     def swap(self, strategy: Strategy) -> None:
         """Let another strategy decide from the next event on; the queues stay as they are.
@@ -232,10 +232,11 @@ class TaskScheduler:
                 rules.check(state, choice)
                 self._take(choice, decisions)
         except Exception as error:
-            if self._before is None:
+            if self._strategy is self._first:
                 raise
-            failed, before, self._before = self._strategy.name, self._before, None
-            self._say(f"strategy {failed}: {error!r}; {before.name} decides again")
+            before = self._first if self._strategy is self._before else self._before
+            self._before = before
+            self._say(f"strategy {self._strategy.name}: {error!r}; {before.name} decides again")
             self._use(before)
             self._decide(decisions)
             return

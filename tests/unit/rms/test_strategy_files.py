@@ -84,7 +84,7 @@ def test_a_file_decides_until_it_goes_wrong(load: Load) -> None:
         ("    import time\n    time.sleep(600)", "expected an answer within 0.3 s, got none"),
         ("    raise KeyError('queue')", "it raised KeyError('queue')"),
         ("    return 17", "it raised TypeError"),
-        ("    return [17]", "Expected `object`, got `int`"),
+        ("    return [17]", "expected choices (Start, Enqueue, ...), got 17"),
         ("    import os\n    os._exit(3)", "expected an answer, got the end of its process"),
     ],
 )
