@@ -14,6 +14,7 @@ import msgspec
 
 from rms.client.connection import ask, server_address
 from rms.core.joules import BalanceError
+from rms.core.lending import TASKS, is_task
 from rms.formats.config import FileError
 from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
@@ -25,7 +26,7 @@ ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
 LEAST_J = 1e-6
 """What has less is left out of the table: where all was measured, the model has nothing."""
 
-PARTS = ("jobs", "idle", "off", "boot")
+PARTS = ("jobs", "tasks", "idle", "off", "boot")
 
 
 def add_acct(command: argparse.ArgumentParser) -> None:
@@ -46,7 +47,7 @@ class Result:
 
     Attributes:
         found: jobs, sums and rows of the daemon.
-        owners: the account of each job, and of idle, off and boot.
+        owners: the account of each job, of each program with tasks, and of idle, off and boot.
         prices: what the costs in the accounts go by, None where none are asked for.
     """
 
@@ -60,12 +61,18 @@ class Result:
 
     @property
     def parts(self) -> dict[str, Account]:
-        """The accounts of all jobs together, idle, off and boot, and of the cluster: their sum."""
+        """The accounts of all jobs, all tasks, idle, off and boot, and of the cluster: their sum.
+
+        Of tasks only where there were any.
+        """
         jobs = {job.id for job in self.found.jobs}
         found = {part: Account() for part in (*PARTS, "cluster")}
         for owner, account in self.owners.items():
-            found["jobs" if owner in jobs else owner] += account
+            part = "tasks" if is_task(owner) else "jobs" if owner in jobs else owner
+            found[part] += account
             found["cluster"] += account
+        if not any(is_task(owner) for owner in self.owners):
+            del found["tasks"]
         found["cluster"].estimate = False  # of a shared device too all parts are the whole
         return found
 
@@ -83,6 +90,8 @@ def acct(arguments: argparse.Namespace) -> int:
     lines = columns(*_jobs(result))
     if arguments.energy:
         lines += ["", *columns(*_rows(found.rows))]
+        if tasks := _tasks(result):
+            lines += ["", *columns(["TASKS OF", "PID", "ENERGY_J", "SOURCE"], tasks)]
         by_slurm = [(job.id, slurm_words(job.slurm)) for job in found.jobs]
         lines += [f"job {name}: {words}" for name, words in by_slurm if words]
     if whole:
@@ -151,6 +160,16 @@ def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
         sums.setdefault(key, Account()).add(row)
     shown = [(key, account) for key, account in sums.items() if abs(account.joules) > LEAST_J]
     return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in shown]
+
+
+def _tasks(result: Result) -> list[list[str]]:
+    """Return a row for each program that has had tasks."""
+    found = []
+    for owner, account in result.owners.items():
+        if is_task(owner):
+            program, _, pid = owner.removeprefix(TASKS).rstrip("]").rpartition("[")
+            found.append([program or "?", pid, *account.cells])
+    return found
 
 
 def _sums(result: Result) -> list[str]:

@@ -66,12 +66,14 @@ def summary(now: Snapshot) -> str:
     books, states = now.books, [job.state for job in now.jobs]
     held = sum(node.state in ("allocated", "mixed") for node in now.nodes)
     shared = ", an estimate" if any(part.estimate for part in books.energy.sources) else ""
+    tasks = f", tasks {books.energy.tasks_j:.0f} J" if books.energy.tasks_j else ""
     watts = books.power_w[-1][1] if books.power_w else 0.0
     return (
         f"policy {books.policy}: {held} of {len(now.nodes)} nodes held, "
         f"{states.count('RUNNING')} jobs run, {states.count('PENDING')} wait, "
         f"{sum(state in OVER for state in states)} are over; {watts:.0f} W now, "
-        f"{books.energy.cluster_j:.0f} J so far, of which jobs {books.energy.busy_j:.0f} J{shared} "
+        f"{books.energy.cluster_j:.0f} J so far, of which jobs {books.energy.busy_j:.0f} J{tasks}"
+        f"{shared} "
         f"({energy_source(books.energy)})"
     )
 
@@ -150,6 +152,7 @@ def _page(now: Snapshot, charts: Sequence[Path]) -> str:
     energy = now.books.energy
     sums = (
         ("busy", energy.busy_j),
+        *([("tasks", energy.tasks_j)] if energy.tasks_j else []),
         ("idle", energy.idle_j),
         ("off", energy.off_j),
         ("boot", energy.boot_j),

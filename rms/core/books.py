@@ -16,6 +16,7 @@ from rms.core.cluster import Cluster
 from rms.core.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
 from rms.core.joules import BOOT, IDLE, MODEL, OFF, check_balance
 from rms.core.ledger import Ledger, drawing
+from rms.core.lending import as_job, is_task
 from rms.core.measured import Measured
 from rms.core.model import Job, JobId, Node
 from rms.core.state import State
@@ -110,8 +111,9 @@ class EnergyBooks:
         if over:
             spans.count_from(at_s, self.measured.until_s)
         if self._shared:  # a neighbour's start may change the clock of a host, and so their power
-            jobs = dict.fromkeys((*jobs, *state.running))
-        holdings = {job: self._holding(state.running.get(job), numbers) for job in jobs}
+            tasks = [JobId(owner) for owner in state.lent.values() if owner]
+            jobs = dict.fromkeys((*jobs, *state.running, *tasks))
+        holdings = {job: self._holding(_holder(state, job), numbers) for job in jobs}
         spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
         if switched:
             owners = {self._hosts[node]: _owner(state, node) for node in switched}
@@ -270,7 +272,7 @@ class EnergyBooks:
             BalanceError: they do.
         """
         books = self.books(now_s)
-        owned_j = books.busy_j + books.idle_j + books.off_j + books.boot_j
+        owned_j = books.busy_j + books.tasks_j + books.idle_j + books.off_j + books.boot_j
         what = "owners' and nodes' energies to agree"
         check_balance(what, owned_j, books.cluster_j, books.cluster_j)
 
@@ -289,10 +291,12 @@ class EnergyBooks:
             owner: joules - later_j.get(owner, 0.0) for owner, joules in totals.owner_j.items()
         }
         idle_j, off_j, boot_j = (more_j.pop(owner, 0.0) for owner in (IDLE, OFF, BOOT))
+        tasks_j = sum([more_j.pop(owner) for owner in list(more_j) if is_task(owner)])
         nodes_j = sum(totals.node_j.values()) - sum(later_j.values())
         return msgspec.structs.replace(
             model,
             busy_j=model.busy_j + sum(more_j.values()),
+            tasks_j=model.tasks_j + tasks_j,
             idle_j=model.idle_j + idle_j,
             off_j=model.off_j + off_j,
             boot_j=model.boot_j + boot_j,
@@ -316,6 +320,11 @@ class EnergyBooks:
         if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
             parts.append(EnergyPart(MODEL, left_j))
         return parts
+
+
+def _holder(state: State, owner: JobId) -> Job | None:
+    """Return a running job, or what the tasks of a program hold."""
+    return as_job(state, owner) if is_task(owner) else state.running.get(owner)
 
 
 def _owner(state: State, node: Node) -> str:

@@ -199,10 +199,16 @@ class FrequenciesSettable(msgspec.Struct, frozen=True, tag=True):
 
 
 class TasksHold(msgspec.Struct, frozen=True, tag=True):
-    """From here on tasks (:mod:`rms.core.tasks`) hold these nodes and no others; jobs get none."""
+    """From here on tasks (:mod:`rms.core.tasks`) hold these nodes and no others; jobs get none.
+
+    Attributes:
+        owners: of each node, the program whose tasks run there, "" where none does just now; empty
+            where that is not known (journals of formats before 5).
+    """
 
     at_s: float
     nodes: tuple[Node, ...]
+    owners: tuple[str, ...] = ()
 
 
 Event = (

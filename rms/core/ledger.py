@@ -1,8 +1,9 @@
 """The energy books by the model of power. Every joule has an owner, the sums are kept twice.
 
-Once by owner: each running job, idle nodes, nodes that are off or booting. Once node by node (of
-counted nodes: all together), knowing nothing of owners. The two must agree. Only what changed is
-booked at an event: a job's power when it starts, ends or is resized, never that of all nodes.
+Once by owner: each running job, each program with tasks, idle nodes, nodes that are off or booting.
+Once node by node (of counted nodes: all together), knowing nothing of owners. The two must agree.
+Only what changed is booked at an event: a job's power when it starts, ends or is resized, never
+that of all nodes.
 They follow from events alone; what meters say is beside them (:mod:`rms.core.measured`).
 """
 
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from rms.core.clocks import host_powers, node_powers
 from rms.core.joules import check_balance
+from rms.core.lending import is_task
 from rms.core.model import Job, JobId, Node, NodePower, Site
 from rms.core.state import State
 from rms.wire.users import Books
@@ -44,7 +46,7 @@ class Ledger:
         levels: frequencies and voltages; power on slots of lower ones is as V^2 f.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         off_j, boot_j: energy of nodes while they are off, and while they boot.
-        busy_node_s: node-seconds held by running jobs.
+        busy_node_s: node-seconds held by running jobs, and by tasks.
         peak_w: highest power each host has had, where hosts are shared.
     """
 
@@ -129,7 +131,7 @@ class Ledger:
 
     @property
     def busy_j(self) -> dict[JobId, float]:
-        """The energy of each job, from its start to its end, resizes included."""
+        """The energy of each job, from its start to its end, resizes included; of tasks too."""
         return self._busy_at(self.at_s or 0.0)
 
     @property
@@ -209,16 +211,18 @@ class Ledger:
         if self.at_s is None:
             return Books(now_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, power_source)
         at = max(now_s, self.at_s)
-        span = at - self.at_s
+        span, owned = at - self.at_s, self._busy_at(at)
+        tasks_j = sum([owned.pop(owner) for owner in list(owned) if is_task(owner)])
         return Books(
             at,
-            sum(self._busy_at(at).values()),
+            sum(owned.values()),
             self.idle_j + span * self._idle_w,
             self.off_j + span * self._off_w,
             self.boot_j + span * self._boot_w,
             self._cluster_at(at),
             self.busy_node_s + span * self._busy,
             power_source,
+            tasks_j=tasks_j,
         )
 
     def _busy_at(self, at: float) -> dict[JobId, float]:

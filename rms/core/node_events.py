@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rms.core.events import NodeBooted, NodeDown, NodePowerFailed, NodeUp, TasksHold
+from rms.core.lending import can_hold, hold
 from rms.core.state import State
 
 
@@ -29,7 +30,7 @@ def up(state: State, event: NodeUp) -> None:
         raise TransitionError(f"expected a node that is down, got {event.node}")
     slots = set(state.together(event.node))
     state.down -= slots
-    slots -= state.off | state.booting.keys() | state.lent
+    slots -= state.off | state.booting.keys() | state.lent.keys()
     slots = slots.difference(*(job.held for job in state.running.values()))
     state.free_count += len(slots)
     state.give_back(tuple(slots))
@@ -63,11 +64,7 @@ def power_failed(state: State, event: NodePowerFailed) -> None:
 
 def tasks_hold(state: State, event: TasksHold) -> None:
     """Let tasks have these nodes and no others."""
-    state.now_s, held = event.at_s, set(event.nodes)
-    more, less = sorted(held - state.lent), sorted(state.lent - held)
-    if state.counted or not all(0 <= n < len(state.vacant) and state.vacant[n] for n in more):
-        raise TransitionError(f"expected free nodes for tasks, got {more}")
-    state.lent = held
-    state.free_count += len(less) - len(more)
-    state.take(tuple(more))
-    state.give_back(tuple(less))
+    state.now_s = event.at_s
+    if not can_hold(state, event):
+        raise TransitionError(f"expected free nodes for tasks, got {event.nodes}")
+    hold(state, event)

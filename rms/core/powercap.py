@@ -1,11 +1,11 @@
 """Expected power of jobs and of the cluster, and what is left of a power cap.
 
-The cluster is expected to draw the idle power of all its nodes and what each job adds to that: as
-stated for the job (``--power``), else by its measured profile, else by the nodes' power model; on
-unlike nodes the most that it could be. While a job is resized it counts with the larger of both
-worlds, from the request on. A node that is off counts as idle, so that it can always come back, and
-one that boots with what that takes where it is more. So expected power is never below what the
-energy books' model says.
+The cluster is expected to draw the idle power of all its nodes and what each job, and each node on
+which tasks run, adds to that: as stated for the job (``--power``), else by its measured profile,
+else by the nodes' power model; on unlike nodes the most that it could be. While a job is resized it
+counts with the larger of both worlds, from the request on. A node that is off counts as idle, so
+that it can always come back, and one that boots with what that takes where it is more. So expected
+power is never below what the energy books' model says.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from math import inf
 
 import msgspec
 
+from rms.core.lending import tasks_w
 from rms.core.model import Job, JobSpec, Node, NodePower
 from rms.core.state import State
 
@@ -73,6 +74,8 @@ def boot_extra_w(state: State, nodes: Iterable[Node]) -> float:
 def expected_w(state: State) -> float:
     """Return what the cluster is expected to draw, in W."""
     watts = state.idle_w + sum([held_w(state, job) for job in state.running.values()])
+    if state.lent:
+        watts += tasks_w(state)
     return watts + boot_extra_w(state, state.booting) if state.booting else watts
 
 
@@ -85,7 +88,8 @@ def share_above(state: State, watts: float) -> None:
         watts: what the cluster draws.
     """
     above_w = max(0.0, watts - expected_w(state))
-    state.idle_above_w = min(state.idle_above_w, above_w) if state.running else above_w
+    held = state.running or state.lent
+    state.idle_above_w = min(state.idle_above_w, above_w) if held else above_w
     nodes = sum([job.size + job.gain for job in state.running.values()])
     for job in state.running.values():
         job.above_w = (above_w - state.idle_above_w) / nodes
@@ -154,6 +158,8 @@ class PowerBudget:
         if left_w is None:
             drawn_w = sum([self.drawn_w(job) for job in state.running.values()])
             left_w = (state.power_cap_w or 0.0) - state.idle_w - state.idle_above_w - drawn_w
+            if state.lent:
+                left_w -= tasks_w(state)
             if state.booting:
                 left_w -= boot_extra_w(state, state.booting)
         self.left_w = left_w

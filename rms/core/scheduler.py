@@ -35,6 +35,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
+from rms.core.lending import owners_changed
 from rms.core.model import JobId
 from rms.core.policies import Policy
 from rms.core.timeline import Timeline
@@ -89,6 +90,7 @@ class Scheduler:
         if isinstance(event, Reopened):
             self._reopen(event)
         state, at_s = self.engine.state, event.at_s
+        lent = state.lent
         self.energy.advance(state, at_s)
         decisions = self.engine.handle(event)
         if isinstance(event, ResizeRolledBack):
@@ -102,7 +104,8 @@ class Scheduler:
                 self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
         jobs = [] if isinstance(event, _OF_NO_JOB) else [event.job]
         jobs.extend(decision.job for decision in of_jobs)
-        self.energy.follow(state, event, jobs, self.resizes)
+        owners = [] if state.lent is lent else owners_changed(lent, state.lent)
+        self.energy.follow(state, event, [*jobs, *owners], self.resizes)
         self.timeline.hold(state, at_s, jobs)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions

@@ -45,7 +45,7 @@ class State:
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
-        lent: nodes that tasks hold (:class:`rms.core.events.TasksHold`).
+        lent: nodes that tasks hold, and whose (:class:`rms.core.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
@@ -94,7 +94,7 @@ class State:
     booting: dict[Node, float] = field(default_factory=dict)
     asleep: tuple[Node, ...] = field(default=(), compare=False)
     reclocked: dict[JobId, Job] = field(default_factory=dict, compare=False)
-    lent: set[Node] = field(default_factory=set)
+    lent: dict[Node, str] = field(default_factory=dict)
     switched: set[Node] = field(default_factory=set, compare=False)
     too_wide: dict[JobId, Job] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)

@@ -12,6 +12,7 @@ from rms.core.events import (
     Requeued,
     Resized,
     ResizeRolledBack,
+    TasksHold,
 )
 from rms.core.powercap import expected_w, matters
 from rms.daemon.context import Context, Handle
@@ -32,8 +33,8 @@ between two reports.
 
 REPORTS = 3
 
-_LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened))
-"""Events after which jobs may draw less than meters have read."""
+_LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened, TasksHold))
+"""Events after which jobs and tasks may draw less than meters have read."""
 
 
 class PowerWatch:

@@ -7,7 +7,8 @@
 
 A task's state lives in the scheduler of tasks, and in its own process, which tells it again to a
 daemon that was started anew; the journal knows the nodes alone, since jobs are decided by them.
-Nodes that tasks give back are held for a moment, so that a burst of short tasks writes two events.
+Nodes that tasks give back are held for a moment, so that a burst of short tasks of a program
+writes three events: they are the program's, nobody's, and given back.
 A job that waits for them goes first: until it has started, no task is given another device.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import msgspec
 
 from rms.core.cluster import Cluster
 from rms.core.events import TasksHold
+from rms.core.lending import TASKS
 from rms.core.model import Node
 from rms.core.tasks import Device, Governor, Resource, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
@@ -57,6 +59,9 @@ LINGER_S = 0.5
 
 ADOPT_S = 10.0
 """How long nodes that tasks held when a daemon ended are kept for them to say that they run."""
+
+LONGEST_NAME = 64
+"""Of a program's name so many characters are kept."""
 
 LOOKED_AT = 100
 """Of so many waiting jobs it is seen whether tasks are in their way."""
@@ -97,7 +102,7 @@ class Tasks:
         self._of: dict[TaskId, tuple[Link, int]] = {}
         self._changed, self._jobs_wait = True, False
         self._idle_since: dict[int, float] = {}
-        self._kept = {int(node) for node in context.state.lent}
+        self._kept = self._lent
         self._kept_until_s = context.now() + ADOPT_S
 
     # --- what happens ------------------------------------------------------------------------
@@ -113,10 +118,14 @@ class Tasks:
         if self._kept and now > self._kept_until_s:
             self._kept.clear()
             self._changed = True
-        idle = {int(node) for node in self.context.state.lent} - state.held - self._kept
+        lent, need = self._lent, self._need()
+        idle = dict.fromkeys(lent.keys() - need.keys(), "")
         self._idle_since = {unit: self._idle_since.get(unit, now) for unit in idle}
         if any(since_s + LINGER_S <= now for since_s in self._idle_since.values()):
-            self._hold(state.held | self._kept)
+            self._hold(need)
+        elif any(lent[unit] for unit in idle):
+            self._hold({**need, **idle})  # from here on they draw what idle nodes do
+        self._end_unused()
         wake_s = self.scheduler.wake_s
         if wake_s is not None and now >= wake_s:
             self._feed(Woken(now))
@@ -136,16 +145,20 @@ class Tasks:
             self._refusal = ""
             scheduler.swap(strategy)
         self._feed(Woken(now) if governor is None else GovernorSet(now, governor))
-        for each in set(self._files) - set(scheduler.strategies):
-            del self._files[each]
-            each.close()
         self.record.note(StrategySet(now, scheduler.strategy.name))
+        self._end_unused()
         found = {"name": scheduler.strategy.name, "governor": str(scheduler.state.governor)}
         if isinstance(scheduler.strategy, FileStrategy):
             found["file"] = str(self._files[scheduler.strategy])
         self.context.journal.note("strategy", found)
         if strategy not in (None, scheduler.strategy):
             raise ValueError(self._refusal)
+
+    def _end_unused(self) -> None:
+        """End the processes of strategies that will decide no more."""
+        for each in set(self._files) - set(self.scheduler.strategies):
+            del self._files[each]
+            each.close()
 
     def _say(self, words: str) -> None:
         self._refusal = words
@@ -202,7 +215,7 @@ class Tasks:
             TaskRow(
                 self._links[task.spec.owner].pid,
                 task.spec.name,
-                str(task.phase),
+                "STOPPING" if task.device is not None and task.asked else str(task.phase),
                 "" if task.device is None else task.device.name,
                 task.queue or "",
             )
@@ -236,7 +249,7 @@ class Tasks:
             self._register(link, message, now)
             return
         if isinstance(message, wire.Hello):
-            link.pid = message.pid
+            link.pid, link.program = message.pid, message.program[:LONGEST_NAME]
             return
         task_id = link.tasks.get(message.task)
         if task_id is None:
@@ -263,10 +276,11 @@ class Tasks:
         )
         device = self.scheduler.state.devices.get(message.device)
         if message.device:
-            if device is None or not self._kept.issuperset(device.units):
+            if device is None or not self._kept.keys() >= set(device.units):
                 link.send(wire.Lost(message.task))
                 return
-            self._kept.difference_update(device.units)
+            for unit in device.units:
+                del self._kept[unit]
         link.tasks[message.task], self._of[task_id] = task_id, (link, message.task)
         self._feed(Registered(now, task_id, spec, message.device))
 
@@ -286,23 +300,34 @@ class Tasks:
 
     def _settle(self, decisions: list[TaskDecision]) -> None:
         """Decide, hold the nodes that takes, then tell the processes; again if jobs moved."""
-        state = self.scheduler.state
         while True:
             if self._changed or self._jobs_wait:
                 self._see_jobs()
             decisions += self.scheduler.decide()
-            need = state.held | self._kept
-            lent = {int(node) for node in self.context.state.lent}
-            if not need <= lent or (self._jobs_wait and need < lent):
-                self._hold(need if self._jobs_wait else need | lent)
+            need, lent = self._need(), self._lent
+            if not need.items() <= lent.items() or (self._jobs_wait and len(need) < len(lent)):
+                self._hold(need if self._jobs_wait else {**lent, **need})
             if not self._changed:
                 break
         for decision in decisions:
             self._tell(decision)
 
-    def _hold(self, units: Iterable[int]) -> None:
+    @property
+    def _lent(self) -> dict[int, str]:
+        """The nodes that tasks hold for the engine of jobs, and whose energy that is."""
+        return {int(node): owner for node, owner in self.context.state.lent.items()}
+
+    def _need(self) -> dict[int, str]:
+        """Return the nodes on which tasks run, or may run that have not said so yet."""
+        links = self._links
+        held = {unit: links[owner].label for unit, owner in self.scheduler.state.held.items()}
+        return held | self._kept
+
+    def _hold(self, units: Mapping[int, str]) -> None:
         """Enter which nodes tasks hold; jobs may start on what they no longer do."""
-        self._handle(TasksHold(self.context.time(), tuple(Node(unit) for unit in sorted(units))))
+        nodes = sorted(units)
+        owners = tuple(units[unit] for unit in nodes)
+        self._handle(TasksHold(self.context.time(), tuple(map(Node, nodes)), owners))
         self._changed = True
 
     def _see_jobs(self) -> None:
@@ -316,13 +341,13 @@ class Tasks:
         self._jobs_wait = bool(lent) and any(
             free < job.least <= free + lent for job in islice(jobs.pending.values(), LOOKED_AT)
         )
-        held = state.held
+        held = state.held.keys()
         units = {unit for device in state.devices.values() for unit in device.units}
         if self._jobs_wait:
             theirs = units - held
         else:
             free_ones = {n for n in units if jobs.vacant[n] or n in jobs.lent} - jobs.down
-            theirs = units - held - free_ones | self._kept
+            theirs = units - held - free_ones | self._kept.keys()
         before = {unit for unit, task in state.holder.items() if task == OTHERS}
         now = self.context.now()
         for kind, changed in ((UnitsTaken, theirs - before), (UnitsFreed, before - theirs)):
@@ -352,14 +377,21 @@ class Link(asyncio.Protocol):
     """The connection of one process; its end is the process's.
 
     Attributes:
+        program: what it says that it is called.
         tasks: by the process's numbers, those that are not over.
     """
 
     def __init__(self, tasks: Tasks) -> None:
         self.owner = self.pid = 0
+        self.program = ""
         self.tasks: dict[int, TaskId] = {}
         self._all, self._frames = tasks, wire.Frames()
         self._transport: Any = None
+
+    @property
+    def label(self) -> str:
+        """Whose the energy of its tasks is."""
+        return f"{TASKS}{self.program}[{self.pid}]"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody has connected."""

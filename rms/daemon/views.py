@@ -97,10 +97,11 @@ def nodes(context: Context) -> list[NodeRow]:
     set_to: dict[Node, float] = {}
     for job in state.running.values():
         set_to.update(zip(job.nodes, job.frequencies, strict=False))
-    cluster, found, taken = context.cluster, [], held.keys() | state.lent
+    cluster, found, taken = context.cluster, [], held.keys() | state.lent.keys()
     for name in cluster.hosts:
         own = cluster.nodes_of[name]
         jobs = dict.fromkeys(held[node] for node in own if node in held)
+        jobs |= {JobId(state.lent[node]): None for node in own if state.lent.get(node)}
         allocated = sum(len(cluster.slots[node]) for node in own if node in taken)
         found.append(
             NodeRow(

@@ -9,6 +9,7 @@ from decimal import Decimal
 import msgspec
 
 from rms.core.joules import check_balance
+from rms.core.lending import is_task
 from rms.formats.prices import Cost, Prices
 from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow, SlurmRow
 
@@ -112,11 +113,13 @@ def check_accounts(found: Accounts, owners: Mapping[str, Account], *, whole: boo
         check_balance(what, rows_j, job.energy_j, energy.cluster_j)
     if not whole:
         return
-    parts = energy.busy_j, energy.idle_j, energy.off_j, energy.boot_j
+    parts = energy.busy_j, energy.tasks_j, energy.idle_j, energy.off_j, energy.boot_j
     jobs_j = sum(job.energy_j for job in found.jobs)
+    tasks_j = sum(account.joules for owner, account in owners.items() if is_task(owner))
     rows_j = sum(account.joules for account in owners.values())
     for what, got_j, expected_j in (
         ("jobs' energies to be the busy energy", jobs_j, energy.busy_j),
+        ("the rows of tasks to be their energy", tasks_j, energy.tasks_j),
         ("owners' and nodes' energies to agree", sum(parts), energy.cluster_j),
         ("the rows of all owners to be the cluster's energy", rows_j, energy.cluster_j),
     ):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -124,7 +125,7 @@ class Connection:
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             found.connect(str(self.path))
-            found.sendall(frame(Hello(os.getpid())))
+            found.sendall(frame(Hello(os.getpid(), program=Path(sys.argv[0]).name)))
         except BaseException:
             found.close()
             raise

@@ -231,7 +231,7 @@ def _why_no_resize(mode: Mode, nodes: int, jobs: Sequence[JobRow]) -> str:
 def _check_books(jobs: Sequence[JobRow], energy: Books) -> None:
     """Refuse books that do not balance: by job, by owner and node by node, all the same."""
     of_jobs = sum(job.energy_j for job in jobs)
-    owned = energy.busy_j + energy.idle_j + energy.off_j + energy.boot_j
+    owned = energy.busy_j + energy.tasks_j + energy.idle_j + energy.off_j + energy.boot_j
     check_balance("jobs' energies to add up to busy", of_jobs, energy.busy_j, energy.cluster_j)
     check_balance(
         "busy, idle, off and boot to add up to the cluster's",

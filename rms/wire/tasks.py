@@ -54,10 +54,15 @@ class KernelSpec(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """A process that has tasks; the first message on its connection."""
+    """A process that has tasks; the first message on its connection.
+
+    Attributes:
+        program: its name: whose the energy of its tasks is.
+    """
 
     pid: int
     version: int = 1
+    program: str = ""
 
 
 class Register(msgspec.Struct, frozen=True, tag=True):

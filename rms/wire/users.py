@@ -163,7 +163,7 @@ class EnergyRow(msgspec.Struct, frozen=True):
     """Energy of a device of a node while it was in one pair of hands; all rows make the cluster's.
 
     Attributes:
-        owner: a job's id, ``idle``, ``off`` or ``boot``.
+        owner: a job's id, ``task:PROGRAM[PID]``, ``idle``, ``off`` or ``boot``.
         world: number of the launch among the job's, None where there was none.
         resize: number of the job's resize that this was in, 0 for none.
         device: such as ``package-0`` or ``gpu-0``; of the model it is ``node``.
@@ -277,7 +277,10 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class TaskRow(msgspec.Struct, frozen=True):
-    """A task with kernels: its process, how far it is, and the device or queue that it is in."""
+    """A task with kernels: its process, how far it is, and the device or queue that it is in.
+
+    ``STOPPING`` is one that runs and was told to stop at its next yield point.
+    """
 
     pid: int
     name: str
@@ -336,6 +339,7 @@ class PowerCapRow(msgspec.Struct, frozen=True):
 class Books(msgspec.Struct, frozen=True):
     """Energy of the cluster from the first event up to ``at_s``, by the words of the contract.
 
+    ``tasks_j`` is that of tasks with kernels, which hold nodes beside jobs.
     ``sources`` are those of ``cluster_j``; of books that are closed they are not told.
     """
 
@@ -348,6 +352,7 @@ class Books(msgspec.Struct, frozen=True):
     busy_node_s: float
     power_source: str
     sources: list[EnergyPart] = []
+    tasks_j: float = 0.0
 
 
 class NodeSpan(msgspec.Struct):

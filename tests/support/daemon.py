@@ -226,12 +226,16 @@ class Rms:
         found: dict[str, Any] = self.get("/books")
         return found
 
-    def books_balance(self) -> None:
-        """Energy of jobs is the busy energy, and the parts are the cluster's."""
+    def books_balance(self, *, jobs: bool = True) -> None:
+        """Energy of jobs is the busy energy, and the parts are the cluster's.
+
+        Args:
+            jobs: there were any.
+        """
         energy = self.books()["energy"]
         owned = sum(row["energy_j"] for row in self.rows())
-        parts = sum(energy[f"{part}_j"] for part in ("busy", "idle", "off", "boot"))
-        assert abs(owned - energy["busy_j"]) <= 1e-9 * owned and owned > 0
+        parts = sum(energy[f"{part}_j"] for part in ("busy", "tasks", "idle", "off", "boot"))
+        assert abs(owned - energy["busy_j"]) <= 1e-9 * owned and (owned > 0) == jobs
         assert abs(parts - energy["cluster_j"]) <= 1e-9 * parts
 
     def accounts_balance(self) -> None:

@@ -145,9 +145,10 @@ class TaskState:
         return all(self.holder.get(unit, OTHERS) == OTHERS for unit in device.units)
 
     @property
-    def held(self) -> set[int]:
-        """The units that tasks hold."""
-        return {unit for unit, task in self.holder.items() if task != OTHERS}
+    def held(self) -> dict[int, int]:
+        """The units that tasks hold, each with the number of the process whose task it is."""
+        tasks = self.tasks
+        return {u: tasks[task].spec.owner for u, task in self.holder.items() if task != OTHERS}
 
     def length(self, resource: Resource) -> float:
         """Return how many tasks are queued for and run on a resource, for each of its devices."""

@@ -27,10 +27,12 @@ from rms.core.events import (
     ResizeRolledBack,
     Started,
     Submitted,
+    TasksHold,
 )
 from rms.core.joules import IDLE, MODEL
+from rms.core.lending import is_task
 from rms.core.measured import ReplacedAgentError
-from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
@@ -92,6 +94,7 @@ class Daemon:
         """Return the energy of all owners."""
         energy, state = self.context.scheduler.energy, self.context.state
         jobs = (*state.running, *state.pending, *state.ended)
+        jobs += tuple(each for each in energy.ledger.busy_j if is_task(each))
         found = {str(name): energy.job_j(name, self.now_s) for name in jobs}
         return {**found, IDLE: energy.books(self.now_s).idle_j}
 
@@ -556,6 +559,13 @@ class Books(RuleBasedStateMachine):
         at_s = max(self.when() - ago_s, self.state().now_s)
         self.daemon.happen(Requeued(at_s, name) if again else Ended(at_s, name, "COMPLETED"))
 
+    @rule(data=st.data())
+    def hold_for_tasks(self, data: st.DataObject) -> None:
+        able = sorted(self.state().lent.keys() | self.state().free)
+        held = sorted(data.draw(st.sets(st.sampled_from(able)))) if able else []
+        owners = [data.draw(st.sampled_from(["", "task:a[1]", "task:b[2]"])) for _ in held]
+        self.daemon.happen(TasksHold(self.when(), tuple(held), tuple(owners)))
+
     @rule(after_s=st.sampled_from([0.0, 5.0]), gone=st.booleans(), fails=st.booleans())
     def reopen(self, after_s: float, gone: bool, fails: bool) -> None:
         """Go on with other nodes, perhaps of the same names; some of before may be gone."""
@@ -644,12 +654,31 @@ class Books(RuleBasedStateMachine):
     def the_last_books_balance(self) -> None:
         closed = self.daemon.context.scheduler.closed if hasattr(self, "daemon") else None
         if closed is not None:
-            parts = closed.busy_j + closed.idle_j
+            parts = closed.busy_j + closed.tasks_j + closed.idle_j
             assert parts == pytest.approx(closed.cluster_j, rel=1e-9, abs=1e-6)
 
 
 TestBooks = Books.TestCase
 TestBooks.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+
+
+@pytest.mark.promise("books-tasks")
+def test_tasks_are_owners_beside_jobs(daemon: Daemon) -> None:
+    one, other = "task:mine.py[7]", "task:other[8]"
+    daemon.happen(Submitted(0.0, (job(),)), Started(0.0, ONE))  # on the first node
+    daemon.happen(TasksHold(0.0, (Node(1), Node(2)), (one, one)))
+    daemon.happen(TasksHold(4.0, (Node(1), Node(2)), (one, other)))
+    daemon.happen(TasksHold(6.0, (Node(1), Node(2)), ("", other)))  # held, and nobody's
+    daemon.happen(TasksHold(9.0, (), ()))
+    daemon.now_s = 10.0
+    for _ in range(2):
+        idle_j = 10.0 * (4.0 + 1.0)  # of the second node from 6 s on, of the third from 9 s on
+        assert daemon.owners() == {"1": 1000.0, one: 1000.0, other: 500.0, IDLE: idle_j}
+        books = daemon.context.scheduler.books(10.0)
+        assert (books.busy_j, books.tasks_j, books.cluster_j) == (1000.0, 1500.0, 2550.0)
+        daemon.balances()
+        daemon.killed()
+    daemon.rows_add_up()
 
 
 def test_another_cluster_after_a_report(daemon: Daemon) -> None:

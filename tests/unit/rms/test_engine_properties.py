@@ -197,9 +197,10 @@ class Cluster(RuleBasedStateMachine):
     @rule(data=st.data())
     def hold_for_tasks(self, data: st.DataObject) -> None:
         state = self.engine.state
-        able = sorted(state.lent.union(state.free))
-        held = data.draw(st.sets(st.sampled_from(able))) if able else ()
-        self.happen(TasksHold(self.now(data), tuple(sorted(held))))
+        able = sorted(state.lent.keys() | state.free)
+        held = sorted(data.draw(st.sets(st.sampled_from(able)))) if able else []
+        owners = [data.draw(st.sampled_from(["", "task:a[1]", "task:b[2]"])) for _ in held]
+        self.happen(TasksHold(self.now(data), tuple(held), tuple(owners)))
 
     @precondition(lambda self: self.engine.state.booting)
     @rule(data=st.data(), good=st.booleans())
