@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rms.core.cluster import Cluster
 from rms.core.events import TasksHold
 from rms.core.model import Job, JobId, JobSpec, Mode, Node
 from rms.core.state import State
+from rms.core.tasks import Device, Resource
 
 TASKS = "task:"
 """What the owners of tasks' energy begin with: ``task:mine.py[4711]``, program and process."""
@@ -13,6 +15,16 @@ TASKS = "task:"
 def is_task(owner: str) -> bool:
     """Return whether an owner of energy is a program with tasks."""
     return owner.startswith(TASKS)
+
+
+def devices_of(cluster: Cluster) -> list[Device]:
+    """Return the devices of this machine: each GPU node, all cores together, each core."""
+    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
+    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
+    found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
+    if cpus:
+        found.append(Device("cores", Resource.CORES, tuple(cpus)))
+    return found + [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
 
 
 def can_hold(state: State, event: TasksHold) -> bool:

@@ -23,11 +23,10 @@ from typing import Any
 
 import msgspec
 
-from rms.core.cluster import Cluster
 from rms.core.events import TasksHold
-from rms.core.lending import TASKS
+from rms.core.lending import TASKS, devices_of
 from rms.core.model import Node
-from rms.core.tasks import Device, Governor, Resource, TaskId, TaskScheduler, TaskSpec
+from rms.core.tasks import Governor, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
     Drop,
     Finished,
@@ -67,16 +66,6 @@ LOOKED_AT = 100
 """Of so many waiting jobs it is seen whether tasks are in their way."""
 
 _decode = msgspec.msgpack.Decoder(wire.ProcessMessage).decode
-
-
-def devices_of(cluster: Cluster) -> list[Device]:
-    """Return the devices of this machine: each GPU node, all cores together, each core."""
-    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
-    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
-    found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
-    if cpus:
-        found.append(Device("cores", Resource.CORES, tuple(cpus)))
-    return found + [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
 
 
 class Tasks:

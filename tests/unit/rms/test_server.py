@@ -15,7 +15,7 @@ JOB_ROW = (
     "energy_j energy_source energy answer resizes resizing output slurm summary seen profile "
     "frequency"
 )
-BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources"
+BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j"
 
 
 @pytest.fixture
