@@ -253,7 +253,7 @@ class Routes:
         tasks, name = self.daemon.tasks, body.strategy
         if name or body.governor:
             governor = Governor(body.governor) if body.governor else None
-            found = await asyncio.to_thread(tasks.load, name, body.text) if name else None
+            found = await asyncio.to_thread(tasks.files.load, name, body.text) if name else None
             tasks.use(found, governor)
         if body.name:
             self.daemon.set_policy(body.name)

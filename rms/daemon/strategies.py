@@ -9,6 +9,7 @@ scheduler of tasks goes back to the strategy before.
 from __future__ import annotations
 
 import copy
+import hashlib
 import os
 import pickle
 import select
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -24,7 +25,10 @@ from typing import IO
 import msgspec
 
 from rms.core.tasks.model import Choice
+from rms.core.tasks.scheduler import Strategy
 from rms.core.tasks.state import TaskState
+from rms.core.tasks.strategies import STRATEGIES
+from rms.wire.files import write_whole
 from rms.wire.tasks import Resource
 
 LIMIT_S = 2.0
@@ -69,7 +73,7 @@ class FileStrategy:
     """
 
     def __init__(self, path: Path, name: str = "") -> None:
-        self.name = name or str(path)
+        self.path, self.name = path, name or str(path)
         if not path.is_file():
             raise StrategyError(f"expected a strategy's file, got {path}, which does not exist")
         self._process = subprocess.Popen(
@@ -133,6 +137,48 @@ class FileStrategy:
         return bytes(got[LENGTH_BYTES:])
 
 
+class StrategyFiles:
+    """Strategies of users, whose processes end when they are to decide no more.
+
+    Args:
+        folder: where copies of their files are kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._used = folder, set[FileStrategy]()
+
+    def load(self, name: str, text: str) -> Strategy:
+        """Return a shipped strategy, or that of a file, whose process is started.
+
+        Args:
+            text: of the file, which its user has read.
+
+        Raises:
+            ValueError: there is none of that name, or it cannot be loaded.
+        """
+        if not name.endswith(".py"):
+            if name not in STRATEGIES:
+                raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
+            return STRATEGIES[name]
+        if not text:
+            raise ValueError(f"expected the text of {name} with its name, got none")
+        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, text, mode=0o600)
+        return FileStrategy(path, name)
+
+    def used(self, strategy: Strategy) -> None:
+        """Know that a strategy is to decide from now on."""
+        if isinstance(strategy, FileStrategy):
+            self._used.add(strategy)
+
+    def end_unused(self, strategies: Collection[Strategy]) -> None:
+        """End the processes of all that were used but these."""
+        for each in self._used.difference(strategies):
+            self._used.remove(each)
+            each.close()
+
+
 def _seen(state: TaskState) -> TaskState:
     """Return what a strategy is told of a state."""
     if len(state.waiting) <= MOST_SEEN:
@@ -174,8 +220,8 @@ def main(path: str) -> None:
         try:
             choices = tuple(schedule(state))
             wrong = [each for each in choices if not isinstance(each, Choice)]
-            error = f"expected choices (Start, Enqueue, ...), got {wrong[0]!r}" if wrong else ""
-            _send(answers, _Answer(() if wrong else choices, error=error))
+            words = f"expected choices (Start, Enqueue, ...), got {wrong[0]!r}" if wrong else ""
+            _send(answers, _Answer(() if wrong else choices, error=words))
         except Exception as error:
             _send(answers, _Answer(error=f"it raised {error!r}"))
 

@@ -15,7 +15,6 @@ A job that waits for them goes first: until it has started, no task is given ano
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -45,12 +44,11 @@ from rms.core.tasks.model import (
 from rms.core.tasks.record import Ran, StrategySet
 from rms.core.tasks.scheduler import Strategy, TaskError
 from rms.core.tasks.state import OTHERS
-from rms.core.tasks.strategies import STRATEGIES, ShortTerm
+from rms.core.tasks.strategies import ShortTerm
 from rms.daemon.context import Context, Handle
-from rms.daemon.strategies import FileStrategy
+from rms.daemon.strategies import FileStrategy, StrategyFiles
 from rms.daemon.task_record import TaskRecord
 from rms.wire import tasks as wire
-from rms.wire.files import write_whole
 from rms.wire.users import TaskRow
 
 LINGER_S = 0.5
@@ -73,6 +71,7 @@ class Tasks:
 
     Attributes:
         scheduler: decides where they run.
+        files: strategies of users.
         record: what happened to them.
         follow: the engine of jobs has changed.
     """
@@ -84,8 +83,7 @@ class Tasks:
         self.scheduler = TaskScheduler(devices, ShortTerm(), self._say)
         self.record = TaskRecord(context, self.scheduler)
         self._refusal = ""
-        self._files: dict[FileStrategy, Path] = {}
-        self._folder = context.launcher.state / "strategies"
+        self.files = StrategyFiles(context.launcher.state / "strategies")
         self._links: dict[int, Link] = {}
         self._owners = self._numbers = 0
         self._of: dict[TaskId, tuple[Link, int]] = {}
@@ -114,7 +112,7 @@ class Tasks:
             self._hold(need)
         elif any(lent[unit] for unit in idle):
             self._hold({**need, **idle})  # from here on they draw what idle nodes do
-        self._end_unused()
+        self.files.end_unused(self.scheduler.strategies)
         wake_s = self.scheduler.wake_s
         if wake_s is not None and now >= wake_s:
             self._feed(Woken(now))
@@ -132,51 +130,21 @@ class Tasks:
         now, scheduler = self.context.now(), self.scheduler
         if strategy is not None:
             self._refusal = ""
+            self.files.used(strategy)
             scheduler.swap(strategy)
         self._feed(Woken(now) if governor is None else GovernorSet(now, governor))
         self.record.note(StrategySet(now, scheduler.strategy.name))
-        self._end_unused()
+        self.files.end_unused(scheduler.strategies)
         found = {"name": scheduler.strategy.name, "governor": str(scheduler.state.governor)}
         if isinstance(scheduler.strategy, FileStrategy):
-            found["file"] = str(self._files[scheduler.strategy])
+            found["file"] = str(scheduler.strategy.path)
         self.context.journal.note("strategy", found)
         if strategy not in (None, scheduler.strategy):
             raise ValueError(self._refusal)
 
-    def _end_unused(self) -> None:
-        """End the processes of strategies that will decide no more."""
-        for each in set(self._files) - set(self.scheduler.strategies):
-            del self._files[each]
-            each.close()
-
     def _say(self, words: str) -> None:
         self._refusal = words
         self.context.say(words)
-
-    def load(self, name: str, text: str) -> Strategy:
-        """Return a shipped strategy, or that of a file, whose process is started.
-
-        Args:
-            text: of the file, which its user has read; a copy is kept in the daemon's folder.
-
-        Raises:
-            ValueError: there is none of that name, or it cannot be loaded.
-        """
-        if not name.endswith(".py"):
-            if name not in STRATEGIES:
-                raise ValueError(f"expected a strategy of {', '.join(STRATEGIES)}, got {name!r}")
-            return STRATEGIES[name]
-        if not text:
-            raise ValueError(f"expected the text of {name} with its name, got none")
-        path = self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.py"
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, text, mode=0o600)
-        return self._start(path, name)
-
-    def _start(self, path: Path, name: str) -> FileStrategy:
-        found = FileStrategy(path, name)
-        self._files[found] = path
-        return found
 
     def restore(self) -> None:
         """Use the strategy and the governor of the daemon before."""
@@ -186,16 +154,14 @@ class Tasks:
         try:
             name = found["name"]
             file = found.get("file", name if name.endswith(".py") else "")  # of before: its own
-            strategy = self._start(Path(file), name) if file else self.load(name, "")
+            strategy = FileStrategy(Path(file), name) if file else self.files.load(name, "")
             self.use(strategy, Governor(found["governor"]))
         except ValueError as error:
             self.context.say(f"strategy {self.scheduler.strategy.name} instead: {error}")
 
     def close(self) -> None:
         """End the processes of strategies."""
-        for each in self._files:
-            each.close()
-        self._files.clear()
+        self.files.end_unused(())
         self.record.enter()
 
     def rows(self) -> list[TaskRow]:
