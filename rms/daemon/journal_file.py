@@ -26,7 +26,7 @@ import msgspec
 FORMAT = 5
 READ = (3, 4, FORMAT)
 """Formats that are read: 3 (version 0.1.0) has fewer kinds of events, and no energy; 4 has no
-checksums."""
+checksums, and does not say whose tasks hold nodes."""
 
 KEPT = ("mark", "next")
 """Notes that are kept beside the journal too: whose processes are its own, and the next job's
