@@ -263,6 +263,11 @@ class Daemon:
             again = self.launcher.requeue_on_shutdown and job.note["requeue"]
             self.scripts.cancel(job, REQUEUED if again else "CANCELLED")
 
+    def hurry(self) -> None:
+        """Give jobs that were asked to end no more time for it."""
+        for job_id in self.context.state.running:
+            self.jobs[job_id].kill_at = 0.0
+
     # --- what jobs say -----------------------------------------------------------------------
 
     def poll(self, job_id: JobId, poll: Poll) -> ResizeRequest | None:

@@ -207,6 +207,7 @@ def adopt(daemon: Daemon) -> None:
             if script is None:
                 daemon.scripts.start(job, running.nodes)
                 daemon.say(f"job {job_id}: started now, as decided before the restart")
+                _go_on_ending(daemon, job)  # it may have been submitted to Slurm before
                 continue
             job.script = script
             if not script.started:
@@ -243,7 +244,13 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
     if job.launch_count:
         daemon.worlds.enter_worlds(job, job.launch_count - 1)
     daemon.worlds.resize(job, Adopted())
-    if ending:
+    _go_on_ending(daemon, job)
+
+
+def _go_on_ending(daemon: Daemon, job: JobRuntime) -> None:
+    """Tell a job again to end that was told to before the restart."""
+    ending = noted(daemon.journal, "ending", job.id)
+    if ending and job.script is not None:
         job.ending, job.kill_at = ending["state"], ending["kill_at"]
         daemon.scripts.terminate(job)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import secrets
 import signal
@@ -33,6 +34,9 @@ from rms.formats.prices import Prices
 from rms.launch.base import Engine
 from rms.launch.power import PowerCommands
 from rms.wire.users import PowerCap
+
+HURRY_S = 5.0
+"""How long a daemon that is told twice to stop waits for jobs that it has killed."""
 
 
 @dataclass(frozen=True)
@@ -173,31 +177,63 @@ def _server(routes: Routes) -> uvicorn.Server:
     return server
 
 
-def _stop_on_signals() -> asyncio.Event:
-    """Return what is set when the daemon is told to stop.
+@dataclass
+class _Stopping:
+    """Whether the daemon is told to stop, and whether by a second signal: then it ends soon."""
+
+    told: bool = False
+    again: bool = False
+    _signalled: bool = False
+
+    def signal(self) -> None:
+        self.told, self.again, self._signalled = True, self._signalled, True
+
+    def set(self) -> None:
+        self.told = True
+
+
+def _stop_on_signals() -> _Stopping:
+    """Return what knows when the daemon is told to stop.
 
     The last two signals are what users have Slurm send before the end (--signal).
     """
-    stopping, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    stopping, loop = _Stopping(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopping.signal)
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, stopping.set)
     return stopping
 
 
-async def _watch(daemon: Daemon, stopping: asyncio.Event, parent: int | None) -> None:
-    """Let the daemon look at its processes until it is told to stop and all jobs are over."""
-    ending = False
+async def _watch(daemon: Daemon, stopping: _Stopping, parent: int | None) -> None:
+    """Let the daemon look at its processes until it is told to stop and all jobs are over.
+
+    Told again, it kills what is left, and does not wait for what cannot be killed: jobs of a Slurm
+    that does not answer are left to the next daemon.
+    """
+    ending, until_s, trouble = False, math.inf, ""
     while not (ending and daemon.idle):
-        daemon.watch()
+        try:
+            daemon.watch()
+        except Exception as error:  # what is wrong with one look is not wrong with the next
+            if trouble != (trouble := f"{type(error).__name__}: {error}"):
+                daemon.say(f"looking at processes: {trouble}")
         if parent is not None and os.getppid() != parent:
             stopping.set()
         reason = "" if ending else daemon.launcher.shutdown_reason()
         if reason:
             daemon.say(reason)
             stopping.set()
-        if stopping.is_set() and not ending:
+        if stopping.told and not ending:
             ending = True
             daemon.stop()
+        if stopping.again and until_s == math.inf:
+            until_s = time.monotonic() + HURRY_S
+            daemon.hurry()
+        if time.monotonic() > until_s:
+            left = ", ".join(daemon.context.state.running)
+            daemon.say(f"told to stop again: left to the next daemon: {left}")
+            break
         await asyncio.sleep(WATCH_S)
 
 

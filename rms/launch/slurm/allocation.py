@@ -82,7 +82,7 @@ class Allocation:
             asked, self._asked = self._asked, None
             try:
                 self.snapshot, self.silent = asked.result(), False
-            except (SlurmError, OutputError):
+            except Exception:  # of Slurm, or of what it prints: asked again in any case
                 self.silent = True
         now = time.monotonic()
         if self._asked is None and now >= self._next_s:
@@ -120,9 +120,8 @@ class Allocation:
         """
         until = time.monotonic() + PATIENCE_S
         while not self.slurm.ping():
-            if time.monotonic() > until:
+            if time.monotonic() > until or self._executor.closing.wait(ASK_AGAIN_S):
                 return ""
-            time.sleep(ASK_AGAIN_S)
         try:
             details = self.slurm.job(self.number)
             if details.state in OVER:

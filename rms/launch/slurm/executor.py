@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from threading import Event, Lock
 from typing import TypeVar
 
 from rms.launch.slurm.commands import Slurm
@@ -42,10 +42,14 @@ class RateLimiter:
 
 
 class Executor:
-    """Commands under way; several at once."""
+    """Commands under way; several at once.
+
+    Attributes:
+        closing: set when the daemon ends: who waits for a controller that is away waits no longer.
+    """
 
     def __init__(self, slurm: Slurm, threads: int = THREADS) -> None:
-        self.slurm, self.rate_limiter = slurm, RateLimiter()
+        self.slurm, self.rate_limiter, self.closing = slurm, RateLimiter(), Event()
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="slurm")
 
     def ask(self, what: Callable[[], Answer]) -> Future[Answer]:
@@ -53,5 +57,6 @@ class Executor:
         return self._threads.submit(what)
 
     def close(self) -> None:
-        """Let what is under way end; take nothing more."""
+        """Let commands that are under way end; take nothing more, and try nothing again."""
+        self.closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)

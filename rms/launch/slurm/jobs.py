@@ -137,7 +137,7 @@ class JobsLauncher(SlurmLauncher):
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
-            child.save()  # at once: the one before must not be taken for this one
+            child.keep()  # at once: the one before must not be taken for this one
         call = SubmitCall(
             self._arguments(child, own, launch),
             {
@@ -148,8 +148,8 @@ class JobsLauncher(SlurmLauncher):
             launch.output.parent,
             maybe_submitted,
         )
-        slurm = self.executor.slurm
-        child.submission = self.executor.ask(lambda: submit(slurm, child, call))
+        executor = self.executor
+        child.submission = executor.ask(lambda: submit(executor, child, call))
         self._past.pop(job, None)
         self._cancelled_s.pop(job, None)
         return child

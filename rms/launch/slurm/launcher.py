@@ -50,9 +50,11 @@ class SlurmLauncher(LocalLauncher):
         until = time.monotonic() + POLL_BUDGET_S
         for _ in range(len(self._polled)):
             process = self._polled.popleft()
-            process.poll()
-            if process.status() is None:
-                self._polled.append(process)
+            try:
+                process.poll()
+            finally:  # one that fails is looked at again
+                if process.status() is None:
+                    self._polled.append(process)
             if time.monotonic() > until:
                 break
 
@@ -144,7 +146,7 @@ class SlurmLauncher(LocalLauncher):
             self._worlds.pop(known).abandoned = True
         super().kill(job, launch)
         if allocation is not None and not asked:
-            slurm = self.executor.slurm
-            self._ending[name] = self.executor.ask(
-                lambda: end_steps(slurm, allocation, name, END_PATIENCE_S)
+            executor = self.executor
+            self._ending[name] = executor.ask(
+                lambda: end_steps(executor, allocation, name, END_PATIENCE_S)
             )

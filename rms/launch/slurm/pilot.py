@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,8 +111,8 @@ class PilotLauncher(SlurmLauncher):
     def close(self) -> None:
         """End the meters; wait for what was asked of Slurm."""
         if any([self._meters.close(), self._clocks_steps.close()]):
-            slurm, name = self.executor.slurm, self.name(self._meter_name)
-            self.executor.ask(lambda: end_steps(slurm, self.within, name, PROBE_S))
+            executor, name = self.executor, self.name(self._meter_name)
+            executor.ask(lambda: end_steps(executor, self.within, name, PROBE_S))
         self._allocation.close()
         self.executor.close()
 
@@ -179,7 +180,7 @@ class PilotLauncher(SlurmLauncher):
         """Ask whether a job died of its nodes, or its steps were cancelled by a user."""
         name = self.name(job)
         asked = self.executor.ask(lambda: self._allocation.diagnose(name, hosts))
-        return lambda: asked.result() if asked.done() else None
+        return lambda: _told(asked) if asked.done() else None
 
     # --- scripts -----------------------------------------------------------------------------
 
@@ -285,3 +286,8 @@ class PilotLauncher(SlurmLauncher):
         """End whatever is left of a job or launch at once, here and on its nodes."""
         self._allocation.killed.add(self.name(job, launch))
         super().kill(job, launch)
+
+
+def _told(asked: Future[str]) -> str:
+    """Return a diagnosis, "" where none could be made."""
+    return "" if asked.exception() is not None else asked.result()

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
-from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.commands import Slurm
 from rms.launch.slurm.executor import Executor
-from rms.launch.slurm.output import OutputError, QueuedJob
+from rms.launch.slurm.output import QueuedJob
 from rms.launch.slurm.site import UNFIT
 
 HOLDING = "RUNNING,COMPLETING,SUSPENDED,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
@@ -94,8 +94,8 @@ class QueuePoller:
                 self._next_s = found.begun_s
                 lasting, self._hidden = found.hidden & self._hidden, found.hidden
                 found = replace(found, unavailable=found.unavailable | lasting)
-            except (SlurmError, OutputError) as error:
-                self.trouble = str(error)
+            except Exception as error:  # of Slurm, or of what it prints: asked again in any case
+                self.trouble = str(error) or type(error).__name__
                 self._next_s = now + AWAY_S - CALM_S
         due_s = self._next_s + max(
             CALM_S if self.trouble or not urgent else URGENT_S, self._pause_s

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.executor import Executor
-from rms.launch.slurm.output import JobDetails, OutputError
+from rms.launch.slurm.output import JobDetails
 
 DONOR = "rms-donor"
 LATER_S = 8.0
@@ -122,10 +122,10 @@ class Retried:
         asked, self._asked = self._asked, None
         try:
             return Outcome(asked.result())
-        except (SlurmError, OutputError) as error:
+        except Exception as error:  # of Slurm, or of what it prints
             return self._refused(error, now)
 
-    def _refused(self, error: SlurmError | OutputError, now: float) -> Outcome | None:
+    def _refused(self, error: Exception, now: float) -> Outcome | None:
         meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
         if meaning is Meaning.GONE and not self._give_up:
             return Outcome()

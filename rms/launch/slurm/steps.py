@@ -17,7 +17,8 @@ from pathlib import Path
 
 from rms.launch.base import NODES_LOST, LaunchError, ManagedProcess, PendingCall
 from rms.launch.processes import alive, has_live_children
-from rms.launch.slurm.commands import Slurm, SlurmError
+from rms.launch.slurm.commands import SlurmError
+from rms.launch.slurm.executor import Executor
 
 POLL_S = 0.5
 """Time between two checks of a process, or of a step that is being ended."""
@@ -151,7 +152,11 @@ class ScriptStep(ManagedProcess):
         if self.abandoned:
             self.end_state, self._code = NODES_LOST, 1
         elif self.may_begin():
-            self.process, self.begin = begin(), None
+            try:
+                self.process, self.begin = begin(), None
+            except LaunchError as error:
+                self.end_reason, self._code = str(error), 1
+                return
             self.pid = self.process.pid
 
     def _status_of_running(self) -> int | None:
@@ -200,9 +205,12 @@ def step_on_each(
     ]
 
 
-def end_steps(slurm: Slurm, allocation: int, name: str, patience_s: float) -> None:
-    """End all steps of an allocation that are called so, and wait until they are gone."""
-    until = time.monotonic() + patience_s
+def end_steps(executor: Executor, allocation: int, name: str, patience_s: float) -> None:
+    """End all steps of an allocation that are called so, and wait until they are gone.
+
+    Where the daemon ends meanwhile they are told to, and no more is waited.
+    """
+    slurm, until = executor.slurm, time.monotonic() + patience_s
     while time.monotonic() < until:
         try:
             left = [step for step, called in slurm.steps(allocation) if is_part_of(called, name)]
@@ -211,7 +219,8 @@ def end_steps(slurm: Slurm, allocation: int, name: str, patience_s: float) -> No
             slurm.end_steps(left)
         except SlurmError:
             pass  # the controller is away; the step's own srun is dead in any case
-        time.sleep(POLL_S)
+        if executor.closing.wait(POLL_S):
+            return
 
 
 def is_part_of(step: str, name: str) -> bool:

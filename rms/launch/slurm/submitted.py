@@ -6,6 +6,7 @@ answered, so that a job is submitted once whatever happens in between: its name 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -18,7 +19,8 @@ import msgspec
 
 from rms.launch.base import NODES_LOST, ManagedProcess
 from rms.launch.local import KEEP_STATUS
-from rms.launch.slurm.commands import Meaning, Slurm, SlurmError
+from rms.launch.slurm.commands import Meaning, SlurmError
+from rms.launch.slurm.executor import Executor
 from rms.wire.files import write_whole
 
 SLURM_NUMBER_VARIABLE = "RMS_SLURM_JOB_ID"
@@ -96,6 +98,7 @@ class SlurmJob(ManagedProcess):
         finished: whether Slurm is done with it.
         wait_reason: Slurm's reason why it waits, "" where it does not.
         energy_j: Slurm's own measurement, once it was asked for.
+        unsaved: whether its record could not be written, and is to be.
     """
 
     name: str
@@ -114,6 +117,7 @@ class SlurmJob(ManagedProcess):
     finished: bool = False
     wait_reason: str = ""
     energy_j: Future[float] | None = None
+    unsaved: bool = False
 
     def status(self) -> int | None:
         """Return the script's status once Slurm is done with the job."""
@@ -135,10 +139,21 @@ class SlurmJob(ManagedProcess):
         """The nodes that it is known to have."""
         return self.record.held[-1][1] if self.record.held else ()
 
+    def keep(self) -> None:
+        """Write its record; on a full disk later."""
+        self.unsaved = True
+        with contextlib.suppress(OSError):
+            self.save()
+
     def save(self) -> None:
-        """Write its record."""
+        """Write its record.
+
+        Raises:
+            OSError: it cannot be.
+        """
         self.record_file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self.record_file, msgspec.json.encode(self.record))
+        self.unsaved = False
 
     def enter_nodes(self, hosts: Sequence[str], at_s: float | None = None) -> None:
         """Enter which nodes it has, since when Slurm says; now for None."""
@@ -146,10 +161,10 @@ class SlurmJob(ManagedProcess):
         if self.finished and now:  # known late: what it had at its end
             if len(held) > 1 and held[-2][1] != now and at_s is not None:
                 held.insert(-1, (at_s, now))
-                self.save()
+                self.keep()
         elif self.held != now:
             held.append((time.time() if at_s is None else at_s, now))
-            self.save()
+            self.keep()
 
     def end(self, state: str) -> None:
         """Enter that Slurm is done with it."""
@@ -180,16 +195,17 @@ class SubmitCall:
     maybe_submitted: bool
 
 
-def submit(slurm: Slurm, job: SlurmJob, call: SubmitCall) -> int:
+def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
     """Submit a job unless it has been; on a thread. Slurm that is away is asked again.
 
     Returns:
         Its number in Slurm; 0 where it was asked to end before.
 
     Raises:
-        SlurmError: refused, or its record could not be written.
+        SlurmError: refused, or its record could not be written, or the daemon ends: its record
+            stays open, and the next daemon looks for it first.
     """
-    record, search = job.record, call.maybe_submitted
+    slurm, record, search = executor.slurm, job.record, call.maybe_submitted
     try:
         if not search and job.status_file is not None:
             job.status_file.unlink(missing_ok=True)
@@ -213,5 +229,6 @@ def submit(slurm: Slurm, job: SlurmJob, call: SubmitCall) -> int:
         except SlurmError as error:
             if error.meaning is not Meaning.UNREACHABLE:
                 raise
+            if executor.closing.wait(SUBMIT_AGAIN_S):
+                raise
         search = True
-        time.sleep(SUBMIT_AGAIN_S)

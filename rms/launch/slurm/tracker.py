@@ -68,6 +68,9 @@ class JobTracker:
         now = time.monotonic()
         if now >= self._checked_s + CHECK_S:
             self._checked_s, few = now, len(live) <= FEW
+            for job in self.jobs.values():
+                if job.unsaved:
+                    job.keep()
             self._urgent = bool(self.resizes) or any(
                 not job.started or job.end_requested or (few and job.written_status() is not None)
                 for job in live
@@ -127,21 +130,21 @@ class JobTracker:
         submission, job.submission = job.submission, None
         try:
             number = submission.result()
-        except SlurmError as error:
-            job.finished, job.end_reason = True, str(error)
-            if error.meaning is Meaning.LATER:
+        except Exception as error:
+            job.finished, job.end_reason = True, str(error) or type(error).__name__
+            if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
                 self._give_up(job)
             return
         if not number:  # asked to end before it was submitted
             job.finished = True
             return
         job.record.number, job.known_s = number, time.monotonic()
-        job.save()
+        job.keep()
 
     def _give_up(self, job: SlurmJob) -> None:
         """Let a job that did not get its nodes be requeued; keep others off them for a while."""
         job.end_state, job.record.closed = NODES_LOST, True
-        job.save()
+        job.keep()
         until_s = time.monotonic() + CONTESTED_S
         self.contested.update(dict.fromkeys(job.hosts, until_s))
 
@@ -194,7 +197,7 @@ class JobTracker:
             job.enter_nodes(())
         if job.end_state == NODES_LOST:
             job.record.closed = True
-            job.save()
+            job.keep()
         if self.measures:
             self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
 

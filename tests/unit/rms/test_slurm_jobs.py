@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from rms.launch.slurm import resizing
+from rms.launch.slurm import poller, resizing, submitted
 from rms.launch.slurm.commands import CommandResult, Meaning, Slurm, SlurmError
 from rms.launch.slurm.executor import Executor, RateLimiter
 from rms.launch.slurm.jobs import JobsLauncher
-from rms.launch.slurm.output import JobDetails
+from rms.launch.slurm.output import JobDetails, QueuedJob
 from rms.launch.slurm.pilot import PilotLauncher
-from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord
+from rms.launch.slurm.poller import QueueSnapshot
+from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord, SubmitCall, submit
 from rms.launch.slurm.tracker import JobTracker
 from rms.wire.users import SlurmRow
 
@@ -203,3 +206,74 @@ def test_a_change_that_fails_gives_its_turn_back() -> None:
         raise ValueError("refused")
     with limiter:
         pass
+
+
+# --- faults stay with the job, or the question, that they belong to -----------------------------
+
+
+class Away(Slurm):
+    """A site whose controller does not answer."""
+
+    asked = 0
+
+    def submit(self, *arguments: str, **_: object) -> int:
+        raise SlurmError("Unable to contact slurm controller", Meaning.UNREACHABLE)
+
+    def jobs(self, *arguments: str) -> list[QueuedJob]:
+        Away.asked += 1
+        raise SlurmError("Unable to contact slurm controller", Meaning.UNREACHABLE)
+
+
+def test_a_submission_ends_with_the_daemon_and_the_next_one_looks_for_it(tmp_path: Path) -> None:
+    executor, job = Executor(Away({}, "nobody")), slurm_job(tmp_path)
+    job.submission = executor.ask(lambda: submit(executor, job, SubmitCall([], {}, tmp_path, True)))
+    deadline = time.monotonic() + 120
+    while not Away.asked:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    executor.close()  # it waits for all threads
+    assert job.submission.done() and job.number is None
+    left = SubmissionRecord.read(job.record_file)
+    assert left is not None and left.open
+
+
+def test_an_answer_of_no_use_ends_its_own_job(tmp_path: Path, executor: Executor) -> None:
+    tracker, (wrong, right) = JobTracker(executor), (slurm_job(tmp_path), slurm_job(tmp_path))
+    tracker.jobs = {"1": wrong, "2": right}
+    wrong.submission, right.submission = Future(), Future()
+    wrong.submission.set_exception(KeyError("JobId"))
+    right.submission.set_result(7)
+    tracker.take_answers()
+    assert (wrong.finished, wrong.end_reason, wrong.status()) == (True, "'JobId'", 1)
+    assert (right.finished, right.record.number) == (False, 7)
+
+
+def test_a_snapshot_of_no_use_is_asked_for_again(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take(*_: object) -> QueueSnapshot:
+        raise KeyError("jobs")
+
+    monkeypatch.setattr(poller, "take_snapshot", take)
+    found = poller.QueuePoller(executor, bool)
+    deadline = time.monotonic() + 120
+    while not found.trouble:
+        assert found.poll(urgent=True) is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    assert found.trouble == "'jobs'"
+
+
+def test_a_record_that_finds_no_room_is_written_later(
+    tmp_path: Path, executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tracker, job = JobTracker(executor), slurm_job(tmp_path)
+    tracker.jobs["1"], job.submission = job, Future()
+    job.submission.set_result(7)
+    with monkeypatch.context() as full:
+        full.setattr(submitted, "write_whole", Mock(side_effect=OSError("No space left")))
+        tracker.take_answers()
+    assert job.unsaved and not job.record_file.exists()
+    tracker._checked_s = 0.0
+    tracker.take_answers()
+    left = SubmissionRecord.read(job.record_file)
+    assert left is not None and left.number == 7 and not job.unsaved

@@ -18,7 +18,7 @@ from rms.daemon.instructions import KillLaunch
 from rms.daemon.jobs import JobRuntime, PendingResize
 from rms.daemon.resize import ResizeMachine
 from rms.daemon.worlds import Worlds
-from rms.launch.base import ManagedProcess
+from rms.launch.base import LaunchError, ManagedProcess
 from rms.launch.slurm import steps
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.launcher import SlurmLauncher
@@ -207,6 +207,14 @@ def test_a_script_waits_for_the_controller(tmp_path: Path) -> None:
     may[0] = True
     assert polled(found) is None and found.started
     assert ended(found) == 4 and found.end_state == ""
+
+
+def test_one_that_cannot_be_started_says_why(tmp_path: Path) -> None:
+    def begin() -> Any:
+        raise LaunchError("could not start srun: Too many open files")
+
+    found = ScriptStep(0, None, tmp_path / "status", begin, None, lambda: True)
+    assert polled(found) == 1 and found.end_reason.endswith("Too many open files")
 
 
 def test_one_that_never_waits_any_more(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""A daemon that is told to stop: once, twice, and while every look at its processes fails."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rms.daemon import serve
+from rms.daemon.daemon import Daemon
+
+
+class Stuck:
+    """A daemon one of whose jobs never ends, and whose looks fail as they are told to."""
+
+    def __init__(self, *faults: Exception) -> None:
+        self.said, self.told, self._faults = list[str](), list[str](), list(faults)
+        self.idle, self.say = False, self.said.append
+        self.launcher = SimpleNamespace(shutdown_reason=lambda: "")
+        self.context = SimpleNamespace(state=SimpleNamespace(running={"7": None}))
+        self.stopping = serve._Stopping()
+
+    def watch(self) -> None:
+        if self._faults:
+            raise self._faults.pop()
+        self.stopping.signal()
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    def hurry(self) -> None:
+        self.told.append("hurry")
+
+    def run(self) -> None:
+        watching = serve._watch(cast(Daemon, cast(Any, self)), self.stopping, None)
+        asyncio.run(asyncio.wait_for(watching, 120.0))
+
+
+def test_told_twice_it_leaves_to_the_next_what_cannot_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve, "HURRY_S", 0.0)
+    stuck = Stuck()
+    stuck.run()
+    assert stuck.told == ["stop", "hurry"]
+    assert stuck.said == ["told to stop again: left to the next daemon: 7"]
+
+
+def test_a_look_that_fails_is_said_once_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "HURRY_S", 0.0)
+    stuck = Stuck(
+        KeyError("x"), OSError(24, "Too many open files"), OSError(24, "Too many open files")
+    )
+    stuck.run()
+    assert stuck.said[:2] == [
+        "looking at processes: OSError: [Errno 24] Too many open files",
+        "looking at processes: KeyError: 'x'",
+    ]
+    assert len(stuck.said) == 3
