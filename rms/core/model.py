@@ -7,7 +7,7 @@ A job's progress is the integral of its present rate, so a rate may change while
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -125,6 +125,9 @@ LAW_SEEN_S = 30.0
 """How long a job without a table is to be seen at a size before that tells what nodes bring it: on
 less, noise would decide whether it is ever widened."""
 
+_NEVER_SEEN: Mapping[int, tuple[int, float]] = {}
+"""One for all jobs that tell of no steps, of which there may be a million."""
+
 
 @dataclass(slots=True)
 class Job:
@@ -175,7 +178,7 @@ class Job:
     rate: float = 0.0
     since_s: float = 0.0
     resize_count: int = 0
-    seen: dict[int, tuple[int, float]] = field(default_factory=dict)
+    seen: Mapping[int, tuple[int, float]] = field(default_factory=lambda: _NEVER_SEEN)
     speedup: Speedup | None = None
     above_w: float = 0.0
     no_wider_before_s: float = -inf
@@ -236,7 +239,8 @@ class Job:
     def stepped(self, steps: int, span_s: float, step: int, total: int, now: float) -> None:
         """Take in that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
         before, so_far_s = self.seen.get(self.size, (0, 0.0))
-        self.seen[self.size] = before + steps, so_far_s + span_s / self.stretch
+        now_seen = before + steps, so_far_s + span_s / self.stretch
+        self.seen = {**self.seen, self.size: now_seen}
         least_s = LAW_SEEN_S if self.spec.speedup is None else 0.0
         seen_s = {
             n: total * seconds / made

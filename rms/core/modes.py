@@ -19,22 +19,25 @@ def sort_key(job_id: str) -> tuple[int, int]:
 
 
 class Mode(StrEnum):
-    """What a job allows (Iserte & Rojek, section 3)."""
+    """What a job allows (Iserte & Rojek, section 3).
+
+    Attributes:
+        any_start: the job may start at another size than its preferred one.
+        resizable: the job may be resized while it runs.
+    """
+
+    any_start: bool
+    resizable: bool
+
+    def __init__(self, value: str) -> None:
+        # Plain attributes: asked for at every event.
+        self.any_start = value in ("moldable", "flexible")
+        self.resizable = value in ("malleable", "flexible")
 
     FIXED = "fixed"
     MOLDABLE = "moldable"
     MALLEABLE = "malleable"
     FLEXIBLE = "flexible"
-
-    @property
-    def any_start(self) -> bool:
-        """Whether the job may start at another size than its preferred one."""
-        return self in (Mode.MOLDABLE, Mode.FLEXIBLE)
-
-    @property
-    def resizable(self) -> bool:
-        """Whether the job may be resized while it runs."""
-        return self in (Mode.MALLEABLE, Mode.FLEXIBLE)
 
 
 class JobState(StrEnum):

@@ -50,7 +50,7 @@ class State:
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
-        arrays: how many jobs wait or run, by the name of their array.
+        arrays: how many jobs of each array wait or run, by its name.
         shrinkable: running jobs that may be shrunk now, by expected end.
         expandable: running jobs that may be expanded now, by the time until which the next size
             saves more than the resize costs: what no longer pays is at the front and is skipped.
@@ -114,7 +114,7 @@ class State:
     least_slots: int = field(default=1, compare=False)
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
-    arrays: dict[str | None, int] = field(default_factory=dict, compare=False)
+    arrays: dict[str, int] = field(default_factory=dict, compare=False)
     settable_frequencies: bool = True
     clocked: bool = field(default=False, compare=False)
     pools: Pools | None = field(default=None, compare=False)
@@ -205,7 +205,8 @@ class State:
     @property
     def one_array(self) -> bool:
         """Whether all jobs there are belong to one array."""
-        return len(self.arrays) == 1 and None not in self.arrays
+        there = len(self.pending) + len(self.running)
+        return len(self.arrays) == 1 and sum(self.arrays.values()) == there
 
     def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
         """Let nodes have these frequencies from now on."""
@@ -230,6 +231,8 @@ class State:
     def count_array(self, job: Job, more: int) -> None:
         """Enter that a job came or went."""
         array = job.spec.array
+        if array is None:
+            return
         left = self.arrays.get(array, 0) + more
         if left:
             self.arrays[array] = left
@@ -250,18 +253,20 @@ class State:
         else:
             self.pending[job.spec.id] = job
             self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
+        if job.spec.array is not None:
+            self.count_array(job, 1)
         if job.spec.array_limit is not None:
             self.array_limited += 1
-        self.count_array(job, 1)
         for key, queue in self._queues.items():
             insort(queue, (key(job), job.number, job))
 
     def dequeue(self, job_id: JobId) -> Job:
         """Take a job out of the queue."""
         job = self.pending.pop(job_id)
+        if job.spec.array is not None:
+            self.count_array(job, -1)
         if job.spec.array_limit is not None:
             self.array_limited -= 1
-        self.count_array(job, -1)
         for key, queue in self._queues.items():
             _remove(queue, key(job), job)
         return job
@@ -325,10 +330,12 @@ class State:
     def index_running(self, job: Job) -> None:
         """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
-        if spec.limit_s is not None and not self.exact:
+        limit_s = spec.limit_s
+        if limit_s is not None and not self.exact:
             if (spec.speedup is None or not job.resize_count) and job.stretch == 1.0:
                 since = self.now_s if job.start_s is None else job.start_s
-                end = since + spec.expected_s(job.size) * job.slowdown
+                span_s = limit_s if spec.speedup is None else spec.expected_s(job.size)
+                end = since + span_s * job.slowdown
             else:
                 left = job.remaining_share(self.now_s) * job.stretch
                 end = self.now_s + left * spec.expected_s(job.size)
@@ -337,7 +344,7 @@ class State:
             end = inf if left_s is None else self.now_s + left_s * job.slowdown
         job.expected_end_s = end
         insort(self.ends, (end, job.number, job))
-        if job.resizable_now:
+        if job.at_resize_point and job.resizable_now:
             sizes = spec.sizes()
             if job.size > sizes[0]:
                 insort(self.shrinkable, (end, job.number, job))

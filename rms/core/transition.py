@@ -48,6 +48,10 @@ NARROW_S = 60.0
 """How long a job that was shrunk for a power cap is not widened again."""
 
 
+_OVER = {str(state): state for state in JobState}
+"""Job states by name."""
+
+
 def apply(state: State, event: Event) -> None:
     """Change the state by what happened."""
     if event.at_s < state.now_s:
@@ -195,14 +199,15 @@ def _ended(state: State, event: Ended) -> None:
             job.progress_to(event.at_s)
             job.rate = 0.0
         job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
-    job.state, job.end_s = JobState(event.state), event.at_s
+    job.state, job.end_s, job.expected_end_s = _OVER[event.state], event.at_s, inf
     state.ended[event.job] = job
 
 
 def _release(state: State, job: Job) -> None:
     """Take a job from among the running ones, with all it holds."""
     del state.running[job.spec.id]
-    state.count_array(job, -1)
+    if job.spec.array is not None:
+        state.count_array(job, -1)
     state.unindex_running(job)
     state.free_count += job.size
     if job.requested_size is not None:
@@ -300,7 +305,8 @@ def take(state: State, decision: Decision) -> None:
             job.slowdown, job.frequencies = decision.slowdown, job.asked
         job.since_s = state.now_s
         state.running[decision.job] = job
-        state.count_array(job, 1)
+        if job.spec.array is not None:
+            state.count_array(job, 1)
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)

@@ -285,7 +285,9 @@ class Cluster(RuleBasedStateMachine):
             j.spec.array_limit is not None for j in state.pending.values()
         )
         there = (*state.running.values(), *state.pending.values())
-        assert state.arrays == Counter(job.spec.array for job in there)
+        named = Counter(job.spec.array for job in there if job.spec.array is not None)
+        assert state.arrays == named
+        assert state.one_array == (len({job.spec.array for job in there}) == 1 and bool(named))
         queue = [job.number for job in state.pending.values()]
         assert queue == sorted(queue)
         estimates = [(state.estimate(j), j.number) for j in state.pending.values()]

@@ -1,0 +1,114 @@
+"""EASY backfilling on counted processors and nothing else: what the engine is measured against.
+
+A plain loop over submissions and ends, by lists of numbers: no placement, no resizes, no power, no
+checks, no books, one policy. It starts every job when ``rms simulate --policy easy`` does on a
+trace of fixed jobs; ``scripts/bench/scheduling`` checks that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+
+class BareJob(NamedTuple):
+    """A job of a trace: when it comes, its processors, its run time, and the time it requests."""
+
+    submit_s: float
+    size: int
+    run_s: float
+    requested_s: float
+
+
+def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
+    """Return when each job starts.
+
+    Args:
+        jobs: rising in ``submit_s``; none wider than ``processors``.
+    """
+    found = [inf] * len(jobs)
+    free, arrived = processors, 0
+    waiting: list[int] = []  # numbers of jobs, in the order in which they came
+    running: list[tuple[float, int]] = []  # when they should end by what they requested, rising
+    ends: list[tuple[float, int, int]] = []  # a heap: when they do end, in the order of starts
+    begun = 0
+
+    def begin(number: int, now: float) -> None:
+        nonlocal free, begun
+        _, size, run_s, requested_s = jobs[number]
+        found[number] = now
+        free -= size
+        begun += 1
+        heappush(ends, (now + run_s, begun, number))
+        insort(running, (now + requested_s, number))
+
+    while arrived < len(jobs) or ends:
+        comes = arrived < len(jobs) and (not ends or jobs[arrived].submit_s <= ends[0][0])
+        if comes:
+            now, others = jobs[arrived].submit_s, [arrived]
+            waiting.append(arrived)
+            arrived += 1
+        else:
+            now, _, number = heappop(ends)
+            free += jobs[number].size
+            del running[bisect_left(running, (found[number] + jobs[number].requested_s, number))]
+        if not waiting:
+            continue
+        room, early = _room(jobs, running, free, now)
+        if not comes or early or len(waiting) == 1:
+            head = 0
+            while head < len(waiting) and jobs[waiting[head]].size <= room:
+                room -= jobs[waiting[head]].size
+                begin(waiting[head], now)
+                head += 1
+            del waiting[:head]
+            others = waiting[1:]
+        elif jobs[arrived - 1].size > room:
+            continue  # all others wait as they did before
+        if not others or room <= 0:
+            continue
+        shadow, extra = _reservation(jobs, running, free, jobs[waiting[0]].size, now)
+        for number in others:
+            _, size, _, requested_s = jobs[number]
+            if size > room:
+                continue
+            if now + requested_s > shadow:
+                if size > extra:
+                    continue
+                extra -= size
+            room -= size
+            begin(number, now)
+            del waiting[bisect_left(waiting, number)]
+            if room <= 0:
+                break
+    return found
+
+
+def _room(
+    jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, now: float
+) -> tuple[int, bool]:
+    """Return how many processors are free if all end that should by now, and whether any should."""
+    early = False
+    for end, number in running:
+        if end > now:
+            break
+        free += jobs[number].size
+        early = True
+    return free, early
+
+
+def _reservation(
+    jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, need: int, now: float
+) -> tuple[float, int]:
+    """Return when the first waiting job can start, and the processors it leaves free then."""
+    shadow = inf
+    for end, number in running:
+        if end > shadow:
+            break
+        free += jobs[number].size
+        if shadow == inf and free >= need:
+            shadow = max(end, now)
+    return shadow, free - need if shadow < inf else 0
