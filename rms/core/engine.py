@@ -50,9 +50,9 @@ class Engine:
         """Take in what happened; return what to do, already entered as requested."""
         self.apply(event)
         kind = type(event)
-        if kind in self._policy.triggers or kind is ResizeAsked:
+        if kind is ResizeAsked:
             return self.decide((event,))
-        return []
+        return self._pass((event,)) if kind in self._policy.triggers else []
 
     def apply(self, event: Event) -> None:
         """Take in what happened and decide nothing yet: more happens in the same instant."""
@@ -64,23 +64,31 @@ class Engine:
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
         """Return what to do after ``events``, which have just happened; entered as requested."""
-        state, policy = self.state, self._policy
+        last, policy = events[-1], self._policy
+        if type(last) is ResizeAsked:
+            decision = asked_for(self.state, last, policy)
+            self._enter(decision)
+            return [decision]
         triggers = policy.triggers
-        decisions: list[Decision]
-        if type(events[-1]) is ResizeAsked:
-            decisions = [asked_for(state, events[-1], policy)]
-        elif type(events[0]) in triggers or any(type(event) in triggers for event in events):
-            decisions = policy.decide(state, events)
-        else:
-            return []
+        if type(last) in triggers or any(type(event) in triggers for event in events):
+            return self._pass(events)
+        return []
+
+    def _pass(self, events: Sequence[Event]) -> list[Decision]:
+        """Let the policy decide on ``events``."""
+        state = self.state
+        decisions = self._policy.decide(state, events)
         for decision in decisions:
-            rules.check(state, decision, ahead=policy.ahead)
-            transition.take(state, decision)
-        if type(events[-1]) is not ResizeAsked:
-            state.needs_pass = False
-            state.new_jobs.clear()
-            state.reached_resize_point.clear()
+            self._enter(decision)
+        state.needs_pass = False
+        state.new_jobs.clear()
+        state.reached_resize_point.clear()
         return decisions
+
+    def _enter(self, decision: Decision) -> None:
+        """Enter a decision as requested, if it breaks no rule."""
+        rules.check(self.state, decision, ahead=self._policy.ahead)
+        transition.take(self.state, decision)
 
     def explain(self, job_id: JobId) -> Later | None:
         """Return why a job waits, None if it does not."""

@@ -251,8 +251,7 @@ class Ledger:
         if not (state.changed or self._rescaled or state.switched):
             return
         if len(state.changed) == 1 and not (self._rescaled or state.switched):  # most frequent
-            ((job_id, job),) = state.changed.items()
-            state.changed.clear()
+            job_id, job = state.changed.popitem()
             self._leave_job(job_id, at)
             self._enter_job(job, at)
             return
@@ -301,8 +300,8 @@ class Ledger:
             self.peak_w[node] = max(self.peak_w[node], watts)
 
     def _leave_job(self, job_id: JobId, at: float) -> None:
-        if job_id in self._powerless:
-            self._busy -= self._powerless.pop(job_id)
+        if size := self._powerless.pop(job_id, 0):
+            self._busy -= size
             return
         draw = self._draws.pop(job_id, None)
         if draw is not None:
@@ -312,7 +311,8 @@ class Ledger:
     def _enter_job(self, job: Job, at: float) -> None:
         job_id = job.spec.id
         if job.start_s is None or job.end_s is not None or job.size == 0:
-            self._shares.pop(job_id, None)
+            if self._shares:
+                self._shares.pop(job_id, None)
             return
         size = job.size + job.gain if job.resize_begun else job.size
         unknown = job.spec.speedup is None and job.spec.power_w is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
 import msgspec
@@ -125,9 +125,6 @@ LAW_SEEN_S = 30.0
 """How long a job without a table is to be seen at a size before that tells what nodes bring it: on
 less, noise would decide whether it is ever widened."""
 
-_NEVER_SEEN: Mapping[int, tuple[int, float]] = {}
-"""One for all jobs that tell of no steps, of which there may be a million."""
-
 
 @dataclass(slots=True)
 class Job:
@@ -149,7 +146,8 @@ class Job:
         pays_until_s: until when the next larger size saves more time than the resize costs.
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
         resize_count: how often it was resized so far.
-        seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``.
+        seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``; None
+            where it never was.
         speedup: what it is planned by: that of ``spec``, corrected by what was seen.
         above_w: what meters say it draws on each of its nodes above what is expected.
         no_wider_before_s: until when it is not widened, having been shrunk for a power cap.
@@ -178,7 +176,7 @@ class Job:
     rate: float = 0.0
     since_s: float = 0.0
     resize_count: int = 0
-    seen: Mapping[int, tuple[int, float]] = field(default_factory=lambda: _NEVER_SEEN)
+    seen: Mapping[int, tuple[int, float]] | None = None
     speedup: Speedup | None = None
     above_w: float = 0.0
     no_wider_before_s: float = -inf
@@ -238,9 +236,9 @@ class Job:
 
     def stepped(self, steps: int, span_s: float, step: int, total: int, now: float) -> None:
         """Take in that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
-        before, so_far_s = self.seen.get(self.size, (0, 0.0))
-        now_seen = before + steps, so_far_s + span_s / self.stretch
-        self.seen = {**self.seen, self.size: now_seen}
+        seen = self.seen or {}
+        before, so_far_s = seen.get(self.size, (0, 0.0))
+        self.seen = {**seen, self.size: (before + steps, so_far_s + span_s / self.stretch)}
         least_s = LAW_SEEN_S if self.spec.speedup is None else 0.0
         seen_s = {
             n: total * seconds / made

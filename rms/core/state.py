@@ -257,8 +257,9 @@ class State:
             self.count_array(job, 1)
         if job.spec.array_limit is not None:
             self.array_limited += 1
-        for key, queue in self._queues.items():
-            insort(queue, (key(job), job.number, job))
+        if self._queues:
+            for key, queue in self._queues.items():
+                insort(queue, (key(job), job.number, job))
 
     def dequeue(self, job_id: JobId) -> Job:
         """Take a job out of the queue."""
@@ -267,8 +268,9 @@ class State:
             self.count_array(job, -1)
         if job.spec.array_limit is not None:
             self.array_limited -= 1
-        for key, queue in self._queues.items():
-            _remove(queue, key(job), job)
+        if self._queues:
+            for key, queue in self._queues.items():
+                _remove(queue, key(job), job)
         return job
 
     def take(self, nodes: tuple[Node, ...]) -> None:

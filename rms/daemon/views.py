@@ -66,7 +66,7 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         output=known.note.get("output", ""),
         slurm=details,
         summary=known.summary,
-        seen=[SeenSteps(n, *job.seen[n]) for n in sorted(job.seen)],
+        seen=[SeenSteps(n, *row) for n, row in sorted((job.seen or {}).items())],
         profile=known.note.get("profile", ""),
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
     )

@@ -123,7 +123,8 @@ class Simulation:
         self.events: list[Event] = []
         self.decided = self.resized = 0
         self.peak_w = 0.0  # the most that was expected at once, where there is a power cap
-        self._beside = Beside(self.engine.state) if site.contended else None
+        self._state = self.engine.state
+        self._beside = Beside(self._state) if site.contended else None
         self.contention = None if self._beside is None else self._beside.contention
         hooks = hooks or Hooks()
         self._record, self._progress = hooks.record, hooks.progress
@@ -151,7 +152,7 @@ class Simulation:
 
     def run(self) -> None:
         """Run until nothing is left to happen."""
-        engine, ledger, state = self.engine, self.ledger, self.engine.state
+        engine, ledger, state = self.engine, self.ledger, self._state
         capped = state.power_cap_w is not None
         self._next_submission = next(self._submissions, None)
         if self._next_submission is not None and self._every_s is not None:
@@ -169,7 +170,9 @@ class Simulation:
             if self._together:
                 self._instant(event)
             else:
-                self._follow(event, engine.handle(event))
+                decisions = engine.handle(event)
+                if decisions or type(event) is not Submitted:  # else nothing follows
+                    self._follow(event, decisions)
             if state.reclocked:
                 self._reschedule(state.now_s)
             if capped:
@@ -221,12 +224,12 @@ class Simulation:
 
     @property
     def _over(self) -> bool:
-        return not (self.engine.state.running or self.engine.state.pending)
+        return not (self._state.running or self._state.pending)
 
     @property
     def _goes_on(self) -> bool:
         """Whether anything is still to happen: else who waits now waits for ever."""
-        state = self.engine.state
+        state = self._state
         if state.running or state.booting or self._heap:
             return True
         return self._next_submission is not None
@@ -267,9 +270,9 @@ class Simulation:
 
     def _follow(self, event: Event, decisions: list[Decision]) -> None:
         """Let happen what an event and the decisions on it lead to."""
-        kind = type(event)
+        kind, running = type(event), self._state.running
         if kind is Resized:
-            self._schedule_end(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
+            self._schedule_end(running[event.job], event.at_s)  # type: ignore[union-attr]
         elif kind is NodeDown:
             self._fail(event)  # type: ignore[arg-type]
         elif kind is Ticked:
@@ -279,7 +282,7 @@ class Simulation:
             if self._versions:
                 self._versions.pop(event.job, None)  # type: ignore[union-attr]
             if self._progress is not None:
-                self._progress(len(self.engine.state.ended))
+                self._progress(len(self._state.ended))
         for decision in decisions:
             self.decided += 1
             if self._record:
@@ -288,22 +291,22 @@ class Simulation:
                 started = Started(event.at_s, decision.job)
                 if self._record:
                     self.events.append(started)
-                self.engine.handle(started)
-                self._schedule_end(self.engine.state.running[decision.job], event.at_s)
+                self.engine.apply(started)
+                self._schedule_end(running[decision.job], event.at_s)
             elif type(decision) is Resize:
                 self.resized += 1
             elif type(decision) is PowerOn:
-                state = self.engine.state
+                state = self._state
                 for node in decision.nodes:
                     if node == state.together(node)[0]:
                         self._push(NodeBooted(state.booting[node], node))
         if kind is ResizePoint:
-            self._resize_or_go_on(self.engine.state.running[event.job], event.at_s)  # type: ignore[union-attr]
+            self._resize_or_go_on(running[event.job], event.at_s)  # type: ignore[union-attr]
 
     def _fail(self, event: NodeDown) -> None:
         """Requeue what ran on a node that went down."""
-        lost = set(self.engine.state.together(event.node))
-        for job in list(self.engine.state.running.values()):
+        lost = set(self._state.together(event.node))
+        for job in list(self._state.running.values()):
             if not lost.isdisjoint(job.held):
                 self.failed += 1
                 self._new_version(job)
@@ -321,25 +324,26 @@ class Simulation:
             self._next_point(job, now)
             return
         if not job.done and spec.run_s is not None and job.stretch == 1.0:
-            left: float | None = spec.time_s(job.size)
+            left = spec.run_s if spec.speedup is None else spec.speedup.time(job.size)
         else:
-            left = job.remaining_s(job.size, now)
-        if left is None:
-            raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
-        version = 0
-        if spec.resize_points_known or self._failing or self.engine.state.clocked:
+            known = job.remaining_s(job.size, now)
+            if known is None:
+                raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
+            left = known
+        version, has_points = 0, spec.resize_points_known
+        if has_points or self._failing or self._state.clocked:
             version = self._new_version(job)
         self._number += 1
         ended = Ended(now + left, spec.id, "COMPLETED")
         heapq.heappush(self._heap, (now + left, 1, self._number, ended, version))
-        if spec.resize_points_known:
+        if has_points:
             self._next_point(job, now, self._points.get(spec.id, inf) if again else inf)
         if spec.profile and not job.done and not again:
             self._phases(job, now, left)
 
     def _reschedule(self, now: float) -> None:
         """Let jobs end and come to resize points when they do at the frequencies they have now."""
-        reclocked = self.engine.state.reclocked
+        reclocked = self._state.reclocked
         for job_id, job in reclocked.items():
             if not job.resize_begun and job_id in self._versions:  # else once it is over
                 self._schedule_end(job, now, again=True)
@@ -347,7 +351,7 @@ class Simulation:
 
     def _phase(self, phase: Phase) -> None:
         """Let a job draw another share of its power; nobody who decides hears of it."""
-        job = self.engine.state.running.get(phase.job)
+        job = self._state.running.get(phase.job)
         if job is not None:
             self.ledger.scale(job, phase.share)
 

@@ -1,8 +1,8 @@
 """EASY backfilling on counted processors and nothing else: what the engine is measured against.
 
-A plain loop over submissions and ends, by lists of numbers: no placement, no resizes, no power, no
-checks, no books, one policy. It starts every job when ``rms simulate --policy easy`` does on a
-trace of fixed jobs; ``scripts/bench/scheduling`` checks that.
+A plain loop over submissions and ends, by lists of numbers, with a pass after each: no placement,
+no resizes, no power, no checks, no books, one policy. It starts every job when ``rms simulate
+--policy easy`` does on a trace of fixed jobs; ``scripts/bench/scheduling`` checks that.
 """
 
 from __future__ import annotations
@@ -46,9 +46,8 @@ def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
         insort(running, (now + requested_s, number))
 
     while arrived < len(jobs) or ends:
-        comes = arrived < len(jobs) and (not ends or jobs[arrived].submit_s <= ends[0][0])
-        if comes:
-            now, others = jobs[arrived].submit_s, [arrived]
+        if arrived < len(jobs) and (not ends or jobs[arrived].submit_s <= ends[0][0]):
+            now = jobs[arrived].submit_s
             waiting.append(arrived)
             arrived += 1
         else:
@@ -57,21 +56,16 @@ def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
             del running[bisect_left(running, (found[number] + jobs[number].requested_s, number))]
         if not waiting:
             continue
-        room, early = _room(jobs, running, free, now)
-        if not comes or early or len(waiting) == 1:
-            head = 0
-            while head < len(waiting) and jobs[waiting[head]].size <= room:
-                room -= jobs[waiting[head]].size
-                begin(waiting[head], now)
-                head += 1
-            del waiting[:head]
-            others = waiting[1:]
-        elif jobs[arrived - 1].size > room:
-            continue  # all others wait as they did before
-        if not others or room <= 0:
+        room, head = _room(jobs, running, free, now), 0
+        while head < len(waiting) and jobs[waiting[head]].size <= room:
+            room -= jobs[waiting[head]].size
+            begin(waiting[head], now)
+            head += 1
+        del waiting[:head]
+        if len(waiting) < 2 or room <= 0:
             continue
         shadow, extra = _reservation(jobs, running, free, jobs[waiting[0]].size, now)
-        for number in others:
+        for number in waiting[1:]:
             _, size, _, requested_s = jobs[number]
             if size > room:
                 continue
@@ -87,17 +81,13 @@ def starts_s(jobs: Sequence[BareJob], processors: int) -> list[float]:
     return found
 
 
-def _room(
-    jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, now: float
-) -> tuple[int, bool]:
-    """Return how many processors are free if all end that should by now, and whether any should."""
-    early = False
+def _room(jobs: Sequence[BareJob], running: list[tuple[float, int]], free: int, now: float) -> int:
+    """Return how many processors are free if all jobs end that should by now."""
     for end, number in running:
         if end > now:
             break
         free += jobs[number].size
-        early = True
-    return free, early
+    return free
 
 
 def _reservation(

@@ -102,7 +102,7 @@ def test_nodes_that_were_seen_not_to_help_are_not_given() -> None:
     assert running.size == 2 and running.speedup is None
     driven.happen(seen(10.0, 100, 1000, 100, 10.0))
     assert running.speedup is None
-    running.seen = {**running.seen, 1: (300, 30.0)}
+    running.seen = {**(running.seen or {}), 1: (300, 30.0)}
     driven.happen(seen(12.0, 120, 1000, 20, 2.0))
     assert running.speedup is None  # seen for 12 s on two nodes: not long enough
     driven.happen(seen(32.0, 320, 1000, 200, 20.0))
