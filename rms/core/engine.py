@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
 from rms.core import rules, transition
 from rms.core.events import Decision, Event, JobDecision, Later, Reason, Resize, ResizeAsked
+from rms.core.idle import Idle
 from rms.core.model import JobId, Site
 from rms.core.policies import Policy, PolicyError
 from rms.core.powercap import PowerBudget, growth_w
@@ -44,6 +46,10 @@ class Engine:
         if policy.counted != self.state.counted:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
         self._policy, self._boots = policy, None
+        if policy.always_on:
+            self.state.idle = None
+        elif self.state.idle is None:
+            self.state.idle = Idle()
         self.state.use_estimates(exact=policy.exact)
 
     def handle(self, event: Event) -> list[Decision]:
@@ -59,6 +65,8 @@ class Engine:
         state = self.state
         if state.free_count < 0 and event.at_s > state.now_s:
             rules.check_instant(state)
+        if state.idle is not None and not state.idle.since_s:
+            state.idle.begin(state.nodes, event.at_s)
         transition.apply(state, event)
         self._boots = None
 
@@ -89,6 +97,14 @@ class Engine:
         """Enter a decision as requested, if it breaks no rule."""
         rules.check(self.state, decision, ahead=self._policy.ahead)
         transition.take(self.state, decision)
+
+    @property
+    def look_s(self) -> float:
+        """When the policy is to look again even if nothing happens, inf for never.
+
+        A driver enters a :class:`rms.core.events.Ticked` then.
+        """
+        return inf if self._policy.always_on else self._policy.look_s(self.state)
 
     def explain(self, job_id: JobId) -> Later | None:
         """Return why a job waits, None if it does not."""

@@ -11,13 +11,14 @@ are (and a short copy in memory), not their number nor that of the nodes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf
 
 from msgspec.structs import replace
 
 from rms.core.contention import Pools
+from rms.core.idle import Idle
 from rms.core.model import Job, JobId, Node, NodePower, Site
 
 End = tuple[float, int, Job]
@@ -42,6 +43,7 @@ class State:
         down: nodes that have failed or are drained.
         off: nodes that are powered off; of shared hosts all slots, as of ``booting``.
         booting: nodes that were powered on, with the times at which they are expected to be up.
+        idle: since when nodes have been idle, while a policy may power them off; else None.
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
@@ -92,6 +94,7 @@ class State:
     down: set[Node] = field(default_factory=set)
     off: set[Node] = field(default_factory=set)
     booting: dict[Node, float] = field(default_factory=dict)
+    idle: Idle | None = field(default=None, compare=False)
     asleep: tuple[Node, ...] = field(default=(), compare=False)
     reclocked: dict[JobId, Job] = field(default_factory=dict, compare=False)
     lent: dict[Node, str] = field(default_factory=dict)
@@ -127,7 +130,7 @@ class State:
     def __post_init__(self) -> None:
         self.free_count = self.site.nodes
         self.power_cap_w = self.site.power_cap_w
-        self._use_site()
+        self.use_site()
         if not self.counted:
             self.vacant = bytearray(b"\x01" * self.site.nodes)
 
@@ -213,7 +216,7 @@ class State:
         self.site = replace(self.site, levels=levels)
         self.clocked = bool(levels) and not self.contended
 
-    def _use_site(self) -> None:
+    def use_site(self) -> None:
         """Take the power models of the site, and its processors that share bandwidth."""
         hosts: list[list[Node]] = [[] for _ in range(self.site.hosts)] if self.site.host else []
         for node, host in enumerate(self.site.host):
@@ -240,6 +243,10 @@ class State:
             del self.arrays[array]
 
     # --- what the transition does ------------------------------------------------------------
+
+    def only(self, pending: dict[JobId, Job]) -> None:
+        """Take these for the waiting jobs: of a copy of a state."""
+        self.pending, self._queues, self.new_jobs = pending, {}, []
 
     def enqueue(self, job: Job) -> None:
         """Put a job at the end of the queue, or back in its place if it waited before."""
@@ -290,6 +297,8 @@ class State:
         if self.pools is not None:
             for node in nodes:
                 self.pool_free[self.pools.of_slot[node]] += 1
+        if self.idle is not None:
+            self.idle.free(nodes, self.now_s)
         if self.down and (lost := tuple(self.down.intersection(nodes))):
             self.take(lost)
             self.free_count -= len(lost)
@@ -299,6 +308,8 @@ class State:
         self.off.remove(node)
         self.booting[node] = self.now_s + self.model(node).boot_s
         self.switched.add(node)
+        if self.idle is not None and node == self.together(node)[0]:
+            self.idle.switch(self.now_s, on=True)
 
     def power_off(self, nodes: tuple[Node, ...]) -> None:
         """Mark free nodes as off."""
@@ -306,28 +317,9 @@ class State:
         self.free_count -= len(nodes)
         self.off.update(nodes)
         self.switched.update(nodes)
-
-    def reopen(self, site: Site, down: Iterable[Node]) -> None:
-        """Take another cluster, all of it free; nothing may run on the one before any more."""
-        self.site, self.down, self.releasing = site, set(down), 0
-        self.off.clear()
-        self.booting.clear()
-        self.switched.clear()
-        self.lent.clear()
-        self.measured_w, self.idle_above_w = None, 0.0
-        self._use_site()
-        self.vacant = bytearray(b"\x01" * site.nodes)
-        self.free_count = site.nodes - len(self.down)
-        self.take(tuple(self.down))
-        waiting = [*self.pending.values(), *self.too_wide.values()]
-        self.too_wide.clear()
-        for job in waiting:
-            if job.least <= site.nodes and job.spec.id not in self.pending:
-                self.enqueue(job)
-            elif job.least > site.nodes:
-                self.too_wide[job.spec.id] = job
-                if job.spec.id in self.pending:
-                    self.dequeue(job.spec.id)
+        if self.idle is not None:
+            for _ in dict.fromkeys(map(self.together, nodes)):
+                self.idle.switch(self.now_s, on=False)
 
     def index_running(self, job: Job) -> None:
         """Enter a running job into the indices of expected ends and of possible resizes."""

@@ -37,7 +37,8 @@ from rms.core.events import (
     TasksHold,
     Ticked,
 )
-from rms.core.model import Job, JobState, Site
+from rms.core.idle import Idle
+from rms.core.model import Job, JobState, Node, Site
 from rms.core.neighbours import enter_bandwidth, set_rates
 from rms.core.node_events import TransitionError as TransitionError
 from rms.core.node_events import booted, down, power_failed, tasks_hold, up
@@ -242,7 +243,31 @@ def _reopened(state: State, event: Reopened) -> None:
         else:
             state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
     site = Site(len(event.nodes), event.power, shared=event.shared, levels=event.levels)
-    state.reopen(site, event.down)
+    _use_cluster(state, site, set(event.down))
+
+
+def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
+    """Take another cluster, all of it free; nothing runs on the one before any more."""
+    state.site, state.down, state.releasing = site, lost, 0
+    state.off.clear()
+    state.booting.clear()
+    state.switched.clear()
+    state.lent.clear()
+    state.idle = None if state.idle is None else Idle()
+    state.measured_w, state.idle_above_w = None, 0.0
+    state.use_site()
+    state.vacant = bytearray(b"\x01" * site.nodes)
+    state.free_count = site.nodes - len(lost)
+    state.take(tuple(lost))
+    waiting = [*state.pending.values(), *state.too_wide.values()]
+    state.too_wide.clear()
+    for job in waiting:
+        if job.least <= site.nodes and job.spec.id not in state.pending:
+            state.enqueue(job)
+        elif job.least > site.nodes:
+            state.too_wide[job.spec.id] = job
+            if job.spec.id in state.pending:
+                state.dequeue(job.spec.id)
 
 
 def _cap_set(state: State, event: PowerCapSet) -> None:

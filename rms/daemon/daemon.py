@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -94,7 +95,7 @@ class Daemon:
         self.frequencies = FrequencyControl(context, self.handle)
         self.tasks = Tasks(context, self.handle)
         self._strategies: dict[JobId, str] = {}
-        self._ticked_s, self._unseen = 0.0, 0
+        self._ticked_s, self._look_s, self._unseen = 0.0, inf, 0
         self._queue, self._handling = deque[tuple[Event, int | None]](), False
         self._decided, self._unwritable = deque[Decision](), False
 
@@ -129,6 +130,7 @@ class Daemon:
         event = msgspec.structs.replace(event, at_s=max(event.at_s, self.context.state.now_s))
         number = self.journal.append(event) if number is None else number
         decisions = self.scheduler.feed(event)
+        self._look_s = self.scheduler.engine.look_s
         self.power.followed(event)
         self.journal.decided(number, decisions)
         self.tasks.follow()
@@ -388,7 +390,9 @@ class Daemon:
             self._unwritable = False
 
     def _tick(self, now: float) -> None:
-        """Let a policy look that wants to at regular times, while there are jobs."""
+        """Let a policy look that wants to: at a time of its own, or regularly while jobs are."""
+        if self._look_s <= self.time():
+            self.handle(Ticked(self.time()))
         every_s, state = self.scheduler.engine.policy.passes.every_s, self.context.state
         if every_s is None or now < self._ticked_s + every_s:
             return

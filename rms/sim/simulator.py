@@ -9,8 +9,6 @@ from math import floor, inf
 from operator import attrgetter
 from typing import Literal
 
-import msgspec
-
 from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
@@ -34,7 +32,7 @@ from rms.core.ledger import Ledger
 from rms.core.model import Job, JobId, JobSpec, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.powercap import expected_w
-from rms.sim.arrivals import submissions
+from rms.sim.agenda import IDLE, RANK, Phase, submissions
 from rms.sim.beside import Beside
 
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
@@ -43,31 +41,6 @@ Passes = Literal["per-event", "per-timestamp", "ends-first"]
 ``per-event``: after every event, submissions before all else of their time. ``ends-first``: after
 every event, submissions after all else. ``per-timestamp``: once all of an instant are in.
 """
-
-
-class Phase(msgspec.Struct, frozen=True):
-    """From now on a job draws this share of its power."""
-
-    at_s: float
-    job: JobId
-    share: float
-
-
-_RANK: dict[type, int] = {
-    Ended: 1,
-    Resized: 2,
-    NodeUp: 2,
-    NodeBooted: 2,
-    NodeDown: 2,
-    Ticked: 3,
-    ResizePoint: 4,
-    Phase: 5,
-}
-"""What comes first at one time, submissions aside: ends, nodes freed, ticks, resize points."""
-
-
-_IDLE = frozenset((Ticked, NodeDown, NodeUp, NodeBooted))
-"""What matters to nobody once all jobs are over."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +115,7 @@ class Simulation:
             raise ValueError("expected nodes that stay up and a pass for each event")
         self._next_submission: Submitted | None = None
         self._every_s = policy.passes.every_s
+        self._looks: set[float] = set()  # ticks that are not of those regular times
         self.failed = 0
         self._failing = False
         for failure in failures:
@@ -153,7 +127,8 @@ class Simulation:
     def run(self) -> None:
         """Run until nothing is left to happen."""
         engine, ledger, state = self.engine, self.ledger, self._state
-        capped = state.power_cap_w is not None
+        capped, looks = state.power_cap_w is not None, not engine.policy.always_on
+        beside = self._beside
         self._next_submission = next(self._submissions, None)
         if self._next_submission is not None and self._every_s is not None:
             self._push(Ticked(self._next_submission.at_s))
@@ -163,8 +138,8 @@ class Simulation:
             if isinstance(event, Phase):
                 self._phase(event)
                 continue
-            if self._beside is not None and type(event) is ResizePoint:
-                event = self._beside.told(event)
+            if beside is not None and type(event) is ResizePoint:
+                event = beside.told(event)
             if self._record:
                 self.events.append(event)
             if self._together:
@@ -175,6 +150,9 @@ class Simulation:
                     self._follow(event, decisions)
             if state.reclocked:
                 self._reschedule(state.now_s)
+            if looks and (look_s := engine.look_s) < inf and look_s not in self._looks:
+                self._looks.add(look_s)
+                self._push(Ticked(look_s))
             if capped:
                 self.peak_w = max(self.peak_w, expected_w(state))
             if self._observer is not None:
@@ -197,7 +175,7 @@ class Simulation:
             if not heap:
                 return None
             _, _, _, event, version = heapq.heappop(heap)
-            if type(event) in _IDLE and submission is None and self._over:
+            if type(event) in IDLE and submission is None and self._over:
                 continue  # nothing is left that it could matter to
             if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
                 return event  # else the job's rate has changed since this was entered
@@ -276,7 +254,9 @@ class Simulation:
         elif kind is NodeDown:
             self._fail(event)  # type: ignore[arg-type]
         elif kind is Ticked:
-            if self._every_s is not None and self._goes_on:
+            if event.at_s in self._looks:
+                self._looks.discard(event.at_s)
+            elif self._every_s is not None and self._goes_on:
                 self._push(Ticked(event.at_s + self._every_s))
         elif kind is Ended:
             if self._versions:
@@ -399,4 +379,4 @@ class Simulation:
 
     def _push(self, event: Event | Phase, version: int = 0) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (event.at_s, _RANK[type(event)], self._number, event, version))
+        heapq.heappush(self._heap, (event.at_s, RANK[type(event)], self._number, event, version))

@@ -95,12 +95,21 @@ def test_on_a_stream_of_jobs_of_all_modes_too(tmp_path: Path, policy: str) -> No
         assert reasons == {"makes room for waiting jobs", "takes idle nodes"}
 
 
-@pytest.mark.parametrize("policy", ["easy", "array-share", "backfill-share"])
+@pytest.mark.parametrize(
+    ("policy", "when"),
+    [
+        ("easy", {"delay_s": 5.0, "ahead": True, "at_most": 2}),
+        ("array-share", {}),
+        ("backfill-share", {"ahead": True}),
+    ],
+)
 @pytest.mark.promise("node-power")
-def test_with_nodes_that_go_off_and_come_back(tmp_path: Path, policy: str) -> None:
+def test_with_nodes_that_go_off_and_come_back(
+    tmp_path: Path, policy: str, when: dict[str, Any]
+) -> None:
     """The second half comes when all nodes have been off for a while."""
     late = [structs.replace(s, submit_s=s.submit_s + 999.0 * (int(s.id) > 16)) for s in stream()]
-    off = adjusted(POLICIES[policy], node_power={"part": "off-when-idle"}).key
+    off = adjusted(POLICIES[policy], node_power={"part": "off-when-idle", **when}).key
     decisions = agree(tmp_path, off, late, NodePower(1.0, 2.0, 3.0, 0.1, 4.0, 6.0))
     for kind in (PowerOff, PowerOn):
         assert len({node for _, d in decisions if isinstance(d, kind) for node in d.nodes}) == 6

@@ -5,6 +5,8 @@ and the order of starts are those of a cluster that is always on. What they deci
 are off is put off until those have booted, and decided anew then; nobody else is given the nodes
 that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
 Chauhan et al., figures 11 (power off) and 12 (power on).
+
+Where a part looks at the time, it has a method ``look_s``: drivers let the policy decide then.
 """
 
 from __future__ import annotations
@@ -61,20 +63,55 @@ class OffWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         keep: how many idle nodes stay on, for jobs to come.
+        delay_s: a node goes off once it has been idle for so long (Slurm's SuspendTime).
+        ahead: nodes are powered on a boot before the expected end of a running job after which
+            somebody who waits will be given them; else when he is.
+        at_most: how many hosts are powered off in any minute at most, and how many on (Slurm's
+            SuspendRate and ResumeRate); 0 for any number.
     """
 
     keep: int = 0
+    delay_s: float = 0.0
+    ahead: bool = False
+    at_most: int = 0
 
     def __post_init__(self) -> None:
-        if self.keep < 0:
-            raise ValueError(f"expected keep of at least 0, got {self.keep}")
+        for name in ("keep", "delay_s", "at_most"):
+            if not 0 <= (value := getattr(self, name)) < inf:
+                raise ValueError(f"expected {name} of at least 0, got {value:g}")
 
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
     ) -> Switches:
         """Return idle nodes whose time off saves more than the boot costs, and needed ones."""
         gap_s = until_s - state.now_s
-        return [node for node in idle[self.keep :] if state.model(node).off_pays(gap_s)], needed
+        off = [node for node in idle[self.keep :] if state.model(node).off_pays(gap_s)]
+        known = state.idle
+        if known is None:
+            return off, needed
+        if self.delay_s:
+            since_s = {node: known.whole_since_s(state.together(node)) for node in off}
+            off = [node for node in off if since_s[node] + self.delay_s <= state.now_s]
+        if self.at_most:
+            off = off[: max(0, known.switches_left(self.at_most, state.now_s, on=False))]
+            needed = needed[: max(0, known.switches_left(self.at_most, state.now_s, on=True))]
+        return off, needed
+
+    def look_s(self, state: State) -> float:
+        """Return when there may be something to do even if nothing happens before, else inf."""
+        found, known, now = [], state.idle, state.now_s
+        if known is not None and self.delay_s:
+            for slots in _hosts(state, state.free_nodes()):
+                since_s = known.whole_since_s(slots)
+                if since_s + self.delay_s > now and all(state.vacant[node] for node in slots):
+                    found.append(since_s + self.delay_s)
+        if known is not None and self.at_most:
+            found.append(known.next_s(self.at_most, now))
+        if self.ahead and state.pending and state.off:
+            boot_s = longest_boot_s(state)
+            ends = (end_s - boot_s for end_s, _, _ in state.ends if end_s - boot_s > now)
+            found.append(next(ends, inf))
+        return min(found, default=inf)
 
 
 def all_on(state: State) -> State:
@@ -86,10 +123,46 @@ def all_on(state: State) -> State:
         node for node in (*sorted(state.booting), *sorted(state.off)) if node not in state.down
     )
     view = copy.copy(state)
+    view.idle = None
     view.vacant, view.asleep, view.needs_pass = bytearray(state.vacant), asleep, True
     view.pool_free = list(state.pool_free)
     view.free_count += len(asleep)
     view.give_back(asleep)
+    return view
+
+
+def longest_boot_s(state: State) -> float:
+    """Return how long the nodes that are off take to boot at most."""
+    return max([model.boot_s for model in set(map(state.model, state.off))], default=0.0)
+
+
+def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
+    """Return the state as it will be once jobs have ended that are expected to within a boot.
+
+    All nodes are on in it, and what starts now has started. None where no such job, nobody who
+    waits or no node that is off makes it matter.
+    """
+    gone = {each.job for each in wanted if isinstance(each, Start | Never)}
+    if not state.off or state.pending.keys() <= gone:
+        return None
+    boot_s = longest_boot_s(state)
+    over = {job.spec.id: job for end_s, _, job in state.ends if end_s - boot_s <= state.now_s}
+    if not over:
+        return None
+    view = all_on(state)
+    used = {node for each in wanted if isinstance(each, Start) for node in each.nodes}
+    view.take(tuple(used))
+    view.free_count -= len(used)
+    view.asleep = tuple(node for node in view.asleep if node not in used)
+    view.only({name: job for name, job in state.pending.items() if name not in gone})
+    view.running = {name: job for name, job in state.running.items() if name not in over}
+    view.ends = [entry for entry in state.ends if entry[2].spec.id not in over]
+    view.shrinkable, view.expandable = [], []
+    for job in over.values():
+        view.free_count += job.size + job.gain
+        view.releasing -= job.loss
+        view.give_back(job.held)
+    view.now_s = max(state.now_s, *[job.expected_end_s for job in over.values()])
     return view
 
 
@@ -98,6 +171,7 @@ def switched(
     state: State,
     wanted: Sequence[Decision],
     *,
+    soon: Iterable[Node] = (),
     starts: bool,
     widens: bool,
 ) -> list[Decision]:
@@ -105,6 +179,7 @@ def switched(
 
     Args:
         wanted: what the policy decides for :func:`all_on`.
+        soon: nodes that somebody who waits will be given before they could boot.
         starts: the pass was one that starts jobs.
         widens: the policy may widen running jobs.
     """
@@ -122,7 +197,9 @@ def switched(
         idle = idle[_widening(state) :] if widens else idle
     free = set(idle)
     idle = [slots[0] for slots in _hosts(state, idle) if free.issuperset(slots)]
+    early = set(soon) - used
     needed = [slots[0] for slots in _hosts(state, sorted(used & state.off))]
+    needed += [s[0] for s in _hosts(state, sorted(early & state.off)) if s[0] not in needed]
     off, on = part(state, idle, needed, _next_need_s(state, wanted))
     if off:
         nodes = tuple(chain(*_hosts(state, off)))
@@ -130,7 +207,9 @@ def switched(
     hosts = _within_cap(state, now, _hosts(state, on))
     if hosts:
         nodes = tuple(chain(*hosts))
-        now.append(PowerOn(nodes, "wanted by jobs" if used & set(nodes) else "nodes stay on"))
+        why = "wanted by jobs" if used & set(nodes) else "nodes stay on"
+        why = "wanted soon" if early & set(nodes) and not used & set(nodes) else why
+        now.append(PowerOn(nodes, why))
     return now
 
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Protocol
 
 from rms.core.events import Decision, Event, Later, Never, Reason, Resize, Start, Submitted
 from rms.core.model import Job, JobId, JobSpec, Node, Site
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
 from rms.core.policies.frequency import NOMINAL, FrequencyPart
-from rms.core.policies.node_power import ALWAYS_ON, AlwaysOn, PowerPart, all_on, switched
+from rms.core.policies.node_power import (
+    ALWAYS_ON,
+    AlwaysOn,
+    PowerPart,
+    after_ends,
+    all_on,
+    switched,
+)
 from rms.core.policies.placement import Lowest, Room
 from rms.core.policies.sizing import AsAsked, Plan
 from rms.core.powercap import PowerBudget, never_fits, why_power
@@ -127,7 +135,21 @@ class Policy:
         every = self.start_triggers is self.triggers
         starts = not state.pending or every
         widens = not isinstance(self.sizing, AsAsked)
-        return switched(self.node_power, state, wanted, starts=starts, widens=widens)
+        soon = self._soon(state, wanted) if getattr(self.node_power, "ahead", False) else ()
+        return switched(self.node_power, state, wanted, soon=soon, starts=starts, widens=widens)
+
+    def look_s(self, state: State) -> float:
+        """Return when it is to look again even if nothing happens before, inf for never."""
+        look = getattr(self.node_power, "look_s", None)
+        return inf if look is None else float(look(state))
+
+    def _soon(self, state: State, wanted: Sequence[Decision]) -> set[Node]:
+        """Return nodes that are off and will be given to who waits within the time of a boot."""
+        then = after_ends(state, wanted)
+        if then is None:
+            return set()
+        starts = [each for each in self._decide(then, ()) if isinstance(each, Start)]
+        return {node for each in starts for node in each.nodes}
 
     def _decide(
         self, state: State, events: Sequence[Event], moves: Migrations | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 
@@ -39,7 +40,7 @@ POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=20.0, boot_j=3000.0)
 """Idle 100 W, busy 200 W, off 10 W; a boot takes 20 s at 150 W. Being off pays after 31 s."""
 
 
-def off_when_idle(name: str = "easy", **parameters: int) -> Policy:
+def off_when_idle(name: str = "easy", **parameters: float) -> Policy:
     return adjusted(POLICIES[name], node_power={"part": "off-when-idle", **parameters})
 
 
@@ -125,6 +126,41 @@ def test_a_node_stays_on_for_who_waits_soon() -> None:
 def test_some_may_be_kept_on() -> None:
     found = simulated([fixed(1, 0.0, 1, 100.0, 100.0)], 4, off_when_idle(keep=2))
     assert switches(found)[0] == (0.0, "PowerOff", (3,))
+
+
+def test_a_node_goes_off_once_it_has_been_idle_for_long_enough() -> None:
+    specs = [fixed(1, 0.0, 1, 100.0, 100.0), fixed(2, 125.0, 2, 5.0, 5.0), fixed(3, 200.0, 1, 1, 1)]
+    found = simulated(specs, 2, off_when_idle(delay_s=30.0))
+    assert switches(found) == [
+        (30.0, "PowerOff", (1,)),
+        (125.0, "PowerOn", (1,)),
+        (180.0, "PowerOff", (0, 1)),
+        (200.0, "PowerOn", (0,)),
+    ]
+    assert found.ledger.idle_j == pytest.approx(100.0 * (30.0 + 25.0 + 20.0 + 2 * 30.0))
+
+
+def test_nodes_are_booted_ahead_of_the_end_that_who_waits_needs() -> None:
+    """Node 1 is off while the first job has 100 s to go; both are needed then."""
+    specs = [fixed(1, 0.0, 1, 100.0, 100.0), fixed(2, 1.0, 2, 10.0, 10.0)]
+    for ahead, on_s, start_s in ((False, 100.0, 120.0), (True, 80.0, 100.0)):
+        found = simulated(specs, 2, off_when_idle(ahead=ahead))
+        assert [s for s in switches(found) if s[1] == "PowerOn"] == [(on_s, "PowerOn", (1,))]
+        assert found.engine.state.ended[JobId("2")].start_s == start_s
+    reasons = {each.reason for _, each in found.decisions if isinstance(each, PowerOn)}
+    assert reasons == {"wanted soon"}
+
+
+def test_no_more_than_so_many_are_switched_in_a_minute() -> None:
+    specs = [fixed(1, 0.0, 1, 200.0, 200.0), fixed(2, 150.0, 4, 5.0, 5.0)]
+    found = simulated(specs, 5, off_when_idle(at_most=2))
+    assert switches(found)[:4] == [
+        (0.0, "PowerOff", (1, 2)),
+        (60.0, "PowerOff", (3, 4)),
+        (150.0, "PowerOn", (1, 2)),
+        (210.0, "PowerOn", (3,)),
+    ]
+    assert found.engine.state.ended[JobId("2")].start_s == 230.0
 
 
 def test_nodes_that_are_on_are_taken_first() -> None:
@@ -335,11 +371,18 @@ PLACING = sorted(name for name in POLICIES if not name.startswith("p-"))
 
 @pytest.mark.promise("node-power")
 @settings(max_examples=60, deadline=None)
-@given(streams(), st.sampled_from(PLACING), st.integers(0, 2), st.booleans())
+@given(
+    streams(),
+    st.sampled_from(PLACING),
+    st.integers(0, 2),
+    st.booleans(),
+    st.sampled_from([(0.0, False, 0), (0.0, True, 0), (15.0, True, 0), (40.0, False, 1)]),
+)
 def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
-    specs: list[JobSpec], name: str, keep: int, fails: bool
+    specs: list[JobSpec], name: str, keep: int, fails: bool, when: tuple[float, bool, int]
 ) -> None:
     asleep: list[set[Node]] = []
+    delay_s, ahead, at_most = when
 
     def look(simulation: Simulation) -> None:
         state = simulation.engine.state
@@ -353,7 +396,7 @@ def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
     simulation = Simulation(
         specs,
         Site(4, (POWER,) * 4),
-        off_when_idle(name, keep=keep),
+        off_when_idle(name, keep=keep, delay_s=delay_s, ahead=ahead, at_most=at_most),
         hooks=Hooks(observer=look),
         failures=failures,
     )
@@ -361,3 +404,6 @@ def test_every_job_runs_no_node_is_given_while_off_and_the_books_balance(
     assert len(simulation.engine.state.ended) == len(specs)
     simulation.ledger.check()
     assert (simulation.ledger.off_j > 0.0) <= any(asleep)
+    for kind in ("PowerOff", "PowerOn") if at_most else ():
+        times = [at_s for at_s, word, nodes in switches(simulation) if word == kind for _ in nodes]
+        assert all(after - at_s >= 60.0 for at_s, after in pairwise(times))

@@ -10,7 +10,7 @@ import pytest
 
 from rms.core.cluster import Cluster
 from rms.core.model import JobId, JobSpec, Mode, NodePower
-from rms.core.policies import PolicyError, placing
+from rms.core.policies import PolicyError, adjusted, named, placing
 from rms.daemon import views
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
@@ -104,6 +104,27 @@ def made(tmp_path: Path) -> Iterator[Made]:
         yield make
         for bench in benches:
             bench.settled()
+
+
+def test_nodes_go_off_when_their_time_has_come_though_nothing_happens(made: Made) -> None:
+    """The daemon looks by itself; that it did is in the journal, so a replay decides the same."""
+    bench = made("true", "true")
+    bench.settled()
+    bench.daemon.set_policy("easy")
+    bench.until(lambda: bench.states() == ["idle", "idle"])
+    bench.now_s += 5.0
+    power = {"part": "off-when-idle", "delay_s": 50.0, "at_most": 1}
+    bench.daemon.set_policy(adjusted(named("easy"), node_power=power).key)
+    for more_s, states in (
+        (49.0, ["idle", "idle"]),
+        (1.0, ["powered_down", "idle"]),
+        (59.0, ["powered_down", "idle"]),
+        (1.0, ["powered_down", "powered_down"]),
+    ):
+        bench.now_s += more_s
+        bench.daemon.watch()
+        assert bench.states() == states
+    assert replay(bench.journal.read()).differing == []
 
 
 def test_a_node_is_not_powered_on_before_the_command_that_powers_it_off_has_ended(
