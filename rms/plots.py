@@ -14,6 +14,12 @@ DPI = 120
 MOST_IN_LEGEND = 48
 """With more jobs than this, those that are wide enough are named on their bars, and no others."""
 
+PATTERNS: Mapping[str, dict[str, Any]] = {
+    "off": {"hatch": "////", "facecolor": "white", "edgecolor": "0.75"},
+    "boot": {"hatch": "xxxx", "facecolor": "0.85", "edgecolor": "0.4"},
+}
+"""How nodes are drawn that are off, and that boot; idle ones stay blank, busy ones are filled."""
+
 MOST_NAMED_NODES = 48
 """Of more nodes than this, rows have numbers instead of names."""
 
@@ -27,6 +33,7 @@ class History:
         spans: who held which node when.
         power_w: ``(time, power of the cluster from then on)``.
         start_s: the time that is drawn as 0.
+        power_spans: when nodes were off or booted (``job`` is ``off`` or ``boot``).
     """
 
     nodes: Sequence[str]
@@ -34,6 +41,7 @@ class History:
     power_w: Sequence[tuple[float, float]]
     end_s: float
     start_s: float = 0.0
+    power_spans: Sequence[NodeSpan] = ()
 
     @property
     def jobs(self) -> list[str]:
@@ -45,15 +53,21 @@ class History:
         """The nodes of the cluster, then those it no longer has."""
         return list(dict.fromkeys([*self.nodes, *(span.node for span in self.spans)]))
 
-    def bars(self) -> list[tuple[int, str, float, float]]:
-        """Return of each span that took time ``(row, job, start, length)``, times in s."""
+    def bars(self, *, of_power: bool = False) -> list[tuple[int, str, float, float]]:
+        """Return of each span that took time ``(row, job, start, length)``, times in s.
+
+        Args:
+            of_power: those of nodes that are off or boot, from ``start_s`` on, not those of jobs.
+        """
         row = {name: at for at, name in enumerate(self.rows)}
-        ends = [self.end_s if span.end_s is None else span.end_s for span in self.spans]
-        return [
-            (row[span.node], span.job, span.start_s - self.start_s, end - span.start_s)
-            for span, end in zip(self.spans, ends, strict=True)
-            if end > span.start_s
-        ]
+        found = []
+        for span in self.power_spans if of_power else self.spans:
+            end_s = self.end_s if span.end_s is None else span.end_s
+            begin_s = max(span.start_s, self.start_s) if of_power else span.start_s
+            if end_s > begin_s and span.node in row:
+                bar = row[span.node], span.job, begin_s - self.start_s, end_s - begin_s
+                found.append(bar)
+        return found
 
     def power(self) -> tuple[list[float], list[float]]:
         """Return times from ``start_s`` to ``end_s`` and the power from each on, W."""
@@ -79,7 +93,9 @@ def gantt_figure(history: History, title: str) -> Any:
     width, height = 8.0, 0.13 * len(history.rows) + 1.5
     figure, axes = _axes(width, height)
     jobs = history.jobs
-    _draw_bars(axes, history, _colors(jobs), named=len(jobs) > MOST_IN_LEGEND)
+    many = len(jobs) > MOST_IN_LEGEND
+    _draw_bars(axes, history, _colors(jobs), named=many)
+    _draw_power_states(axes, history, named=many)
     axes.set_xlabel("time (s)")
     axes.set_ylabel("node")
     axes.set_title(title)
@@ -125,6 +141,7 @@ def side_by_side(runs: Sequence[tuple[str, History, float]], path: Path, power_s
     scale, unit = _power_unit(histories)
     for (name, history, joules), (chart, curve) in zip(runs, all_axes, strict=True):
         _draw_bars(chart, history, colors, named=True, longest_s=longest)
+        _draw_power_states(chart, history, named=True)
         chart.set_title(name, fontsize=9, loc="left")
         _draw_power(curve, history, scale, color="tab:red", linewidth=1)
         curve.set_title(f"{joules:.0f} J", fontsize=9, loc="left")
@@ -260,6 +277,25 @@ def _draw_bars(
     axes.set_xlim(0, shown_s)
     if len(history.rows) <= MOST_NAMED_NODES:
         axes.set_yticks(range(len(history.rows)), history.rows, fontsize=7)
+
+
+def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
+    """Draw when nodes were off and booted: with a pattern, so that no colour has to tell.
+
+    Args:
+        named: write ``off`` and ``boot`` on bars that are long enough.
+    """
+    bars = history.bars(of_power=True)
+    shown_s = axes.get_xlim()[1]
+    for kind, style in PATTERNS.items():
+        own = [(row, start, length) for row, what, start, length in bars if what == kind]
+        if not own:
+            continue
+        rows, starts, lengths = zip(*own, strict=True)
+        axes.barh(rows, lengths, left=starts, height=0.9, linewidth=0.0, label=kind, **style)
+        for row, start, length in own:
+            if named and length > 0.08 * shown_s:
+                axes.text(start + length / 2, row, kind, ha="center", va="center", fontsize=6)
 
 
 def _draw_power(axes: Any, history: History, scale: float, **style: Any) -> None:

@@ -125,7 +125,7 @@ def _figures(now: Snapshot, folder: Path) -> list[Path]:
     if not spans:
         return []
     first = min(span.start_s for span in spans)
-    seen = History(books.nodes, spans, books.power_w, books.now_s, first)
+    seen = History(books.nodes, spans, books.power_w, books.now_s, first, books.power_spans)
     charts = [folder / "nodes.png", folder / "power.png"]
     gantt(seen, charts[0], "who held which node")
     source = energy_source(books.energy)

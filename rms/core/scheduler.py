@@ -47,6 +47,8 @@ _OF_NO_JOB = (
     *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
 )
 
+_OF_POWER = (NodeBooted, NodePowerFailed)
+
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
     """Return whether an entry of a history says no more than the one before it."""
@@ -107,6 +109,8 @@ class Scheduler:
         owners = [] if state.lent is lent else owners_changed(lent, state.lent)
         self.energy.follow(state, event, [*jobs, *owners], self.resizes)
         self.timeline.hold(state, at_s, jobs)
+        if isinstance(event, _OF_POWER) or len(of_jobs) < len(decisions):
+            self.timeline.switch(state, at_s)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions
 

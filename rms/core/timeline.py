@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from rms.core.joules import BOOT, OFF
 from rms.core.model import JobId, Node
 from rms.core.state import State
 from rms.wire.users import NodeSpan
@@ -20,15 +21,18 @@ class Timeline:
 
     Attributes:
         spans: in the order in which they began.
+        power_spans: of nodes that were off or booted, in that order too.
         power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self.spans: list[NodeSpan] = []
+        self.power_spans: list[NodeSpan] = []
         self.power_w: list[tuple[float, float]] = []
         self._open: dict[Node, NodeSpan] = {}
         self._held: dict[JobId, frozenset[Node]] = {}
+        self._asleep: dict[Node, NodeSpan] = {}
         self._ends_with_reading = False
 
     def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
@@ -53,6 +57,18 @@ class Timeline:
             else:
                 self._held.pop(job_id, None)
 
+    def switch(self, state: State, now_s: float) -> None:
+        """Enter which nodes are off or boot now."""
+        now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
+        for node, span in list(self._asleep.items()):
+            if now.get(node) == span.job:
+                del now[node]
+            else:
+                self._asleep.pop(node).end_s = now_s
+        for node, what in now.items():
+            self._asleep[node] = NodeSpan(self.names[node], what, now_s, None)
+            self.power_spans.append(self._asleep[node])
+
     def holders(self) -> list[JobId]:
         """Return the jobs that held nodes when they were last looked at."""
         return list(self._held)
@@ -75,8 +91,9 @@ class Timeline:
 
     def reopen(self, names: Sequence[str], at_s: float | None) -> None:
         """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""
-        for span in self._open.values():
+        for span in (*self._open.values(), *self._asleep.values()):
             span.end_s = at_s
         self._open.clear()
+        self._asleep.clear()
         self._held.clear()
         self.names = names

@@ -184,4 +184,5 @@ def books(context: Context) -> BooksAnswer:
         policy=scheduler.engine.policy.name,
         power_w=scheduler.timeline.power_w,
         closed=scheduler.closed,
+        power_spans=scheduler.timeline.power_spans,
     )

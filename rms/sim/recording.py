@@ -30,6 +30,7 @@ class Recording:
         simulation.ledger.follow(state)
         timeline.power(state.now_s, simulation.ledger.power_w)
         timeline.hold(state, state.now_s, [*timeline.holders(), *state.running])
+        timeline.switch(state, state.now_s)
 
 
 def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:

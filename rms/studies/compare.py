@@ -169,19 +169,25 @@ def _row(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, An
         "cluster_j": energy.cluster_j,
         "allocation": energy.busy_node_s / (len(books.nodes) * (last - first)),
         "jobs": [_job(job, first) for job in jobs],
-        "spans": [
-            {
-                "node": span.node,
-                "job": span.job,
-                "start_s": span.start_s - first,
-                "end_s": (last if span.end_s is None else span.end_s) - first,
-            }
-            for span in books.spans
-        ],
+        "spans": _shifted(books.spans, first, last),
+        "power_spans": _shifted(books.power_spans, first, last),
         "power_w": [[at - first, watts] for at, watts in books.power_w if at <= last],
         "nodes": books.nodes,
         "note": _why_no_resize(mode, len(books.nodes), jobs),
     }
+
+
+def _shifted(spans: Sequence[NodeSpan], first: float, last: float) -> list[dict[str, Any]]:
+    """Return spans as JSON, times since the first submit."""
+    return [
+        {
+            "node": span.node,
+            "job": span.job,
+            "start_s": span.start_s - first,
+            "end_s": (last if span.end_s is None else span.end_s) - first,
+        }
+        for span in spans
+    ]
 
 
 def _job(job: JobRow, first: float) -> dict[str, Any]:
@@ -275,8 +281,10 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
     runs = []
     for row in result["rows"]:
-        spans = [NodeSpan(**span) for span in row["spans"]]
-        history = History(row["nodes"], spans, row["power_w"], row["time_s"])
+        spans, asleep = (
+            [NodeSpan(**span) for span in row.get(key, ())] for key in ("spans", "power_spans")
+        )
+        history = History(row["nodes"], spans, row["power_w"], row["time_s"], 0.0, asleep)
         runs.append((f"{row['mode']}: {row['time_s']:.1f} s", history, row["cluster_j"]))
     side_by_side(runs, path, result["power_source"])
 

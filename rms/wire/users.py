@@ -356,7 +356,10 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class NodeSpan(msgspec.Struct):
-    """A job held a node from ``start_s`` to ``end_s``, None while it does."""
+    """A job held a node from ``start_s`` to ``end_s``, None while it does.
+
+    Of a node that is off or boots, ``job`` is ``off`` or ``boot``.
+    """
 
     node: str
     job: str
@@ -367,7 +370,8 @@ class NodeSpan(msgspec.Struct):
 class BooksAnswer(msgspec.Struct, frozen=True):
     """Energy so far, who held which node when, and the cluster's power after each event.
 
-    ``closed`` are the books as they stood when the last job had ended.
+    ``closed`` are the books as they stood when the last job had ended, ``power_spans`` says when
+    nodes were off or booted.
     """
 
     energy: Books
@@ -377,6 +381,7 @@ class BooksAnswer(msgspec.Struct, frozen=True):
     policy: str
     power_w: list[tuple[float, float]]
     closed: Books | None
+    power_spans: list[NodeSpan] = []
 
 
 class Accounts(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,10 +79,30 @@ def test_power_before_the_history_counts_from_its_start() -> None:
     assert seen.power() == ([0.0, 2.0, 10.0], [7.0, 9.0, 9.0])
 
 
+def test_nodes_that_are_off_or_boot_have_patterns() -> None:
+    """Of what was before the first job only the part since is drawn; what is open goes on."""
+    power = [
+        NodeSpan("n1", "off", 0.0, 15.0),
+        NodeSpan("n1", "boot", 15.0, 18.0),
+        NodeSpan("n0", "off", 0.0, 10.0),
+        NodeSpan("n1", "off", 39.0, None),
+    ]
+    spans = [NodeSpan("n0", "1", 10.0, 40.0)]
+    seen = History(["n0", "n1"], spans, [(10.0, 1.0)], 40.0, 10.0, power)
+    expected = [(1, "off", 0.0, 5.0), (1, "boot", 5.0, 3.0), (1, "off", 29.0, 1.0)]
+    assert seen.bars(of_power=True) == expected
+    figure = gantt_figure(seen, "who held which node")
+    hatches = {bar.get_hatch() for bars in figure.axes[0].containers for bar in bars}
+    assert len(hatches) == 3 and None in hatches
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["1", "off", "boot"]
+
+
 def test_every_figure_is_written(tmp_path: Path) -> None:
     seen = history(1, 3)
     gantt(seen, tmp_path / "gantt.png", "who held which node")
     power_over_time({"fifo": seen}, tmp_path / "power.png", "power")
+    seen = replace(seen, power_spans=[NodeSpan("n0", "off", 0.0, 20.0)])
     side_by_side([("30.0 s", seen, 600.0)] * 2, tmp_path / "modes.png", "model")
     for path in tmp_path.iterdir():
         assert path.read_bytes().startswith(PNG)

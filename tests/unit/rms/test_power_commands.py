@@ -125,6 +125,13 @@ def test_nodes_go_off_when_their_time_has_come_though_nothing_happens(made: Made
         bench.daemon.watch()
         assert bench.states() == states
     assert replay(bench.journal.read()).differing == []
+    spans = views.books(bench.daemon.context).power_spans
+    assert [(each.node, each.job, each.start_s, each.end_s) for each in spans[-4:]] == [
+        ("n1", "boot", 1000.0, 1000.0),
+        ("n2", "boot", 1000.0, 1000.0),
+        ("n1", "off", 1055.0, None),
+        ("n2", "off", 1115.0, None),
+    ]
 
 
 def test_a_node_is_not_powered_on_before_the_command_that_powers_it_off_has_ended(

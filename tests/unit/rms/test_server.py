@@ -74,7 +74,8 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "frequency": None,
     }
     books = server.ask("GET", "/books")[1]
-    assert list(books) == ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed"]
+    heads = ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed", "power_spans"]
+    assert list(books) == heads
     assert list(books["energy"]) == BOOKS.split()
     assert books["spans"][0] == {"node": "n1", "job": "1", "start_s": 1000.0, "end_s": None}
     assert server.ask("POST", "/cancel", {"id": waits}) == (200, {"ids": [waits]})
