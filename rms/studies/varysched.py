@@ -25,8 +25,8 @@ ENERGY = (("system_j", 0), ("application_j", 0), ("mean_w", 1), ("time_s", 0))
 """Columns of the table of energy, and their decimals."""
 ENERGY_NOTES = (
     "Times of one device are the paper's (energy over mean power); our powers follow from those",
-    "three rows: idle 41.0 W, processor 32.13 W as soon as one thread works and 6.97 W a thread, GPU",
-    "9.58 W. The row GPU and 2 cores then is a check of the powers, VarySched one of the scheduler:",
+    "three rows: idle 41.0 W, processor 32.13 W as soon as one thread works and 6.97 W a thread,",
+    "GPU 9.58 W. The row GPU and 2 cores then checks the powers, VarySched the scheduler:",
     "kernels share six threads, as the paper lets them, and copying slows nobody.",
 )
 DATA = Path(__file__).parent / "data"
