@@ -159,6 +159,8 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         at, _ = reservation(state, room, [], size, watts)
         when = "" if at == inf else f", reserved for it in {at - state.now_s:.0f} s"
         if job is head:
+            if size <= room.free and not room.fits(job, size):
+                return _waits(job, head, plan, room)
             text = f"Resources: waits for {size} nodes, {room.free} are free{when}"
             return Later(job.spec.id, text, Reason.RESOURCES)
         own = plan.start(job, room.free)
@@ -246,6 +248,9 @@ def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
 def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
     if job is head:
         size = plan.start(job, room.free)
+        if size <= room.free and hasattr(room, "tiers"):
+            text = f"Resources: {room.free} nodes are free, but too little memory bandwidth there"
+            return Later(job.spec.id, text, Reason.RESOURCES)
         if size <= room.free:
             text = f"PowerCap: {room.free} nodes are free, but its power fits on none"
             return Later(job.spec.id, text, Reason.POWER)

@@ -109,10 +109,13 @@ class PowerSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         cap_w: power that no node (or rack) may pass.
         per: whether the cap is that of each ``node`` or of each ``rack``.
+        shared: a daemon gives slots one by one, so that jobs share nodes, as the paper has it;
+            else whole nodes, each with one job under the cap.
     """
 
     cap_w: float
     per: Literal["node", "rack"] = "node"
+    shared: bool = False
 
     def refusal(self, site: Site, spec: JobSpec) -> str | None:
         """Return why a job can never start: its power passes the cap where nothing else runs."""

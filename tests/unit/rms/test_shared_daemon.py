@@ -57,10 +57,18 @@ class Bench:
         settings = Settings(policy, lambda: self.now_s, self.said.append, where=where)
         return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
 
-    def submit(self, number: int, size: int, gb_s: float, mode: Mode = Mode.FIXED) -> JobId:
+    def submit(
+        self,
+        number: int,
+        size: int,
+        gb_s: float,
+        mode: Mode = Mode.FIXED,
+        power_w: float | None = None,
+    ) -> JobId:
         name = JobId(str(number))
         high = size + 1 if mode is Mode.MALLEABLE else size
-        spec = JobSpec(name, self.now_s, size, high, size, mode, bandwidth_gb_s=gb_s)
+        given = {"bandwidth_gb_s": gb_s, "power_w": power_w}
+        spec = JobSpec(name, self.now_s, size, high, size, mode, **given)
         note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         self.daemon.submit([spec], {name: note | {"array": name, "requeue": False}})
         return name
@@ -84,6 +92,25 @@ class Bench:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     with Journal.open(tmp_path / "journal") as journal:
         yield Bench(journal, tmp_path)
+        assert replay(journal.read()).differing == []
+
+
+@pytest.mark.promise("shared-nodes")
+def test_power_slot_gives_slots_under_the_cap_of_each_host(tmp_path: Path) -> None:
+    """Chiesi et al., figure 2: 60 W for a host that draws 10 W; the smallest slot takes a job."""
+    policy = text("power-slot", cap_w=60.0, shared=True)
+    with Journal.open(tmp_path / "journal") as journal:
+        bench = Bench(journal, tmp_path, policy)
+        jobs = [bench.submit(n, 1, 0.0, power_w=w) for n, w in enumerate((20, 25, 20, 40), 1)]
+        assert [bench.slots(name) for name in jobs] == [["n2/0"], ["n2/1"], ["n1/0"], []]
+        (row,) = views.jobs(bench.daemon.context, lambda job: job == jobs[3])
+        assert row.reason.startswith("PowerCap")
+        bench.now_s += 10.0
+        bench.daemon.handle(Ended(bench.now_s, jobs[2], "COMPLETED"))
+        assert bench.slots(jobs[3]) == ["n1/0"]
+        bench.balances()
+        with pytest.raises(PolicyError, match="expected a policy whose jobs share nodes, as here"):
+            bench.daemon.set_policy(text("power-slot", cap_w=60.0))
         assert replay(journal.read()).differing == []
 
 
