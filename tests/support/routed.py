@@ -47,6 +47,7 @@ class Routed:
     Attributes:
         clock: its time in seconds, which stands still unless it is set.
         stopped: an entry for each time it was told to stop.
+        loop: of the daemon's life: jobs' events belong to one.
         where: of its addresses, which one is asked where that is not said; a Unix socket's.
     """
 
@@ -54,6 +55,7 @@ class Routed:
     clock: list[float]
     stopped: list[bool] = field(default_factory=list)
     where: object = ("socket", None)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def request(
         self,
@@ -83,7 +85,7 @@ class Routed:
             said.append(message)
 
         routes = Routes(self.daemon, lambda: self.stopped.append(True), USERS_TOKEN, ["socket"])
-        asyncio.run(routes.app()(scope, receive, send))  # type: ignore[arg-type]
+        self.loop.run_until_complete(routes.app()(scope, receive, send))  # type: ignore[arg-type]
         return said[0]["status"], b"".join(message.get("body", b"") for message in said)
 
     def ask(
@@ -131,4 +133,8 @@ def routed(folder: Path) -> Iterator[Routed]:
     with Journal.open(folder / "journal") as journal:
         clock = [1_000.0]
         settings = Settings("fifo", lambda: clock[0], lambda words: None)
-        yield Routed(resume(cluster, journal, launcher, settings), clock)
+        found = Routed(resume(cluster, journal, launcher, settings), clock)
+        try:
+            yield found
+        finally:
+            found.loop.close()

@@ -18,7 +18,7 @@ from rms.core.events import (
     Submitted,
 )
 from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
-from rms.core.policies import POLICIES, PolicyError, adjusted, named, read_policy
+from rms.core.policies import POLICIES, PolicyError, adjusted, modules_of, named, read_policy
 from rms.core.policies.power import PowerRoom, PowerSlot
 from rms.core.state import State
 
@@ -63,6 +63,11 @@ def test_a_users_own_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert started(engine, *(job(n) for n in range(1, 5))) == ["4", "3"]
     assert engine.explain(JobId("1")) is not None
     assert named(policy.key) == policy  # what a journal holds of it
+    assert modules_of(policy) == {"my_parts"} and named(policy.key, {"my_parts"}) == policy
+    with pytest.raises(PolicyError, match="--policy-modules"):
+        named(policy.key, {"parts"})
+    with pytest.raises(PolicyError, match="expected a policy of"):
+        named(str(path), {"my_parts"})
 
 
 @pytest.mark.parametrize(

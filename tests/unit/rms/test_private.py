@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import socket
 import stat
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from routed import SCRIPT, routed
@@ -14,6 +18,7 @@ from rms.core.model import JobId
 from rms.daemon.private import Private, make_folder, secret
 from rms.daemon.sockets import ServeError, check_loopback
 from rms.launch.base import LaunchError
+from rms.wire.http import UnreachableError, request
 
 SECRET = "swordfish-4711"
 
@@ -99,3 +104,36 @@ def test_tcp_is_of_this_machine_alone(listen: str) -> None:
         check_loopback(listen)
     for own in ("tcp:127.0.0.1:0", "tcp:localhost:80", "tcp:127.1.2.3:80", "unix:/x"):
         check_loopback(own)
+
+
+@pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="this system does not tell")
+def test_a_client_says_nothing_to_a_daemon_of_somebody_else(tmp_path: Path) -> None:
+    path, uid = str(tmp_path / "socket"), os.geteuid()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        with (
+            mock.patch("os.geteuid", return_value=uid + 1),
+            pytest.raises(UnreachableError, match=f"of user {uid + 1} .* got one of user {uid}"),
+        ):
+            request(f"unix:{path}", "POST", "/jobs", SECRET.encode())
+        answering, _ = listening.accept()
+        with answering:
+            assert answering.recv(100) == b""
+
+
+def test_what_can_be_asked_is_described(tmp_path: Path) -> None:
+    with routed(tmp_path) as server:
+        status, found = server.ask("GET", "/openapi.json")
+        assert status == 200 and found["openapi"] == "3.1.0"
+        submit = found["paths"]["/jobs"]["post"]
+        sent = submit["requestBody"]["content"]["application/json"]["schema"]
+        assert sent == {"$ref": "#/components/schemas/Submission"}
+        assert list(submit["responses"]) == ["200", "400", "401", "404", "409", "413", "503"]
+        assert found["components"]["schemas"]["Submission"]["properties"]["name"] == {
+            "type": "string",
+            "maxLength": 1024,
+        }
+        refs = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(found)))
+        assert refs <= found["components"]["schemas"].keys() and len(refs) > 30
+        assert server.ask("GET", "/openapi.json", over_tcp=True)[0] == 401

@@ -256,6 +256,31 @@ def test_json_is_all_that_is_printed_or_goes_to_a_file(terminal: Terminal, words
         assert list(found) == list(printed)
 
 
+def test_what_steers_a_terminal_is_shown_as_text(terminal: Terminal) -> None:
+    terminal.run("submit", "good.sh")
+    job = terminal.server.daemon.jobs[JobId("1")]
+    job.note["name"] = "\x1b[2J[red]x[/b]<i>"
+    job.answer = "\x9b31m\u202e"
+    for words in ("queue", "top", "show 1", "acct"):
+        assert terminal.run(*words.split()) == 0, terminal.err
+        assert all(c.isprintable() or c == "\n" for c in terminal.out), (words, terminal.out)
+        assert r"\x1b[2J[red]x[/b]<i>" in terminal.out, words
+    assert r"got '\x1b]0;x'" in terminal.refused(2, "show", "\x1b]0;x")
+
+
+@pytest.mark.promise("no-one-in")
+def test_files_are_read_by_the_client(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('order = { part = "os:abort" }\n')
+    assert "--policy-modules" in terminal.refused(2, "policy", "mine.toml")
+    (tmp_path / "mine.py").write_text("def schedule(state):\n    return []\n")
+    found = terminal.lines("policy", "mine.py")[1]
+    assert found == ["fifo", str(tmp_path / "mine.py"), "high"]
+    terminal.server.daemon.tasks.close()
+    (kept,) = (tmp_path / "state" / "strategies").iterdir()
+    assert kept.read_text() == (tmp_path / "mine.py").read_text()
+    assert "x.json" in terminal.refused(2, "submit", "--profile", "x.json", "good.sh")
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 BAD_REQUESTS = {
