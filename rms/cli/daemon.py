@@ -84,7 +84,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="end when the parent ends; PID: which that is, as it may have ended by now",
     )  # fmt: skip
     add("--state", type=Path, metavar="DIR")
-    add("--listen", metavar="unix:PATH|tcp:HOST:PORT")
+    add(
+        "--listen",
+        metavar="unix:PATH|tcp:HOST:PORT",
+        help="default: a socket in the state folder; TCP on this machine alone (127.0.0.1), or "
+        "where an engine's jobs on other nodes are to reach the daemon",
+    )
     _add_energy(command)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from routed import USERS_TOKEN, Routed, routed
@@ -150,5 +150,10 @@ class Asked(RuleBasedStateMachine):
 @pytest.mark.promise("no-one-in")
 def test_no_request_is_a_fault_of_the_daemon() -> None:
     machine = Asked.TestCase
-    machine.settings = settings(max_examples=25, stateful_step_count=25)
+    machine.settings = settings(
+        max_examples=25,
+        stateful_step_count=25,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),  # on a machine that has other things to do
+    )
     machine().runTest()
