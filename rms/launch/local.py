@@ -309,7 +309,11 @@ class LocalLauncher:
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job, or of one of its launches, at once."""
         for pid in self.members(job, launch):
-            send_signal(pid, signal.SIGKILL)
+            self.end_process(pid)
+
+    def end_process(self, pid: int) -> None:
+        """End a process at once; it is asked for again and again until the process is gone."""
+        send_signal(pid, signal.SIGKILL)
 
     def _start(
         self,

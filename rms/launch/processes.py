@@ -93,6 +93,14 @@ def environment(pid: int) -> list[bytes] | None:
         return None
 
 
+def program_name(pid: int) -> str:
+    """Return the name of what a process runs, its first 15 characters; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    except OSError:
+        return ""
+
+
 def alive(pid: int) -> bool:
     """Return whether a process runs (a zombie does not)."""
     try:

@@ -20,6 +20,9 @@ from processes import ROOT, program
 from slurm_bed import Slurm
 from slurm_daemon import Pilot, bare, piloted
 
+from rms.launch.processes import program_name
+from rms.wire.messages import WORLD_VARIABLE
+
 MPDATA = f"{sys.executable} -m mpdata"
 PACED = f"{' '.join(program('paced'))} {ROOT / 'mpdata' / '__main__.py'}"
 SMALL = "--case random --grid 24 20 8 --backend numpy --every 2"
@@ -347,6 +350,37 @@ def test_cancelled_steps(slurm: Slurm, alone: str) -> None:
         completed(pilot, job, alone)
         why = re.findall(rf"job {job}: (.*; requeued)", pilot.said())[0]
         TABLE.append(("scancel of the running world's step", "requeued, same bits", why))
+        pilot.nothing_left()
+
+
+def test_a_world_that_is_ended_before_its_ranks_start(slurm: Slurm, alone: str) -> None:
+    """Slurm keeps a step for good whose srun is killed before it has started its tasks."""
+    with piloted(slurm, 2, "--policy", "fifo") as pilot:
+        hold, waits, tools = (pilot.folder / name for name in ("hold", "waits", "tools"))
+        tools.mkdir()
+        prolog = tools / "prolog"  # runs between the creation of a step and the start of its tasks
+        prolog.write_text(f"#!/bin/sh\nwhile [ -e {hold} ]; do : > {waits}; sleep 0.05; done\n")
+        srun = tools / "srun"
+        srun.write_text(f'#!/bin/sh\nexec {shutil.which("srun")} --prolog={prolog} "$@"\n')
+        for tool in (prolog, srun):
+            tool.chmod(0o755)
+        options = ("--nodes", "1-2", "--preferred", "1", "--mode", "malleable")
+        path = os.pathsep.join([str(tools), os.environ["PATH"]])
+        job = pilot.submit(mpdata(), *options, PATH=path)
+        pilot.running(job, 20)
+        hold.touch()
+        pilot.ask("resize", job, "2")
+        pilot.until(waits.exists, "step of the new world")
+        (pilot.work / "go").touch()
+
+        def only_srun() -> bool:
+            new = [pid for pid, env in pilot.processes().items() if env.get(WORLD_VARIABLE) == "1"]
+            return {program_name(pid) for pid in new} <= {"srun", "prolog", "sleep", ""}
+
+        pilot.until(only_srun, "end of the new world's mpiexec")
+        hold.unlink()
+        completed(pilot, job, alone)
+        assert pilot.rolled_back(job)
         pilot.nothing_left()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -9,16 +10,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
+from math import inf
 from pathlib import Path
 
 from rms.launch.base import ManagedProcess, WorldLaunch, hosts_of
 from rms.launch.local import LocalLauncher
+from rms.launch.processes import alive, program_name, send_signal
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.steps import ScriptStep, World, end_steps, is_part_of, refresh_folder
 from rms.power.clocks import Shares
 
 END_PATIENCE_S = 60.0
 """How long a step that was ended is asked after."""
+
+SRUN_S = 10.0
+"""How long an srun that is to end has for ending its step. Slurm keeps a step for good whose srun
+was killed between its creation and the start of its tasks: whoever is told to kill it finds none.
+"""
 
 POLL_BUDGET_S = 0.1
 """How long one call may poll processes."""
@@ -42,6 +50,7 @@ class SlurmLauncher(LocalLauncher):
     _ending: dict[str, Future[None]] = field(default_factory=dict)
     _worlds: dict[str, World] = field(default_factory=dict)
     _polled: deque[World | ScriptStep] = field(default_factory=deque)
+    _told_s: dict[int, float] = field(default_factory=dict)
 
     shared_filesystem = True
 
@@ -150,3 +159,13 @@ class SlurmLauncher(LocalLauncher):
             self._ending[name] = executor.ask(
                 lambda: end_steps(executor, allocation, name, END_PATIENCE_S)
             )
+
+    def end_process(self, pid: int) -> None:
+        """Kill a process, but tell an srun, which ends its step, and kill it only if it stays."""
+        now = time.monotonic()
+        if pid not in self._told_s and program_name(pid) == "srun":
+            self._told_s = {known: at for known, at in self._told_s.items() if alive(known)}
+            self._told_s[pid] = now
+            send_signal(pid, signal.SIGTERM)
+        elif now >= self._told_s.get(pid, -inf) + SRUN_S:
+            send_signal(pid, signal.SIGKILL)
