@@ -7,6 +7,7 @@ import signal
 from collections import defaultdict
 
 import pytest
+from faults import Fault, entering, rows_of, table
 from hypothesis import HealthCheck, Phase, settings
 from promises import enter, promises, proven_by
 from selection import covering_rows
@@ -85,6 +86,22 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.when == "call" or report.outcome != "passed":
         names = [str(value) for key, value in report.user_properties if key == "promise"]
         enter(report.outcome, names, reason(report))
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest) -> Fault:
+    """What enters a row in the table of faults."""
+    return entering(request.node)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table of faults that daemons were put through."""
+    passed = [r for r in terminalreporter.stats.get("passed", []) if r.when == "call"]
+    found = rows_of(passed)
+    if found:
+        terminalreporter.section("faults")
+        for line in table(found):
+            terminalreporter.write_line(line)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:

@@ -33,7 +33,7 @@ class Engine:
             raise PolicyError(
                 f"expected nodes that state frequencies for policy {policy.name}, got none"
             )
-        self._boots: dict[JobId, Later] | None = None
+        self._explained: dict[JobId, Later] | None = None
         self.policy = policy
 
     @property
@@ -45,7 +45,7 @@ class Engine:
     def policy(self, policy: Policy) -> None:
         if policy.counted != self.state.counted:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
-        self._policy, self._boots = policy, None
+        self._policy, self._explained = policy, None
         if policy.always_on:
             self.state.idle = None
         elif self.state.idle is None:
@@ -68,35 +68,65 @@ class Engine:
         if state.idle is not None and not state.idle.since_s:
             state.idle.begin(state.nodes, event.at_s)
         transition.apply(state, event)
-        self._boots = None
+        self._explained = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
-        """Return what to do after ``events``, which have just happened; entered as requested."""
+        """Return what to do after ``events``, which have just happened; entered as requested.
+
+        Raises:
+            RuleError: the policy decided what cannot be; ``taken`` is what was entered before that.
+        """
         last, policy = events[-1], self._policy
         if type(last) is ResizeAsked:
             decision = asked_for(self.state, last, policy)
-            self._enter(decision)
+            self._enter((decision,))
             return [decision]
         triggers = policy.triggers
         if type(last) in triggers or any(type(event) in triggers for event in events):
             return self._pass(events)
         return []
 
+    def follow(self, event: Event, decisions: Sequence[Decision]) -> None:
+        """Take in what happened, and what was decided on it at the time: no policy is asked.
+
+        Raises:
+            RuleError: a decision cannot be; ``taken`` is what was entered before it.
+        """
+        self.apply(event)
+        self._enter(decisions)
+        if type(event) in self._policy.triggers:
+            self._end_pass()
+
+    def asks(self, event: Event) -> bool:
+        """Return whether there is something to decide after an event."""
+        kind = type(event)
+        return kind in self._policy.triggers or kind is ResizeAsked
+
     def _pass(self, events: Sequence[Event]) -> list[Decision]:
         """Let the policy decide on ``events``."""
+        decisions = self._policy.decide(self.state, events)
+        if decisions:
+            self._enter(decisions)
+        self._end_pass()
+        return decisions
+
+    def _end_pass(self) -> None:
         state = self.state
-        decisions = self._policy.decide(state, events)
-        for decision in decisions:
-            self._enter(decision)
         state.needs_pass = False
         state.new_jobs.clear()
         state.reached_resize_point.clear()
-        return decisions
 
-    def _enter(self, decision: Decision) -> None:
-        """Enter a decision as requested, if it breaks no rule."""
-        rules.check(self.state, decision, ahead=self._policy.ahead)
-        transition.take(self.state, decision)
+    def _enter(self, decisions: Sequence[Decision]) -> None:
+        """Enter decisions as requested, in order, until one breaks a rule."""
+        state, ahead, taken = self.state, self._policy.ahead, 0
+        try:
+            for decision in decisions:
+                rules.check(state, decision, ahead=ahead)
+                transition.take(state, decision)
+                taken += 1
+        except rules.RuleError as error:
+            error.taken = tuple(decisions[:taken])
+            raise
 
     @property
     def look_s(self) -> float:
@@ -114,12 +144,10 @@ class Engine:
             return Later(job_id, reason, Reason.TOO_WIDE)
         if job is None:
             return None
-        if self.state.off or self.state.booting:
-            if self._boots is None:  # once for all jobs that are asked about
-                self._boots = self._policy.boots(self.state)
-            if job_id in self._boots:
-                return self._boots[job_id]
-        return self._policy.explain(self.state, job)
+        if self._explained is None:  # once for all jobs that are asked about
+            self._explained = self._policy.explained(self.state)
+        known = self._explained.get(job_id)
+        return self._policy.explain(self.state, job) if known is None else known
 
 
 def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
@@ -150,7 +178,7 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
             refusal = f"later: PowerCap: takes {more_w:.4g} W more, {left_w:.4g} W are left"
     if refusal is not None:
         return Later(event.job, refusal, Reason.REFUSED)
-    nodes = event.nodes or policy.placement(state).resize(job, size)
+    nodes = event.nodes or policy.place(state, job, size)
     if nodes and not event.nodes and len(nodes) != size:
         reason = f"later: nodes are free, but the power of a job on {size} fits on too few"
         return Later(event.job, reason, Reason.REFUSED)

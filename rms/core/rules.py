@@ -11,7 +11,9 @@ from rms.core.state import State
 
 
 class RuleError(RuntimeError):
-    """A policy decided what cannot be."""
+    """A policy decided what cannot be; ``taken`` are the decisions before it that hold."""
+
+    taken: tuple[Decision, ...] = ()
 
 
 def check(state: State, decision: Decision, *, ahead: bool = False) -> None:

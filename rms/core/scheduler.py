@@ -38,6 +38,7 @@ from rms.core.ledger import Ledger
 from rms.core.lending import owners_changed
 from rms.core.model import JobId
 from rms.core.policies import Policy
+from rms.core.rules import RuleError
 from rms.core.timeline import Timeline
 from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
@@ -70,6 +71,9 @@ class Scheduler:
         reasons: of each job, why it waits, or what was said of it last.
         resizes: of each job, how many resizes were decided; the newest has that number.
         present: where the daemon is and the nodes it has there, with slots that no event knows.
+        stand_ins: policies that decide instead of one that fails, the next where that fails too;
+            where there is none, a policy's error is the caller's.
+        failure: how the policy has failed on the newest event, "" where it has not.
     """
 
     def __init__(self, cluster: Cluster, policy: Policy, where: str = "") -> None:
@@ -81,20 +85,25 @@ class Scheduler:
         self.reasons: dict[JobId, str] = {}
         self.resizes: dict[JobId, int] = {}
         self.present: tuple[str, Cluster] | None = None
+        self.stand_ins: tuple[Policy, ...] = ()
+        self.failure = ""
 
-    def feed(self, event: Event) -> list[Decision]:
+    def feed(self, event: Event, recorded: Sequence[Decision] | None = None) -> list[Decision]:
         """Take in what happened; return what is decided on it.
+
+        Args:
+            recorded: what was decided on it at the time, to be followed; None to decide.
 
         Raises:
             TransitionError: it cannot have happened.
-            RuleError: the policy decided what cannot be.
+            RuleError: the policy decided what cannot be, or it is recorded so.
         """
         if isinstance(event, Reopened):
             self._reopen(event)
         state, at_s = self.engine.state, event.at_s
         lent = state.lent
         self.energy.advance(state, at_s)
-        decisions = self.engine.handle(event)
+        decisions = self._decide(event, recorded)
         if isinstance(event, ResizeRolledBack):
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
         of_jobs = [each for each in decisions if not isinstance(each, PowerOff | PowerOn)]
@@ -113,6 +122,32 @@ class Scheduler:
             self.timeline.switch(state, at_s)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions
+
+    def _decide(self, event: Event, recorded: Sequence[Decision] | None) -> list[Decision]:
+        """Decide on an event, or follow what was decided; a policy that fails is replaced."""
+        engine, self.failure = self.engine, ""
+        if recorded is not None:
+            engine.follow(event, recorded)
+            return list(recorded)
+        engine.apply(event)
+        found: list[Decision] = []
+        policies = iter(self.stand_ins)
+        while engine.asks(event):
+            try:
+                return found + engine.decide((event,))
+            except Exception as error:  # it may be anything that a user's own function raises
+                found += error.taken if isinstance(error, RuleError) else ()
+                if found and isinstance(event, Submitted):  # some of them may be refused by now
+                    left = tuple(s for s in event.specs if s.id in engine.state.pending)
+                    event = Submitted(event.at_s, left)
+                self.failure = self.failure or f"{engine.policy.name} failed: {error}"
+                instead = next((p for p in policies if p is not engine.policy), None)
+                if instead is None:
+                    if self.stand_ins:
+                        break
+                    raise
+                engine.policy, engine.state.needs_pass = instead, True
+        return found
 
     def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
         """Return a decision as the history has it."""

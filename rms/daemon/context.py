@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rms.core.cluster import Cluster
 from rms.core.events import Decision, Event
@@ -21,8 +21,15 @@ from rms.formats.prices import Prices
 from rms.launch.base import Launcher
 from rms.launch.power import PowerCommands
 
-Handle = Callable[[Event], list[Decision]]
-"""Hands an event to the scheduler, through the journal; returns what was decided on it."""
+Notes = dict[str, dict[str, Any]]
+"""Facts that a restarted daemon needs, by key."""
+
+
+class Handle(Protocol):
+    """Hands an event to the scheduler, through the journal; returns what was decided on it."""
+
+    def __call__(self, event: Event, notes: Notes | None = None) -> list[Decision]:
+        """Enter the event, and these facts with it."""
 
 
 @dataclass(frozen=True)

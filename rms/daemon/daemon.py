@@ -7,22 +7,17 @@ not know but a restarted daemon needs (scripts, outputs) is in the journal's not
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-import msgspec
-
 from rms.core.events import (
     Decision,
-    Ended,
     Event,
     Never,
     PowerCapSet,
     PowerOff,
     PowerOn,
-    Reopened,
     Resize,
     ResizeAsked,
     ResizePoint,
@@ -36,12 +31,15 @@ from rms.core.events import (
 from rms.core.model import Job, JobId, JobSpec, JobState
 from rms.core.policies import PolicyError, placing
 from rms.core.powercap import check_cap
-from rms.daemon.context import Context
+from rms.daemon.context import Context, Notes
+from rms.daemon.dispatch import Dispatcher
 from rms.daemon.endings import Endings
+from rms.daemon.faults import Faults, describe
 from rms.daemon.frequencies import FrequencyControl
+from rms.daemon.guard import guarded
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
-from rms.daemon.journal import JournalFullError
+from rms.daemon.journal import JournalError
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import Nodes, check_placement
@@ -51,7 +49,6 @@ from rms.daemon.tasks import Tasks
 from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
 from rms.wire.messages import (
-    ApplicationResizeRequest,
     MeterAnswer,
     Metered,
     Poll,
@@ -85,6 +82,7 @@ class Daemon:
         self.context, self.scheduler, self.jobs = context, context.scheduler, context.jobs
         self.journal, self.launcher = context.journal, context.launcher
         self.now, self.time, self.say = context.now, context.time, context.say
+        self.faults = Faults(context.say)
         self.scripts = Scripts(context, self.handle)
         self.worlds = Worlds(context, self.scripts, self.handle)
         self.nodes = Nodes(context, self.handle)
@@ -96,63 +94,40 @@ class Daemon:
         self.tasks = Tasks(context, self.handle)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s, self._look_s, self._unseen = 0.0, inf, 0
-        self._queue, self._handling = deque[tuple[Event, int | None]](), False
-        self._decided, self._unwritable = deque[Decision](), False
+        given = self.endings, self.faults, self._followed, self._act
+        self._dispatcher = Dispatcher(context, *given)
+        self._parts: dict[str, Callable[[], None]] = {
+            "decisions": self._dispatcher.act,
+            "policy": self._tick,
+            "starts": self.scripts.start_some,
+            "launcher": self.launcher.poll,
+            "nodes": self.nodes.watch,
+            "node power": self.node_power.watch,
+            "frequencies": self.frequencies.watch,
+            "measured power": self.power.look,
+            "last lines": self.endings.watch,
+            "tasks": self.tasks.look,
+        }
 
     # --- events ------------------------------------------------------------------------------
 
-    def handle(self, event: Event, number: int | None = None) -> list[Decision]:
+    def handle(
+        self, event: Event, notes: Notes | None = None, number: int | None = None
+    ) -> list[Decision]:
         """Journal an event, decide, journal the decisions, act; then what acting led to.
 
         Args:
+            notes: facts that are true with the event and not without it: kept with it or not.
             number: its sequence number, where it is in the journal already.
         """
-        self._queue.append((event, number))
-        return [] if self._handling else self._work_off()
+        if not self._dispatcher.busy:
+            self.scripts.begin_slice()
+        return self._dispatcher.handle(event, notes, number)
 
-    def _work_off(self) -> list[Decision]:
-        """Follow the events that wait; return what was decided on the first."""
-        self._handling = True
-        self.scripts.begin_slice()
-        first: list[Decision] = []
-        try:
-            self._carry_out()
-            if self._queue:
-                first = self._handle(*self._queue.popleft())
-            while self._queue:
-                self._handle(*self._queue.popleft())
-        finally:
-            self._handling = False
-            self._queue.clear()
-        return first
-
-    def _handle(self, event: Event, number: int | None) -> list[Decision]:
-        event = msgspec.structs.replace(event, at_s=max(event.at_s, self.context.state.now_s))
-        number = self.journal.append(event) if number is None else number
-        decisions = self.scheduler.feed(event)
+    def _followed(self, event: Event) -> None:
         self._look_s = self.scheduler.engine.look_s
         self.power.followed(event)
-        self.journal.decided(number, decisions)
         self.tasks.follow()
-        if isinstance(event, Ended):
-            self.endings.add(event.job)
-        elif isinstance(event, Reopened):
-            for job_id in event.failed:
-                self.endings.add(job_id)
-        self._decided.extend(decisions)
-        self._carry_out()
-        return decisions
-
-    def _carry_out(self) -> None:
-        """Act on what was decided, once that is on disk; on a full one, when there is room."""
-        if not self._decided:
-            return
-        try:
-            self.journal.flush()
-        except JournalFullError:
-            return
-        while self._decided:
-            self._act(self._decided.popleft())
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):
@@ -161,16 +136,23 @@ class Daemon:
             if decision.job not in self.context.state.running:
                 return  # over before this could be acted on
             job, strategy = self.jobs[decision.job], self._strategies.pop(decision.job, "")
-            if job.ending is not None:
-                reason = "the job is told to end"
-                self.handle(ResizeRolledBack(self.time(), decision.job, reason))
-                return
-            slots = self.context.cluster.slots_of(decision.nodes)
-            self.worlds.begin_resize(job, slots, strategy)
+            try:
+                self._begin_resize(job, decision, strategy)
+            except JournalError:
+                raise
+            except Exception as error:
+                self.scripts.fail(job, describe(error))
         elif isinstance(decision, Never):
             self.say(f"job {decision.job} can never run: {decision.reason}")
         elif isinstance(decision, PowerOff | PowerOn):
             self.node_power.act(decision)
+
+    def _begin_resize(self, job: JobRuntime, decision: Resize, strategy: str) -> None:
+        if job.ending is not None or job.fault:
+            self.handle(ResizeRolledBack(self.time(), job.id, "the job is told to end"))
+            return
+        slots = self.context.cluster.slots_of(decision.nodes)
+        self.worlds.begin_resize(job, slots, strategy)
 
     # --- what users ask ----------------------------------------------------------------------
 
@@ -186,7 +168,7 @@ class Daemon:
                 self.journal.note(f"job/{spec.id}", notes[spec.id])
             number = self.journal.append(event)
         self.jobs.update({spec.id: JobRuntime(spec.id, notes[spec.id]) for spec in specs})
-        self.handle(event, number)
+        self.handle(event, number=number)
         self.journal.flush()
 
     def next_id(self) -> int:
@@ -229,7 +211,7 @@ class Daemon:
             PolicyError: there is none of that name, it cannot decide here, or it names functions of
                 modules that the daemon was not started with.
         """
-        policy = placing(name, self.context.settings.policy_modules)
+        policy = guarded(placing(name, self.context.settings.policy_modules))
         check_placement(policy, self.context.cluster)
         if not policy.always_on and self.launcher.shared_filesystem:
             raise PolicyError(POWERED_BY_SLURM)
@@ -314,11 +296,12 @@ class Daemon:
         return request if request is not None and request.number > known else None
 
     def report(self, job_id: JobId, report: Report) -> None:
-        """Take in how a resize goes, or that the job itself would have one."""
-        if isinstance(report, ApplicationResizeRequest):
-            self.jobs[job_id].requested_ranks = report.ranks
-        else:
-            self.worlds.resize(self.jobs[job_id], report)
+        """Take in how a resize goes, or that the job itself would have one.
+
+        Raises:
+            ValueError: it speaks of what there is not.
+        """
+        self.worlds.report(self.jobs[job_id], report)
 
     def launch(self, job_id: JobId, command: LaunchCommand, key: str) -> int:
         """Boot a world for a launcher line of a job script; return the step's number.
@@ -353,18 +336,10 @@ class Daemon:
         Where much has happened to many jobs, the rest of them are looked at the next time.
         """
         now = self.now()
-        if self._decided:
-            self._work_off()
-        self._tick(now)
         self.scripts.begin_slice()
-        self.scripts.start_some()
-        self.launcher.poll()
-        self.nodes.watch()
-        self.node_power.watch()
-        self.frequencies.watch()
-        self.power.look()
-        self.endings.watch()
-        self.tasks.look()
+        for part, look in self._parts.items():
+            with self.faults.of(part):
+                look()
         jobs = list(self.context.state.running.items())
         begun, first, self._unseen = self.now(), self._unseen, 0
         jobs = [*jobs[first:], *jobs[:first]]
@@ -372,28 +347,30 @@ class Daemon:
             if at and self.now() > begun + LOOK_S:
                 self._unseen = (first + at) % len(jobs)
                 break
-            self._watch_job(self.jobs[job_id], running, now)
-        self.meters.watch()
-        self._flush()
+            with self.faults.of(f"job {job_id}"):
+                self._contain(self.jobs[job_id], running, now)
+        with self.faults.of("meters"):
+            self.meters.watch()
+        self._dispatcher.flush()
 
-    def _flush(self) -> None:
-        """Have all on disk that was entered; say when that cannot be, and when it can be again."""
+    def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
+        """Look at a job; an error in that ends the job, but what the system is short of passes."""
+        if job.fault:
+            self.scripts.fail(job, job.fault)
+            return
         try:
-            self.journal.flush()
-        except JournalFullError as error:
-            if not self._unwritable:
-                self.say(f"{error}; until it can be written, jobs go on but none is taken in")
-            self._unwritable = True
-        else:
-            if self._unwritable:
-                self.say("the journal can be written again")
-            self._unwritable = False
+            self._watch_job(job, running, now)
+        except (JournalError, OSError):
+            raise
+        except Exception as error:
+            self.scripts.fail(job, describe(error))
 
-    def _tick(self, now: float) -> None:
+    def _tick(self) -> None:
         """Let a policy look that wants to: at a time of its own, or regularly while jobs are."""
+        now, state = self.now(), self.context.state
         if self._look_s <= self.time():
             self.handle(Ticked(self.time()))
-        every_s, state = self.scheduler.engine.policy.passes.every_s, self.context.state
+        every_s = self.scheduler.engine.policy.passes.every_s
         if every_s is None or now < self._ticked_s + every_s:
             return
         if state.pending or state.running:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
+from rms.core.events import Ended, Event, Reopened
 from rms.core.model import Job, JobId
 from rms.daemon.accounts import is_settled, job_rows
 from rms.daemon.context import Context
@@ -13,6 +15,9 @@ from rms.formats.energy import Account, cost_words
 
 SETTLE_S = 5.0
 """How long the line waits for the last readings of meters."""
+
+TAIL = 1 << 16
+"""How many bytes at the end of an output may hold a job's line already."""
 
 NOTE = "summary"
 """Kind of the note that keeps a job's line; without text it is still to be written."""
@@ -24,18 +29,29 @@ class Endings:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._due: dict[JobId, float] = {
-            job.id: context.now() + SETTLE_S for job in context.jobs.values() if job.summary == ""
+            job.id: context.now() + SETTLE_S
+            for job in context.jobs.values()
+            if job.summary == "" and job.id in context.state.ended
         }
 
-    def add(self, job_id: JobId) -> None:
-        """Write the line of a job that is over, or let it wait, if the job has ever run."""
-        if self._context.state.ended[job_id].start_s is None:
-            return
-        job = self._context.jobs[job_id]
-        job.summary = ""
-        self._context.note(NOTE, job, {"line": ""})
-        self._due[job_id] = self._context.now() + SETTLE_S
-        self.watch()
+    def due(self, event: Event) -> dict[JobId, str]:
+        """Return whose lines are to be written once an event has happened; keys of their notes."""
+        gone = event.failed if isinstance(event, Reopened) else ()
+        gone = (event.job,) if isinstance(event, Ended) else gone
+        jobs = [self._context.state.running.get(job_id) for job_id in gone]
+        return {
+            job.spec.id: f"{NOTE}/{job.spec.id}"
+            for job in jobs
+            if job is not None and job.start_s is not None
+        }
+
+    def add(self, job_ids: Iterable[JobId]) -> None:
+        """Write the lines of jobs that are over, or let them wait."""
+        for job_id in job_ids:
+            self._context.jobs[job_id].summary = ""
+            self._due[job_id] = self._context.now() + SETTLE_S
+        if self._due:
+            self.watch()
 
     def watch(self) -> None:
         """Write the lines that are due."""
@@ -54,11 +70,11 @@ class Endings:
         del self._due[job_id]
         job = context.jobs[job_id]
         job.summary = end_words(context, context.state.ended[job_id], job)
-        context.note(NOTE, job, {"line": job.summary})
         try:
-            _append(Path(job.note["output"]), f"rms: {job.summary}\n")
-        except OSError as error:
-            context.say(f"job {job_id}: its output does not take its last line: {error.strerror}")
+            _append(Path(job.note["output"]), job_id, f"rms: {job.summary}\n")
+        except (OSError, ValueError) as error:
+            context.say(f"job {job_id}: its output does not take its last line: {error}")
+        context.note(NOTE, job, {"line": job.summary})  # a line twice is seen, one lost is not
 
 
 def end_words(context: Context, job: Job, known: JobRuntime) -> str:
@@ -80,15 +96,19 @@ def end_words(context: Context, job: Job, known: JobRuntime) -> str:
     return f"job {job.spec.id} {job.state}: {', '.join(found)}"
 
 
-def _append(path: Path, line: str) -> None:
-    """Append a line to a file, if there is one; a pipe that nobody reads is no place for it."""
+def _append(path: Path, job_id: JobId, line: str) -> None:
+    """Append a job's line to a file, if there is one that does not have it from before a restart.
+
+    A pipe that nobody reads is no place for it.
+    """
     try:
         file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
     except FileNotFoundError:
         return
     try:
         size = os.fstat(file).st_size
-        begins = not size or os.pread(file, 1, size - 1) == b"\n"
-        os.write(file, f"{'' if begins else chr(10)}{line}".encode())
+        end = b"\n" + (os.pread(file, TAIL, max(0, size - TAIL)) if size else b"")
+        if f"\nrms: job {job_id} ".encode() not in end:
+            os.write(file, (b"" if end.endswith(b"\n") else b"\n") + line.encode())
     finally:
         os.close(file)

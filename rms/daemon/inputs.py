@@ -78,11 +78,6 @@ class ScriptEnded:
 
 
 @dataclass(frozen=True)
-class ScriptStarted:
-    """The script runs again."""
-
-
-@dataclass(frozen=True)
 class Polled:
     """The job computes."""
 
@@ -106,7 +101,6 @@ Input = (
     | WorldEnded
     | StepEnded
     | ScriptEnded
-    | ScriptStarted
     | Polled
     | Adopted
 )
@@ -122,6 +116,7 @@ class Facts:
         slots: where the job is, by the scheduler.
         requested: where it is to be, None where the scheduler knows of no resize in flight.
         resize_begun: whether the scheduler knows that it has stopped stepping for it.
+        number: of the newest resize that was decided for the job.
     """
 
     now_s: float
@@ -129,3 +124,4 @@ class Facts:
     slots: tuple[str, ...]
     requested: tuple[str, ...] | None = None
     resize_begun: bool = False
+    number: int = 1

@@ -115,7 +115,8 @@ class Say:
 
 
 ResizeEvent = ResizeBegun | Resized | ResizeRolledBack
-RecordCommand = SaveResize | SaveSteps | SavePast | TellJob | Observe | Decide | Say
+SaveCommand = SaveResize | SaveSteps | SavePast
+RecordCommand = TellJob | Observe | Decide | Say
 ProcessCommand = (
     AskGrant
     | AskRelease
@@ -127,6 +128,7 @@ ProcessCommand = (
     | RunScript
     | Requeue
 )
-Instruction = ResizeEvent | RecordCommand | ProcessCommand
+ActCommand = ResizeEvent | RecordCommand | ProcessCommand
+Instruction = SaveCommand | ActCommand
 Instructions = list[Instruction]
 """An event for the scheduler, or a command; to be carried out in order."""

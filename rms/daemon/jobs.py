@@ -130,6 +130,7 @@ class JobRuntime:
         rests_until_s: end of its cooldown.
         requested_ranks: how many its application would have, 0 where it has not said.
         ending: the state in which it is to end, once it was told to.
+        fault: what has gone wrong about it in the daemon, "" where nothing has: it is being ended.
         summary: the last line of its output, "" while that is due, None where none is.
         count: steps being counted at its present size; None while it is resized.
     """
@@ -150,10 +151,15 @@ class JobRuntime:
     step: int = 0
     total: int = 0
     ending: str | None = None
+    fault: str = ""
     kill_at: float | None = None
     answer: str = ""
     summary: str | None = None
     count: StepCount | None = None
+
+    def add_resize(self, row: ResizeRow) -> None:
+        """Enter a resize that is over, once: a job tells a restarted daemon again."""
+        self.resizes = [each for each in self.resizes if each.number != row.number] + [row]
 
     def stepped(self, now_s: float) -> tuple[int, float] | None:
         """Count the steps it has told; return steps and seconds when they are to be entered.

@@ -28,7 +28,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -104,10 +104,16 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
 
 class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """Another policy decides on every event from here on."""
+    """Another policy decides on every event from here on.
+
+    Attributes:
+        reason: how the one before failed on the event before this entry; "" where a user chose.
+            What is recorded of that event is decided by both, so no replay decides it again.
+    """
 
     at_s: float
     policy: str
+    reason: str = ""
 
 
 class Seen(msgspec.Struct, frozen=True, tag=True):
@@ -191,9 +197,12 @@ class Journal:
         """Enter that another policy decides from here on."""
         self._enter(PolicySet(at_s, named(name).key))
 
-    def append(self, event: Event) -> int:
-        """Enter an event and return its sequence number."""
-        return self._enter(event)
+    def append(self, event: Event, notes: Mapping[str, dict[str, Any]] | None = None) -> int:
+        """Enter an event and keep facts, all or nothing; return the event's sequence number."""
+        if not notes:
+            return self._enter(event)
+        self._together(lambda: self._enter(event), notes)
+        return self._last
 
     def decided(self, seq: int, decisions: Sequence[Decision]) -> None:
         """Enter what was decided on an event, once."""
@@ -201,6 +210,38 @@ class Journal:
         written = self._write(("decided", seq), _DECIDE, body, checksum(seq, body), seq)
         if written == 0:
             raise JournalError(f"{self.path}: expected an event without decisions, got entry {seq}")
+
+    def replaced(self, seq: int, decisions: Sequence[Decision], entry: PolicySet) -> None:
+        """Enter what was decided on an event on which the policy failed, and what decides now."""
+
+        def enter() -> None:
+            self.decided(seq, decisions)
+            self._enter(entry)
+
+        self._together(enter)
+
+    def keep(self, notes: Mapping[str, dict[str, Any]]) -> None:
+        """Keep facts, all or nothing."""
+        self._together(lambda: None, notes)
+
+    def _together(
+        self, enter: Callable[[], object], notes: Mapping[str, dict[str, Any]] | None = None
+    ) -> None:
+        """Enter and keep facts in one transaction; on a full disk later, as all that waits then."""
+
+        def work() -> None:
+            enter()
+            for key, value in (notes or {}).items():
+                self.note(key, value)
+
+        if self._strict:  # it is part of one already
+            work()
+            return
+        try:
+            with self.whole():
+                work()
+        except JournalFullError:
+            work()
 
     def note(self, key: str, value: dict[str, Any]) -> None:
         """Keep a fact that a restarted daemon needs, in place of an older one of that key."""

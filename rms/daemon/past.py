@@ -23,7 +23,7 @@ def past(path: Path) -> Snapshot:
         JournalError: it is none, is in use, or holds what this version cannot have written.
     """
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
-        scheduler = replay(journal.read()).scheduler
+        scheduler = replay(journal.read(), again=False).scheduler
         restore_energy(scheduler, journal)
         settings = Settings("", lambda: scheduler.engine.state.now_s, lambda words: None)
         launcher = LocalLauncher(Path(folder), "", "")  # it is asked what it knows: nothing

@@ -17,23 +17,28 @@ import msgspec
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Reopened, Started
-from rms.core.model import JobId, JobState
-from rms.core.policies import named, placing
+from rms.core.model import Job, JobId, JobState
+from rms.core.policies import PolicyError, named, placing
 from rms.core.rules import RuleError
 from rms.core.scheduler import Scheduler
 from rms.core.transition import TransitionError
 from rms.daemon import endings
-from rms.daemon.context import Context, Settings
+from rms.daemon.context import Context, Notes, Settings
 from rms.daemon.daemon import Daemon
+from rms.daemon.faults import describe
+from rms.daemon.guard import guarded, stand_ins
 from rms.daemon.inputs import Adopted
 from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
-from rms.daemon.journal import Entry, Journal, JournalError, Opened, Seen
+from rms.daemon.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.meters import restore_energy
 from rms.daemon.nodes import check_placement
 from rms.daemon.private import line_file
 from rms.daemon.resize import RELAUNCH
 from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
 from rms.wire.users import ResizeRow
+
+LOST: dict[str, Any] = {"output": "/dev/null", "requeue": False, "token": "", "name": "lost"}
+"""What is taken for what was submitted of a job where that is lost."""
 
 
 def noted(journal: Journal, kind: str, job_id: str) -> dict[str, Any]:
@@ -47,11 +52,12 @@ class Replay(msgspec.Struct):
     Attributes:
         scheduler: as it was in the daemon that wrote the journal, if nothing differs.
         events: how many it was fed.
-        differing: a sentence for each event on which it decided otherwise than is recorded.
+        differing: a sentence for each event on which it decided otherwise than is recorded, or
+            that it refused, though it had once taken it.
         unrecorded: by sequence number, what it decided on events without recorded decisions:
             nobody has acted on it, so record it and do it.
         refused: a sentence for each of those that it refused, as it did at the time.
-        broken: those of ``differing`` that it refused, though it had once taken them.
+        missing: a sentence for each policy that cannot be made any more.
     """
 
     scheduler: Scheduler
@@ -59,7 +65,7 @@ class Replay(msgspec.Struct):
     differing: list[str] = []
     unrecorded: dict[int, list[Decision]] = {}
     refused: list[str] = []
-    broken: list[str] = []
+    missing: list[str] = []
 
     @property
     def engine(self) -> Engine:
@@ -67,11 +73,17 @@ class Replay(msgspec.Struct):
         return self.scheduler.engine
 
 
-def replay(entries: Iterable[Entry], cluster: Cluster | None = None) -> Replay:
+def replay(
+    entries: Iterable[Entry], cluster: Cluster | None = None, *, again: bool = True
+) -> Replay:
     """Feed the events of a journal to a fresh scheduler, under the policies as recorded.
+
+    No event on which a policy failed is decided again, and none of a policy that is gone.
 
     Args:
         cluster: the nodes it begins with; by default those of the journal's first entry.
+        again: whether policies decide again on events whose decisions are recorded; else those
+            are followed, so that whatever has become of a policy changes nothing.
 
     Raises:
         JournalError: the journal does not begin with a header.
@@ -83,35 +95,54 @@ def replay(entries: Iterable[Entry], cluster: Cluster | None = None) -> Replay:
     where = first.where if cluster is None else ""
     given = first.nodes, first.power, first.widths, first.shared
     cluster = replace(cluster or Cluster.recorded(*given), levels=first.levels)
-    found = Replay(Scheduler(cluster, named(first.policy), where))
-    engine = found.engine
-    engine.state.max_concurrent_resizes = first.at_once
-    for entry in rest:
-        if not isinstance(entry, Seen):
-            engine.policy = named(entry.policy)
+    spare = stand_ins(cluster)
+    found = Replay(Scheduler(cluster, spare[0], where))
+    if not again:
+        found.scheduler.stand_ins = spare
+    there = _use(found, first)
+    found.engine.state.max_concurrent_resizes = first.at_once
+    entry = next(rest, None)
+    while entry is not None:
+        after = next(rest, None)
+        if isinstance(entry, Seen):
+            failed = isinstance(after, PolicySet) and bool(after.reason)
+            _feed(found, entry, follow=not again or failed or not there)
+        else:
+            there = _use(found, entry)
             if isinstance(entry, Opened):
-                engine.state.max_concurrent_resizes = entry.at_once
+                found.engine.state.max_concurrent_resizes = entry.at_once
                 found.scheduler.use_levels(entry.levels)
-            continue
-        found.events += 1
-        event = f"event {entry.seq} ({type(entry.event).__name__})"
-        recorded = entry.decisions
-        try:
-            got = found.scheduler.feed(entry.event)
-        except (TransitionError, RuleError) as error:
-            sentence = f"{event}: expected one that the engine takes, got: {error}"
-            if recorded is None:
-                found.refused.append(sentence)
-            else:
-                found.differing.append(sentence)
-                found.broken.append(sentence)
-            continue
-        if recorded is None:
-            found.unrecorded[entry.seq] = got
-        elif tuple(got) != recorded:
-            old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
-            found.differing.append(f"{event}: expected {old} as recorded, got {new}")
+        entry = after
     return found
+
+
+def _use(found: Replay, entry: Opened | PolicySet) -> bool:
+    """Let the policy of an entry decide; return whether it is to be had."""
+    try:
+        found.engine.policy = guarded(named(entry.policy))
+    except (PolicyError, RuleError) as error:
+        spare = stand_ins(found.scheduler.cluster)[0]
+        found.engine.policy = spare
+        found.missing.append(f"{error}; as recorded, and {spare.name} where nothing is")
+        return False
+    return True
+
+
+def _feed(found: Replay, entry: Seen, *, follow: bool) -> None:
+    """Feed an event, decide on it or follow what is recorded, and note what differs."""
+    found.events += 1
+    event, recorded = f"event {entry.seq} ({type(entry.event).__name__})", entry.decisions
+    try:
+        got = found.scheduler.feed(entry.event, recorded if follow else None)
+    except (TransitionError, RuleError) as error:
+        sentence = f"{event}: expected one that the engine takes, got: {error}"
+        (found.refused if recorded is None else found.differing).append(sentence)
+        return
+    if recorded is None:
+        found.unrecorded[entry.seq] = got
+    elif tuple(got) != recorded:
+        old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
+        found.differing.append(f"{event}: expected {old} as recorded, got {new}")
 
 
 # --- the journal ---------------------------------------------------------------------------------
@@ -143,7 +174,7 @@ def resume(
     journal.header(cluster, policy, where, at_once)
     context = restore(cluster, journal, launcher, settings)
     scheduler, daemon = context.scheduler, kind(context)
-    scheduler.present = where, cluster
+    scheduler.present, scheduler.stand_ins = (where, cluster), stand_ins(cluster)
     if (scheduler.where, scheduler.cluster.names) == (where, cluster.names):
         scheduler.cluster = cluster
         adopt(daemon)
@@ -164,10 +195,9 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
     Raises:
         JournalError: the journal is damaged, or holds what this version cannot have written.
     """
-    found = replay(journal.read(), None if settings.where else cluster)
-    if found.broken:
-        raise JournalError(f"{journal.path}: {found.broken[0]}")
-    for sentence in (*found.refused, *found.differing):
+    found = replay(journal.read(), None if settings.where else cluster, again=False)
+    missing = found.missing if found.unrecorded else []
+    for sentence in (*missing, *found.refused, *found.differing):
         settings.say(f"before the restart: {sentence}")
     for number, decisions in found.unrecorded.items():
         journal.decided(number, decisions)
@@ -200,31 +230,41 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
 def adopt(daemon: Daemon) -> None:
     """Take back into the books what still runs; requeue or end what does not."""
     for job_id, running in list(daemon.context.state.running.items()):
-        job = daemon.jobs[job_id]
-        pid = noted(daemon.journal, "script", job_id).get("pid")
-        script = daemon.launcher.find_script(job_id, pid)
-        if running.state is JobState.CONFIGURING:
-            if script is None:
-                daemon.scripts.start(job, running.nodes)
-                daemon.say(f"job {job_id}: started now, as decided before the restart")
-                _go_on_ending(daemon, job)  # it may have been submitted to Slurm before
-                continue
-            job.script = script
-            if not script.started:
-                continue
-            daemon.handle(Started(daemon.time(), job_id))
-        _take_back(daemon, job, script)
+        job = daemon.jobs.setdefault(job_id, JobRuntime(job_id, LOST))
+        try:
+            if job.note is LOST:
+                raise JournalError("expected what was submitted in the journal, got nothing")
+            _adopt(daemon, job, running)
+        except Exception as error:  # whatever is wrong about one job, the others go on
+            daemon.scripts.fail(job, f"could not be adopted: {describe(error)}")
+
+
+def _adopt(daemon: Daemon, job: JobRuntime, running: Job) -> None:
+    pid = noted(daemon.journal, "script", job.id).get("pid")
+    script = daemon.launcher.find_script(job.id, pid)
+    if running.state is JobState.CONFIGURING:
+        if script is None:
+            daemon.scripts.start(job, running.nodes)
+            daemon.say(f"job {job.id}: started now, as decided before the restart")
+            _go_on_ending(daemon, job)  # it may have been submitted to Slurm before
+            return
+        job.script = script
+        if not script.started:
+            return
+        daemon.handle(Started(daemon.time(), job.id))
+    _take_back(daemon, job, script)
 
 
 def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -> None:
     members = _known_steps(daemon, job)
     ending, boot = (noted(daemon.journal, kind, job.id) for kind in ("ending", "boot"))
     wanted = daemon.context.state.running[job.id].requested_nodes
-    if script is None and boot.get("state") in RELAUNCH and wanted is not None:
-        daemon.scripts.run(job, wanted)
-        script = job.script
+    newest = boot.get("number") == daemon.scheduler.resizes.get(job.id)
+    if script is None and newest and boot.get("state") in RELAUNCH and wanted is not None:
         boot |= {"state": "starting"}
         daemon.context.note("boot", job, boot)
+        daemon.scripts.run(job, wanted)
+        script = job.script
     if script is not None:
         job.script = script
         daemon.say(
@@ -279,7 +319,7 @@ def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
             Step(
                 command,
                 {int(n): world(int(n), pid) for n, pid in step["pids"].items()},
-                tuple(step["current"]),
+                tuple(n for n in step["current"] if str(n) in step["pids"]),
                 step["strategy"],
                 tuple((launch, ranks) for launch, ranks in step["groups"]),
                 step["exit_code"],
@@ -287,6 +327,8 @@ def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
                 has_polled=step.get("polled", True),  # then it must leave a record
             )
         )
+    if job.steps and job.steps[-1].exit_code is None and not job.steps[-1].current:
+        _find_first_world(daemon, job)
     return members
 
 
@@ -298,6 +340,19 @@ def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str,
         return {}
 
 
+def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
+    """Find the first world of a step whose start was not noted; else let its line ask again."""
+    launcher, number = daemon.launcher, job.launch_count
+    kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
+    if members or kept.exists():
+        step = job.steps[-1]
+        step.worlds[number] = ManagedProcess(min(members, default=0), status_file=kept)
+        step.current, job.launch_count = (number,), number + 1
+    else:
+        job.steps, job.keys = job.steps[:-1], job.keys[: len(job.steps) - 1]
+    daemon.worlds.save_steps(job)
+
+
 # --- other nodes ---------------------------------------------------------------------------------
 
 
@@ -307,15 +362,15 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
     daemon.scripts.stopping = True  # on nodes that are gone nothing starts
     for job_id in list(state.running):
         _enter_end(daemon, daemon.jobs[job_id])
-    failed = []
+    failed, kept = [], Notes()
     for job_id, running in state.running.items():
         job = daemon.jobs[job_id]
         again = job.note["requeue"] or running.start_s is None
         if not again:
             failed.append(job_id)
             reason = context.scheduler.reasons[job_id] = "its nodes were taken away while it ran"
-            context.note("end", job, {"exit_code": 1, "answer": "", "reason": reason})
-        daemon.scripts.forget(job)
+            kept[f"end/{job_id}"] = {"exit_code": 1, "answer": "", "reason": reason}
+        kept |= daemon.scripts.forget(job)
         daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")
     daemon.scripts.stopping = False
     drained = context.drained
@@ -325,7 +380,7 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
     at_s, where = daemon.time(), context.settings.where
     given = cluster.names, cluster.power, cluster.widths
     kinds = cluster.shared, cluster.levels
-    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed), *kinds))
+    daemon.handle(Reopened(at_s, where, *given, down, tuple(failed), *kinds), kept)
 
 
 def _enter_end(daemon: Daemon, job: JobRuntime) -> None:

@@ -19,8 +19,8 @@ at the new size (a relaunch; for the RMS it stays one job):
 - ``stopping``: the job was told to end; its launcher line gets no answer.
 - ``starting``: its script runs again; done when the job computes again.
 
-Every state but those that wait for the job has a deadline. A world that misses it is killed, and
-its slots are free only when its processes are gone.
+Every state has a deadline in which a world waits that was booted here. A world that misses it is
+killed, and its slots are free only when its processes are gone.
 """
 
 from __future__ import annotations
@@ -47,10 +47,8 @@ from rms.wire.messages import (
 from rms.wire.messages import Resize as ResizeReport
 from rms.wire.users import ResizeRow
 
-BOOT_S = 60.0
-MOVE_S = 180.0
-LEAVE_S = 10.0
-GRACE_S = 10.0
+BOOT_S, READY_S, MOVE_S = 60.0, 1800.0, 180.0
+LEAVE_S, GRACE_S = 10.0, 10.0
 LATER_S = 10.0
 """How long a job is left alone whose resize was refused, but may go through later."""
 
@@ -217,6 +215,8 @@ class ResizeMachine:
             return close(resize, f"the new world ended with {status} while {resize.state}")
         if late and resize.state == "booting":
             return close(resize, f"the new world was not ready within {self.boot_s:g} s")
+        if late and resize.state == "ready" and resize.launches:
+            return close(resize, f"the job came to no resize point within {READY_S:g} s")
         if late and resize.state == "moving":
             resize.until_s = inf
             words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
@@ -259,15 +259,12 @@ class ResizeMachine:
         job: JobRuntime,
         resize: PendingResize,
         facts: Facts,
-        given: inputs.WorldEnded | inputs.ScriptEnded | inputs.ScriptStarted | inputs.Polled,
+        given: inputs.WorldEnded | inputs.ScriptEnded | inputs.Polled,
     ) -> Instructions:
         if isinstance(given, inputs.Polled):
             return relaunched(job, resize, facts) if resize.state == "starting" else []
         if resize.state not in RELAUNCH:
             return []
-        if isinstance(given, inputs.ScriptStarted):
-            resize.state = "starting"
-            return [do.SaveResize(resize.note())]
         if isinstance(given, inputs.WorldEnded):
             return stopped(resize, given.record) if resize.state == "stopping" else []
         if job.ending is not None:
@@ -277,27 +274,31 @@ class ResizeMachine:
         if not resize.committed or facts.requested is None:
             return []
         job.steps, job.keys = [], []
-        return [do.SaveSteps(), do.RunScript()]
+        resize.state = "starting"
+        return [do.SaveSteps(), do.SaveResize(resize.note()), do.RunScript()]
 
     # --- a restarted daemon ------------------------------------------------------------------
 
     def _adopted(self, job: JobRuntime, facts: Facts) -> Instructions:
         """Go on with the resize that was in flight."""
         resize, now = job.resize, facts.now_s
+        found: Instructions = []
+        if resize is not None and (facts.requested is None or resize.number != facts.number):
+            job.resize = resize = None  # its end was entered, and perhaps the next was decided
+            found.append(do.SaveResize({}))
         if facts.requested is None:
-            job.resize = None
-            return []
+            return found
         if resize is None:
-            return [do.Decide(facts.requested)]
+            return [*found, do.Decide(facts.requested)]
         if resize.state == "granting":
             job.resize = None
             return [do.Decide(resize.slots, resize.strategy)]
         if resize.state in RELAUNCH:
             resize.until_s = now + self.grace_s
             return [] if resize.committed else [do.Terminate()]
-        waits = {"booting": self.boot_s, "ready": inf, "moving": MOVE_S}
+        waits = {"booting": self.boot_s, "ready": READY_S, "moving": MOVE_S}
         resize.until_s = now + waits.get(resize.state, LEAVE_S)
-        found: Instructions = [do.Say(f"job {job.id}: its resize goes on, {resize.state}")]
+        found.append(do.Say(f"job {job.id}: its resize goes on, {resize.state}"))
         if resize.state in ("ready", "moving"):
             resize.told = True
             found.append(do.TellJob())
@@ -331,14 +332,14 @@ def ready(resize: PendingResize, facts: Facts, given: Ready) -> Instructions:
     )
     if len(resize.ready) < len(resize.launches):
         return [do.SaveResize(resize.note())]
-    resize.state, resize.until_s, resize.told = "ready", inf, True
+    resize.state, resize.until_s, resize.told = "ready", facts.now_s + READY_S, True
     return [do.TellJob(), do.SaveResize(resize.note())]
 
 
 def done(job: JobRuntime, resize: PendingResize, facts: Facts, given: Done) -> Instructions:
     """The new world is the job: wait for those who leave, then free what they held."""
     step = job.running_step
-    job.resizes.append(ResizeRow.of(facts.at_s, given.resize, resize.number))
+    job.add_resize(ResizeRow.of(facts.at_s, given.resize, resize.number))
     if step is not None and given.launches:
         resize.leaving = [launch for launch in step.worlds if launch not in given.launches]
         step.current, step.ended_s = given.launches, None
@@ -393,6 +394,6 @@ def relaunched(job: JobRuntime, resize: PendingResize, facts: Facts) -> Instruct
     stall_s = facts.now_s - resize.begun_s
     sizes = len(facts.slots), len(resize.slots)
     report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
-    job.resizes.append(ResizeRow.of(facts.at_s, report, resize.number))
+    job.add_resize(ResizeRow.of(facts.at_s, report, resize.number))
     job.resize = None
     return [do.SavePast(), do.SaveResize({}), Resized(facts.at_s, job.id, rest(job, facts))]

@@ -6,9 +6,11 @@ from collections import deque
 from pathlib import Path
 
 from rms.core.events import Ended, Requeued, Start, Started
-from rms.core.model import JobId, Node
-from rms.daemon.context import Context, Handle
+from rms.core.model import JobId, JobState, Node
+from rms.daemon.context import Context, Handle, Notes
+from rms.daemon.faults import describe
 from rms.daemon.jobs import REQUEUED, JobRuntime
+from rms.daemon.journal import JournalError
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.wire.messages import TOKEN_VARIABLE
 
@@ -55,17 +57,15 @@ class Scripts:
 
     def start(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
         """Start a job; it has failed where that cannot be."""
-        context = self._context
         try:
             self.run(job, nodes)
-        except LaunchError as error:
-            context.say(f"job {job.id}: {error}")
-            context.scheduler.reasons[job.id] = str(error)
-            self._handle(Started(context.time(), job.id))
-            self._handle(Ended(context.time(), job.id, "FAILED"))
+        except JournalError:
+            raise
+        except Exception as error:
+            self.fail(job, str(error) if isinstance(error, LaunchError) else describe(error))
             return
         if job.script is not None and job.script.started:
-            self._handle(Started(context.time(), job.id))
+            self._handle(Started(self._context.time(), job.id))
 
     def run(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
         """Run a job's script on nodes.
@@ -104,6 +104,26 @@ class Scripts:
 
     # --- ends --------------------------------------------------------------------------------
 
+    def fail(self, job: JobRuntime, reason: str) -> None:
+        """End a job with which the daemon cannot go on; it has FAILED once nothing of it is left.
+
+        To be called again until the job is over.
+        """
+        context = self._context
+        if not job.fault:
+            job.fault = reason
+            context.say(f"job {job.id} FAILED: {reason}")
+        if context.launcher.members(job.id):
+            context.launcher.kill(job.id)
+            return
+        running = context.state.running.get(job.id)
+        if running is None:
+            return
+        job.resize = job.call = None
+        if running.state is JobState.CONFIGURING:
+            self._handle(Started(context.time(), job.id))
+        self._end(job, 1, reason, "FAILED")
+
     def cancel(self, job: JobRuntime, state: str = "CANCELLED") -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
         context = self._context
@@ -124,19 +144,20 @@ class Scripts:
         """Let a job of which nothing runs any more wait again."""
         context = self._context
         context.say(f"job {job.id}: {reason}; requeued")
-        self.forget(job)
-        self._handle(Requeued(context.time(), job.id))
+        self._handle(Requeued(context.time(), job.id), self.forget(job))
         context.scheduler.reasons[job.id] = reason
 
-    def forget(self, job: JobRuntime) -> None:
-        """Drop what was known of a job's processes, of which there are none any more."""
-        context = self._context
+    def forget(self, job: JobRuntime) -> Notes:
+        """Drop what was known of a job's processes, of which there are none any more.
+
+        Returns:
+            What is to be kept of that, with the event that says so.
+        """
         job.forget_processes()
-        # Else it is taken for that of the next run.
-        context.launcher.status_file(job.id).unlink(missing_ok=True)
-        for kind in ("ending", "boot"):
-            context.note(kind, job, {})
-        context.note("steps", job, job.steps_note())
+        # Before the event, else it is taken for that of the next run.
+        self._context.launcher.status_file(job.id).unlink(missing_ok=True)
+        found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script")}
+        return found | {f"steps/{job.id}": job.steps_note()}
 
     def end(self, job: JobRuntime, status: int) -> None:
         """End a job whose script has ended and of which no process is left."""
@@ -166,15 +187,15 @@ class Scripts:
         why = failed.message if failed is not None else said or f"script ended with {status}"
         why = lost or why
         why = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
-        self.note_end(job, status, why)
-        self._handle(Ended(context.time(), job.id, state))  # type: ignore[arg-type]
+        self._end(job, status, why, state)
         context.say(f"job {job.id} {state}{': ' if why else ''}{why}")
 
-    def note_end(self, job: JobRuntime, status: int, reason: str) -> None:
-        """Keep what there is to say of a job that is over."""
+    def _end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
+        """Enter the end of a job, with what there is to say of it."""
         self._context.scheduler.reasons[job.id] = reason
         note = {"exit_code": status, "answer": job.answer, "reason": reason}
-        self._context.note("end", job, note)
+        at_s = self._context.time()
+        self._handle(Ended(at_s, job.id, state), {f"end/{job.id}": note})  # type: ignore[arg-type]
 
     def _diagnosis(self, job: JobRuntime) -> str | None:
         """Return how a job that failed has lost its nodes, "" if it has not, None until known."""

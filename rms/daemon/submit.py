@@ -31,6 +31,7 @@ from rms.formats.jobscript import (
 )
 from rms.formats.profiles import Profile, ProfileError, Program
 from rms.launch.machine import hardware
+from rms.launch.outputs import check_output, check_strings
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import Submission, SubmitOptions
 
@@ -68,12 +69,12 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             user=getpass.getuser(),
         )
         pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
-        output = expand_output(pattern, names)
+        output = _output(body, pattern, names)
         notes[job_id] = {
             "script": str(script),
             "name": name,
             "cwd": body.cwd,
-            "output": str(Path(body.cwd) / output),
+            "output": output,
             "array": str(number),
             "index": index,
             "requeue": requeue,
@@ -83,6 +84,21 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     daemon.context.private.keep(f"{number}/environment", body.env | _cooldown(options), sync=True)
     daemon.submit(specs, notes)
     return [spec.id for spec in specs]
+
+
+def _output(body: Submission, pattern: str, names: OutputNames) -> str:
+    """Return the file of a job's output.
+
+    Raises:
+        ScriptError: no job can be started with it, or in this folder and environment.
+    """
+    output = str(Path(body.cwd) / expand_output(pattern, names))
+    try:
+        check_strings(body.cwd, body.env, output)
+        check_output(Path(output))
+    except ValueError as error:
+        raise ScriptError(str(error)) from None
+    return output
 
 
 def _keep_script(folder: Path, text: str) -> Path:

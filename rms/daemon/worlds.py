@@ -14,7 +14,7 @@ from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.core.model import Node
 from rms.daemon import inputs
 from rms.daemon import instructions as do
-from rms.daemon.context import Context, Handle
+from rms.daemon.context import Context, Handle, Notes
 from rms.daemon.jobs import JobRuntime, Step
 from rms.daemon.private import line_file
 from rms.daemon.resize import ResizeMachine
@@ -26,7 +26,17 @@ from rms.launch.base import (
     WorldLaunch,
     hosts_of,
 )
-from rms.wire.messages import CompletionRecord, ProtocolError, read_completion
+from rms.wire.messages import (
+    ApplicationResizeRequest,
+    CompletionRecord,
+    Done,
+    ProtocolError,
+    Report,
+    read_completion,
+)
+
+MOST_RANKS = 1 << 20
+"""No job has more; larger numbers are a mistake, or an attack."""
 
 UNTOLD_S = 10.0
 """How long a launch may be over before what it has to say (a commit, a record) must be here."""
@@ -157,6 +167,24 @@ class Worlds:
 
     # --- resizes -----------------------------------------------------------------------------
 
+    def report(self, job: JobRuntime, report: Report) -> None:
+        """Take in how a resize goes, or that the job itself would have one.
+
+        Raises:
+            ValueError: it speaks of launches that there are not, or of ranks that cannot be.
+        """
+        if isinstance(report, ApplicationResizeRequest):
+            if not 0 < report.ranks <= MOST_RANKS:
+                raise ValueError(f"expected 1 to {MOST_RANKS} ranks, got {report.ranks}")
+            job.requested_ranks = report.ranks
+            return
+        if isinstance(report, Done):
+            known = {launch for step in job.steps for launch in step.worlds}
+            unknown = [launch for launch in report.launches if launch not in known]
+            if unknown:
+                raise ValueError(f"expected launches of job {job.id}, got {unknown[0]}")
+        self.resize(job, report)
+
     def begin_resize(self, job: JobRuntime, slots: tuple[str, ...], strategy: str = "") -> None:
         """Do what a resize needs that was decided.
 
@@ -170,14 +198,31 @@ class Worlds:
         self.resize(job, inputs.Decided(number, slots, strategy, refusal))
 
     def resize(self, job: JobRuntime, given: inputs.Input) -> do.Instructions:
-        """Hand the machine what happened and carry out what it returns; return that too."""
+        """Hand the machine what happened and carry out what it returns; return that too.
+
+        What is to be saved is so together with the event behind it, or before anything is done.
+        """
         facts = self._facts(job)
         if facts is None:
             return []  # the job is over
-        found = self._machine.handle(job, facts, given)
+        found, notes = self._machine.handle(job, facts, given), Notes()
         for each in found:
-            self._carry_out(job, each)
+            if isinstance(each, do.SaveResize | do.SaveSteps | do.SavePast):
+                notes |= self._to_save(job, each)
+            else:
+                self._carry_out(job, each, notes)
+                notes = {}
+        if notes:
+            self._context.journal.keep(notes)
         return found
+
+    def _to_save(self, job: JobRuntime, what: do.SaveCommand) -> Notes:
+        if isinstance(what, do.SaveResize):
+            return {f"boot/{job.id}": what.note}
+        if isinstance(what, do.SaveSteps):
+            return {f"steps/{job.id}": job.steps_note()}
+        self.enter_worlds(job)
+        return {f"resizes/{job.id}": {"rows": msgspec.to_builtins(job.resizes)}}
 
     def _facts(self, job: JobRuntime) -> inputs.Facts | None:
         context = self._context
@@ -191,6 +236,7 @@ class Worlds:
             slots_of(running.nodes),
             None if wanted is None else slots_of(wanted),
             running.resize_begun,
+            context.scheduler.resizes.get(job.id, 0),
         )
 
     def _observe(self, job: JobRuntime) -> None:
@@ -221,19 +267,18 @@ class Worlds:
 
     # --- instructions ------------------------------------------------------------------------
 
-    def _carry_out(self, job: JobRuntime, what: do.Instruction) -> None:
+    def _carry_out(self, job: JobRuntime, what: do.ActCommand, notes: Notes) -> None:
         context = self._context
         if isinstance(what, ResizeBegun | Resized | ResizeRolledBack):
             self.enter_worlds(job)
-            self._handle(what)
-        elif isinstance(what, do.SaveResize):
-            context.note("boot", job, what.note)
-        elif isinstance(what, do.SaveSteps):
-            self.save_steps(job)
-        elif isinstance(what, do.SavePast):
-            self.enter_worlds(job)
-            context.note("resizes", job, {"rows": msgspec.to_builtins(job.resizes)})
-        elif isinstance(what, do.TellJob):
+            self._handle(what, notes)
+            return
+        if isinstance(what, do.RunScript):  # what it leaves is no more that of the one before
+            context.launcher.status_file(job.id).unlink(missing_ok=True)
+            notes |= {f"script/{job.id}": {}}
+        if notes:
+            context.journal.keep(notes)
+        if isinstance(what, do.TellJob):
             job.tell()
         elif isinstance(what, do.Observe):
             self._observe(job)
@@ -271,8 +316,10 @@ class Worlds:
             wanted = context.state.running[job.id].requested_nodes
             if wanted is None:
                 raise RuntimeError(f"expected a requested resize of {job.id}")
-            self._scripts.run(job, wanted)
-            self.resize(job, inputs.ScriptStarted())
+            try:
+                self._scripts.run(job, wanted)
+            except LaunchError as error:
+                self._scripts.fail(job, str(error))
 
     def _boot(self, job: JobRuntime, what: do.BootWorlds) -> None:
         step = job.steps[what.step]

@@ -23,6 +23,7 @@ from rms.launch.base import (
     WorldLaunch,
     cores_of,
 )
+from rms.launch.outputs import check_output
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.power.clocks import Clocks, Shares
@@ -340,13 +341,30 @@ class LocalLauncher:
                     start_new_session=True,
                     preexec_fn=bind,
                 )
-        except OSError as error:
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise LaunchError(f"could not start {command[0]}: {error}") from None
 
 
 def _open_output(path: Path) -> IO[bytes]:
+    """Open an output to be appended to; never waits, as for the reader of a pipe.
+
+    Raises:
+        OSError, ValueError: it cannot be opened, or is no file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path.open("ab")
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "ab", buffering=0)
+    except OSError:
+        check_output(path)  # a pipe without a reader says less
+        raise
+    try:
+        check_output(file.fileno(), path)
+        os.set_blocking(file.fileno(), True)  # for the job, which shares it
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def _of_open_mpi(pid: int) -> bool:

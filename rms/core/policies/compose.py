@@ -202,7 +202,10 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     if not always_on:
         _check_powered(made["placement"], raw)
     text = msgspec.json.encode({"name": name, **raw}).decode()
-    return Policy(name=name, text=text, **made)
+    try:
+        return Policy(name=name, text=text, **made)
+    except Exception as error:  # a user's own part need not have what it is asked for
+        raise PolicyError(f"expected parts of a policy, got one with {error!r}") from None
 
 
 def _check_shared(placement: object, raw: Mapping[str, Any]) -> None:
@@ -246,8 +249,9 @@ def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[...
     module, _, function = part.partition(":")
     try:
         found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise PolicyError(f"{kind}: expected a function {part}, got: {error}") from None
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+        got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
+        raise PolicyError(f"{kind}: expected a function {part}, got: {got}") from None
     if not callable(found):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
     return UserPart(found, tuple(sorted(parameters.items())))

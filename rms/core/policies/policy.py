@@ -213,6 +213,14 @@ class Policy:
         found: Later = explain(state, job, queue, plan, room)
         return found
 
+    def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
+        """Return the nodes of a running job at another size, which a user wants it to have."""
+        return self.placement(state).resize(job, size)
+
+    def explained(self, state: State) -> dict[JobId, Later]:
+        """Return why jobs wait, of those for which that is worked out for all at once."""
+        return self.boots(state) if state.off or state.booting else {}
+
     def boots(self, state: State) -> dict[JobId, Later]:
         """Return which waiting jobs could start but for nodes that are off or booting, and why."""
         view, found = all_on(state), {}

@@ -21,7 +21,7 @@ from rms.core.events import (
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler import Scheduler
-from rms.daemon.context import Context
+from rms.daemon.context import Context, Notes
 from rms.daemon.power import LAG_S, STALE_S, PowerWatch
 from rms.wire.messages import DeviceEnergy, Metered
 
@@ -50,7 +50,7 @@ class Watched:
             self.handle(Started(self.now_s, decision.job))
         self.handle(ResizePoint(self.now_s, spec.id))
 
-    def handle(self, event: Event) -> list[Decision]:
+    def handle(self, event: Event, notes: Notes | None = None) -> list[Decision]:
         decided = self.scheduler.feed(event)
         self.watch.followed(event)
         self.events.append(event)

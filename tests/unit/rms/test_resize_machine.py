@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import inf
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.inputs import Facts, Input
 from rms.daemon.jobs import JobRuntime, PendingResize, Step
-from rms.daemon.resize import LATER_S, LEAVE_S, MOVE_S, ResizeMachine
+from rms.daemon.resize import LATER_S, LEAVE_S, MOVE_S, READY_S, ResizeMachine
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
     Begun,
@@ -99,7 +99,7 @@ def in_state(state: str) -> JobRuntime:
         fed(found, decided(refusal="fixed nodes"))
         if state == "starting":
             record = CompletionRecord("CANCELLED", 0, "", 42, 1, 1)
-            fed(found, inputs.WorldEnded(record), inputs.ScriptEnded(), inputs.ScriptStarted())
+            fed(found, inputs.WorldEnded(record), inputs.ScriptEnded())
             found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,)))
     else:
         found = booting()
@@ -418,7 +418,15 @@ def test_nothing_happens_before_its_deadline(state: str) -> None:
     assert fed(found, OBSERVED, at_s=100.0) == kills
 
 
-@pytest.mark.parametrize("state", ["requested", "granting", "ready", "starting"])
+def test_a_job_that_comes_to_no_resize_point() -> None:
+    found = in_state("ready")
+    assert fed(found, OBSERVED, at_s=100.0 + READY_S) == []
+    given = fed(found, OBSERVED, at_s=100.1 + READY_S)
+    assert words(given) == ["SaveResize", "KillLaunch"] and found.request is None
+    assert found.resize is not None and found.resize.reason.startswith("the job came to no resize")
+
+
+@pytest.mark.parametrize("state", ["requested", "granting", "starting"])
 def test_what_waits_for_the_job_or_the_owner_has_no_deadline(state: str) -> None:
     assert fed(in_state(state), OBSERVED, at_s=1e9) == []
 
@@ -468,9 +476,9 @@ def test_a_relaunch() -> None:
     assert isinstance(given[1], ResizeBegun) and states(given) == ["stopping"]
     record = CompletionRecord("CANCELLED", 0, "", 42, 1, 1)
     assert words(fed(found, inputs.WorldEnded(record))) == ["SaveResize", "KillJob"]
-    assert fed(found, inputs.ScriptEnded()) == [do.SaveSteps(), do.RunScript()]
-    assert found.steps == found.keys == []
-    assert states(fed(found, inputs.ScriptStarted())) == ["starting"]
+    given = fed(found, inputs.ScriptEnded())
+    assert words(given) == ["SaveSteps", "SaveResize", "RunScript"]
+    assert found.steps == found.keys == [] and states(given) == ["starting"]
     assert found.resizing == "starting"
     found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,), cooldown_s=3.0))
     given = fed(found, inputs.Polled(), at_s=108.0)
@@ -538,7 +546,7 @@ def test_a_grant_is_asked_for_again() -> None:
     ("state", "until_s"),
     [
         ("booting", 560.0),
-        ("ready", inf),
+        ("ready", 500.0 + READY_S),
         ("moving", 500.0 + MOVE_S),
         ("leaving", 500.0 + LEAVE_S),
         ("closing", 500.0 + LEAVE_S),
@@ -573,8 +581,24 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_a_resize_that_the_scheduler_knows_to_be_over_is_dropped(state: str) -> None:
     found = restarted(state)
-    assert MACHINE.handle(found, facts(requested=False), inputs.Adopted()) == []
-    assert found.resize is None
+    given = MACHINE.handle(found, facts(requested=False), inputs.Adopted())
+    assert given == [do.SaveResize({})] and found.resize is None
+
+
+def test_a_note_of_a_resize_before_the_newest_is_dropped() -> None:
+    found = restarted("leaving")
+    newer = replace(facts(), number=2)
+    given = MACHINE.handle(found, newer, inputs.Adopted())
+    assert given == [do.SaveResize({}), do.Decide(WANTED)] and found.resize is None
+
+
+def test_a_resize_told_twice_is_one_row() -> None:
+    found = in_state("moving")
+    fed(found, Done(1, RESIZE, (1,)))
+    assert found.resize is not None
+    found.resize.state = "moving"  # as noted, the daemon having been killed before it answered
+    fed(found, Done(1, RESIZE, (1,)))
+    assert [row.number for row in found.resizes] == [1]
 
 
 def test_a_rollback_goes_on_after_a_restart() -> None:
