@@ -32,7 +32,7 @@ def fill(journal: Journal) -> None:
 
 def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -> None:
     daemon, said = server.daemon, list[str]()
-    daemon.say = said.append
+    object.__setattr__(daemon.context.settings, "say", said.append)
     runs, waits = server.submit(nodes=[2, 2]), server.submit(nodes=[2, 2])
     fill(daemon.journal)
     for _ in range(3):  # the script of the first is seen to have ended
