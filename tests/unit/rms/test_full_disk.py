@@ -42,10 +42,10 @@ def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -
     rows = {row["id"]: row["state"] for row in server.ask("GET", "/jobs")[1]}
     assert rows == {runs: "FAILED", waits: "CONFIGURING"}
     assert daemon.jobs[JobId(waits)].script is None  # decided, but not written down yet
-    assert len(said) == 1 and "jobs go on but none is taken in" in said[0]
+    assert [words for words in said if "jobs go on but none is taken in" in words] == said[1:]
     daemon.journal._db.execute("PRAGMA max_page_count = 100000")
     daemon.watch()
-    assert said[1:] == ["the journal can be written again"]
+    assert said[2:] == ["the journal can be written again"]
     assert daemon.jobs[JobId(waits)].script is not None
     after = server.submit()
     found = replay(daemon.journal.read())
