@@ -18,13 +18,25 @@ def is_task(owner: str) -> bool:
 
 
 def devices_of(cluster: Cluster) -> list[Device]:
-    """Return the devices of this machine: each GPU node, all cores together, each core."""
+    """Return the devices of this machine: GPU nodes, all cores together, each core, each node.
+
+    A node here is a virtual one: a kernel for another node runs there in a process of its own.
+    """
     gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
     cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
     found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
     if cpus:
         found.append(Device("cores", Resource.CORES, tuple(cpus)))
-    return found + [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
+    found += [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
+    return found + [each for each in nodes_as_devices(cluster) if set(cpus).issuperset(each.units)]
+
+
+def nodes_as_devices(cluster: Cluster) -> list[Device]:
+    """Return each node, or host that jobs share, as a device of kernels for another node."""
+    return [
+        Device(f"node-{host}", Resource.NODE, tuple(map(int, cluster.nodes_of[host])))
+        for host in cluster.hosts
+    ]
 
 
 def can_hold(state: State, event: TasksHold) -> bool:

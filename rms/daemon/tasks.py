@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from rms.core.events import TasksHold
-from rms.core.lending import TASKS, devices_of
+from rms.core.lending import TASKS, devices_of, nodes_as_devices
 from rms.core.model import Node
 from rms.core.tasks import Governor, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
@@ -47,7 +47,9 @@ from rms.core.tasks.state import OTHERS
 from rms.core.tasks.strategies import ShortTerm
 from rms.daemon.context import Context, Handle
 from rms.daemon.strategies import FileStrategy, StrategyFiles
+from rms.daemon.task_processes import TaskProcesses
 from rms.daemon.task_record import TaskRecord
+from rms.launch.base import LaunchError
 from rms.wire import tasks as wire
 from rms.wire.users import TaskRow
 
@@ -78,10 +80,13 @@ class Tasks:
 
     def __init__(self, context: Context, handle: Handle) -> None:
         self.context, self._handle = context, handle
-        remote = context.launcher.shared_filesystem
-        devices = [] if remote else devices_of(context.cluster)
+        launcher, cluster = context.launcher, context.cluster
+        devices = list[Device]()
+        if launcher.starts_steps:
+            devices = (nodes_as_devices if launcher.shared_filesystem else devices_of)(cluster)
         self.scheduler = TaskScheduler(devices, ShortTerm(), self._say)
         self.record = TaskRecord(context, self.scheduler)
+        self._processes = TaskProcesses(context)
         self._refusal = ""
         self.files = StrategyFiles(context.launcher.state / "strategies")
         self._links: dict[int, Link] = {}
@@ -102,6 +107,8 @@ class Tasks:
         """Give back nodes that are not needed, and let the strategy decide whose time has come."""
         now, state = self.context.now(), self.scheduler.state
         self.record.look(now)
+        for task_id, reason in self._processes.ended():
+            self._say_ended(task_id, reason)
         if self._kept and now > self._kept_until_s:
             self._kept.clear()
             self._changed = True
@@ -126,7 +133,7 @@ class Tasks:
             ValueError: no device is there, or what it chose at once cannot be.
         """
         if not self.scheduler.state.devices:
-            raise ValueError("expected tasks with the engine local, got another")
+            raise ValueError("expected tasks with the engine local or slurm-pilot, got another")
         now, scheduler = self.context.now(), self.scheduler
         if strategy is not None:
             self._refusal = ""
@@ -162,6 +169,7 @@ class Tasks:
     def close(self) -> None:
         """End the processes of strategies."""
         self.files.end_unused(())
+        self._processes.close()
         self.record.enter()
 
     def rows(self) -> list[TaskRow]:
@@ -189,6 +197,7 @@ class Tasks:
         """Take back what a process held: it is gone."""
         for task_id in link.tasks.values():
             self._of.pop(task_id, None)
+            self._processes.end(task_id)
         if link.tasks:
             self._feed(OwnerGone(self.context.now(), link.owner))
         del self._links[link.owner]
@@ -209,11 +218,32 @@ class Tasks:
         task_id = link.tasks.get(message.task)
         if task_id is None:
             return  # it was dropped meanwhile
+        if isinstance(message, wire.Begin):
+            self._begin(task_id, message)
+            return
+        self._processes.end(task_id)  # before others have its node
         if isinstance(message, wire.Yielded):
             self._feed(Yielded(now, task_id))
         else:
             self._forget(task_id)
             self._feed(Finished(now, task_id, message.failed))
+
+    def _begin(self, task_id: TaskId, message: wire.Begin) -> None:
+        """Start a process on the node that a task has."""
+        task = self.scheduler.state.running.get(task_id)
+        if task is None or task.device is None or task.device.resource is not Resource.NODE:
+            raise TaskError(f"expected a task that has a node to start {message.command[:1]}")
+        slots = self.context.cluster.slots_of(Node(unit) for unit in task.device.units)
+        try:
+            self._processes.begin(task_id, message, slots)
+        except LaunchError as error:
+            self._say_ended(task_id, str(error))
+
+    def _say_ended(self, task_id: TaskId, reason: str) -> None:
+        found = self._of.get(task_id)
+        if found is not None:
+            link, number = found
+            link.send(wire.Ended(number, reason))
 
     def _register(self, link: Link, message: wire.Register, now: float) -> None:
         if message.task in link.tasks:

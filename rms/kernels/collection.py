@@ -10,14 +10,15 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rms.kernels.connection import Entry, TaskDroppedError, connection
-from rms.kernels.places import Place, bound, to_gpu, to_host
+from rms.kernels.places import Place, bound, to_gpu, to_host, work
+from rms.kernels.remote import check_sendable, run_remotely
 from rms.wire.messages import JOB_VARIABLE
 from rms.wire.tasks import Affinity, Drop, KernelSpec, Register, Resource, Run
 
@@ -33,7 +34,9 @@ class Kernel:
 
     Attributes:
         function: is given the data, or what ``copy_in`` made of it. A generator function has
-            yield points; it must leave in the data how far it is.
+            yield points; it must leave in the data how far it is. One for another node is run by a
+            process there, so it must be a module's own (or the script's, whose main part is behind
+            ``if __name__ == "__main__"``), and the data one that can be pickled.
         affinity: how well it runs there.
         copy_in: makes what the function works on out of the data; by default the data itself, on
             a GPU with its NumPy arrays as CuPy arrays.
@@ -59,13 +62,7 @@ class Kernel:
         on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
         copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
         moved = data if copy_in is None else copy_in(data)
-        steps, done = self.function(moved), True
-        if inspect.isgenerator(steps):
-            for _ in steps:
-                if stop():
-                    steps.close()
-                    done = False
-                    break
+        done = work(self.function, moved, stop)
         if copy_out is not None:
             copy_out(moved, data)
         return done
@@ -81,7 +78,8 @@ class KernelCollection(Generic[T]):
         priority: of those that wait the highest go first.
 
     Raises:
-        ValueError: there is no kernel, or there are two for a resource.
+        ValueError: there is no kernel, or there are two for a resource, or one for another node
+            that cannot be sent there.
     """
 
     def __init__(
@@ -94,6 +92,8 @@ class KernelCollection(Generic[T]):
     ) -> None:
         self.data, self.after = data, after
         self.kernels = {kernel.resource: kernel for kernel in kernels}
+        if Resource.NODE in self.kernels:
+            check_sendable(self.kernels[Resource.NODE].function)
         if not kernels or len(self.kernels) < len(kernels):
             got = ", ".join(kernel.resource for kernel in kernels) or "none"
             raise ValueError(f"expected kernels, one for a resource, got {got}")
@@ -169,9 +169,12 @@ class KernelCollection(Generic[T]):
 
     def _work(self, turn: _Turn, message: Run | Drop) -> bool:
         """Do what the daemon says; return whether the computation is done."""
-        with turn.place(message):
-            assert isinstance(message, Run)
-            done = self.kernels[message.resource].work(self.data, turn.entry.stop.is_set)
+        with turn.place(message) as where:
+            kernel, stop = self.kernels[where.resource], turn.entry.stop.is_set
+            if where.resource is Resource.NODE:
+                done = run_remotely(kernel, self.data, where, turn.begin, stop, turn.ended)
+            else:
+                done = kernel.work(self.data, stop)
         if not done and turn.link is not None:
             turn.link.yielded(turn.entry)
         return done
@@ -234,8 +237,21 @@ class _Turn:
         if isinstance(message, Drop):
             raise TaskDroppedError(message.reason)
         where = Place(message.resource, message.device, message.slots)
+        if where.resource is Resource.NODE:  # where another process is to be
+            yield where
+            return
         with bound(where):
             yield where
+
+    def begin(self, command: list[str], variables: Mapping[str, str]) -> None:
+        """Have a process started on the node that this task has."""
+        assert self.link is not None
+        env = {key: value for key, value in os.environ.items() if key.isprintable()}
+        self.link.begin(self.entry, command, {**env, **variables})
+
+    def ended(self) -> str:
+        """Return why that process is over, "" while it is not."""
+        return self.entry.ended
 
 
 def _best(message: Register) -> Run | Drop:

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,8 +21,10 @@ import msgspec
 
 from rms.wire.messages import JOB_VARIABLE
 from rms.wire.tasks import (
+    Begin,
     DaemonMessage,
     Drop,
+    Ended,
     Finished,
     Frames,
     Hello,
@@ -58,6 +60,7 @@ class Entry:
         best: what to do without a daemon.
         stop: set while the task is to stop at its next yield point.
         lost: its device is another's.
+        ended: why its process on another node is over, "" while it is not.
     """
 
     message: Register
@@ -66,6 +69,7 @@ class Entry:
     stop: threading.Event = field(default_factory=threading.Event)
     device: str = ""
     lost: bool = False
+    ended: str = ""
 
 
 class Connection:
@@ -95,6 +99,11 @@ class Connection:
             if self.alone:
                 entry.deliver(entry.best)
             self._send(entry.message)
+
+    def begin(self, entry: Entry, command: list[str], env: Mapping[str, str]) -> None:
+        """Have a process started on the node that a task has."""
+        with self._lock:
+            self._send(Begin(entry.message.task, command, str(Path.cwd()), dict(env)))
 
     def yielded(self, entry: Entry) -> None:
         """Give the device of a task back: it waits for another."""
@@ -154,7 +163,11 @@ class Connection:
                 entry.lost |= isinstance(message, Lost)
                 entry.stop.set()
                 return
+            if isinstance(message, Ended):
+                entry.ended = message.reason
+                return
             if isinstance(message, Run):
+                entry.ended = ""
                 entry.device = message.device
                 entry.stop.clear()
         entry.deliver(message)

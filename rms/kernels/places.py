@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -89,19 +90,48 @@ def to_gpu(data: Any) -> Any:
 def to_host(moved: Any, data: Any) -> None:
     """Bring what a kernel left in data on the GPU back into the data that was moved there."""
     import cupy
-    import numpy as np
 
-    if isinstance(data, np.ndarray):
-        data[...] = moved.get()
+    put_back(moved, data, lambda value: value.get() if isinstance(value, cupy.ndarray) else value)
+
+
+def put_back(moved: Any, data: Any, to_host: Callable[[Any], Any] = lambda value: value) -> None:
+    """Bring what a kernel left in a copy of the data back into it.
+
+    Arrays of the same shape and type are filled, all else takes the place of what was there.
+
+    Args:
+        moved: what the kernel worked on: an array, a list, a mapping, or an object with attributes.
+        to_host: makes an item of it one of the data.
+    """
+    if hasattr(data, "shape"):
+        data[...] = to_host(moved)
+        return
+    if isinstance(data, list):
+        data[:] = moved
         return
     own = _items(data)
     for name, value in list(_items(moved).items()):
-        found = value.get() if isinstance(value, cupy.ndarray) else value
+        found = to_host(value)
         before = own.get(name)
         if before is not None and _same_kind(before, found):
             before[...] = found
         else:
             _put(data, name, found)
+
+
+def work(function: Callable[[Any], Any], data: Any, stop: Callable[[], bool]) -> bool:
+    """Run a kernel's function to its end, or to the first yield point where it is to stop.
+
+    Returns:
+        Whether it is done.
+    """
+    steps = function(data)
+    if inspect.isgenerator(steps):
+        for _ in steps:
+            if stop():
+                steps.close()
+                return False
+    return True
 
 
 def _same_kind(one: Any, other: Any) -> bool:

@@ -132,6 +132,7 @@ class Launcher(Protocol):
             say.
         shared_filesystem: whether jobs are on other machines, whose files may be seen here a
             little later.
+        starts_steps: whether a script can be started on a node without a job of its own.
         max_concurrent_resizes: how many jobs policies should have resized at once, 0 for any
             number.
         unavailable_label: what nodes are called that are not to be had.
@@ -144,6 +145,7 @@ class Launcher(Protocol):
     requeue_on_shutdown: bool
     requeue_by_default: bool
     shared_filesystem: bool
+    starts_steps: bool
     max_concurrent_resizes: int
     unavailable_label: str
     meter_token: str

@@ -98,6 +98,7 @@ class LocalLauncher:
     requeue_on_shutdown = False
     requeue_by_default = False
     shared_filesystem = False
+    starts_steps = True
     max_concurrent_resizes = 0
     unavailable_label = "down"
     meter_token = ""

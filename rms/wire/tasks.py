@@ -95,7 +95,16 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     failed: bool = False
 
 
-ProcessMessage = Hello | Register | Yielded | Finished
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """Start a command on the node that a task has; it is ended with the task's time there."""
+
+    task: int
+    command: list[str]
+    cwd: str
+    env: dict[str, str]
+
+
+ProcessMessage = Hello | Register | Yielded | Finished | Begin
 
 
 # --- from the daemon to a process ------------------------------------------------------------
@@ -129,7 +138,14 @@ class Lost(msgspec.Struct, frozen=True, tag=True):
     task: int
 
 
-DaemonMessage = Run | Stop | Drop | Lost
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The command that a task had started on its node could not be, or is over."""
+
+    task: int
+    reason: str
+
+
+DaemonMessage = Run | Stop | Drop | Lost | Ended
 
 
 # --- how messages travel ---------------------------------------------------------------------

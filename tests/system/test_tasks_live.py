@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+import remote_kernels
 from daemon import DEADLINE_S, LocalRms, closing
 from processes import program, started
 
@@ -25,6 +29,7 @@ from rms.kernels import (
     place,
 )
 from rms.kernels import connection as link
+from rms.kernels.remote import RemoteError
 
 
 class Bed:
@@ -42,6 +47,10 @@ class Bed:
         command = [*program("kernels"), str(log), str(self.rms.work / f"go{self._numbers}"), *kinds]
         process = self._stack.enter_context(started(command, env=self.rms.env(), stdout=None))
         return Task(self.rms, process, log, Path(command[-len(kinds) - 1]))
+
+    def started(self, command: list[str]) -> AbstractContextManager[subprocess.Popen[str]]:
+        """Start a program that has tasks."""
+        return started(command, env=self.rms.env(), stdout=None)
 
     def held(self) -> set[str]:
         """Return the nodes that somebody has."""
@@ -140,6 +149,53 @@ def test_a_task_moves_to_all_cores_when_they_fall_free(bed: Bed) -> None:
     bed.rms.ask("cancel", job)
     assert task.runs(2)[-1] == "cores"
     task.end()
+
+
+REMOTE = """
+import sys
+sys.path.insert(0, sys.argv[3])
+from remote_kernels import steps
+from rms.kernels import Kernel, KernelCollection, Resource
+KernelCollection(dict(at=0, log=sys.argv[1], go=sys.argv[2]), Kernel(steps, Resource.NODE)).run()
+"""
+
+
+@pytest.mark.wide
+@pytest.mark.promise("remote-kernels")
+def test_a_kernel_on_another_node_whose_process_daemon_or_program_is_killed(bed: Bed) -> None:
+    rms, log, go = bed.rms, bed.rms.work / "log", bed.rms.work / "go"
+
+    def begun(times: int) -> int:
+        """Wait until kernels have begun so often; return the last one's process."""
+        rms.until(
+            lambda: log.exists() and log.read_text().count("\n") >= times, "a kernel elsewhere"
+        )
+        device, pid = log.read_text().splitlines()[-1].split()
+        assert device == "node-n1" and bed.held() == {"n1"}
+        return int(pid)
+
+    def collection() -> KernelCollection[dict[str, Any]]:
+        data = {"at": 0, "log": str(log), "go": str(go)}
+        return KernelCollection(data, Kernel(remote_kernels.steps, Resource.NODE))
+
+    killed = collection().start()
+    os.kill(begun(1), signal.SIGKILL)
+    with pytest.raises(RemoteError, match="expected a result from another node, got none"):
+        killed.result(DEADLINE_S)
+    support = str(Path(remote_kernels.__file__).parent)
+    with bed.started([sys.executable, "-c", REMOTE, str(log), str(go), support]) as program:
+        pid = begun(2)
+        program.kill()
+        rms.until(lambda: not Path(f"/proc/{pid}").exists(), "an end of the kernel's process")
+    going_on = collection().start()
+    pid = begun(3)
+    assert rms.end(signal.SIGKILL) != 0
+    rms.start()
+    rms.until(lambda: rms.get("/tasks"), "the task that went on")
+    assert bed.held() == {"n1"}
+    go.touch()
+    assert going_on.result(DEADLINE_S)["at"] > 0
+    rms.until(lambda: not Path(f"/proc/{pid}").exists(), "an end of the kernel's process")
 
 
 @pytest.mark.wide

@@ -161,8 +161,10 @@ class TaskScheduler:
             if device is None or not state.of_no_task(device):
                 del state.tasks[event.task]
                 raise TaskError(f"expected a device of no task for {task.id}, got {event.device}")
+            state.count(task, 1)
             state.hold(task, device)
             return
+        state.count(task, 1)
         reason = ""
         if any(before in state.failed for before in spec.after):
             reason = "a task that it comes after has failed"
@@ -191,6 +193,7 @@ class TaskScheduler:
             state.leave(task)
         task.phase = phase
         del state.tasks[task.id]
+        state.count(task, -1)
         if phase is not Phase.DONE:
             state.failed.add(task.id)
         for other in state.after.pop(task.id, ()):

@@ -105,6 +105,7 @@ class TaskState:
         after: of each task that is not done, those that come after it.
         memory: numbers that strategies keep from call to call.
         failed: numbers of tasks that failed, or were dropped or gone.
+        kernels: how many of the tasks have a kernel for a resource.
         serial: how often a task began to wait.
     """
 
@@ -121,6 +122,7 @@ class TaskState:
     memory: dict[str, float] = field(default_factory=dict)
     failed: set[TaskId] = field(default_factory=set)
     serial: int = 0
+    kernels: dict[Resource, int] = field(default_factory=dict)
     by_resource: dict[Resource, tuple[Device, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +161,11 @@ class TaskState:
         return (len(self.queues[resource]) + running) / len(self.by_resource[resource])
 
     # --- what the scheduler does -------------------------------------------------------------
+
+    def count(self, task: Task, by: int) -> None:
+        """Count a task that comes (1) or goes (-1)."""
+        for kind in task.kernels:
+            self.kernels[kind] = self.kernels.get(kind, 0) + by
 
     def wait(self, task: Task) -> None:
         """Put a task into the global queue, behind those of its priority; back if it was there."""

@@ -52,6 +52,8 @@ class ShortTerm(msgspec.Struct, frozen=True):
         """Fill every free device, then see who would be better off elsewhere."""
         room, started = state.room(), set[int]()
         for resource in state.by_resource:
+            if not state.kernels.get(resource):
+                continue
             while (device := room.free(resource)) is not None:
                 task = _best_for(state, resource, started)
                 if task is None:

@@ -53,6 +53,7 @@ class SlurmLauncher(LocalLauncher):
     _told_s: dict[int, float] = field(default_factory=dict)
 
     shared_filesystem = True
+    starts_steps = False
 
     def poll(self) -> None:
         """Poll the processes that were started here, for a short while; the rest next time."""

@@ -66,6 +66,7 @@ class PilotLauncher(SlurmLauncher):
 
     requeue_on_shutdown = True
     requeue_by_default = True
+    starts_steps = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

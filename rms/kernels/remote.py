@@ -1,0 +1,244 @@
+"""Kernels on another node: a process there runs the kernel, and the data travels to it and back.
+
+The process is started by the daemon (a step of its allocation, or a child on a virtual node of this
+machine), and connects to the application, which both prove by a key of that run's own (HMAC, as
+:mod:`multiprocessing.connection` does) before anything is unpickled. Arrays travel as they are in
+memory, beside the pickle. The data is not encrypted. The process ends with its connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import pickle
+import secrets
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.spawn import get_preparation_data, prepare
+from typing import TYPE_CHECKING, Any
+
+from rms.kernels.places import Place, bound, put_back, work
+
+if TYPE_CHECKING:
+    from rms.kernels.collection import Kernel
+
+Link = Connection
+
+ADDRESS_VARIABLE = "RMS_KERNEL_ADDRESS"
+KEY_VARIABLE = "RMS_KERNEL_KEY"
+
+START_S = 120.0
+"""How long a process on another node may take until it is there."""
+
+LOOK_S = 0.05
+"""How often it is seen whether the kernel is to stop, while its data is awaited."""
+
+PROOF_S = 10.0
+"""How long whoever connects may take to show that it knows the key."""
+
+NONCE_BYTES = 32
+STOP = b"stop"
+START = "from rms.kernels.remote import main; main()"
+
+
+class RemoteError(RuntimeError):
+    """A kernel's process on another node could not be started, or is gone."""
+
+
+def run_remotely(
+    kernel: Kernel,
+    data: Any,
+    where: Place,
+    begin: Callable[[list[str], Mapping[str, str]], None],
+    stop: Callable[[], bool],
+    ended: Callable[[], str],
+) -> bool:
+    """Run a kernel on another node; return whether it is done, or else was stopped.
+
+    Args:
+        kernel: its function is one of a module, or of the script that runs.
+        data: has the result afterwards, and is as it was if this fails.
+        begin: has a command started there, with these variables.
+        stop: whether the kernel is to stop at its next yield point.
+        ended: why its process is over, "" while it is not.
+
+    Raises:
+        RemoteError: the process is gone.
+        Exception: what the kernel raises.
+    """
+    moved = data if kernel.copy_in is None else kernel.copy_in(data)
+    with _listening(local=all("/" not in slot for slot in where.slots)) as (listener, address):
+        key = secrets.token_hex(32)
+        variables = {ADDRESS_VARIABLE: address, KEY_VARIABLE: key}
+        begin([sys.executable, "-c", START], variables)
+        with _accepted(listener, key, ended) as connection:
+            about = get_preparation_data("kernel")
+            del about["authkey"]  # of multiprocessing, which is nobody else's
+            _send(connection, about)
+            _send(connection, (kernel.function, moved, where))
+            done, error, moved = _awaited(connection, stop, ended)
+    if error is not None:
+        raise error
+    (kernel.copy_out or put_back)(moved, data)
+    return bool(done)
+
+
+def check_sendable(function: Callable[[Any], Any]) -> None:
+    """Refuse a function that another process cannot find.
+
+    Raises:
+        ValueError: it is none of a module's own.
+    """
+    try:
+        pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        raise ValueError(
+            f"expected a module's own function as a kernel for another node, got {function!r}"
+        ) from None
+
+
+@contextlib.contextmanager
+def _listening(*, local: bool) -> Iterator[tuple[socket.socket, str]]:
+    """Listen for one connection: of this machine by a socket in a folder of this user's own."""
+    with contextlib.ExitStack() as stack:
+        if local:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rms-kernel-"))
+            found = stack.enter_context(socket.socket(socket.AF_UNIX))
+            address = f"{folder}/socket"
+            found.bind(address)
+        else:
+            found = stack.enter_context(socket.create_server(("", 0)))
+            address = f"{socket.gethostname()}:{found.getsockname()[1]}"
+        found.listen()
+        found.settimeout(LOOK_S)
+        yield found, address
+
+
+@contextlib.contextmanager
+def _accepted(listener: socket.socket, key: str, ended: Callable[[], str]) -> Iterator[Link]:
+    """Wait for whoever knows the key; others are turned away."""
+    until_s = time.monotonic() + START_S
+    while True:
+        if why := ended():
+            raise RemoteError(f"expected a process on another node, got its end: {why}")
+        if time.monotonic() > until_s:
+            raise RemoteError(f"expected a process on another node within {START_S:g} s, got none")
+        try:
+            found, _ = listener.accept()
+        except TimeoutError:
+            continue
+        found.setblocking(True)
+        with Connection(found.detach()) as connection:
+            known = False
+            with contextlib.suppress(OSError, EOFError):
+                known = _proven(connection, key, b"application", b"kernel")
+            if known:
+                yield connection
+                return
+
+
+def _proven(connection: Link, key: str, own: bytes, other: bytes) -> bool:
+    """Show that this side knows the key; return whether the other does."""
+    mine = secrets.token_bytes(NONCE_BYTES)
+    connection.send_bytes(mine)
+    theirs = _heard(connection)
+    connection.send_bytes(hmac.digest(key.encode(), own + theirs, "sha256"))
+    return hmac.compare_digest(
+        _heard(connection), hmac.digest(key.encode(), other + mine, "sha256")
+    )
+
+
+def _heard(connection: Link) -> bytes:
+    """Return a short message, from somebody who may not be who they should be."""
+    if not connection.poll(PROOF_S):
+        raise OSError(f"expected a word within {PROOF_S:g} s, got none")
+    return connection.recv_bytes(NONCE_BYTES)
+
+
+def _awaited(connection: Link, stop: Callable[[], bool], ended: Callable[[], str]) -> Any:
+    """Return what the kernel's process says at its end; tell it to stop when it is to."""
+    told = False
+    try:
+        while not connection.poll(LOOK_S):
+            if not told and stop():
+                told = True
+                connection.send_bytes(STOP)
+        return _received(connection)
+    except (EOFError, OSError) as error:
+        why = ended() or str(error) or "its connection ended"
+        raise RemoteError(f"expected a result from another node, got none: {why}") from None
+
+
+def _send(connection: Link, value: Any) -> None:
+    """Send a pickle, then the memory of the arrays in it."""
+    buffers = list[pickle.PickleBuffer]()
+    body = pickle.dumps(value, 5, buffer_callback=buffers.append)
+    connection.send_bytes(len(buffers).to_bytes(4, "big") + body)
+    for buffer in buffers:
+        connection.send_bytes(buffer.raw())
+
+
+def _received(connection: Link) -> Any:
+    body = memoryview(connection.recv_bytes())
+    count = int.from_bytes(body[:4], "big")
+    return pickle.loads(
+        body[4:], buffers=[bytearray(connection.recv_bytes()) for _ in range(count)]
+    )
+
+
+# --- in the kernel's process ---------------------------------------------------------------------
+
+
+def main() -> None:
+    """Run one kernel for the application that had this process started."""
+    address, key = os.environ.pop(ADDRESS_VARIABLE), os.environ.pop(KEY_VARIABLE)
+    if "/" in address:
+        found = socket.socket(socket.AF_UNIX)
+        found.connect(address)
+    else:
+        host, _, port = address.rpartition(":")
+        found = socket.create_connection((host, int(port)))
+    connection: Link = Connection(found.detach())
+    if not _proven(connection, key, b"kernel", b"application"):
+        raise SystemExit("expected the application that had this process started, got another")
+    prepare(_received(connection))
+    function, data, where = _received(connection)
+    stop = threading.Event()
+    threading.Thread(target=_listen, args=(connection, stop), daemon=True).start()
+    done, error = True, None
+    try:
+        with bound(where):
+            done = work(function, data, stop.is_set)
+    except Exception as raised:
+        error = _sendable(raised)
+        error.add_note(f"on {where.device}:\n{traceback.format_exc()}")
+    try:
+        _send(connection, (done, error, data if error is None else None))
+    except (pickle.PicklingError, AttributeError, TypeError) as unsendable:
+        why = f"expected data that can be sent back, got {unsendable}"
+        _send(connection, (False, RemoteError(why), None))
+    threading.Event().wait()  # until the application has it all, and ends the connection
+
+
+def _sendable(raised: Exception) -> Exception:
+    """Return an exception that comes out of a pickle as it went in."""
+    try:
+        pickle.loads(pickle.dumps(raised))
+    except Exception:
+        return RemoteError(repr(raised))
+    return raised
+
+
+def _listen(connection: Link, stop: threading.Event) -> None:
+    """Hear that the kernel is to stop; end with the connection, whatever the kernel does."""
+    with contextlib.suppress(EOFError, OSError):
+        while connection.recv_bytes() == STOP:
+            stop.set()
+    os._exit(0)
