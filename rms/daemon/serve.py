@@ -29,7 +29,8 @@ from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
 from rms.daemon.sockets import ServeError
-from rms.daemon.tasks import Link, Tasks
+from rms.daemon.task_link import Link
+from rms.daemon.tasks import Tasks
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
 from rms.launch.power import PowerCommands

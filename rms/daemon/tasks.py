@@ -14,18 +14,14 @@ A job that waits for them goes first: until it has started, no task is given ano
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from rms.core.events import TasksHold
-from rms.core.lending import TASKS, devices_of, nodes_as_devices
+from rms.core.lending import devices_of, nodes_as_devices
 from rms.core.model import Node
-from rms.core.tasks import Governor, TaskId, TaskScheduler, TaskSpec
+from rms.core.tasks import Device, Governor, Resource, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
     Drop,
     Finished,
@@ -47,6 +43,7 @@ from rms.core.tasks.state import OTHERS
 from rms.core.tasks.strategies import ShortTerm
 from rms.daemon.context import Context, Handle
 from rms.daemon.strategies import FileStrategy, StrategyFiles
+from rms.daemon.task_link import Link
 from rms.daemon.task_processes import TaskProcesses
 from rms.daemon.task_record import TaskRecord
 from rms.launch.base import LaunchError
@@ -64,8 +61,6 @@ LONGEST_NAME = 64
 
 LOOKED_AT = 100
 """Of so many waiting jobs it is seen whether tasks are in their way."""
-
-_decode = msgspec.msgpack.Decoder(wire.ProcessMessage).decode
 
 
 class Tasks:
@@ -356,46 +351,3 @@ class Tasks:
         elif isinstance(decision, Drop):
             self._forget(decision.task)
             link.send(wire.Drop(number, decision.reason))
-
-
-class Link(asyncio.Protocol):
-    """The connection of one process; its end is the process's.
-
-    Attributes:
-        program: what it says that it is called.
-        tasks: by the process's numbers, those that are not over.
-    """
-
-    def __init__(self, tasks: Tasks) -> None:
-        self.owner = self.pid = 0
-        self.program = ""
-        self.tasks: dict[int, TaskId] = {}
-        self._all, self._frames = tasks, wire.Frames()
-        self._transport: Any = None
-
-    @property
-    def label(self) -> str:
-        """Whose the energy of its tasks is."""
-        return f"{TASKS}{self.program}[{self.pid}]"
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody has connected."""
-        self._transport = transport
-        self._all.came(self)
-
-    def data_received(self, data: bytes) -> None:
-        """Something was said; whoever says what cannot be is not listened to any longer."""
-        try:
-            for body in self._frames.feed(data):
-                self._all.said(self, _decode(body))
-        except (TaskError, msgspec.MsgspecError, ValueError) as error:
-            self._all.context.say(f"tasks: a process was cut off: {error}")
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        """The process is gone."""
-        self._all.went(self)
-
-    def send(self, message: wire.DaemonMessage) -> None:
-        """Tell the process something."""
-        self._transport.write(wire.frame(message))
