@@ -9,8 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rms.core.contention import Processors, SharedNode
+from rms.core.engine import Engine
+from rms.core.events import Ended, Started, Stepped, Submitted
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
+from rms.core.state import State
 from rms.sim.simulator import Hooks, Simulation
 
 PLAIN = SharedNode(64.0, (Processors(4),))
@@ -55,6 +58,12 @@ class Reckoned:
         assert state.pools is not None
         self.pools = state.pools
         self._until(state.now_s)
+        slow = self._slow(state)
+        for running in state.beside.values():
+            slowest = max(slow[state.pools.of_slot[node]] for node in running.nodes)
+            assert running.stretch == pytest.approx(slowest)
+            whole = running.time_s(running.size) or 0.0
+            assert running.rate in (0.0, pytest.approx(1.0 / (whole * slowest)))
         for job_id in [each for each in self.left if each not in state.running]:
             over = self.left.pop(job_id)
             del self.seen[job_id]
@@ -72,6 +81,20 @@ class Reckoned:
                 self.left[job_id] = dict.fromkeys(running.nodes, left)
                 self.asked[job_id] = running.spec.bandwidth_gb_s or 0.0
             self.seen[job_id] = now
+
+    def _slow(self, state: State) -> list[float]:
+        """Return how slow each pool is beside all who hold slots there."""
+        pools, demands = self.pools, [0.0] * len(self.pools.factor)
+        for running in state.running.values():
+            for node in running.nodes:
+                pool = pools.of_slot[node]
+                demands[pool] += running.spec.planned_gb_s / pools.factor[pool]
+        found = list(pools.factor)
+        for at, members in enumerate(pools.members):
+            slow = pools.slowdowns(at, [demands[pool] for pool in members])
+            for pool, each in zip(members, slow, strict=True):
+                found[pool] *= each
+        return found
 
     def _until(self, until_s: float) -> None:
         pools = self.pools
@@ -159,6 +182,24 @@ def test_without_resizes_a_malleable_job_runs_as_a_fixed_one() -> None:
         found = run(site(MIXED, PLAIN), "easy", {"part": "first-fit-shared"}, specs)
         ends.append([found.engine.state.ended[spec.id].end_s for spec in specs])
     assert ends[0] == ends[1]
+
+
+def test_steps_that_neighbours_slow_tell_nothing_of_a_size() -> None:
+    """A daemon sees steps of 2 s beside a neighbour: those are steps of 1 s of a job alone."""
+    made = adjusted(named("easy"), placement={"part": "first-fit-shared"})
+    engine = Engine(site(PLAIN), made)
+    specs = (
+        job(1, (2, 2, 4), 32.0, mode=Mode.MALLEABLE),
+        job(2, (2, 2, 2), 32.0, mode=Mode.FIXED),
+    )
+    engine.handle(Submitted(0.0, specs))
+    for spec in specs:
+        engine.handle(Started(0.0, spec.id))
+    engine.handle(Stepped(20.0, JobId("1"), 10, 60, 10, 20.0))
+    found = engine.state.running[JobId("1")]
+    assert found.seen == {2: (10, 10.0)} and found.rate == pytest.approx(1 / 120)
+    engine.handle(Ended(30.0, JobId("2"), "COMPLETED"))
+    assert found.rate == pytest.approx(1 / 60) and found.done == pytest.approx(0.25)
 
 
 def test_the_state_knows_how_neighbours_slow_a_job_that_may_be_resized() -> None:
