@@ -15,6 +15,7 @@ from pathlib import Path
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.core.policies import DEFAULT, PolicyError, placing
 from rms.daemon.daemon import POWERED_BY_SLURM
+from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.serve import ServeOptions, run_daemon
@@ -22,7 +23,7 @@ from rms.daemon.sockets import ServeError
 from rms.formats import profiles
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError, parse_power_cap
-from rms.formats.prices import read_prices
+from rms.formats.prices import Prices, read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
 from rms.launch.power import DEADLINE_S, PowerCommands
@@ -139,6 +140,14 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
         "locked clocks of GPUs), and put back afterwards (default: auto)",
     )
     add(
+        "--governor",
+        default="",
+        metavar="RULE",
+        help="how much of the machine tasks may use: high, low, price[:LIMIT], co2[:LIMIT] (low "
+        "above the limit per kWh, default: the mean of --prices), cap (low while the power cap "
+        "leaves less than tasks would take); default: as before a restart, else high",
+    )
+    add(
         "--prices",
         type=Path,
         metavar="FILE",
@@ -174,11 +183,30 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.set_frequencies == "auto",
             _policy_modules(arguments.policy_modules),
         )
+        options = replace(options, governor=_governor(arguments, options.prices))
         engine = _engine(arguments, shared=policy.shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
         run_daemon(state, engine.sharing() if policy.shared else engine, options, say)
     return 0
+
+
+def _governor(arguments: argparse.Namespace, prices: Prices | None) -> GovernorRule | None:
+    """Return what is to set the governor of tasks.
+
+    Raises:
+        CommandError: nothing that is known does.
+    """
+    if not arguments.governor:
+        return None
+    if arguments.engine != "local":
+        raise CommandError(f"expected --governor with --engine local, got {arguments.engine}")
+    try:
+        rule = GovernorRule.parse(arguments.governor)
+        rule.check(prices)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    return rule
 
 
 def _policy_modules(given: str) -> frozenset[str]:

@@ -25,7 +25,11 @@ def add_policy(command: argparse.ArgumentParser) -> None:
         "or FILE.py (default: show what decides)",
     )
     command.add_argument(
-        "--governor", choices=("high", "low"), help="how much of the machine tasks may use"
+        "--governor",
+        metavar="high|low|price[:LIMIT]|co2[:LIMIT]|cap",
+        help="how much of the machine tasks may use: always high or low, or low while the price or "
+        "the g of CO2 per kWh (of rms serve --prices) are above a limit, by default their mean, or "
+        "while the power cap leaves less than tasks would take",
     )
 
 
@@ -49,7 +53,9 @@ def policy(arguments: argparse.Namespace) -> int:
             with refuse_on(PolicyError):
                 name = read_policy(Path(name)).text
         found = ask(PolicyName, server, "POST", "/policy", PolicyName(name, "", governor))
-    heads, row = ["POLICY", "TASKS", "GOVERNOR"], [found.name, found.strategy, found.governor]
+    by = f" (by {found.governor_rule})" if found.governor_rule else ""
+    heads = ["POLICY", "TASKS", "GOVERNOR"]
+    row = [found.name, found.strategy, f"{found.governor}{by}"]
     shown = 3 if found.strategy else 1
     publish(arguments.json, msgspec.to_builtins(found), columns(heads[:shown], [row[:shown]]))
     return 0

@@ -79,10 +79,14 @@ def as_job(state: State, owner: JobId) -> Job:
     return Job(spec, nodes=nodes, size=len(nodes), start_s=state.now_s)
 
 
+def task_w(state: State) -> float:
+    """Return what a task is expected to add to the idle power of a node, in W, at most."""
+    spec, slots = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED), state.least_slots
+    return max(model.slot_w(spec, 1, slots) for model in state.power_models)
+
+
 def tasks_w(state: State) -> float:
     """Return what tasks are expected to add to the idle power of the nodes they hold, in W."""
     if not state.lent:
         return 0.0
-    spec, slots = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED), state.least_slots
-    own_w = max(model.slot_w(spec, 1, slots) for model in state.power_models)
-    return own_w * sum([bool(owner) for owner in state.lent.values()])
+    return task_w(state) * sum([bool(owner) for owner in state.lent.values()])

@@ -15,7 +15,7 @@ from math import inf
 
 import msgspec
 
-from rms.core.lending import tasks_w
+from rms.core.lending import task_w, tasks_w
 from rms.core.model import Job, JobSpec, Node, NodePower
 from rms.core.state import State
 
@@ -219,6 +219,38 @@ class PowerBudget:
                 if job.requested_size is not None and job.requested_size < job.size
             ]
         )
+
+
+def under_cap(state: State, nodes: Iterable[int]) -> set[int]:
+    """Return those of some nodes, in order, on which tasks could run without passing the cap.
+
+    Nodes on which tasks run already are paid for.
+    """
+    if state.power_cap_w is None:
+        return set(nodes)
+    budget, own_w, found = PowerBudget(state), task_w(state), set[int]()
+    for node in sorted(nodes):
+        if state.lent.get(Node(node)):
+            found.add(node)
+        elif budget.covers(own_w):
+            budget.take(own_w)
+            found.add(node)
+    return found
+
+
+def tasks_in_the_way(state: State, jobs: Iterable[Job]) -> bool:
+    """Return whether one of some waiting jobs could start but for nodes, or power, of tasks."""
+    if not state.lent:
+        return False
+    capped = state.power_cap_w is not None
+    now = PowerBudget(state)
+    then = now.plus(tasks_w(state))
+
+    def starts(job: Job, nodes: int, budget: PowerBudget) -> bool:
+        return job.least <= nodes and not (capped and not budget.starts(job, job.least))
+
+    free, lent = state.free_count, len(state.lent)
+    return any(not starts(job, free, now) and starts(job, free + lent, then) for job in jobs)
 
 
 def matters(state: State, watts: float) -> bool:

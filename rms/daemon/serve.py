@@ -22,6 +22,7 @@ from rms.daemon import sockets
 from rms.daemon.connections import bounded
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
+from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal
 from rms.daemon.nodes import check_placement
 from rms.daemon.private import make_folder, owner_only, secret
@@ -55,6 +56,7 @@ class ServeOptions:
         power_cap: what the cluster is to draw at most; None as before a restart, if there was one.
         set_frequencies: whether frequencies are set that a policy decides.
         policy_modules: of users' own, beside those of the policy that it is started with.
+        governor: what the governor of tasks is set by; None as before a restart.
     """
 
     policy: str
@@ -68,6 +70,7 @@ class ServeOptions:
     power_commands: PowerCommands | None = None
     set_frequencies: bool = True
     policy_modules: frozenset[str] = frozenset()
+    governor: GovernorRule | None = None
 
 
 def run_daemon(
@@ -130,7 +133,7 @@ def run_daemon(
             server = _server(Routes(daemon, stopping.set, token, own))
             serving = asyncio.create_task(server.serve(sockets=listening))
             if tasks_socket is not None:
-                await _serve_tasks(tasks, tasks_socket)
+                await _serve_tasks(tasks, tasks_socket, options.governor)
             say(f"serving at {address}")
             launcher.open()
             await _watch(daemon, stopping, options.parent)
@@ -156,9 +159,13 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
     return found
 
 
-async def _serve_tasks(tasks: Tasks, listening: socket.socket) -> None:
+async def _serve_tasks(
+    tasks: Tasks, listening: socket.socket, governor: GovernorRule | None
+) -> None:
     """Listen to processes that have tasks."""
     tasks.restore()
+    if governor is not None:
+        tasks.use(None, governor)
     loop = asyncio.get_running_loop()
     await loop.create_unix_server(lambda: Link(tasks), sock=listening)
 

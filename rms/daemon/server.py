@@ -13,11 +13,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from rms.core.model import JobId
-from rms.core.tasks import Governor
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, RefusedError, application
+from rms.daemon.governor import GovernorRule
 from rms.daemon.openapi import describe
 from rms.daemon.sockets import is_loopback, raise_open_files
 from rms.daemon.submit import admit
@@ -252,7 +252,7 @@ class Routes:
         """Let another policy decide from now on, or another strategy on tasks."""
         tasks, name = self.daemon.tasks, body.strategy
         if name or body.governor:
-            governor = Governor(body.governor) if body.governor else None
+            governor = GovernorRule.parse(body.governor) if body.governor else None
             found = await asyncio.to_thread(tasks.files.load, name, body.text) if name else None
             tasks.use(found, governor)
         if body.name:

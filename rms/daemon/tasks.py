@@ -16,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 from rms.core.events import TasksHold
 from rms.core.lending import devices_of, nodes_as_devices
 from rms.core.model import Node
-from rms.core.tasks import Device, Governor, Resource, TaskId, TaskScheduler, TaskSpec
+from rms.core.powercap import tasks_in_the_way, under_cap
+from rms.core.tasks import Device, Resource, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
     Drop,
     Finished,
@@ -42,6 +44,7 @@ from rms.core.tasks.scheduler import Strategy, TaskError
 from rms.core.tasks.state import OTHERS
 from rms.core.tasks.strategies import ShortTerm
 from rms.daemon.context import Context, Handle
+from rms.daemon.governor import LOOK_S, GovernorRule, governor_of
 from rms.daemon.strategies import FileStrategy, StrategyFiles
 from rms.daemon.task_link import Link
 from rms.daemon.task_processes import TaskProcesses
@@ -69,6 +72,7 @@ class Tasks:
     Attributes:
         scheduler: decides where they run.
         files: strategies of users.
+        rule: what the governor is set by.
         record: what happened to them.
         follow: the engine of jobs has changed.
     """
@@ -89,6 +93,7 @@ class Tasks:
         self._of: dict[TaskId, tuple[Link, int]] = {}
         self._changed, self._jobs_wait = True, False
         self._idle_since: dict[int, float] = {}
+        self.rule, self._governed_s = GovernorRule(), -inf
         self._kept = self._lent
         self._kept_until_s = context.now() + ADOPT_S
 
@@ -115,34 +120,52 @@ class Tasks:
         elif any(lent[unit] for unit in idle):
             self._hold({**need, **idle})  # from here on they draw what idle nodes do
         self.files.end_unused(self.scheduler.strategies)
+        if self.rule.automatic and now >= self._governed_s + LOOK_S:
+            self._govern()
         wake_s = self.scheduler.wake_s
         if wake_s is not None and now >= wake_s:
             self._feed(Woken(now))
         elif self._changed and (state.tasks or self.context.state.lent):
             self._settle([])
 
-    def use(self, strategy: Strategy | None, governor: Governor | None) -> None:
+    def use(self, strategy: Strategy | None, rule: GovernorRule | None) -> None:
         """Let another strategy decide from now on, or by another governor; None for as before.
 
         Raises:
-            ValueError: no device is there, or what it chose at once cannot be.
+            ValueError: no device is there, a rule is by prices that are not known, or what the
+                strategy chose at once cannot be.
         """
         if not self.scheduler.state.devices:
             raise ValueError("expected tasks with the engine local or slurm-pilot, got another")
         now, scheduler = self.context.now(), self.scheduler
+        if rule is not None:
+            rule.check(self.context.settings.prices)
+            self.rule = rule
         if strategy is not None:
             self._refusal = ""
             self.files.used(strategy)
             scheduler.swap(strategy)
-        self._feed(Woken(now) if governor is None else GovernorSet(now, governor))
+        self._feed(Woken(now))
+        if rule is not None:
+            self._govern()
         self.record.note(StrategySet(now, scheduler.strategy.name))
         self.files.end_unused(scheduler.strategies)
-        found = {"name": scheduler.strategy.name, "governor": str(scheduler.state.governor)}
+        found = {"name": scheduler.strategy.name, "governor": str(self.rule)}
         if isinstance(scheduler.strategy, FileStrategy):
             found["file"] = str(scheduler.strategy.path)
         self.context.journal.note("strategy", found)
         if strategy not in (None, scheduler.strategy):
             raise ValueError(self._refusal)
+
+    def _govern(self) -> None:
+        """Set the governor as its rule says."""
+        self._governed_s, state = self.context.now(), self.scheduler.state
+        units = {unit for device in state.devices.values() for unit in device.units}
+        governor, why = governor_of(self.rule, self.context, units, state.governor)
+        if governor is not state.governor:
+            if self.rule.automatic:
+                self.context.say(f"governor of tasks {governor}: {why}")
+            self._feed(GovernorSet(self.context.now(), governor))
 
     def _say(self, words: str) -> None:
         self._refusal = words
@@ -156,10 +179,13 @@ class Tasks:
         try:
             name = found["name"]
             file = found.get("file", name if name.endswith(".py") else "")  # of before: its own
-            strategy = FileStrategy(Path(file), name) if file else self.files.load(name, "")
-            self.use(strategy, Governor(found["governor"]))
+            self.use(FileStrategy(Path(file), name) if file else self.files.load(name, ""), None)
         except ValueError as error:
             self.context.say(f"strategy {self.scheduler.strategy.name} instead: {error}")
+        try:
+            self.use(None, GovernorRule.parse(found["governor"]))
+        except ValueError as error:
+            self.context.say(f"governor {self.rule} instead: {error}")
 
     def close(self) -> None:
         """End the processes of strategies."""
@@ -313,21 +339,19 @@ class Tasks:
     def _see_jobs(self) -> None:
         """Let the scheduler of tasks know which nodes are jobs'.
 
-        Those are all that tasks do not hold, while a job waits that theirs would let start.
+        Those are all that tasks do not hold, while a job waits that theirs would let start; and
+        free ones on which tasks would pass the power cap.
         """
         self._changed = False
         jobs, state = self.context.state, self.scheduler.state
-        free, lent = jobs.free_count, len(jobs.lent)
-        self._jobs_wait = bool(lent) and any(
-            free < job.least <= free + lent for job in islice(jobs.pending.values(), LOOKED_AT)
-        )
+        self._jobs_wait = tasks_in_the_way(jobs, islice(jobs.pending.values(), LOOKED_AT))
         held = state.held.keys()
         units = {unit for device in state.devices.values() for unit in device.units}
         if self._jobs_wait:
             theirs = units - held
         else:
             free_ones = {n for n in units if jobs.vacant[n] or n in jobs.lent} - jobs.down
-            theirs = units - held - free_ones | self._kept.keys()
+            theirs = units - held - under_cap(jobs, free_ones) | self._kept.keys()
         before = {unit for unit, task in state.holder.items() if task == OTHERS}
         now = self.context.now()
         for kind, changed in ((UnitsTaken, theirs - before), (UnitsFreed, before - theirs)):

@@ -144,7 +144,9 @@ def policy(context: Context, tasks: Tasks) -> PolicyName:
     name, scheduler = context.scheduler.engine.policy.name, tasks.scheduler
     if not scheduler.state.devices:
         return PolicyName(name)
-    return PolicyName(name, scheduler.strategy.name, str(scheduler.state.governor))
+    governor, rule = str(scheduler.state.governor), tasks.rule
+    by = str(rule) if rule.automatic else ""
+    return PolicyName(name, scheduler.strategy.name, governor, governor_rule=by)
 
 
 def acct(context: Context, wanted: Callable[[str], bool] | None = None) -> Accounts:

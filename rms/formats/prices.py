@@ -28,6 +28,8 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, tzinfo
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
+from typing import Literal
 from zoneinfo import ZoneInfo
 
 import msgspec
@@ -108,6 +110,27 @@ class Prices(msgspec.Struct, frozen=True):
         price, unpriced = self._share(self.price, joules, begin_s, end_s)
         co2_g, unrated = self._share(self.carbon, joules, begin_s, end_s)
         return Cost(price, co2_g, unpriced, unrated)
+
+    def series(self, kind: Literal["price", "co2"]) -> Series | None:
+        """Return what is known of a price, or of g of CO2, per kWh."""
+        return self.price if kind == "price" else self.carbon
+
+    def value(self, kind: Literal["price", "co2"], at_s: float) -> float | None:
+        """Return it at a time, None where it is not known."""
+        series = self.series(kind)
+        return None if series is None else self._at(series, at_s)
+
+    def mean(self, kind: Literal["price", "co2"]) -> float:
+        """Return the mean of all values that the file has, of a constant that.
+
+        Raises:
+            ValueError: it has none.
+        """
+        series = self.series(kind)
+        values = [value for value in series.values if value is not None] if series else []
+        if not values:
+            raise ValueError(f"expected a value of {kind}, got none")
+        return fmean(values)
 
     def _share(
         self, series: Series | None, joules: float, begin_s: float, end_s: float

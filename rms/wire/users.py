@@ -306,7 +306,9 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     Attributes:
         strategy: what decides on tasks: a name, or a file's.
-        governor: how much of the machine they may use: ``high`` or ``low``.
+        governor: how much of the machine they may use: ``high`` or ``low``; to set it also
+            ``price``, ``co2`` (perhaps with ``:LIMIT``) or ``cap``.
+        governor_rule: which of these sets it, "" where none does.
         text: of the strategy's file, for the daemon opens none for others.
     """
 
@@ -314,6 +316,7 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     strategy: Text = ""
     governor: Name = ""
     text: Script = ""
+    governor_rule: Name = ""
 
 
 class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

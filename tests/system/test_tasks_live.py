@@ -236,6 +236,35 @@ def test_many_tasks_of_one_process(bed: Bed) -> None:
 
 
 @pytest.mark.wide
+@pytest.mark.promise("governor")
+def test_tasks_under_a_price_and_a_power_cap(bed: Bed) -> None:
+    rms = bed.rms
+    assert "--prices FILE with price_per_kwh" in rms.rms("policy", "--governor", "price").stderr
+    assert rms.end() == 0
+    (rms.work / "p.toml").write_text('currency = "EUR"\nprice_per_kwh = 0.2\n')
+    rms.start("--prices", "p.toml", "--governor", "price:0.15")
+    assert "governor of tasks low: 0.2 EUR/kWh, above 0.15" in rms.said()
+    assert rms.end(signal.SIGKILL) != 0
+    rms.start("--prices", "p.toml")  # by the rule of the daemon before
+    assert rms.ask("policy")["governor"] == "low"
+    assert rms.ask("policy", "--governor", "price:0.25")["governor"] == "high"
+    assert rms.ask("policy", "--governor", "cap") == {
+        **rms.ask("policy"),
+        "governor": "high",
+        "governor_rule": "cap",
+    }
+    rms.ask("power-cap", "20")  # 6 W idle, 9 W more for a core with a task
+    rms.until(lambda: rms.get("/policy")["governor"] == "low", "low governor")
+    with on_device(Resource.CORE):
+        later = KernelCollection([], Kernel(lambda found: found.append(1), Resource.CORE)).start()
+        rms.until(lambda: len(rms.get("/tasks")) == 2, "a task that waits")
+        assert [row["state"] for row in rms.get("/tasks")] == ["RUNNING", "WAITING"]
+        rms.ask("power-cap", "25")
+        assert later.result(DEADLINE_S) == [1]
+    rms.until(lambda: rms.get("/policy")["governor"] == "high", "high governor")
+
+
+@pytest.mark.wide
 @pytest.mark.promise("tasks-live")
 def test_strategies_are_swapped_under_load(bed: Bed) -> None:
     rms, found = bed.rms, list[int]()

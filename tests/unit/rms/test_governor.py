@@ -1,0 +1,102 @@
+"""What sets the governor of tasks; which nodes a power cap leaves to tasks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rms.core.engine import Engine
+from rms.core.events import PowerCapSet, Started, Submitted, TasksHold
+from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.policies import named
+from rms.core.powercap import expected_w, tasks_in_the_way, under_cap
+from rms.core.state import State
+from rms.core.tasks import Governor
+from rms.daemon.governor import GovernorRule, governor_of
+from rms.formats.prices import Prices, Series
+
+HIGH, LOW = Governor.HIGH, Governor.LOW
+POWER = NodePower(idle_w=10.0, static_w=30.0)
+PRICES = Prices("p.csv", "EUR", price=Series((0.1, 0.3, None, 0.2), (0.0, 10.0, 20.0, 30.0, 40.0)))
+MINE = "task:mine.py[7]"
+
+
+def job(name: str, nodes: int = 1) -> JobSpec:
+    return JobSpec(JobId(name), 0.0, nodes, nodes, nodes, Mode.FIXED)
+
+
+def engine(cap_w: float | None) -> Engine:
+    found = Engine(Site(4, (POWER,) * 4), named("fifo"))
+    found.handle(PowerCapSet(0.0, cap_w))
+    return found
+
+
+def said(text: str, state: State, at_s: float, present: Governor = HIGH) -> Governor:
+    context: Any = SimpleNamespace(
+        state=state, now=lambda: at_s, settings=SimpleNamespace(prices=PRICES)
+    )
+    return governor_of(GovernorRule.parse(text), context, range(4), present)[0]
+
+
+@pytest.mark.promise("governor")
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        ("high", [HIGH] * 4),
+        ("low", [LOW] * 4),
+        ("price:0.3", [HIGH] * 4),
+        ("price:0.15", [HIGH, LOW, LOW, LOW]),  # in a gap it stays as it was
+        ("price", [HIGH, LOW, LOW, HIGH]),  # the mean is 0.2
+    ],
+)
+def test_a_price_curve_sets_the_governor(rule: str, expected: list[Governor]) -> None:
+    state, present, found = engine(None).state, HIGH, []
+    for at_s in (5.0, 10.0, 29.0, 30.0):
+        present = said(rule, state, at_s, present)
+        found.append(present)
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "medium", "price:", "price:x", "price:nan", "cap:100", "high:1", "co2:0.1:2"]
+)
+def test_what_is_no_rule_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"expected a governor: high, low, price.*, got"):
+        GovernorRule.parse(text)
+
+
+def test_a_rule_by_what_is_not_known_is_refused() -> None:
+    for prices in (None, PRICES):
+        with pytest.raises(ValueError, match="--prices FILE with co2_g_per_kwh, got none"):
+            GovernorRule.parse("co2:100").check(prices)
+    GovernorRule.parse("price").check(PRICES)
+    assert str(GovernorRule.parse("price:0.25")) == "price:0.25"
+
+
+@pytest.mark.promise("governor")
+def test_a_power_cap_sets_the_governor_and_leaves_nodes_to_tasks() -> None:
+    run = engine(85.0)  # 40 W idle, 20 W more for each node with a job or a task
+    state, able = run.state, range(4)
+    assert under_cap(state, able) == {0, 1} and said("cap", state, 0.0) is LOW
+    run.handle(TasksHold(1.0, (Node(2), Node(3)), (MINE, "")))
+    assert expected_w(state) == 60.0
+    assert under_cap(state, able) == {0, 2}  # what runs is paid for
+    run.handle(Submitted(2.0, (job("1"),)))
+    run.handle(Started(2.0, JobId("1")))
+    assert expected_w(state) == 80.0 and under_cap(state, [1, 2, 3]) == {2}
+    run.handle(Submitted(3.0, (job("2"),)))  # lacks power, which a task has
+    assert list(state.pending) == ["2"] and tasks_in_the_way(state, state.pending.values())
+    run.handle(TasksHold(4.0, ()))
+    assert not state.pending and not tasks_in_the_way(state, state.pending.values())
+    run.handle(PowerCapSet(5.0, None))
+    assert under_cap(state, able) == {0, 1, 2, 3} and said("cap", state, 5.0) is HIGH
+
+
+def test_nodes_of_tasks_are_in_the_way_of_jobs_that_they_would_let_start() -> None:
+    for nodes, in_the_way in ((3, True), (2, False)):
+        run = engine(None)
+        run.handle(TasksHold(0.0, (Node(0), Node(1)), (MINE, MINE)))
+        run.handle(Submitted(1.0, (job("1", nodes),)))
+        assert tasks_in_the_way(run.state, run.state.pending.values()) is in_the_way
