@@ -14,9 +14,9 @@ from pathlib import Path
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.core.policies import DEFAULT, PolicyError, placing
-from rms.daemon.daemon import POWERED_BY_SLURM
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
+from rms.daemon.nodes import POWERED_BY_SLURM
 from rms.daemon.recovery import replay as replay_entries
 from rms.daemon.serve import ServeOptions, run_daemon
 from rms.daemon.sockets import ServeError
@@ -290,5 +290,5 @@ def replay(arguments: argparse.Namespace) -> int:
         found = replay_entries(journal.read())
     summary = f"{found.events} events, {len(found.differing)} decided otherwise"
     result = {"events": found.events, "differing": found.differing}
-    publish(arguments.json, result, [summary, *found.differing])
+    publish(arguments.json, result, [summary, *found.differing, *found.missing])
     return 1 if found.differing else 0

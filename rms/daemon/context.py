@@ -13,6 +13,7 @@ from rms.core.events import Decision, Event
 from rms.core.model import JobId
 from rms.core.scheduler import Scheduler
 from rms.core.state import State
+from rms.daemon.clock import Clock
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
 from rms.daemon.private import Private
@@ -38,7 +39,7 @@ class Settings:
 
     Attributes:
         policy: name of the policy.
-        now: wall clock in seconds.
+        now: the time in seconds since the epoch; never set back or forward.
         say: where to tell the operator what happened.
         grace_s: from SIGTERM to SIGKILL: time for a job to reach a resize point and write its
             checkpoint.
@@ -49,6 +50,7 @@ class Settings:
         power_commands: what powers nodes off and on; None where that is in the books only.
         set_frequencies: whether frequencies are set that a policy decides.
         policy_modules: of users' own, whose functions policies may name that decide later.
+        clock: what ``now`` is, where the time of day may come to differ from it.
     """
 
     policy: str
@@ -62,6 +64,7 @@ class Settings:
     power_commands: PowerCommands | None = None
     set_frequencies: bool = True
     policy_modules: frozenset[str] = frozenset()
+    clock: Clock | None = None
 
 
 @dataclass
@@ -100,6 +103,15 @@ class Context:
     def now(self) -> float:
         """Return the wall clock's time, for deadlines."""
         return self.settings.now() if self._as_of_s is None else self._as_of_s
+
+    @property
+    def skew_s(self) -> float:
+        """By how much the time of day, which files and meters follow, is ahead of :meth:`now`."""
+        return 0.0 if self.settings.clock is None else self.settings.clock.skew_s
+
+    def see_clock(self) -> None:
+        """Say where the time of day was set."""
+        _ = self.skew_s
 
     @contextlib.contextmanager
     def as_of(self, at_s: float) -> Iterator[None]:

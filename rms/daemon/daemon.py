@@ -42,7 +42,7 @@ from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
-from rms.daemon.nodes import Nodes, check_placement
+from rms.daemon.nodes import POWERED_BY_SLURM, Nodes, check_placement
 from rms.daemon.power import PowerWatch
 from rms.daemon.scripts import Scripts
 from rms.daemon.tasks import Tasks
@@ -54,11 +54,6 @@ from rms.wire.messages import (
     Poll,
     Report,
     ResizeRequest,
-)
-
-POWERED_BY_SLURM = (
-    "expected node_power always-on with Slurm's nodes, which Slurm itself powers off "
-    "(SuspendProgram), got another"
 )
 
 LOOK_S = 0.1
@@ -107,6 +102,7 @@ class Daemon:
             "measured power": self.power.look,
             "last lines": self.endings.watch,
             "tasks": self.tasks.look,
+            "clock": self.context.see_clock,
         }
 
     # --- events ------------------------------------------------------------------------------
@@ -324,9 +320,7 @@ class Daemon:
         Raises:
             ValueError: of a node that there is not.
         """
-        answer = self.meters.node(said)
-        self.power.report(said)
-        return answer
+        return self.meters.heard(said, self.power.report)
 
     # --- processes ---------------------------------------------------------------------------
 

@@ -111,16 +111,17 @@ class GuardedPolicy(Policy):
         return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
 
 
-def forked(work: Callable[[], T], kind: type[T], limit_s: float = LIMIT_S) -> T:
+def forked(work: Callable[[], T], kind: type[T], limit_s: float | None = None) -> T:
     """Return what a function returns in a fork of this process.
 
     Args:
         kind: of what it returns; anything else is refused.
-        limit_s: how long it may take, s.
+        limit_s: how long it may take, s; None for :data:`LIMIT_S`.
 
     Raises:
         FailedPolicyError: it raised, ended its process, took longer, or returned something else.
     """
+    limit_s = LIMIT_S if limit_s is None else limit_s
     reading, writing = os.pipe()
     with warnings.catch_warnings():  # that other threads are not there in a fork: none is asked
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 
 import msgspec
@@ -56,6 +56,15 @@ class Meters:
                 self._hear(said.node, context.now())
             self._write(None, {f"{NOTE}{said.node}": msgspec.to_builtins(host)})
         return MeterAnswer() if said.number else host.answer
+
+    def heard(self, said: Metered, told: Callable[[Metered], object]) -> MeterAnswer:
+        """Take in a report of the time of day, and tell who else is to know; as :meth:`node`."""
+        skew_s = self._context.skew_s
+        if skew_s:
+            said = msgspec.structs.replace(said, at_s=said.at_s - skew_s)
+        answer = self.node(said)
+        told(said)
+        return msgspec.structs.replace(answer, at_s=answer.at_s + skew_s) if skew_s else answer
 
     def watch(self) -> None:
         """Write what events have changed; let the model speak where meters have fallen silent."""

@@ -9,6 +9,11 @@ from rms.core.events import NodeDown, NodeUp
 from rms.core.policies import Policy, PolicyError
 from rms.daemon.context import Context, Handle
 
+POWERED_BY_SLURM = (
+    "expected node_power always-on with Slurm's nodes, which Slurm itself powers off "
+    "(SuspendProgram), got another"
+)
+
 
 def check_placement(policy: Policy, cluster: Cluster) -> None:
     """Refuse a policy that gives nodes in another way than a daemon does from its first start on.

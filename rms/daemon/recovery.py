@@ -123,7 +123,7 @@ def _use(found: Replay, entry: Opened | PolicySet) -> bool:
     except (PolicyError, RuleError) as error:
         spare = stand_ins(found.scheduler.cluster)[0]
         found.engine.policy = spare
-        found.missing.append(f"{error}; as recorded, and {spare.name} where nothing is")
+        found.missing.append(f"a policy is gone, its decisions are taken as recorded: {error}")
         return False
     return True
 
@@ -201,6 +201,8 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
         settings.say(f"before the restart: {sentence}")
     for number, decisions in found.unrecorded.items():
         journal.decided(number, decisions)
+    if settings.clock is not None:
+        settings.clock.not_before(found.engine.state.now_s)
     restore_energy(found.scheduler, journal)
     jobs = known_jobs(journal, found.scheduler)
     drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
@@ -389,7 +391,8 @@ def _enter_end(daemon: Daemon, job: JobRuntime) -> None:
     if daemon.context.state.running[job.id].start_s is None or not status.exists():
         return
     job.script = ManagedProcess(0, status_file=status)
-    with daemon.context.as_of(status.stat().st_mtime):
+    at_s = status.stat().st_mtime - daemon.context.skew_s
+    with daemon.context.as_of(min(at_s, daemon.now())):
         _known_steps(daemon, job)
         code = job.script.status()
         for number, step in enumerate(job.steps):

@@ -19,6 +19,7 @@ import uvicorn
 from rms.core.policies import modules_of, placing
 from rms.core.powercap import check_cap
 from rms.daemon import sockets
+from rms.daemon.clock import Clock
 from rms.daemon.connections import bounded
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
@@ -104,9 +105,10 @@ def run_daemon(
         launcher = engine.launcher(state, _instance_id(journal), address)
         stack.callback(launcher.close)
         deadlines = options.grace_s, options.boot_s
+        clock = Clock(journal, say)
         settings = Settings(
             options.policy,
-            time.time,
+            clock,
             say,
             *deadlines,
             engine.where,
@@ -115,6 +117,7 @@ def run_daemon(
             options.power_commands,
             options.set_frequencies,
             options.policy_modules | modules_of(placing(options.policy)),
+            clock,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
         daemon.frequencies.begin()
