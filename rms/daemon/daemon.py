@@ -349,11 +349,11 @@ class Daemon:
 
     def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
         """Look at a job; an error in that ends the job, but what the system is short of passes."""
-        if job.fault:
-            self.scripts.fail(job, job.fault)
-            return
         try:
-            self._watch_job(job, running, now)
+            if job.fault:
+                self.scripts.fail(job, job.fault)
+            else:
+                self._watch_job(job, running, now)
         except (JournalError, OSError):
             raise
         except Exception as error:

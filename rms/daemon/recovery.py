@@ -97,8 +97,7 @@ def replay(
     cluster = replace(cluster or Cluster.recorded(*given), levels=first.levels)
     spare = stand_ins(cluster)
     found = Replay(Scheduler(cluster, spare[0], where))
-    if not again:
-        found.scheduler.stand_ins = spare
+    found.scheduler.stand_ins = () if again else spare
     there = _use(found, first)
     found.engine.state.max_concurrent_resizes = first.at_once
     entry = next(rest, None)
@@ -121,8 +120,7 @@ def _use(found: Replay, entry: Opened | PolicySet) -> bool:
     try:
         found.engine.policy = guarded(named(entry.policy))
     except (PolicyError, RuleError) as error:
-        spare = stand_ins(found.scheduler.cluster)[0]
-        found.engine.policy = spare
+        found.engine.policy = stand_ins(found.scheduler.cluster)[0]
         found.missing.append(f"a policy is gone, its decisions are taken as recorded: {error}")
         return False
     return True

@@ -1,4 +1,4 @@
-"""Users' policies that raise, hang, exit, answer nonsense or are gone: a shipped one decides then."""
+"""Users' policies that raise, hang, exit, answer nonsense or are gone: then another decides."""
 
 from __future__ import annotations
 
