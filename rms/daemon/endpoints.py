@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from hmac import compare_digest
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from rms.daemon.journal import JournalError, JournalFullError
+from rms.wire.signing import ANSWER_HEADER, answer_signature, digest, verified
 from rms.wire.users import ErrorAnswer
 
 MOST_BYTES = 1 << 24
@@ -35,6 +37,34 @@ class RefusedError(Exception):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What the answer to a signed request is signed by, and the digest of what was sent."""
+
+    token: str
+    nonce: str
+    digest: str
+
+
+def check_token(request: Request, token: str, whose: str) -> None:
+    """Let those in who show a token, or sign by it; a request is sealed then.
+
+    Raises:
+        RefusedError: anybody else.
+    """
+    given = request.headers.get("authorization", "")
+    if token and compare_digest(given.encode("latin-1"), f"Bearer {token}".encode()):
+        return
+    scope = request.scope
+    target = scope.get("raw_path", b"").decode("latin-1")
+    if scope["query_string"]:
+        target += f"?{scope['query_string'].decode('latin-1')}"
+    found = verified(token, request.method, target, given) if token else None
+    if found is None:
+        raise RefusedError(401, f"expected {whose}")
+    request.state.seal = Seal(token, *found)
 
 
 Flush = Literal["must", "may", "no"]
@@ -82,6 +112,7 @@ def _answering(
     may_fail = () if must else (JournalFullError,)
 
     async def answer(request: Request) -> Response:
+        request.state.seal = None
         try:
             endpoint.check(request)
             sent = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
@@ -91,7 +122,7 @@ def _answering(
                     flush()
         except Exception as error:
             found, status = _refusal(error)
-        return _response(found, status)
+        return _response(found, status, request.state.seal)
 
     return answer
 
@@ -119,7 +150,7 @@ async def _body(request: Request) -> bytes:
     """Return what was sent.
 
     Raises:
-        RefusedError: more than anybody has reason to send.
+        RefusedError: more than anybody has reason to send, or not what was signed.
     """
     parts, length = [], 0
     async for part in request.stream():
@@ -127,7 +158,10 @@ async def _body(request: Request) -> bytes:
         if length > MOST_BYTES:
             raise RefusedError(413, f"expected a request of at most {MOST_BYTES} bytes, got more")
         parts.append(part)
-    return b"".join(parts)
+    body, seal = b"".join(parts), request.state.seal
+    if seal is not None and digest(body) != seal.digest:
+        raise RefusedError(401, "expected what was signed, got something else")
+    return body
 
 
 async def _no_such(request: Request, error: Exception) -> Response:
@@ -139,6 +173,10 @@ async def _no_such(request: Request, error: Exception) -> Response:
     )
 
 
-def _response(answer: object, status: int) -> Response:
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return Response(msgspec.json.encode(answer), status, headers, "application/json")
+def _response(answer: object, status: int, seal: Seal | None = None) -> Response:
+    body, headers = msgspec.json.encode(answer), {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if seal is not None:
+        headers[ANSWER_HEADER] = answer_signature(seal.token, seal.nonce, status, body)
+    return Response(body, status, headers, "application/json")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable, Collection
-from hmac import compare_digest
 from typing import Any
 
 from starlette.applications import Starlette
@@ -16,7 +15,7 @@ from rms.core.model import JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
-from rms.daemon.endpoints import Endpoint, RefusedError, application
+from rms.daemon.endpoints import Endpoint, RefusedError, application, check_token
 from rms.daemon.governor import GovernorRule
 from rms.daemon.openapi import describe
 from rms.daemon.sockets import is_loopback, raise_open_files
@@ -146,16 +145,16 @@ class Routes:
         if not is_loopback(host):
             expected = "a user of this machine (another one's: ssh -L to the daemon's socket)"
             raise RefusedError(401, f"expected {expected}, got a request over the network")
-        _check_token(request, self._token, "the server's token (RMS_TOKEN, or its file)")
+        check_token(request, self._token, "the server's token (RMS_TOKEN, or its file)")
 
     def _check_meter(self, request: Request) -> None:
-        _check_token(request, self.daemon.launcher.meter_token, "the token of this daemon's meters")
+        check_token(request, self.daemon.launcher.meter_token, "the token of this daemon's meters")
 
     def _check_job(self, request: Request) -> None:
         job_id = _job_id(request)
         job = self.daemon.jobs.get(job_id)  # whether there is one is not told to others either
         token = "" if job is None else self.daemon.context.private.token(job_id, job.note)
-        _check_token(request, token, f"the token of job {job_id}")
+        check_token(request, token, f"the token of job {job_id}")
 
     async def openapi(self, request: Request) -> dict[str, Any]:
         """Return this description."""
@@ -345,9 +344,3 @@ def holding_s(jobs: int) -> float:
 
 def _job_id(request: Request) -> JobId:
     return JobId(request.path_params["id"])
-
-
-def _check_token(request: Request, token: str, whose: str) -> None:
-    given = request.headers.get("authorization", "").encode("latin-1")  # the bytes as they came
-    if not token or not compare_digest(given, f"Bearer {token}".encode()):
-        raise RefusedError(401, f"expected {whose}")

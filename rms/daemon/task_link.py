@@ -61,7 +61,7 @@ class Link(asyncio.Protocol):
         try:
             for body in self._frames.feed(data):
                 self._listener.said(self, _decode(body))
-        except (TaskError, msgspec.MsgspecError, ValueError) as error:
+        except (TaskError, msgspec.MsgspecError, RecursionError, ValueError) as error:
             self._listener.context.say(f"tasks: a process was cut off: {error}")
             self._transport.abort()
 

@@ -1,4 +1,4 @@
-"""One request to the daemon, over a Unix socket or TCP. Standard library only.
+"""One request to the daemon, over a Unix socket or TCP, by the standard library.
 
 Compute nodes import this: a thread of rank 0 polls for resize requests by it.
 """
@@ -10,6 +10,8 @@ import os
 import socket
 import struct
 from urllib.parse import urlsplit
+
+from rms.wire.signing import ANSWER_HEADER, answer_signature, signed
 
 
 class UnreachableError(OSError):
@@ -52,18 +54,28 @@ def request(
 ) -> tuple[int, bytes]:
     """Send a request to ``unix:PATH`` or ``http://HOST:PORT``; return status and body.
 
+    Over TCP the token is not sent: what is said is signed by it, and so is what is answered.
+
     Raises:
-        UnreachableError: no connection, or it broke off.
+        UnreachableError: no connection, it broke off, or who answers does not know the token.
         ValueError: an address of another form.
     """
     connection = _connect(server, timeout_s)
-    headers = {"Content-Type": "application/json"} | (
-        {"Authorization": f"Bearer {token}"} if token else {}
-    )
+    headers, nonce = {"Content-Type": "application/json"}, ""
+    if token and server.startswith("unix:"):
+        headers["Authorization"] = f"Bearer {token}"
+    elif token:
+        nonce = os.urandom(16).hex()
+        headers["Authorization"] = signed(token, method, path, nonce, body)
     try:
         connection.request(method, path, body, headers)
         answer = connection.getresponse()
-        return answer.status, answer.read()
+        said = answer.read()
+        if nonce and answer.status == 200:
+            given = answer.headers.get(ANSWER_HEADER, "")
+            if given != answer_signature(token, nonce, answer.status, said):
+                raise OSError("expected an answer of this daemon, got one that it has not signed")
+        return answer.status, said
     except (OSError, http.client.HTTPException) as error:
         raise UnreachableError(f"no answer from {server}: {error}") from None
     finally:

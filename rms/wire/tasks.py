@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from rms.wire.bounds import Seconds
 from rms.wire.files import state_folder
 from rms.wire.messages import SERVER_VARIABLE
 
@@ -47,7 +48,7 @@ class KernelSpec(msgspec.Struct, frozen=True):
 
     resource: Resource
     affinity: Affinity = Affinity.HIGH
-    expected_s: float = 0.0
+    expected_s: Seconds = 0.0
 
 
 # --- from a process to the daemon ------------------------------------------------------------

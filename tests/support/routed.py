@@ -47,6 +47,7 @@ class Routed:
     Attributes:
         clock: its time in seconds, which stands still unless it is set.
         stopped: an entry for each time it was told to stop.
+        headers: of the last answer.
         loop: of the daemon's life: jobs' events belong to one.
         where: of its addresses, which one is asked where that is not said; a Unix socket's.
     """
@@ -55,6 +56,7 @@ class Routed:
     clock: list[float]
     stopped: list[bool] = field(default_factory=list)
     where: object = ("socket", None)
+    headers: dict[str, str] = field(default_factory=dict)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def request(
@@ -65,15 +67,18 @@ class Routed:
         *,
         token: str | None = None,
         over_tcp: bool = False,
+        shown: str = "",
     ) -> tuple[int, bytes]:
-        """Send a request; return status and body."""
+        """Send a request that shows a token, or this as ``Authorization``; return status, body."""
         path, _, query = path.partition("?")
+        shown = shown if token is None else f"Bearer {token}"
         scope = {
             "type": "http",
             "method": method,
             "path": unquote(path),
             "query_string": query.encode(),
-            "headers": [] if token is None else [(b"authorization", f"Bearer {token}".encode())],
+            "raw_path": path.encode(),
+            "headers": [(b"authorization", shown.encode())] if shown else [],
             "server": ("127.0.0.1", 80) if over_tcp else self.where,
         }
         said: list[dict[str, Any]] = []
@@ -86,6 +91,7 @@ class Routed:
 
         routes = Routes(self.daemon, lambda: self.stopped.append(True), USERS_TOKEN, ["socket"])
         self.loop.run_until_complete(routes.app()(scope, receive, send))  # type: ignore[arg-type]
+        self.headers = {key.decode(): value.decode() for key, value in said[0]["headers"]}
         return said[0]["status"], b"".join(message.get("body", b"") for message in said)
 
     def ask(

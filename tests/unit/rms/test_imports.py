@@ -30,6 +30,7 @@ OF_WIRE = {
     "rms.wire.files",
     "rms.wire.http",
     "rms.wire.messages",
+    "rms.wire.signing",
 }
 HEAVY = {"numpy", "matplotlib", "starlette", "uvicorn", "rich", "sqlite3", "asyncio", "mpi4py"}
 

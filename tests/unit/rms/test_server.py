@@ -9,6 +9,7 @@ import pytest
 from routed import SCRIPT, USERS_TOKEN, Routed, routed
 
 from rms.core.model import JobId
+from rms.wire.signing import answer_signature, signed
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
@@ -180,6 +181,32 @@ def test_jobs_show_their_own_token(server: Routed, over_tcp: bool) -> None:
     assert found == (401, {"error": "expected the token of job 9"})
     found = server.ask("GET", f"/jobs/{first}/steps/0", token=server.token(first))
     assert found == (404, {"error": "expected a step below 0, got 0"})
+
+
+@pytest.mark.promise("no-one-in")
+def test_requests_over_tcp_are_signed_and_so_are_answers(server: Routed) -> None:
+    job, other = server.submit(), server.submit()
+    token, path, body = server.token(job), f"/jobs/{job}/report", b'{"type":"Begun","number":1}'
+    shown = signed(token, "POST", path, "nonce", body)
+    assert token not in shown
+    status, said = server.request("POST", path, body, shown=shown)
+    assert (status, said) == (200, b"{}")
+    assert server.headers["rms-signature"] == answer_signature(token, "nonce", status, said)
+    assert (
+        server.request("GET", "/jobs?id=1", shown=signed("x", "GET", "/jobs", "n", b""))[0] == 200
+    )
+    refused = [
+        (path, body.replace(b"1", b"2"), shown),
+        (path.replace(job, other), body, shown),
+        (path, body, signed(server.token(other), "POST", path, "nonce", body)),
+        (path, body, signed(token, "GET", path, "nonce", body)),
+        *((path, body, odd) for odd in (shown[:-1], shown[9:], "RMS-HMAC", "RMS-HMAC a b é")),
+    ]
+    for where, sent, header in refused:
+        assert server.request("POST", where, sent, shown=header)[0] == 401, header
+    users = signed(USERS_TOKEN, "GET", "/jobs?id=1", "n", b"")
+    assert server.request("GET", "/jobs?id=1", shown=users, over_tcp=True)[0] == 200
+    assert server.request("GET", "/jobs?id=2", shown=users, over_tcp=True)[0] == 401
 
 
 def test_meters_show_theirs(server: Routed) -> None:
