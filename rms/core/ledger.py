@@ -21,6 +21,9 @@ from rms.core.state import State
 from rms.wire.users import Books
 
 
+_NO_HOSTS: Mapping[int, float] = {}
+
+
 @dataclass(slots=True)
 class Draw:
     """What a job draws since when: total power, on which nodes, or on how many counted ones.
@@ -32,7 +35,7 @@ class Draw:
     watts: float
     nodes: tuple[Node, ...]
     size: int
-    hosts: Mapping[int, float] = field(default_factory=dict)
+    hosts: Mapping[int, float] = field(default_factory=lambda: _NO_HOSTS)
 
 
 @dataclass
@@ -300,7 +303,7 @@ class Ledger:
             self.peak_w[node] = max(self.peak_w[node], watts)
 
     def _leave_job(self, job_id: JobId, at: float) -> None:
-        if size := self._powerless.pop(job_id, 0):
+        if self._powerless and (size := self._powerless.pop(job_id, 0)):
             self._busy -= size
             return
         draw = self._draws.pop(job_id, None)
@@ -314,13 +317,13 @@ class Ledger:
             if self._shares:
                 self._shares.pop(job_id, None)
             return
-        size = job.size + job.gain if job.resize_begun else job.size
         unknown = job.spec.speedup is None and job.spec.power_w is None
         if unknown and self._unpowered and (self._counted or self.host):
-            self._powerless[job_id] = size  # it holds nodes and costs nothing
+            self._powerless[job_id] = size = _holds(job)  # nodes, and costs nothing
             self._busy += size
             return
         if self._counted:
+            size = _holds(job)
             model = self.power[0]
             watts = size * model.busy_w(job.spec, size)
             self._draws[job_id] = Draw(at, watts, (), size)
@@ -329,7 +332,7 @@ class Ledger:
             self._watts += watts - size * model.idle_w
             return
         nodes = drawing(job)
-        hosts: dict[int, float] = {}
+        hosts = _NO_HOSTS
         if self._alike and not job.frequencies:
             own = self.power[0].busy_w(job.spec, len(nodes))
             watts = own * len(nodes)
@@ -393,6 +396,11 @@ class Ledger:
         for node in nodes:
             joules[node] += powers[node] * (at - since[node])
             powers[node], since[node] = watts, at
+
+
+def _holds(job: Job) -> int:
+    """Return how many nodes a job holds: while it is being resized, those of both worlds."""
+    return job.size + job.gain if job.resize_begun else job.size
 
 
 def drawing(job: Job) -> tuple[Node, ...]:

@@ -11,7 +11,7 @@ are (and a short copy in memory), not their number nor that of the nodes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
@@ -174,7 +174,7 @@ class State:
             return
         find, at = self.vacant.find, -1
         while (at := find(1, at + 1)) >= 0:
-            yield Node(at)
+            yield at  # type: ignore[misc]  # a call of Node for each costs more than all else
 
     def job(self, job_id: JobId) -> Job | None:
         """Return a job, whatever its state."""
@@ -280,7 +280,7 @@ class State:
                 _remove(queue, key(job), job)
         return job
 
-    def take(self, nodes: tuple[Node, ...]) -> None:
+    def take(self, nodes: Sequence[Node]) -> None:
         """Mark nodes as held."""
         vacant = self.vacant
         for node in nodes:
@@ -289,7 +289,7 @@ class State:
             for node in nodes:
                 self.pool_free[self.pools.of_slot[node]] -= 1
 
-    def give_back(self, nodes: tuple[Node, ...]) -> None:
+    def give_back(self, nodes: Sequence[Node]) -> None:
         """Mark nodes as free, but those that are down."""
         vacant = self.vacant
         for node in nodes:

@@ -136,12 +136,15 @@ def _resized(state: State, event: Resized) -> None:
     state.free_count += loss
     if job.requested_nodes is not None:
         kept = set(job.requested_nodes)
-        state.give_back(tuple(node for node in job.nodes if node not in kept))
-        enter_bandwidth(state, job, -1)
+        state.give_back([node for node in job.nodes if node not in kept])
+        if state.pools is not None:
+            enter_bandwidth(state, job, -1)
         job.nodes = job.requested_nodes
-        job.asked = (max(job.asked),) * len(job.nodes) if job.asked else ()
+        if job.asked:
+            job.asked = (max(job.asked),) * len(job.nodes)
         job.frequencies = () if state.clocked else job.asked
-        enter_bandwidth(state, job, 1)
+        if state.pools is not None:
+            enter_bandwidth(state, job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
     state.unindex_running(job)
@@ -160,7 +163,7 @@ def _rolled_back(state: State, event: ResizeRolledBack) -> None:
     state.free_count += job.gain
     if job.requested_nodes is not None:
         kept = set(job.nodes)
-        state.give_back(tuple(node for node in job.requested_nodes if node not in kept))
+        state.give_back([node for node in job.requested_nodes if node not in kept])
     assert job.requested_size is not None
     if not event.later:
         job.refused_sizes |= {job.requested_size}
@@ -216,7 +219,8 @@ def _release(state: State, job: Job) -> None:
         state.releasing -= job.loss
     if job.nodes:
         state.give_back(job.held)
-        enter_bandwidth(state, job, -1)
+        if state.pools is not None:
+            enter_bandwidth(state, job, -1)
     state.changed[job.spec.id] = job
     if state.clocked:
         state.reclocked.pop(job.spec.id, None)
@@ -335,7 +339,8 @@ def take(state: State, decision: Decision) -> None:
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)
-            enter_bandwidth(state, job, 1)
+            if state.pools is not None:
+                enter_bandwidth(state, job, 1)
         state.index_running(job)
         if state.clocked:
             set_clocks(state)
@@ -350,7 +355,7 @@ def take(state: State, decision: Decision) -> None:
         if decision.nodes:
             job.requested_nodes = decision.nodes
             own = set(job.nodes)
-            state.take(tuple(node for node in decision.nodes if node not in own))
+            state.take([node for node in decision.nodes if node not in own])
         state.free_count -= job.gain
         state.releasing += job.loss
         state.index_running(job)

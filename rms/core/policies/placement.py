@@ -6,6 +6,7 @@ some. The state is left as it is.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import ClassVar, Protocol
 
 import msgspec
@@ -100,8 +101,7 @@ class Lowest:
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take the lowest nodes."""
         self.free -= size
-        nodes = self._nodes
-        return tuple([next(nodes) for _ in range(size)])
+        return tuple(islice(self._nodes, size))
 
     def resize(self, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a job at its new size: its first ones stay its own."""

@@ -53,6 +53,8 @@ class SharePlan:
 
     def resizes(self, state: State, room: Room) -> list[Resize]:
         """Return the resizes, as far as nodes are left after the starts."""
+        if not self.changes:
+            return []
         found, budget = [], budget_of(room)
         for job, size, reason, code in self.changes:
             if size - job.size > room.free or (budget and not budget.widens(job, size)):
@@ -93,7 +95,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if self.rotate and not state.pending and not state.releasing:
                 self._rotate(state, plan, room)
             return plan
-        left, budget, releasing_w = room.free + state.releasing, budget_of(room), 0.0
+        left, releasing_w = room.free + state.releasing, 0.0
+        budget = None if state.power_cap_w is None else budget_of(room)
         if budget is not None:
             releasing_w = budget.releasing_w
             budget = budget.plus(releasing_w)
