@@ -20,7 +20,6 @@ from rms.core.model import Job, JobId, Node, NodePower, Site
 from rms.core.state import State
 from rms.wire.users import Books
 
-
 _NO_HOSTS: Mapping[int, float] = {}
 
 

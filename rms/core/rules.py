@@ -110,8 +110,9 @@ def _distinct(nodes: tuple[int, ...]) -> None:
 
 def _free(state: State, nodes: Iterable[int], decision: Start | Resize) -> None:
     vacant = state.vacant
-    if not all([0 <= node < len(vacant) and vacant[node] for node in nodes]):
-        raise RuleError(f"expected free nodes for {decision.job}, got {decision.nodes}")
+    for node in nodes:
+        if not (0 <= node < len(vacant) and vacant[node]):
+            raise RuleError(f"expected free nodes for {decision.job}, got {decision.nodes}")
 
 
 def _clocked(state: State, decision: Start) -> None:
