@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 
 import msgspec
@@ -126,8 +125,7 @@ LAW_SEEN_S = 30.0
 less, noise would decide whether it is ever widened."""
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct, gc=False):
     """One job as it is now.
 
     Attributes:

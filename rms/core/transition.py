@@ -202,7 +202,8 @@ def _ended(state: State, event: Ended) -> None:
         if job.rate:
             job.progress_to(event.at_s)
             job.rate = 0.0
-        job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
+        if job.requested_size is not None:
+            job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
     job.state, job.end_s, job.expected_end_s = _OVER[event.state], event.at_s, inf
     state.ended[event.job] = job
 
@@ -329,8 +330,10 @@ def take(state: State, decision: Decision) -> None:
         job = state.dequeue(decision.job)
         size = decision.count or len(decision.nodes)
         job.state, job.nodes, job.size = JobState.CONFIGURING, decision.nodes, size
-        job.asked = decision.frequencies if state.settable_frequencies else ()
-        if not state.clocked:  # else what its frequencies are follows, and how much longer it runs
+        if decision.frequencies and state.settable_frequencies:
+            job.asked = decision.frequencies
+        # Where nodes are clocked, what its frequencies are follows, and how much longer it runs.
+        if (job.asked or decision.slowdown != 1.0) and not state.clocked:
             job.slowdown, job.frequencies = decision.slowdown, job.asked
         job.since_s = state.now_s
         state.running[decision.job] = job
