@@ -12,10 +12,10 @@ HPC Environments using Memory Considerations".
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
@@ -82,7 +82,7 @@ class Pools:
         members: the pools of each node.
         factor, socket_gb_s, number: of each pool.
         least_gb_s: the least bandwidth between each pool's processors and memory.
-        first: its first slot; it has ``number`` of them.
+        slots: its slots.
         of_slot: the pool of each slot.
         by_speed: the pools, the fastest first.
         of_factor: the pools of each factor, rising.
@@ -96,7 +96,10 @@ class Pools:
         self.socket_gb_s = [kind.socket_gb_s for _, kind in kinds]
         self.number = [kind.number for _, kind in kinds]
         self.least_gb_s = [min(kind.socket_gb_s, nodes[at].bandwidth_gb_s) for at, kind in kinds]
-        self.first = [0, *accumulate(self.number)][:-1]
+        ends = list(accumulate(self.number))
+        self.slots = [
+            range(end - number, end) for end, number in zip(ends, self.number, strict=True)
+        ]
         self.of_slot = [pool for pool, number in enumerate(self.number) for _ in range(number)]
         self.by_speed = sorted(range(len(kinds)), key=self.factor.__getitem__)
         self.of_factor: dict[float, list[int]] = {}
@@ -110,16 +113,42 @@ class Pools:
             for node in nodes
         ]
 
-    def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
+    def slowdowns_among(self, node: int, asked_gb_s: Sequence[float]) -> Sequence[float]:
         """Return how much slower the processes of each pool of a node are than if each was alone.
 
         Args:
-            demands_gb_s: what is asked for in each of its pools.
+            asked_gb_s: what is asked for in each pool of the cluster.
         """
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
-        if len(demands_gb_s) == 1 and (demand := demands_gb_s[0]) <= sockets_gb_s[0]:
-            over = demand > bandwidth_gb_s * ROUNDING
-            return [demand / bandwidth_gb_s + whole_demand if over else 1.0]  # most frequent
+        at, number = self.members[node][0], len(sockets_gb_s)
+        if number == 1:
+            demand = asked_gb_s[at]
+            if demand <= sockets_gb_s[0]:
+                if demand <= bandwidth_gb_s * ROUNDING:
+                    return _FAST
+                return (demand / bandwidth_gb_s + whole_demand,)
+        elif number == 2:  # the same as for any number, written out: this is asked for most
+            one, other = asked_gb_s[at], asked_gb_s[at + 1]
+            one_gb_s, other_gb_s = sockets_gb_s
+            slow = other_slow = 1.0
+            if one > one_gb_s:
+                if one > one_gb_s * ROUNDING:
+                    slow = one / one_gb_s + whole_demand
+                one = one_gb_s
+            if other > other_gb_s:
+                if other > other_gb_s * ROUNDING:
+                    other_slow = other / other_gb_s + whole_demand
+                other = other_gb_s
+            through = one + other
+            if through <= bandwidth_gb_s * ROUNDING:
+                return slow, other_slow
+            shared = through / bandwidth_gb_s + whole_demand
+            return slow * shared, other_slow * shared
+        return self.slowdowns(node, asked_gb_s[at : at + number])
+
+    def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
+        """Return the same, given what is asked for in each of the node's pools."""
+        bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
         through, found = 0.0, []
         for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
             if demand <= capacity:
@@ -133,6 +162,9 @@ class Pools:
             return found
         shared = through / bandwidth_gb_s + whole_demand
         return [each * shared for each in found]
+
+
+_FAST = (1.0,)
 
 
 class Part(NamedTuple):
@@ -179,7 +211,6 @@ class _Pool:
     clock: float = 0.0
     rate: float = 1.0
     since_s: float = 0.0
-    demand_gb_s: float = 0.0
     version: int = 0
     groups: list[tuple[float, int, _Group]] = field(default_factory=list)
 
@@ -204,6 +235,7 @@ class Contention:
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
         self._state = [_Pool() for _ in pools.node]
+        self._asked_gb_s = [0.0] * len(pools.node)
         self._jobs: dict[str, _Job] = {}
         self._next: list[tuple[float, int, int, int]] = []
         self._number = 0
@@ -215,21 +247,22 @@ class Contention:
     def start(self, job: str, parts: Iterable[Part], now_s: float) -> None:
         """Let a job begin."""
         nodes, own = {}, self._jobs.setdefault(job, _Job())
+        factor, node = self._pools.factor, self._pools.node
         for part in parts:
-            factor, pool = self._pools.factor[part.pool], self._state[part.pool]
+            at, pool = part.pool, self._state[part.pool]
             self._advance(pool, now_s)
-            speed = part.frequency / factor
+            speed = part.frequency / factor[at]
             demand = part.processes * part.demand_gb_s * speed
             group = _Group(job, part, demand, now_s, pool.clock + part.work_s / speed)
             self._number += 1
-            heapq.heappush(pool.groups, (group.end, self._number, group))
-            pool.demand_gb_s += demand
+            heappush(pool.groups, (group.end, self._number, group))
+            self._asked_gb_s[at] += demand
             pool.version += 1
             own.groups.append(group)
             own.processes += part.processes
-            nodes[self._pools.node[part.pool]] = True
-        for node in nodes:
-            self._share(node, now_s)
+            nodes[node[at]] = True
+        for each in nodes:
+            self._share(each, now_s)
 
     def runs(self, job: str) -> bool:
         """Return whether any of a job's processes do."""
@@ -257,14 +290,14 @@ class Contention:
         """Let a job's processes stand still: they ask for nothing and do nothing."""
         nodes = {}
         for group in self._jobs.pop(job).groups:
-            pool = self._state[group.part.pool]
+            at, pool = group.part.pool, self._state[group.part.pool]
             self._advance(pool, now_s)
             pool.groups = [entry for entry in pool.groups if entry[2] is not group]
-            heapq.heapify(pool.groups)
-            pool.demand_gb_s = pool.demand_gb_s - group.demand_gb_s if pool.groups else 0.0
+            heapify(pool.groups)
+            self._leave(at, group)
             pool.version += 1
             self._book(group, now_s)
-            nodes[self._pools.node[group.part.pool]] = True
+            nodes[self._pools.node[at]] = True
         for node in nodes:
             self._share(node, now_s)
 
@@ -279,7 +312,7 @@ class Contention:
         """When the next processes are over, if nothing else happens before; inf if none run."""
         ahead = self._next
         while ahead and ahead[0][3] != self._state[ahead[0][2]].version:
-            heapq.heappop(ahead)
+            heappop(ahead)
         return ahead[0][0] if ahead else inf
 
     def run(self, until_s: float, *, included: bool = False) -> tuple[float, str] | None:
@@ -298,12 +331,12 @@ class Contention:
     def finish(self) -> str | None:
         """Let the next processes end, at :attr:`next_s`; return their job if that is over too."""
         now_s = self.next_s
-        _, _, at, _ = heapq.heappop(self._next)
+        _, _, at, _ = heappop(self._next)
         pool = self._state[at]
-        end, _, group = heapq.heappop(pool.groups)
+        end, _, group = heappop(pool.groups)
         self._advance(pool, now_s)
         pool.clock = end  # what it is but for rounding
-        pool.demand_gb_s = pool.demand_gb_s - group.demand_gb_s if pool.groups else 0.0
+        self._leave(at, group)
         pool.version += 1
         self._book(group, now_s)
         own = self._jobs[group.job].groups
@@ -317,6 +350,10 @@ class Contention:
         self.followed.discard(group.job)
         return group.job
 
+    def _leave(self, at: int, group: _Group) -> None:
+        left_gb_s = self._asked_gb_s[at] - group.demand_gb_s
+        self._asked_gb_s[at] = left_gb_s if self._state[at].groups else 0.0
+
     def _book(self, group: _Group, now_s: float) -> None:
         taken_s = group.part.processes * (now_s - group.begun_s)
         self.processor_s += taken_s
@@ -326,12 +363,12 @@ class Contention:
         """Set the rates of a node's pools by what is asked of it now."""
         members, state = self._pools.members[node], self._state
         self.now_s = now_s
-        found = self._pools.slowdowns(node, [state[at].demand_gb_s for at in members])
+        found = self._pools.slowdowns_among(node, self._asked_gb_s)
         for at, slowdown in zip(members, found, strict=True):
             pool, rate = state[at], 1.0 / slowdown
             if rate != pool.rate:
-                self._advance(pool, now_s)
-                pool.rate = rate
+                pool.clock += pool.rate * (now_s - pool.since_s)
+                pool.since_s, pool.rate = now_s, rate
                 pool.version += 1
                 if self.followed:
                     self.moved.update({each.job for *_, each in pool.groups} & self.followed)
@@ -339,8 +376,9 @@ class Contention:
                 continue  # neither its rate nor its processes have changed
             if pool.groups:
                 self._number += 1
-                ends_s = now_s + max(0.0, pool.groups[0][0] - pool.clock) / rate
-                heapq.heappush(self._next, (ends_s, self._number, at, pool.version))
+                left = pool.groups[0][0] - pool.clock
+                ends_s = now_s + left / rate if left > 0.0 else now_s
+                heappush(self._next, (ends_s, self._number, at, pool.version))
 
     @staticmethod
     def _advance(pool: _Pool, now_s: float) -> None:

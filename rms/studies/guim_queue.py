@@ -36,6 +36,7 @@ class JobClass:
         tree: the least span below each node of a binary tree, the root at 1, a leaf for each job;
             inf for who has started.
         at: where it is among all classes.
+        head: the number of the first that waits; inf if none does.
     """
 
     def __init__(self, size: int, gb_s: float) -> None:
@@ -44,6 +45,7 @@ class JobClass:
         self.jobs: list[Job] = []
         self.tree = [inf] * 16
         self.at = 0
+        self.head = inf
 
     def add(self, job: Job, span_s: float) -> None:
         """Enter a job behind all others."""
@@ -54,12 +56,16 @@ class JobClass:
             for at in range(2 * half - 1, 0, -1):
                 self.tree[at] = min(self.tree[2 * at], self.tree[2 * at + 1])
         self._set(len(self.jobs), span_s)
+        self.head = min(self.head, job.number)
         self.numbers.append(job.number)
         self.jobs.append(job)
 
     def remove(self, job: Job) -> None:
         """Forget a job."""
         self._set(bisect_left(self.numbers, job.number), inf)
+        if job.number == self.head:
+            index = self.first(job.number, 1.0, 0.0, float_info.max)
+            self.head = inf if index is None else self.numbers[index]
 
     def _set(self, index: int, span_s: float) -> None:
         tree, at = self.tree, len(self.tree) // 2 + index
@@ -126,7 +132,7 @@ class LongQueueEasy:
         self._first = 0
         self._classes: dict[Alike, JobClass] = {}
         self._by_size: list[JobClass] = []
-        self._sizes = self._shortest_s = np.zeros(0)
+        self._sizes = self._each_gb_s = self._shortest_s = self._heads = np.zeros(0)
 
     def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
         """Return the starts of this pass."""
@@ -164,12 +170,14 @@ class LongQueueEasy:
             self._classes[key] = JobClass(size, job.spec.planned_gb_s)
             insort(self._by_size, self._classes[key], key=attrgetter("size"))
             self._sizes = np.array([each.size for each in self._by_size], float)
+            self._each_gb_s = np.array([each.gb_s for each in self._by_size])
             self._shortest_s = np.array([each.tree[1] for each in self._by_size])
+            self._heads = np.array([each.head for each in self._by_size])
             for at, each in enumerate(self._by_size):
                 each.at = at
         each = self._classes[key]
         each.add(job, job.spec.expected_s(size))
-        self._shortest_s[each.at] = each.tree[1]
+        self._shortest_s[each.at], self._heads[each.at] = each.tree[1], each.head
 
     def _head(self) -> Job | None:
         """Return the first job that waits."""
@@ -187,55 +195,95 @@ class LongQueueEasy:
         self._gone[job.number - 1] = 1
         each = self._classes[self._alike(job, size)]
         each.remove(job)
-        self._shortest_s[each.at] = each.tree[1]
+        self._shortest_s[each.at], self._heads[each.at] = each.tree[1], each.head
 
     def _backfill(
         self, room: SharedRoom, starts: list[Start], reserved: _Reserved, number: int
     ) -> None:
-        """Start jobs from a number on that do not delay the first one, in order.
+        """Start jobs from a number on that do not delay the first one, in order."""
+        while room.free > 0 and (job := self._next(room, reserved, number)) is not None:
+            size = job.spec.preferred
+            span_s = job.spec.expected_s(size) * room.offer(job, size).slowdown
+            if reserved.now_s + span_s > reserved.shadow_s:
+                reserved = reserved._replace(extra=reserved.extra - size)
+            self._start(job, room, starts, "backfills", Reason.BACKFILLS)
+            number = job.number + 1
 
-        In the heap stands the next job of each class that may start, by the fastest processors
-        that are free. One that may not, where it would really be placed, gives way to the next of
-        its class that may; after a start, places may be better than before.
+    def _next(self, room: SharedRoom, reserved: _Reserved, number: int) -> Job | None:
+        """Return the first job from a number on that may start now.
+
+        In the heap stands the next job of each class that may, by the fastest processors that are
+        free; classes enter it once those before them have been looked at. One that may not, where
+        it would really be placed, gives way to the next of its class that may.
         """
-        now_s, shadow_s = reserved.now_s, reserved.shadow_s
-        heap, passed_over = _Heap(reserved, room.tiers), []
-        longest_s = heap.longest_s(self._sizes[: np.searchsorted(self._sizes, room.free, "right")])
-        for at in np.flatnonzero(self._shortest_s[: len(longest_s)] < longest_s):
-            heap.push(self._by_size[at], number)
-        while (top := heap.pop()) is not None and room.free > 0:
+        heap = _Heap(reserved, room.tiers)
+        classes = iter(self._candidates(room, reserved, heap, number))
+        coming = next(classes, None)
+        while True:
+            while coming is not None and coming.head <= heap.number:
+                heap.push(coming, number)
+                coming = next(classes, None)
+            top = heap.pop()
+            if top is None:
+                return None
             each, index = top
             job, size = each.jobs[index], each.size
-            if size > room.free:
+            if not room.fits(job, size):
                 continue
+            if size <= reserved.extra:
+                return job
+            slowdown = room.offer(job, size).slowdown
             span_s = each.tree[len(each.tree) // 2 + index]
-            slowdown = self._slowdown(each, job, room, None if size <= heap.extra else reserved)
-            if slowdown is None:
-                passed_over.append(each)
-                continue
-            if now_s + span_s * slowdown > shadow_s:
-                if size > heap.extra:
-                    passed_over.append(each)
-                    heap.push(each, job.number + 1, slowdown)
-                    continue
-                heap.extra -= size
-            self._start(job, room, starts, "backfills", Reason.BACKFILLS)
-            for other in (each, *passed_over):
-                if other.size <= room.free:
-                    heap.push(other, job.number + 1)
-            passed_over.clear()
+            if reserved.now_s + span_s * slowdown <= reserved.shadow_s:
+                return job
+            heap.push(each, job.number + 1, slowdown)
 
-    def _slowdown(
-        self, each: JobClass, job: Job, room: SharedRoom, reserved: _Reserved | None
-    ) -> float | None:
-        """Return how slow a job would be; None if none of its class may start or end in time."""
-        if not room.fits(job, each.size):
-            return None
-        if reserved is not None:
-            most = (reserved.shadow_s - reserved.now_s) / max(each.tree[1], 1e-9)
-            if not room.may_hold(each.size, each.gb_s, most * (1.0 + 1e-9)):
-                return None
-        return room.offer(job, each.size).slowdown
+    def _candidates(
+        self, room: SharedRoom, reserved: _Reserved, heap: _Heap, number: int
+    ) -> list[JobClass]:
+        """Return the classes that have a job short enough and find room, by their first jobs."""
+        if number > len(self._jobs):
+            return []
+        if number == len(self._jobs):  # the one that has just been submitted: the most frequent
+            job = self._jobs[-1]
+            size = job.spec.preferred
+            if size > room.free or self._gone[-1]:
+                return []
+            each = self._classes[self._alike(job, size)]
+            return [each] if size <= reserved.extra or _may_hold(each, room, reserved) else []
+        wide = int(self._sizes.searchsorted(room.free, "right"))
+        found = (self._shortest_s[:wide] < heap.longest_s(self._sizes[:wide])).nonzero()[0]
+        few = int(self._sizes[found].searchsorted(reserved.extra, "right"))
+        if room.how.least_bandwidth and few < len(found):
+            rest, gap_s = found[few:], reserved.shadow_s - reserved.now_s
+            with np.errstate(over="ignore"):  # nothing may be known of when the first can start
+                most = gap_s / np.maximum(self._shortest_s[rest], 1e-9) * (1.0 + 1e-9)
+                held = _room_for(room, self._each_gb_s[rest], most)
+            found = np.concatenate((found[:few], rest[held >= self._sizes[rest]]))
+        in_order = found[self._heads[found].argsort()]
+        return [self._by_size[at] for at in in_order.tolist()]
+
+
+def _may_hold(each: JobClass, room: SharedRoom, reserved: _Reserved) -> bool:
+    """Return whether a job of a class may find room where it ends in time."""
+    most = (reserved.shadow_s - reserved.now_s) / max(each.tree[1], 1e-9)
+    return room.may_hold(each.size, each.gb_s, most * (1.0 + 1e-9))
+
+
+def _room_for(
+    room: SharedRoom, each_gb_s: NDArray[np.float64], slowdowns: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return how many processes may find room, as :meth:`SharedRoom.may_hold` counts them."""
+    _, number, factor, least_gb_s, gb_s = np.array(room.open_pools(), float).T[:, :, None]
+    over = slowdowns / factor
+    left_gb_s = np.minimum(over, room.how.threshold) * least_gb_s
+    left_gb_s -= gb_s
+    left_gb_s *= factor
+    left_gb_s /= np.maximum(each_gb_s, 1e-300)
+    fitting = np.minimum(np.floor(left_gb_s * (1.0 + 1e-9) + 1e-9), number)
+    fitting[(fitting < 0.0) | (over < 1.0)] = 0.0
+    found: NDArray[np.float64] = fitting.sum(axis=0)
+    return found
 
 
 class _Heap:
@@ -251,7 +299,6 @@ class _Heap:
     def __init__(self, reserved: _Reserved, tiers: list[tuple[int, float]]) -> None:
         self._now_s, self._shadow_s, self.extra = reserved
         self._tiers = tiers
-        self._next: dict[JobClass, int] = {}
         self._heap: list[tuple[int, int, JobClass]] = []
 
     def longest_s(self, sizes: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -264,7 +311,7 @@ class _Heap:
         return found
 
     def push(self, each: JobClass, number: int, slowdown: float | None = None) -> None:
-        """Enter the first job from a number on that may start, instead of any of its class.
+        """Enter the first job of a class from a number on that may start.
 
         Args:
             slowdown: how slow it would be, None for as fast as at best.
@@ -274,20 +321,20 @@ class _Heap:
         else:
             slowdown = slowdown or self._fastest(each.size)
             index = each.first(number, slowdown, self._now_s, self._shadow_s)
-        if index is None:
-            self._next.pop(each, None)
-            return
-        number = self._next[each] = each.numbers[index]
-        heappush(self._heap, (number, index, each))
+        if index is not None:
+            heappush(self._heap, (each.numbers[index], index, each))
+
+    @property
+    def number(self) -> float:
+        """The number of the first; inf if there is none."""
+        return self._heap[0][0] if self._heap else inf
 
     def pop(self) -> tuple[JobClass, int] | None:
         """Return the first and its index in its class."""
-        while self._heap:
-            number, index, each = heappop(self._heap)
-            if self._next.get(each) == number:
-                del self._next[each]
-                return each, index
-        return None
+        if not self._heap:
+            return None
+        _, index, each = heappop(self._heap)
+        return each, index
 
     def _fastest(self, size: int) -> float:
         """Return the factor of the slowest of that many of the fastest processors."""

@@ -12,23 +12,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, compress, islice
 from math import inf
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, cast
 
 import msgspec
 
 from rms.core.contention import Pools
 from rms.core.forecast import Forecast
 from rms.core.model import Job, Node, Site
-from rms.core.policies.waiting import ByPool, Waiting
+from rms.core.policies.waiting import ByPool, Counts, OnNode, Waiting, asked_with, slowed
 from rms.core.state import State
 
 Alike = tuple[float, ...]
 """What jobs have in common that would start in the same place."""
-
-Counts = dict[int, int]
-"""Processes by pool."""
 
 
 class Offer(NamedTuple):
@@ -36,12 +33,12 @@ class Offer(NamedTuple):
 
     Attributes:
         slowdown: how much longer than stated it is expected to run.
-        waiting: how much longer by bandwidth alone, where the placement looks at that.
+        waiting: how much longer by bandwidth alone, by pool, where the placement looks at that.
     """
 
     counts: Counts
     slowdown: float
-    waiting: float = 1.0
+    waiting: ByPool | None = None
 
 
 class SharedRoom:
@@ -52,7 +49,6 @@ class SharedRoom:
         "_forecast",
         "_free",
         "_gb_s",
-        "_how",
         "_offers",
         "_open",
         "_pools",
@@ -60,6 +56,7 @@ class SharedRoom:
         "_site",
         "_vacant",
         "free",
+        "how",
         "passed",
         "power_aware",
     )
@@ -71,18 +68,18 @@ class SharedRoom:
         self._free, self._gb_s = list(state.pool_free), list(state.pool_gb_s)
         self._vacant = state.vacant
         self._asleep = {self._pools.of_slot[node] for node in state.asleep}
-        self._how, self.free, self.passed = how, state.free_count, 0
+        self.how, self.free, self.passed = how, state.free_count, 0
         self.power_aware = how.power_aware and state.settable_frequencies
         self._forecast = Forecast(state) if how.forecast else None
         self._offers: dict[Alike, Offer] = {}
         self._refused: list[tuple[int, float]] = []
-        self._open: list[tuple[int, float, float, float]] | None = None
+        self._open: list[tuple[int, int, float, float, float]] | None = None
 
     def fits(self, job: Job, size: int) -> bool:
         """Return whether the job may start on ``size`` processors now."""
         if size > self.free:
             return False
-        most = self._how.threshold
+        most = self.how.threshold
         # On an empty cluster it starts however slow: it would never be faster.
         if most == inf or self.free == self._site.nodes:
             return True
@@ -90,7 +87,8 @@ class SharedRoom:
         if any(size >= other and each_gb_s >= gb_s for other, gb_s in self._refused):
             return False  # less than that was too much before in this pass
         if self.may_hold(size, each_gb_s, inf):
-            return self.offer(job, size).waiting <= most
+            waiting = self.offer(job, size).waiting
+            return waiting is None or max(waiting.values()) <= most
         self._refused.append((size, each_gb_s))
         return False
 
@@ -107,17 +105,10 @@ class SharedRoom:
         And waits for bandwidth no more than the threshold allows. False is certain. Sockets and
         nodes are looked at one by one, so true is not.
         """
-        if not self._how.least_bandwidth:
+        if not self.how.least_bandwidth:
             return True
-        if self._open is None:
-            pools, now = self._pools, self._forecast is None
-            self._open = [
-                (number, pools.factor[pool], pools.least_gb_s[pool], now * self._gb_s[pool])
-                for pool, number in enumerate(self._free)
-                if number
-            ]
-        most_waiting = self._how.threshold
-        for number, factor, least_gb_s, gb_s in self._open:
+        most_waiting = self.how.threshold
+        for _, number, factor, least_gb_s, gb_s in self.open_pools():
             over = slowdown / factor
             if over >= 1.0:
                 fitting = number
@@ -132,9 +123,24 @@ class SharedRoom:
                     return True
         return False
 
+    def open_pools(self) -> list[tuple[int, int, float, float, float]]:
+        """Return the pools with free processors.
+
+        Of each: its number, how many are free, its factor, the least bandwidth between them and
+        memory, and what is asked of it as long as that is known to stay.
+        """
+        if self._open is None:
+            pools, now = self._pools, self._forecast is None
+            self._open = [
+                (pool, number, pools.factor[pool], pools.least_gb_s[pool], now * self._gb_s[pool])
+                for pool, number in enumerate(self._free)
+                if number
+            ]
+        return self._open
+
     def offer(self, job: Job, size: int) -> Offer:
         """Return where the job would start now and what is expected of it there."""
-        how, alike = self._how, self._how.alike(job, size)
+        how, alike = self.how, self.how.alike(job, size)
         found = self._offers.get(alike)
         if found is None:
             counts = self._first(size, how.fastest_first)
@@ -142,7 +148,7 @@ class SharedRoom:
             if how.least_bandwidth:
                 slowdowns = self._improve(counts, job.spec.planned_gb_s, job.spec.expected_s(size))
                 longest = max([factor[pool] * slow for pool, slow in slowdowns.items()])
-                found = Offer(counts, longest, max(slowdowns.values()))
+                found = Offer(counts, longest, slowdowns)
             else:
                 found = Offer(counts, max([factor[pool] for pool in counts]))
             self._offers[alike] = found
@@ -160,20 +166,20 @@ class SharedRoom:
         """Take processors for a job that fits; return the frequency on each too (see ``Start``)."""
         offer, pools, each_gb_s = self.offer(job, size), self._pools, job.spec.planned_gb_s
         counts, span_s = offer.counts, job.spec.expected_s(size)
-        shares = self._frequencies(counts, each_gb_s, span_s) if self.power_aware else {}
-        vacant, nodes, frequencies = self._vacant[:], [], []
+        shares = self._frequencies(offer, each_gb_s, span_s) if self.power_aware else {}
+        vacant, nodes, frequencies = self._vacant[:], list[Node](), list[float]()
         for pool, number in counts.items():
-            at, share = pools.first[pool] - 1, shares.get(pool, 1.0)
-            for _ in range(number):
-                at = vacant.find(1, at + 1)
-                vacant[at] = 0
-                nodes.append(Node(at))
+            slots, share = pools.slots[pool], shares.get(pool, 1.0)
+            free = compress(slots, vacant[slots.start : slots.stop])
+            nodes += cast("Iterable[Node]", islice(free, number))
             frequencies += [share] * number
             self._free[pool] -= number
             self._gb_s[pool] += number * each_gb_s * share / pools.factor[pool]
         if self._forecast is not None:
             parts = {(pool, shares.get(pool, 1.0)): number for pool, number in counts.items()}
             self._forecast.add(parts, each_gb_s, span_s * offer.slowdown)
+        for node in nodes:
+            vacant[node] = 0
         self._vacant = vacant
         self.free -= size
         self._offers.clear()
@@ -214,103 +220,72 @@ class SharedRoom:
         Pools with free processors are tried once each, in order, until all have been or nobody
         waits (section IV-A-1). Returns how much bandwidth slows the processes of each pool then.
         """
-        pools, gb_s = self._pools, self._gb_s
-        node, factor, least_gb_s = pools.node, pools.factor, pools.least_gb_s
-        stays = self._forecast is None  # what is asked for now
-        asked = self._asked(counts, dict.fromkeys(counts, each_gb_s))
-        waiting = Waiting(self._slowdowns(asked, counts, span_s))
-        for pool, free in enumerate(self._free):
-            if not waiting.heap:
-                break
-            moved = min(free, 1)
-            while moved and (spare := free - counts.get(pool, 0)) and waiting.heap:
-                least, _, worst = waiting.heap[0]
-                one_more = (counts.get(pool, 0) + 1) * each_gb_s / factor[pool]
-                if stays:
-                    one_more = gb_s[pool] + one_more
-                if worst == pool or one_more >= -least * least_gb_s[pool]:
+        on_node = self._on_node(span_s)
+        waiting = Waiting(self._pools, counts, each_gb_s, self._gb_s, on_node)
+        heap = waiting.heap
+        if not heap:
+            return waiting.slowdowns
+        least = heap[0][0]
+        for pool, free, factor, least_gb_s, gb_s in self.open_pools():
+            if gb_s + each_gb_s / factor >= -least * least_gb_s:
+                continue  # the most frequent case: even one process would wait as long there
+            moved, here = 1, counts.get(pool, 0)
+            while moved and here < free and heap:
+                least, _, worst = heap[0]
+                one_more = gb_s + (here + 1) * each_gb_s / factor
+                if worst == pool or one_more >= -least * least_gb_s:
                     break
-                moved = min(moved, spare, counts[worst])
-                before = asked[worst], asked[pool]
-                _move(counts, worst, pool, moved)
-                for at in (worst, pool):
-                    asked[at] = gb_s[at] + counts.get(at, 0) * each_gb_s / factor[at]
-                there = self._slowdowns(asked, counts, span_s, (node[pool],))
-                if max(there.values()) >= -least:
-                    _move(counts, pool, worst, moved)
-                    asked[worst], asked[pool] = before
-                    moved //= 2  # twice as many at once as long as that helps, then half as many
-                    continue
-                if node[worst] != node[pool]:
-                    there.update(self._slowdowns(asked, counts, span_s, (node[worst],)))
-                waiting.update(there, None if worst in counts else worst)
-                moved *= 2
+                moved = min(moved, free - here, counts[worst])
+                if waiting.move(worst, pool, moved):
+                    here += moved
+                    moved *= 2  # twice as many at once as long as that helps, then half as many
+                else:
+                    moved //= 2
         return waiting.slowdowns
 
     # --- how slow ----------------------------------------------------------------------------
 
-    def _asked(self, counts: Counts, each_gb_s: ByPool) -> list[float]:
-        """Return what is asked for in all pools, with the processes of a job (at factor 1)."""
-        asked, factor = list(self._gb_s), self._pools.factor
-        for pool, number in counts.items():
-            asked[pool] += number * each_gb_s[pool] / factor[pool]
-        return asked
-
-    def _slowdowns(
-        self, asked: Sequence[float], counts: Counts, span_s: float, nodes: Iterable[int] = ()
-    ) -> ByPool:
-        """Return how much bandwidth slows a job's processes, by pool, all nodes or some.
+    def _on_node(self, span_s: float) -> OnNode:
+        """Return how to find how slow processes are, their neighbours' expected ends included.
 
         Args:
-            asked: in all pools, that job included.
-            span_s: its run time on the fastest processors, by which neighbours may have ended.
+            span_s: a job's run time on the fastest processors, by which neighbours may have ended.
         """
-        pools, found = self._pools, {}
-        for node in nodes or dict.fromkeys([pools.node[pool] for pool in counts]):
-            members = pools.members[node]
-            if len(members) == 1 and self._forecast is None:  # the most frequent case
-                pool = members[0]
-                if pool in counts:
-                    found[pool] = pools.slowdowns(node, (asked[pool],))[0]
-                continue
-            all_gb_s = [asked[pool] for pool in members]
-            slowdowns = pools.slowdowns(node, all_gb_s)
-            if self._forecast is not None and max(slowdowns) > 1.0:
-                own_gb_s = [asked[pool] - self._gb_s[pool] for pool in members]
-                slowdowns = self._forecast.slowdowns(node, all_gb_s, own_gb_s, span_s)
-            for pool, slowdown in zip(members, slowdowns, strict=True):
-                if pool in counts:
-                    found[pool] = slowdown
-        return found
+        pools, forecast, base = self._pools, self._forecast, self._gb_s
 
-    def _frequencies(self, counts: Counts, each_gb_s: float, span_s: float) -> ByPool:
+        def on_node(node: int, asked: Sequence[float]) -> Sequence[float]:
+            slowdowns = pools.slowdowns_among(node, asked)
+            if forecast is None or max(slowdowns) <= 1.0:
+                return slowdowns
+            members = pools.members[node]
+            own_gb_s = [asked[pool] - base[pool] for pool in members]
+            return forecast.slowdowns(node, [asked[pool] for pool in members], own_gb_s, span_s)
+
+        return pools.slowdowns_among if forecast is None else on_node
+
+    def _frequencies(self, offer: Offer, each_gb_s: float, span_s: float) -> ByPool:
         """Return the frequencies at which all processes of a job end together (section IV-A-2).
 
         The steps: the critical process has the longest run time (1). The others ask for as much
         less as they are faster (2), by which neighbours may wait less (3). Each runs at the lowest
         level at which it is not later than the critical one (4).
         """
-        factor = self._pools.factor
-        asked = self._asked(counts, dict.fromkeys(counts, each_gb_s))
-        slowdowns = self._slowdowns(asked, counts, span_s)
-        times = {pool: factor[pool] * slowdown for pool, slowdown in slowdowns.items()}
+        pools, gb_s, on_node = self._pools, self._gb_s, self._on_node(span_s)
+        counts, slowdowns = offer.counts, offer.waiting
+        if slowdowns is None:
+            asked = asked_with(pools, gb_s, counts, dict.fromkeys(counts, each_gb_s))
+            slowdowns = slowed(pools, counts, asked, on_node)
+        times = {pool: pools.factor[pool] * slowdown for pool, slowdown in slowdowns.items()}
         longest = max(times.values())
         own = {pool: each_gb_s * time / longest for pool, time in times.items()}
+        asked = asked_with(pools, gb_s, counts, own)
         levels = [ghz for ghz, _ in self._site.levels]
         found = {}
-        for pool, slowdown in self._slowdowns(self._asked(counts, own), counts, span_s).items():
-            least = factor[pool] * slowdown / longest * levels[-1] * (1.0 - 1e-12)
+        for pool, slowdown in slowed(pools, counts, asked, on_node).items():
+            least = pools.factor[pool] * slowdown / longest * levels[-1] * (1.0 - 1e-12)
             level = min(bisect_left(levels, least), len(levels) - 1)
             found[pool] = levels[level] / levels[-1]
         return found
-
-
-def _move(counts: Counts, source: int, target: int, number: int) -> None:
-    """Move some processes."""
-    counts[source] -= number
-    if not counts[source]:
-        del counts[source]
-    counts[target] = counts.get(target, 0) + number
 
 
 class FirstFitShared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -76,7 +76,8 @@ def test_half_the_frequency_asks_for_half_and_takes_twice() -> None:
 
 def test_slots_are_counted_by_pool_and_frequency() -> None:
     pools = Pools([SharedNode(64.0, GPU), SharedNode(64.0, PLAIN)])
-    assert (pools.first, pools.by_speed) == ([0, 6, 38], [0, 2, 1])
+    assert [slots.start for slots in pools.slots] == [0, 6, 38]
+    assert pools.by_speed == [0, 2, 1]
     assert parts(pools, (5, 6, 7, 38), ()) == {(0, 1.0): 1, (1, 1.0): 2, (2, 1.0): 1}
     assert parts(pools, (5, 6, 7), (0.5, 1.0, 1.0)) == {(0, 0.5): 1, (1, 1.0): 2}
 
