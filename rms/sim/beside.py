@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rms.core.contention import Contention, processes
 from rms.core.events import Ended, ResizePoint
 from rms.core.model import Job, JobId
+from rms.core.rates import Contention, processes
 from rms.core.state import State
 
 

@@ -72,7 +72,7 @@ class Simulation:
             runs on a node that goes down starts again from its beginning, elsewhere.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
-    neighbours (:class:`rms.core.contention.Contention`). One that is resized stands still meanwhile
+    neighbours (:class:`rms.core.rates.Contention`). One that is resized stands still meanwhile
     and goes on with what was left of all its processes. No node fails there.
 
     Attributes:
