@@ -215,7 +215,7 @@ def collection(name, data):
     return KernelCollection(
         data,
         Kernel(kernel, Resource.GPU, copy_in=itself),
-        Kernel(kernel, Resource.CORES, Affinity.MED),
+        Kernel(kernel, Resource.CORES, Affinity.MED, malleable=name != "mpdata"),
         Kernel(kernel, Resource.CORE, Affinity.LOW),
         name=name,
     )

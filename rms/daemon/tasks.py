@@ -27,9 +27,11 @@ from rms.core.tasks import Device, Resource, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
     Drop,
     Finished,
+    GoOn,
     GovernorSet,
     OwnerGone,
     Registered,
+    Resized,
     Run,
     Stop,
     TaskDecision,
@@ -242,6 +244,9 @@ class Tasks:
         if isinstance(message, wire.Begin):
             self._begin(task_id, message)
             return
+        if isinstance(message, wire.Resized):
+            self._feed(Resized(now, task_id, message.device))
+            return
         self._processes.end(task_id)  # before others have its node
         if isinstance(message, wire.Yielded):
             self._feed(Yielded(now, task_id))
@@ -279,6 +284,7 @@ class Tasks:
             after,
             message.interruptible,
             message.name,
+            message.malleable,
         )
         device = self.scheduler.state.devices.get(message.device)
         if message.device:
@@ -370,6 +376,10 @@ class Tasks:
             device = self.scheduler.state.devices[decision.device]
             slots = self.context.cluster.slots_of(Node(unit) for unit in device.units)
             link.send(wire.Run(number, decision.device, decision.resource, slots))
+        elif isinstance(decision, GoOn):
+            device = self.scheduler.state.devices[decision.device]
+            slots = self.context.cluster.slots_of(Node(unit) for unit in device.units)
+            link.send(wire.GoOn(number, decision.device, slots))
         elif isinstance(decision, Stop):
             link.send(wire.Stop(number))
         elif isinstance(decision, Drop):

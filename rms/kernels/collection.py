@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rms.kernels.connection import Entry, TaskDroppedError, connection
-from rms.kernels.places import Place, bound, to_gpu, to_host, work
+from rms.kernels.places import Place, bound, go_on, to_gpu, to_host, use_threads, work
 from rms.kernels.remote import check_sendable, run_remotely
 from rms.wire.messages import JOB_VARIABLE
 from rms.wire.tasks import Affinity, Drop, KernelSpec, Register, Resource, Run
@@ -43,6 +43,9 @@ class Kernel:
         copy_out: is given what ``copy_in`` made, and the data, and brings back what has changed.
             By default the opposite of ``copy_in``'s default.
         expected_s: run time as far as known, 0 where it is not.
+        malleable: of one for all cores with yield points, that it can go on with fewer, and with
+            more again: how many there are is said by ``place()``, and Numba (and threadpoolctl,
+            where that is loaded) has as many threads.
     """
 
     function: Callable[[Any], Any]
@@ -51,6 +54,7 @@ class Kernel:
     copy_in: Callable[[Any], Any] | None = None
     copy_out: Callable[[Any, Any], None] | None = None
     expected_s: float = 0.0
+    malleable: bool = False
 
     @property
     def interruptible(self) -> bool:
@@ -98,10 +102,20 @@ class KernelCollection(Generic[T]):
             got = ", ".join(kernel.resource for kernel in kernels) or "none"
             raise ValueError(f"expected kernels, one for a resource, got {got}")
         self._failed = self._started = False
+        malleable = [kernel for kernel in kernels if kernel.malleable]
+        if any(k.resource is not Resource.CORES or not k.interruptible for k in malleable):
+            raise ValueError(
+                "expected a malleable kernel to be one for cores with yield points, got another"
+            )
         specs = tuple(KernelSpec(k.resource, k.affinity, k.expected_s) for k in kernels)
         interruptible = any(kernel.interruptible for kernel in kernels)
         self._message = Register(
-            next(_numbers), specs, priority, interruptible=interruptible, name=name
+            next(_numbers),
+            specs,
+            priority,
+            interruptible=interruptible,
+            name=name,
+            malleable=bool(malleable),
         )
 
     def run(self) -> T:
@@ -174,7 +188,9 @@ class KernelCollection(Generic[T]):
             if where.resource is Resource.NODE:
                 done = run_remotely(kernel, self.data, where, turn.begin, stop, turn.ended)
             else:
-                done = kernel.work(self.data, stop)
+                if kernel.malleable:
+                    use_threads(len(where.cpus) or os.cpu_count() or 1)
+                done = kernel.work(self.data, turn.at_yield if kernel.malleable else stop)
         if not done and turn.link is not None:
             turn.link.yielded(turn.entry)
         return done
@@ -248,6 +264,16 @@ class _Turn:
         assert self.link is not None
         env = {key: value for key, value in os.environ.items() if key.isprintable()}
         self.link.begin(self.entry, command, {**env, **variables})
+
+    def at_yield(self) -> bool:
+        """Go on with other cores if that is told; return whether to stop."""
+        if self.entry.stop.is_set():
+            return True
+        if self.link is not None and self.entry.coming is not None:
+            coming = self.link.resized(self.entry)
+            if coming is not None:
+                go_on(coming.slots, coming.device)
+        return False
 
     def ended(self) -> str:
         """Return why that process is over, "" while it is not."""

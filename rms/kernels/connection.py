@@ -27,10 +27,12 @@ from rms.wire.tasks import (
     Ended,
     Finished,
     Frames,
+    GoOn,
     Hello,
     Lost,
     ProcessMessage,
     Register,
+    Resized,
     Run,
     Stop,
     Yielded,
@@ -60,6 +62,7 @@ class Entry:
         best: what to do without a daemon.
         stop: set while the task is to stop at its next yield point.
         lost: its device is another's.
+        coming: with what it is to go on from its next yield point on.
         ended: why its process on another node is over, "" while it is not.
     """
 
@@ -69,6 +72,7 @@ class Entry:
     stop: threading.Event = field(default_factory=threading.Event)
     device: str = ""
     lost: bool = False
+    coming: GoOn | None = None
     ended: str = ""
 
 
@@ -105,10 +109,19 @@ class Connection:
         with self._lock:
             self._send(Begin(entry.message.task, command, str(Path.cwd()), dict(env)))
 
+    def resized(self, entry: Entry) -> GoOn | None:
+        """Return with what a task is to go on now, if it is; the daemon is told that it does."""
+        with self._lock:
+            coming, entry.coming = entry.coming, None
+            if coming is not None:
+                entry.device = coming.device
+                self._send(Resized(entry.message.task, coming.device))
+            return coming
+
     def yielded(self, entry: Entry) -> None:
         """Give the device of a task back: it waits for another."""
         with self._lock:
-            entry.device = ""
+            entry.device, entry.coming = "", None
             if entry.lost:
                 entry.lost = False
                 self._send(entry.message)
@@ -163,6 +176,9 @@ class Connection:
                 entry.lost |= isinstance(message, Lost)
                 entry.stop.set()
                 return
+            if isinstance(message, GoOn):
+                entry.coming = message
+                return
             if isinstance(message, Ended):
                 entry.ended = message.reason
                 return
@@ -178,6 +194,8 @@ class Connection:
             assert self._socket is not None
             self._socket.close()
             self._socket = None
+            for entry in self._open.values():
+                entry.coming = None  # who is there next does not know of it
         until_s = time.monotonic() + ALONE_S
         while time.monotonic() < until_s:
             with contextlib.suppress(OSError), self._lock:

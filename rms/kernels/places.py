@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,6 +52,31 @@ def place() -> Place | None:
     A kernel that starts threads of its own may start ``len(place().cpus)`` of them.
     """
     return getattr(_here, "place", None)
+
+
+def go_on(cores: tuple[str, ...], device: str) -> None:
+    """Have the kernel that this thread runs go on with other cores, on as many threads.
+
+    Numba's threads of this thread, and those of BLAS and OpenMP where the program has loaded
+    threadpoolctl, become as many as there are cores.
+    """
+    before = place()
+    assert before is not None
+    where = _here.place = Place(before.resource, device, cores)
+    if hasattr(os, "sched_setaffinity"):
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, where.cpus)
+    use_threads(len(where.cpus))
+
+
+def use_threads(number: int) -> None:
+    """Let kernels of this thread use so many threads, by the libraries that are loaded."""
+    numba = sys.modules.get("numba")
+    if numba is not None:
+        numba.set_num_threads(max(1, min(number, numba.config.NUMBA_NUM_THREADS)))
+    threadpoolctl = sys.modules.get("threadpoolctl")
+    if threadpoolctl is not None:
+        threadpoolctl.threadpool_limits(max(1, number))
 
 
 @contextlib.contextmanager

@@ -19,8 +19,10 @@ from statistics import fmean, median
 from rms.core.tasks import Device, Governor, Resource, Strategy, TaskId, TaskScheduler, TaskSpec
 from rms.core.tasks.model import (
     Finished,
+    GoOn,
     GovernorSet,
     Registered,
+    Resized,
     Run,
     Stop,
     TaskDecision,
@@ -86,10 +88,14 @@ def tried(record: Record, strategy: Strategy, governor: Governor | None = None) 
 
 
 class RunTimes:
-    """How long the kernels of the tasks of a record take, those that did not run too."""
+    """How long the kernels of the tasks of a record take, those that did not run too.
 
-    def __init__(self, tasks: Iterable[PastTask]) -> None:
-        tasks = list(tasks)
+    Args:
+        cores: how many there are.
+    """
+
+    def __init__(self, tasks: Iterable[PastTask], cores: int) -> None:
+        tasks, self._cores = list(tasks), cores
         seen: dict[Kind, dict[Resource, list[float]]] = {}
         for task in tasks:
             kinds = {resource for resource, _, _ in task.runs}
@@ -117,6 +123,9 @@ class RunTimes:
         if known.get(resource):
             return known[resource], "alike"
         itself = Task(task.number, task.spec)
+        if resource not in itself.kernels:  # narrowed: as many times slower as there are cores
+            whole_s, _ = self._of_kind(task, Resource.CORES)
+            return whole_s * self._cores, "affinity"
         factors = {kind: itself.factor(kind, resource) for kind in known if kind in itself.kernels}
         found = [known[kind] * factor for kind, factor in factors.items() if known[kind]]
         if found:
@@ -128,7 +137,9 @@ class _Trial:
     """The tasks of a record under a strategy."""
 
     def __init__(self, record: Record, strategy: Strategy, governor: Governor | None) -> None:
-        self.record, self.times = record, RunTimes(record.tasks)
+        self.record = record
+        cores = (len(each.units) for each in record.devices if each.resource is Resource.CORES)
+        self.times = RunTimes(record.tasks, max(cores, default=1))
         self.scheduler = TaskScheduler(record.devices, strategy)
         self.units = {unit for device in record.devices for unit in device.units}
         self.past = {task.number: task for task in record.tasks}
@@ -197,6 +208,8 @@ class _Trial:
     def _feed(self, event: TaskEvent) -> None:
         state = self.scheduler.state
         decisions: list[TaskDecision] = []
+        if isinstance(event, Resized) and event.task not in self.begun:
+            return  # it came to its end before
         if isinstance(event, UnitsTaken):
             self.wanted.update(self.units.intersection(event.units))
         elif isinstance(event, UnitsFreed):
@@ -206,6 +219,9 @@ class _Trial:
         else:
             if isinstance(event, Yielded):
                 self._stop(event.task, event.at_s)
+            elif isinstance(event, Resized):
+                self._stop(event.task, event.at_s)
+                self._begin(event.task, state.devices[event.device].resource, event.at_s)
             elif isinstance(event, Finished):
                 self._stop(event.task, event.at_s)
                 self.ended[event.task] = event.at_s
@@ -225,15 +241,19 @@ class _Trial:
         now_s = self.scheduler.state.now_s
         for decision in decisions:
             if isinstance(decision, Run):
-                whole_s, how = self.times.of(self.past[decision.task], decision.resource)
-                self.how[how] += 1
-                self.begun[decision.task] = decision.resource, now_s
-                end_s = now_s + self.left[decision.task] * whole_s
-                self._turn[decision.task] = self._push(Finished(end_s, decision.task))
+                self._begin(decision.task, decision.resource, now_s)
+            elif isinstance(decision, GoOn):
+                self._push(Resized(now_s, decision.task, decision.device))
             elif isinstance(decision, Stop):
                 self.interrupts += 1
                 self._turn.pop(decision.task)
                 self._push(Yielded(now_s, decision.task))
+
+    def _begin(self, number: TaskId, resource: Resource, at_s: float) -> None:
+        whole_s, how = self.times.of(self.past[number], resource)
+        self.how[how] += 1
+        self.begun[number] = resource, at_s
+        self._turn[number] = self._push(Finished(at_s + self.left[number] * whole_s, number))
 
     def _stop(self, number: TaskId, at_s: float) -> None:
         resource, begin_s = self.begun.pop(number)

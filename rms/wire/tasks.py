@@ -72,6 +72,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         after: tasks of this process that must be done before.
         device: where it runs already, the daemon having been away.
+        malleable: its kernel for all cores can go on with fewer, and with more again.
     """
 
     task: int
@@ -81,6 +82,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
     interruptible: bool = False
     name: str = ""
     device: str = ""
+    malleable: bool = False
 
 
 class Yielded(msgspec.Struct, frozen=True, tag=True):
@@ -96,6 +98,13 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     failed: bool = False
 
 
+class Resized(msgspec.Struct, frozen=True, tag=True):
+    """A task goes on with the cores of this device, as it was told to."""
+
+    task: int
+    device: str
+
+
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """Start a command on the node that a task has; it is ended with the task's time there."""
 
@@ -105,7 +114,7 @@ class Begin(msgspec.Struct, frozen=True, tag=True):
     env: dict[str, str]
 
 
-ProcessMessage = Hello | Register | Yielded | Finished | Begin
+ProcessMessage = Hello | Register | Yielded | Resized | Finished | Begin
 
 
 # --- from the daemon to a process ------------------------------------------------------------
@@ -124,6 +133,14 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     """Stop at the next yield point, and say so."""
 
     task: int
+
+
+class GoOn(msgspec.Struct, frozen=True, tag=True):
+    """Go on with these cores from the next yield point on, and say so."""
+
+    task: int
+    device: str
+    slots: tuple[str, ...]
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
@@ -146,7 +163,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-DaemonMessage = Run | Stop | Drop | Lost | Ended
+DaemonMessage = Run | Stop | GoOn | Drop | Lost | Ended
 
 
 # --- how messages travel ---------------------------------------------------------------------

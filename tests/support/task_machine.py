@@ -19,10 +19,12 @@ from rms.core.tasks import (
 from rms.core.tasks.model import (
     Choice,
     Finished,
+    GoOn,
     GovernorSet,
     OwnerGone,
     Phase,
     Registered,
+    Resized,
     Run,
     Stop,
     TaskDecision,
@@ -63,6 +65,7 @@ class Machine:
         self.scheduler = TaskScheduler(devices, strategy, self.said.append)
         self.state, self.now_s, self.registered, self.over = self.scheduler.state, 0.0, 0, 0
         self.asked: set[int] = set()
+        self.told: dict[TaskId, str] = {}
 
     def feed(self, event: TaskEvent) -> list[TaskDecision]:
         before = set(self.state.tasks)
@@ -73,11 +76,19 @@ class Machine:
         for decision in decisions:
             if isinstance(decision, Stop):
                 self.asked.add(decision.task)
+            elif isinstance(decision, GoOn):
+                self.told[decision.task] = decision.device
             elif isinstance(decision, Run):
                 assert self.state.running[decision.task].device.name == decision.device  # type: ignore[union-attr]
             else:
                 assert decision.task not in self.state.tasks
-        self.asked &= set(self.state.running)
+        running = self.state.running
+        self.asked &= set(running)
+        self.told = {
+            task: device
+            for task, device in self.told.items()
+            if task in running and running[task].coming is not None
+        }
         self.check()
         return decisions
 
@@ -86,7 +97,11 @@ class Machine:
 
     def check(self) -> None:
         state = self.state
-        held = [(u, t.id) for t in state.running.values() if t.device for u in t.device.units]
+        held = [
+            (unit, task.id)
+            for task in state.running.values()
+            for unit in {u for each in (task.device, task.coming) if each for u in each.units}
+        ]
         others = [unit for unit, task in state.holder.items() if task == OTHERS]
         assert len(held) + len(others) == len(state.holder)
         assert all(state.holder[unit] == task for unit, task in held)
@@ -112,12 +127,16 @@ class Machine:
                 random.randrange(2),
                 after,
                 random.random() < 0.5,
+                malleable=random.random() < 0.5,
             )
             self.add(spec)
         elif kind < 8 and running:
             self.feed(Finished(self.now_s, random.choice(running), random.random() < 0.2))
         elif kind == 8 and self.asked:
             self.feed(Yielded(self.now_s, TaskId(random.choice(sorted(self.asked)))))
+        elif kind == 8 and self.told:
+            task_id = random.choice(sorted(self.told))
+            self.feed(Resized(self.now_s, task_id, self.told[task_id]))
         elif kind == 9:
             self.feed(OwnerGone(self.now_s, random.randrange(3)))
         elif kind == 10:
@@ -136,13 +155,19 @@ class Machine:
         """
         old = self.state
         self.scheduler = TaskScheduler(list(old.devices.values()), ShortTerm(), self.said.append)
-        self.state, self.asked = self.scheduler.state, set()
+        self.state, self.asked, self.told = self.scheduler.state, set(), {}
         self.scheduler.apply(UnitsTaken(self.now_s, tuple(old.holder)))
         for task_id, task in sorted(old.tasks.items()):
             spec, device = task.spec, "" if task.device is None else task.device.name
             after = tuple(each for each in spec.after if each in old.tasks)
             spec = TaskSpec(
-                spec.owner, spec.kernels, spec.priority, after, spec.interruptible, spec.name
+                spec.owner,
+                spec.kernels,
+                spec.priority,
+                after,
+                spec.interruptible,
+                spec.name,
+                spec.malleable,
             )
             self.scheduler.apply(Registered(self.now_s, task_id, spec, device))
         self.feed(Woken(self.now_s))

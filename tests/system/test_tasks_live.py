@@ -151,6 +151,35 @@ def test_a_task_moves_to_all_cores_when_they_fall_free(bed: Bed) -> None:
     task.end()
 
 
+@pytest.mark.wide
+@pytest.mark.promise("kernels-malleable")
+def test_a_kernel_on_all_cores_makes_room_on_one_and_is_never_stopped(bed: Bed) -> None:
+    import numba
+
+    seen, go = list[tuple[str, int, int]](), threading.Event()
+    begun = []
+
+    def kernel(_: None) -> Iterator[None]:
+        begun.append(place())
+        while not go.wait(0.01):
+            where = place()
+            assert where is not None
+            now = where.device, len(os.sched_getaffinity(0)), numba.get_num_threads()
+            if [now] != seen[-1:]:
+                seen.append(now)
+            yield
+
+    wide = KernelCollection(None, Kernel(kernel, Resource.CORES, malleable=True)).start()
+    bed.rms.until(lambda: seen, "a kernel on all cores")
+    other = bed.task("core")
+    assert other.runs() == ["n2"] and bed.held() == {"n1", "n2"}
+    other.end()
+    bed.rms.until(lambda: len(seen) == 3, "a kernel on all cores again")
+    go.set()
+    wide.result(DEADLINE_S)
+    assert seen == [("cores", 2, 2), ("n1", 1, 1), ("cores", 2, 2)] and len(begun) == 1
+
+
 REMOTE = """
 import sys
 sys.path.insert(0, sys.argv[3])

@@ -54,6 +54,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
         priority: of waiting tasks the highest go first.
         after: tasks that must be done before.
         interruptible: it has yield points, at which it can be moved.
+        malleable: its kernel for all cores can go on with fewer cores, and with more again.
     """
 
     owner: int
@@ -62,6 +63,7 @@ class TaskSpec(msgspec.Struct, frozen=True):
     after: tuple[TaskId, ...] = ()
     interruptible: bool = False
     name: str = ""
+    malleable: bool = False
 
 
 # --- events ----------------------------------------------------------------------------------
@@ -85,6 +87,14 @@ class Yielded(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     task: TaskId
+
+
+class Resized(msgspec.Struct, frozen=True, tag=True):
+    """A task that was told to goes on, at a yield point, on the cores of this device."""
+
+    at_s: float
+    task: TaskId
+    device: str
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):
@@ -130,7 +140,15 @@ class Woken(msgspec.Struct, frozen=True, tag=True):
 
 
 TaskEvent = (
-    Registered | Yielded | Finished | OwnerGone | UnitsTaken | UnitsFreed | GovernorSet | Woken
+    Registered
+    | Yielded
+    | Resized
+    | Finished
+    | OwnerGone
+    | UnitsTaken
+    | UnitsFreed
+    | GovernorSet
+    | Woken
 )
 
 
@@ -163,6 +181,16 @@ class Interrupt(msgspec.Struct, frozen=True, tag=True):
     task: TaskId
 
 
+class Resize(msgspec.Struct, frozen=True, tag=True):
+    """Let a running, malleable task go on with the cores of another device, uninterrupted.
+
+    Those are part of what it has, or what it has is part of them and the rest is free.
+    """
+
+    task: TaskId
+    device: str
+
+
 class Remember(msgspec.Struct, frozen=True, tag=True):
     """Keep a number for the next call, in ``state.memory``."""
 
@@ -176,7 +204,7 @@ class Wake(msgspec.Struct, frozen=True, tag=True):
     at_s: float
 
 
-Choice = Start | Enqueue | Dequeue | Interrupt | Remember | Wake
+Choice = Start | Enqueue | Dequeue | Interrupt | Resize | Remember | Wake
 
 
 # --- what is decided -------------------------------------------------------------------------
@@ -196,6 +224,13 @@ class Stop(msgspec.Struct, frozen=True, tag=True):
     task: TaskId
 
 
+class GoOn(msgspec.Struct, frozen=True, tag=True):
+    """A running task is to go on with another device's cores, from a yield point on, and say so."""
+
+    task: TaskId
+    device: str
+
+
 class Drop(msgspec.Struct, frozen=True, tag=True):
     """A task will never run."""
 
@@ -203,4 +238,4 @@ class Drop(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-TaskDecision = Run | Stop | Drop
+TaskDecision = Run | Stop | GoOn | Drop

@@ -18,6 +18,7 @@ from rms.core.tasks.model import (
     GovernorSet,
     OwnerGone,
     Registered,
+    Resized,
     TaskEvent,
     TaskId,
     TaskSpec,
@@ -171,6 +172,10 @@ class _Reader:
                 self._begun[entry.task] = self._kinds[entry.device], entry.at_s
         elif isinstance(entry, Yielded):
             self._stop(entry.task, entry.at_s)
+        elif isinstance(entry, Resized):
+            self._stop(entry.task, entry.at_s)
+            if entry.task in self._known:
+                self._begun[entry.task] = self._kinds[entry.device], entry.at_s
         elif isinstance(entry, Finished):
             self._end(entry.task, entry.at_s, done=not entry.failed)
         elif isinstance(entry, OwnerGone):

@@ -11,11 +11,13 @@ from rms.core.tasks.model import (
     Interrupt,
     Phase,
     Remember,
+    Resize,
     Start,
     TaskId,
     Wake,
 )
 from rms.core.tasks.state import Task, TaskState
+from rms.wire.tasks import Resource
 
 
 class ChoiceError(RuntimeError):
@@ -51,6 +53,8 @@ def check(state: TaskState, choice: Choice) -> None:
             raise ChoiceError(
                 f"expected a running task with yield points to interrupt, got {task.id}"
             )
+    elif isinstance(choice, Resize):
+        _check_resize(state, choice)
     elif isinstance(choice, Wake):
         if not choice.at_s > state.now_s:
             raise ChoiceError(
@@ -73,6 +77,23 @@ def _check_enqueue(state: TaskState, choice: Enqueue) -> None:
     most = state.capacity.get(choice.resource)
     if most is not None and len(queue) >= most:
         raise ChoiceError(f"expected at most {most} tasks queued for {choice.resource}, got more")
+
+
+def _check_resize(state: TaskState, choice: Resize) -> None:
+    task, device = _task(state, choice.task), state.devices.get(choice.device)
+    if task.device is None or not task.spec.malleable or task.kernel is not Resource.CORES:
+        raise ChoiceError(f"expected a malleable task on cores to resize, got {task.id}")
+    if task.coming is not None or task.asked:
+        raise ChoiceError(f"expected a task that was told nothing yet to resize, got {task.id}")
+    if device is None or device.resource not in (Resource.CORE, Resource.CORES):
+        raise ChoiceError(f"expected a device of cores for task {task.id}, got {choice.device!r}")
+    now, then = set(task.device.units), set(device.units)
+    if now == then or not (now < then or then < now):
+        raise ChoiceError(
+            f"expected more cores than {task.device.name} or some of them, got {device.name}"
+        )
+    if any(unit in state.holder for unit in then - now):
+        raise ChoiceError(f"expected free cores for task {task.id} to grow, got {device.name}")
 
 
 def _task(state: TaskState, task_id: TaskId) -> Task:

@@ -13,12 +13,15 @@ from rms.core.tasks.model import (
     Drop,
     Enqueue,
     Finished,
+    GoOn,
     GovernorSet,
     Interrupt,
     OwnerGone,
     Phase,
     Registered,
     Remember,
+    Resize,
+    Resized,
     Run,
     Start,
     Stop,
@@ -121,6 +124,11 @@ class TaskScheduler:
             task = self._running(event.task)
             state.give_back(task)
             state.wait(task)
+        elif isinstance(event, Resized):
+            task = self._running(event.task)
+            if task.coming is None or task.coming.name != event.device:
+                raise TaskError(f"expected a task told to go on on {event.device}, got {task.id}")
+            state.resized(task)
         elif isinstance(event, Finished):
             if event.task not in state.tasks:
                 raise TaskError(f"expected a task there is, got {event.task}")
@@ -265,6 +273,10 @@ class TaskScheduler:
             if not task.asked:
                 task.asked = True
                 decisions.append(Stop(task.id))
+        elif isinstance(choice, Resize):
+            device = state.devices[choice.device]
+            state.resize(state.tasks[choice.task], device)
+            decisions.append(GoOn(choice.task, device.name))
         elif isinstance(choice, Remember):
             state.memory[choice.key] = float(choice.value)
         elif isinstance(choice, Wake):

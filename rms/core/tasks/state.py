@@ -28,6 +28,8 @@ class Task:
         queue: in whose queue it is.
         left: how many tasks it comes after are not done yet.
         asked: it was told to stop at its next yield point.
+        coming: the device that it was told to go on with; what that has more is held for it.
+        kernel: the resource that the kernel it runs is for.
         order: its place among waiting tasks: by priority, then by when it began to wait.
     """
 
@@ -38,6 +40,8 @@ class Task:
     queue: Resource | None = None
     left: int = 0
     asked: bool = False
+    coming: Device | None = None
+    kernel: Resource | None = None
     registered_s: float = 0.0
     kernels: Mapping[Resource, KernelSpec] = field(init=False)
     preference: tuple[Resource, ...] = field(init=False)
@@ -106,6 +110,7 @@ class TaskState:
         memory: numbers that strategies keep from call to call.
         failed: numbers of tasks that failed, or were dropped or gone.
         kernels: how many of the tasks have a kernel for a resource.
+        malleable: how many can go on with fewer cores.
         serial: how often a task began to wait.
     """
 
@@ -123,6 +128,7 @@ class TaskState:
     failed: set[TaskId] = field(default_factory=set)
     serial: int = 0
     kernels: dict[Resource, int] = field(default_factory=dict)
+    malleable: int = 0
     by_resource: dict[Resource, tuple[Device, ...]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -160,10 +166,16 @@ class TaskState:
         )
         return (len(self.queues[resource]) + running) / len(self.by_resource[resource])
 
+    def can_resize(self, task: Task) -> bool:
+        """Return whether a task runs on cores, and could go on with others if told so now."""
+        told = task.asked or task.coming is not None
+        return task.spec.malleable and task.kernel is Resource.CORES and not told
+
     # --- what the scheduler does -------------------------------------------------------------
 
     def count(self, task: Task, by: int) -> None:
         """Count a task that comes (1) or goes (-1)."""
+        self.malleable += by * task.spec.malleable
         for kind in task.kernels:
             self.kernels[kind] = self.kernels.get(kind, 0) + by
 
@@ -186,17 +198,35 @@ class TaskState:
     def hold(self, task: Task, device: Device) -> None:
         """Give a device to a task that is in no queue."""
         task.phase, task.device, task.asked = Phase.RUNNING, device, False
+        task.kernel = device.resource
         self.running[task.id] = task
         for unit in device.units:
             self.holder[unit] = task.id
 
     def give_back(self, task: Task) -> None:
         """Take the device from a task."""
-        assert task.device is not None
-        for unit in task.device.units:
+        for unit in self._units_of(task):
             del self.holder[unit]
         del self.running[task.id]
-        task.device = None
+        task.device = task.coming = None
+
+    def resize(self, task: Task, device: Device) -> None:
+        """Hold what a task is to go on with, beside what it has."""
+        task.coming = device
+        for unit in device.units:
+            self.holder[unit] = task.id
+
+    def resized(self, task: Task) -> None:
+        """Take from a task what it goes on without."""
+        assert task.coming is not None
+        for unit in self._units_of(task) - set(task.coming.units):
+            del self.holder[unit]
+        task.device, task.coming = task.coming, None
+
+    def _units_of(self, task: Task) -> set[int]:
+        """Return the units that a running task holds."""
+        both = (task.device, task.coming)
+        return {unit for device in both if device is not None for unit in device.units}
 
 
 def _order(task: Task) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from rms.core.tasks.model import (
     Governor,
     Interrupt,
     Remember,
+    Resize,
     Start,
     Wake,
 )
@@ -42,11 +43,15 @@ class ShortTerm(msgspec.Struct, frozen=True):
     A free resource takes the first task that prefers it most; if there is none, the first whose
     second preference it is, and so on. With nobody waiting, a task with yield points moves to
     a better device that has fallen free (the paper's third reason for idle accelerators).
+
+    Not in the paper: a malleable task on all cores narrows to one of them while others wait for a
+    core, and goes wide again when nobody does.
     """
 
     name: ClassVar[str] = "short-term"
     capacity: ClassVar[Mapping[Resource, int]] = dict.fromkeys(Resource, 1)
     move: bool = True
+    narrow: bool = True
 
     def __call__(self, state: TaskState) -> Iterator[Choice]:
         """Fill every free device, then see who would be better off elsewhere."""
@@ -61,6 +66,11 @@ class ShortTerm(msgspec.Struct, frozen=True):
                 started.add(task.id)
                 room.take(device)
                 yield Start(task.id, device.name)
+        if self.narrow and state.malleable:
+            if len(state.waiting) > len(started):
+                yield from _narrowed(state, started)
+            else:
+                yield from _widened(state, room)
         if self.move and not state.waiting:
             yield from _moves(state, room)
 
@@ -197,12 +207,43 @@ def _best_for(state: TaskState, resource: Resource, but: set[int]) -> Task | Non
     return found
 
 
+def _narrowed(state: TaskState, but: set[int]) -> Iterator[Choice]:
+    """Narrow malleable tasks to one core each, as long as more wait for one than are coming."""
+    wait = sum(Resource.CORE in task.kernels and task.id not in but for task in state.waiting)
+    for task in state.running.values():
+        if task.device is not None and task.coming is not None:
+            wait -= len(set(task.device.units) - set(task.coming.units))
+    for task in state.running.values():
+        if wait <= 0:
+            return
+        device = task.device
+        if device is None or not state.can_resize(task) or len(device.units) == 1:
+            continue
+        for core in state.by_resource.get(Resource.CORE, ()):
+            if set(core.units) <= set(device.units):
+                wait -= len(device.units) - len(core.units)
+                yield Resize(task.id, core.name)
+                break
+
+
+def _widened(state: TaskState, room: Room) -> Iterator[Choice]:
+    """Let narrowed tasks have all cores again, where nobody else has one."""
+    for task in state.running.values():
+        if task.device is None or not state.can_resize(task):
+            continue
+        device = room.free(Resource.CORES, task.device)
+        if device is not None and task.device.resource is Resource.CORE:
+            room.take(device)
+            yield Resize(task.id, device.name)
+
+
 def _moves(state: TaskState, room: Room) -> Iterator[Choice]:
     """Interrupt running tasks for which a better device is free, one for each device."""
     for task in state.running.values():
-        if task.asked or not task.spec.interruptible or task.device is None:
+        if task.asked or not task.spec.interruptible or task.device is None or task.coming:
             continue
-        for resource in task.preference[: task.preference.index(task.device.resource)]:
+        assert task.kernel is not None
+        for resource in task.preference[: task.preference.index(task.kernel)]:
             device = room.free(resource, task.device)
             if device is not None:
                 room.take(device)

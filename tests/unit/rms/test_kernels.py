@@ -26,6 +26,7 @@ from rms.kernels import (
 from rms.kernels import collection as collections
 from rms.kernels import connection as link
 from rms.kernels.places import Place, bound
+from rms.wire.tasks import GoOn, Run
 
 JOBS = Path(__file__).parents[3] / "jobs"
 STAND_IN = Path(__file__).parents[2] / "stand_in" / "cupy" / "__init__.py"
@@ -135,6 +136,48 @@ def test_arrays_are_on_the_gpu_while_its_kernel_runs(cupy: Any, kind: type) -> N
 
     Kernel(fill, Resource.GPU).work(alone, lambda: False)
     assert list(alone) == [1.0, 0.0]
+
+
+def test_a_malleable_kernel_goes_on_with_other_cores_at_a_yield_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads = list[int]()
+    numba = SimpleNamespace(
+        set_num_threads=threads.append, config=SimpleNamespace(NUMBA_NUM_THREADS=8)
+    )
+    monkeypatch.setitem(sys.modules, "numba", numba)
+
+    class Daemon:
+        """A connection to a daemon that has one task, on one core at first."""
+
+        entry: link.Entry
+
+        def open(self, entry: link.Entry, after: object) -> None:
+            self.entry = entry
+            entry.deliver(Run(1, "n1", Resource.CORES, ("cpu:0",)))
+
+        def resized(self, entry: link.Entry) -> GoOn | None:
+            coming, entry.coming = entry.coming, None
+            return coming
+
+        def close(self, entry: link.Entry, *, failed: bool) -> None:
+            assert not failed
+
+    daemon, seen = Daemon(), list[tuple[str, ...]]()
+    monkeypatch.setattr(collections, "connection", lambda: daemon)
+
+    def steps(data: None) -> Iterator[None]:
+        for cores in (("cpu:0",), ("cpu:0", "cpu:1"), ()):
+            found = place()
+            assert found is not None
+            seen.append(found.slots)
+            daemon.entry.coming = GoOn(1, "there", cores) if cores else None
+            yield
+
+    KernelCollection(None, Kernel(steps, Resource.CORES, malleable=True)).run()
+    assert seen == [("cpu:0",), ("cpu:0",), ("cpu:0", "cpu:1")] and threads == [1, 1, 2]
+    with pytest.raises(ValueError, match="expected a malleable kernel to be one for cores"):
+        KernelCollection(None, Kernel(steps, Resource.CORE, malleable=True))
 
 
 def test_data_is_moved_as_a_kernel_says() -> None:

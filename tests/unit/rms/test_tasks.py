@@ -15,17 +15,22 @@ from rms.core.tasks import (
     Interrupt,
     KernelSpec,
     Remember,
+    Resize,
     Resource,
     Start,
     TaskId,
     TaskScheduler,
     TaskSpec,
+    rules,
 )
 from rms.core.tasks.model import (
     Drop,
     Finished,
+    GoOn,
     GovernorSet,
+    OwnerGone,
     Registered,
+    Resized,
     Run,
     Stop,
     TaskDecision,
@@ -120,6 +125,29 @@ def test_a_task_moves_to_a_better_device_that_falls_free() -> None:
     assert runs(machine.feed(Yielded(4.0, TaskId(0)))) == {0: "gpu"}
 
 
+def test_a_malleable_task_narrows_to_one_core_while_others_wait_and_goes_wide_again() -> None:
+    machine = Machine(ShortTerm())
+    wide = TaskSpec(0, kernels(CORES), interruptible=True, malleable=True)
+    assert runs(machine.add(wide)) == {0: "cores"}
+    for device, words in (("gpu", "a device of cores"), ("cores", "more cores than cores or some")):
+        with pytest.raises(ChoiceError, match=words):
+            rules.check(machine.state, Resize(TaskId(0), device))
+    assert machine.add(TaskSpec(0, kernels(CORE))) == [GoOn(TaskId(0), "core0")]
+    assert machine.add(TaskSpec(0, kernels(CORE))) == []  # one core is coming, no more are
+    with pytest.raises(ChoiceError, match="that was told nothing yet"):
+        rules.check(machine.state, Resize(TaskId(0), "core1"))
+    with pytest.raises(TaskError, match="expected a task told to go on on core1"):
+        machine.scheduler.handle(Resized(1.0, TaskId(0), "core1"))
+    assert runs(machine.feed(Resized(1.0, TaskId(0), "core0"))) == {1: "core1"}
+    with pytest.raises(ChoiceError, match="expected free cores for task 0 to grow"):
+        rules.check(machine.state, Resize(TaskId(0), "cores"))
+    assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {2: "core1"}
+    assert machine.feed(Finished(3.0, TaskId(2))) == [GoOn(TaskId(0), "cores")]
+    assert machine.add(TaskSpec(0, kernels(CORE))) == []  # until it says that it is wide
+    assert machine.feed(Resized(4.0, TaskId(0), "cores")) == [GoOn(TaskId(0), "core0")]
+    assert runs(machine.feed(OwnerGone(5.0, 0))) == {} and not machine.state.holder
+
+
 def test_who_comes_after_waits_and_goes_with_what_failed() -> None:
     machine = Machine(ShortTerm())
     machine.add(TaskSpec(0, kernels(GPU)))
@@ -151,6 +179,7 @@ def test_all_cores_are_kept_for_the_task_that_waits_for_them() -> None:
         ((Start(TaskId(7), "gpu"),), "expected a task there is, got 7"),
         ((Start(TaskId(1), "tpu"),), "expected a device of gpu, cores, core0, core1"),
         ((Interrupt(TaskId(0)),), "expected a running task with yield points"),
+        ((Resize(TaskId(0), "core0"),), "expected a malleable task on cores to resize, got 0"),
         ((17,), "expected a choice (Start, Enqueue, ...), got 17"),
         ((Remember("credits", float("nan")),), "expected a finite number to remember, got nan"),
         ((KeyError("queue"),), "KeyError('queue')"),
