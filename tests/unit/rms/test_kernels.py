@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rms.core.tasks import Device, Start, Task, TaskId, TaskSpec, TaskState
 from rms.kernels import (
     Affinity,
     Kernel,
@@ -26,9 +27,10 @@ from rms.kernels import (
 from rms.kernels import collection as collections
 from rms.kernels import connection as link
 from rms.kernels.places import Place, bound
-from rms.wire.tasks import GoOn, Run
+from rms.wire.tasks import GoOn, KernelSpec, Run
 
-JOBS = Path(__file__).parents[3] / "jobs"
+ROOT = Path(__file__).parents[3]
+JOBS = ROOT / "jobs"
 STAND_IN = Path(__file__).parents[2] / "stand_in" / "cupy" / "__init__.py"
 
 
@@ -233,3 +235,24 @@ def test_a_computation_that_is_moved_gives_the_same_answer(
         raise AssertionError("expected an end, got none")
 
     assert np.array_equal(run(1), run(10**9))
+
+
+def test_the_guide_has_a_computation_in_fifteen_lines_and_a_strategy_in_twenty() -> None:
+    text = (ROOT / "rms" / "README.md").read_text()
+
+    def shown(first: str) -> str:
+        """Return the code that begins with this line, up to what is not indented."""
+        lines = text[text.index(f"    {first}") :].splitlines()
+        end = next(n for n, line in enumerate(lines) if line and not line.startswith("    "))
+        return "\n".join(line[4:] for line in lines[:end] if line.strip())
+
+    computation, strategy = shown("# mine.py    "), shown("# mine.py: those")
+    assert len(computation.splitlines()) <= 15 and len(strategy.splitlines()) <= 20
+    found: dict[str, Any] = {}
+    exec(computation.replace("1024, 1024", "64, 64"), found)
+    assert found["data"]["step"] == 200 and 0.0 < found["data"]["u"][1, 32] < 1.0
+    own: dict[str, Any] = {}
+    exec(strategy, own)
+    state = TaskState({"n1": Device("n1", Resource.CORE, (0,))})
+    state.wait(Task(TaskId(0), TaskSpec(0, (KernelSpec(Resource.CORE),))))
+    assert own["schedule"](state) == [Start(TaskId(0), "n1")]
