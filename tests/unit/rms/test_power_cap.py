@@ -36,6 +36,7 @@ from rms.core.events import (
     Start,
     Started,
     Submitted,
+    TasksHold,
     Ticked,
 )
 from rms.core.ledger import Ledger
@@ -43,7 +44,14 @@ from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Spe
 from rms.core.policies import POLICIES, Policy, adjusted, named
 from rms.core.policies.placement import Room
 from rms.core.policies.sizing import Plan
-from rms.core.powercap import ROUNDING, added_w, expected_w, never_fits, within_limit
+from rms.core.powercap import (
+    ROUNDING,
+    added_w,
+    expected_w,
+    never_fits,
+    under_cap,
+    within_limit,
+)
 from rms.core.rules import RuleError, check
 from rms.core.state import State
 from rms.sim.run import chosen, simulate
@@ -574,6 +582,13 @@ class Capped(RuleBasedStateMachine):
     def tick(self, data: st.DataObject) -> None:
         self.happen(Ticked(self.now(data)))
 
+    @rule(data=st.data())
+    def hold_for_tasks(self, data: st.DataObject) -> None:
+        able = sorted(under_cap(self.state, self.state.lent.keys() | self.state.free))
+        held = sorted(data.draw(st.sets(st.sampled_from(able)))) if able else []
+        owners = [data.draw(st.sampled_from(["", "task:a[1]", "task:b[2]"])) for _ in held]
+        self.happen(TasksHold(self.now(data), tuple(map(Node, held)), tuple(owners)))
+
     @rule(name=st.sampled_from([*sorted(POLICIES), *OFF_WHEN_IDLE]))
     def swap(self, name: str) -> None:
         self.engine.policy = named(name)
@@ -595,6 +610,7 @@ class Capped(RuleBasedStateMachine):
         state, at_s = self.state, self.state.now_s
         if self.engine.policy.name in PER_NODE_CAP:
             self.engine.policy = named("fifo")
+        self.happen(TasksHold(at_s, ()))
         for node in list(state.down):
             self.happen(NodeUp(at_s, node))
         for _ in range(4 * len(state.pending) + 2 * NODES + 4):
