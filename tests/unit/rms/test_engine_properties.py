@@ -74,8 +74,12 @@ def powers(nodes: int) -> tuple[NodePower, ...]:
 
 
 OFF_WHEN_IDLE = [
-    adjusted(POLICIES[name], node_power={"part": "off-when-idle", "keep": keep}).key
-    for keep, name in enumerate(("easy", "array-share", "backfill-share"))
+    adjusted(POLICIES[name], node_power={"part": "off-when-idle", **when}).key
+    for name, when in (
+        ("easy", {"ahead": True}),
+        ("array-share", {"keep": 1, "delay_s": 4.0}),
+        ("backfill-share", {"keep": 2, "delay_s": 3.0, "ahead": True, "at_most": 1}),
+    )
 ]
 
 

@@ -474,8 +474,8 @@ def specs_of(draw: st.DrawFn, number: int, at_s: float) -> JobSpec:
 
 
 OFF_WHEN_IDLE = [
-    adjusted(POLICIES[name], node_power={"part": "off-when-idle"}).key
-    for name in ("easy", "array-share", "backfill-share")
+    adjusted(POLICIES[name], node_power={"part": "off-when-idle", "ahead": ahead}).key
+    for name, ahead in (("easy", True), ("array-share", False), ("backfill-share", True))
 ]
 POWERED = tuple(
     structs.replace(model, off_w=1.0, boot_s=2.0, boot_j=2.0 * (IDLE_W + 0.9 * (n % 2)))

@@ -30,7 +30,7 @@ def policies() -> list[str]:
         for frequency in ({"part": "nominal"}, {"part": "optimal-operating-point"})
         for placement, power in (
             ({"part": "consolidate", "narrow": name == "easy"}, OFF),
-            ({"part": "first-fit-shared"}, OFF),
+            ({"part": "first-fit-shared"}, OFF | {"ahead": True, "delay_s": 2.0, "at_most": 2}),
             ({"part": "less-consume"}, {"part": "always-on"}),
         )
     ]
