@@ -18,7 +18,7 @@ import uvicorn
 
 from rms.core.policies import modules_of, placing
 from rms.core.powercap import check_cap
-from rms.daemon import sockets
+from rms.daemon import salvage, sockets
 from rms.daemon.clock import Clock
 from rms.daemon.connections import bounded
 from rms.daemon.context import Settings
@@ -35,6 +35,7 @@ from rms.daemon.task_link import Link
 from rms.daemon.tasks import Tasks
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
+from rms.launch.containment import uncontained
 from rms.launch.power import PowerCommands
 from rms.wire.users import PowerCap
 
@@ -92,8 +93,9 @@ def run_daemon(
         sockets.check_loopback(options.listen)
     make_folder(state)
     with owner_only():
-        opened = Journal.open(state / "journal.sqlite")
+        opened = salvage.open_journal(state / "journal.sqlite", say)
     with opened as journal, contextlib.ExitStack() as stack:
+        salvage.restore_notes(journal, state / "jobs")
         listening, address = [], ""
         for where in _addresses(state, options.listen, journal, remote=engine.remote):
             sock, address = sockets.bind(where)
@@ -120,7 +122,10 @@ def run_daemon(
             clock,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
+        salvage.settle(daemon)
         daemon.frequencies.begin()
+        if not engine.remote and uncontained():
+            say(f"what a job starts may outlive it: {uncontained()}")
         if not placing(options.policy).always_on and options.power_commands is None:
             say("nodes go off in the books only: no --power-off and --power-on are given")
         if options.power_cap is not None:

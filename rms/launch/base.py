@@ -189,6 +189,9 @@ class Launcher(Protocol):
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
 
+    def jobs(self) -> Collection[str]:
+        """Return the jobs of this daemon of which processes are there, and what else it started."""
+
     def status_file(self, job: str) -> Path:
         """Return where a job's script leaves its exit status."""
 

@@ -23,6 +23,13 @@ from rms.launch.base import (
     WorldLaunch,
     cores_of,
 )
+from rms.launch.containment import (
+    KEEP_STATUS,
+    KEEP_WORLD_STATUS,
+    hold_orphans,
+    is_shell,
+    runs_shell,
+)
 from rms.launch.outputs import check_output
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
@@ -49,30 +56,6 @@ FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
 """Where meters and frequencies are elsewhere than the kernel has them."""
 
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
-
-
-KEEP_STATUS = """trap : TERM
-"$@"
-code=$?
-echo $code > "$RMS_STATUS.part" && mv "$RMS_STATUS.part" "$RMS_STATUS"
-exit $code
-"""
-"""Shell around a job script: writes down its status for a daemon that was away when it ended.
-
-It outlives a SIGTERM that the script handles in its own time.
-"""
-
-
-KEEP_WORLD_STATUS = """"$@" &
-world=$!
-trap 'kill -TERM $world' TERM
-{ wait $world; } 2>/dev/null
-code=$?
-while kill -0 $world 2>/dev/null; do { wait $world; } 2>/dev/null; code=$?; done
-echo $code > "$0.part" && mv "$0.part" "$0"
-exit $code
-"""
-"""The same around a world, which is told of a SIGTERM: not every program leaves a record."""
 
 
 @dataclass
@@ -298,6 +281,10 @@ class LocalLauncher:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
         return self._processes.of(job, None if launch is None else str(launch))
 
+    def jobs(self) -> Collection[str]:
+        """Return the jobs of which processes are there, and the names of what reads meters."""
+        return self._processes.jobs()
+
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
         """Ask a job's worlds to checkpoint and end.
 
@@ -309,13 +296,16 @@ class LocalLauncher:
             send_signal(pid, signal.SIGTERM)
 
     def kill(self, job: str, launch: int | None = None) -> None:
-        """End whatever is left of a job, or of one of its launches, at once."""
+        """End whatever is left of a job, or of one of its launches, at once.
+
+        The shells around scripts and worlds are left to end themselves, with what escaped.
+        """
         for pid in self.members(job, launch):
             self.end_process(pid)
 
     def end_process(self, pid: int) -> None:
         """End a process at once; it is asked for again and again until the process is gone."""
-        send_signal(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGCONT if runs_shell(pid) else signal.SIGKILL)
 
     def _start(
         self,
@@ -326,7 +316,11 @@ class LocalLauncher:
         cores: Sequence[int],
         errors: Path | None = None,
     ) -> subprocess.Popen[bytes]:
+        shell = is_shell(list(command))
+
         def bind() -> None:
+            if shell:
+                hold_orphans()
             if cores and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(0, set(cores))
 

@@ -2,7 +2,7 @@
 
 Every process of a job carries the daemon's instance id and the job's id in its environment, so that
 a daemon which was killed and started again finds what still runs, and nothing of a job that is over
-is left behind.
+is left behind. One that has dropped its environment is found below those that have not.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import time
 from pathlib import Path
 
+from rms.launch.containment import descendants
 from rms.wire.messages import WORLD_VARIABLE
 
 INSTANCE_VARIABLE = "RMS_MARK"
@@ -54,7 +55,12 @@ class Processes:
             self._own[pid] = now
             if job in (None, now[0]) and launch in (None, now[1]) and alive(pid):
                 found.append(pid)
-        return found
+        return found + [pid for pid in descendants(found) if alive(pid)]
+
+    def jobs(self) -> list[str]:
+        """Return the jobs that live processes belong to, sorted."""
+        self._scan()
+        return sorted({job for pid, (job, _) in self._own.items() if alive(pid)})
 
     def _scan(self) -> None:
         now = time.monotonic()

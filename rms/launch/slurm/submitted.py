@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from rms.launch.base import NODES_LOST, ManagedProcess
-from rms.launch.local import KEEP_STATUS
+from rms.launch.containment import KEEP_STATUS
 from rms.launch.slurm.commands import Meaning, SlurmError
 from rms.launch.slurm.executor import Executor
 from rms.wire.files import write_whole

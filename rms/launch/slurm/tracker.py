@@ -91,7 +91,7 @@ class JobTracker:
                 self._follow(job, job.record.number, snapshot)
         if self.meters is not None:
             self.meters.watch({job.record.number or 0 for job in live if not job.finished})
-        self._cancel_stray_donors(snapshot, donors)
+        self._cancel_strays(snapshot, donors)
         now = time.monotonic()
         self.contested = {node: until for node, until in self.contested.items() if until > now}
         return snapshot.unavailable | self.contested.keys()
@@ -207,10 +207,14 @@ class JobTracker:
         if number is not None:
             job.energy_j = self.executor.ask(lambda: slurm.consumed_j(number))
 
-    def _cancel_stray_donors(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
-        """Cancel donors that no resize waits for: what a daemon that was killed has left."""
+    def _cancel_strays(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
+        """Cancel donors that no resize waits for, and jobs that nobody knows of any more.
+
+        They are what a daemon has left that was killed, or whose journal was lost.
+        """
         for row in snapshot.own.values():
             job = row.name.rpartition(".")[2]
-            stray = row.name == donors(job) and job not in self.resizes
+            known = self.resizes if row.name == donors(job) else self.jobs
+            stray = job not in known
             if stray and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
                 self.cancel(row.job_id)

@@ -7,6 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import pytest
 import uvicorn
 
 from rms.daemon.connections import bounded
@@ -106,6 +107,7 @@ async def too_late() -> None:
         await closed(half)
 
 
+@pytest.mark.promise("silent-clients")
 def test_one_too_many_takes_the_place_of_the_longest_silent() -> None:
     asyncio.run(asyncio.wait_for(too_many(), DEADLINE_S))
 

@@ -30,6 +30,7 @@ def fill(journal: Journal) -> None:
         journal.note(f"filler/{next(numbers)}", {"text": "x" * 2000})
 
 
+@pytest.mark.promise("full-disk")
 def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -> None:
     daemon, said = server.daemon, list[str]()
     object.__setattr__(daemon.context.settings, "say", said.append)

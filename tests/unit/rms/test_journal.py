@@ -393,6 +393,7 @@ def filled(journal: Journal) -> list[int]:
     return numbers
 
 
+@pytest.mark.promise("full-disk")
 def test_what_does_not_fit_on_a_full_disk_is_written_once_there_is_room(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with begun(path) as journal:
