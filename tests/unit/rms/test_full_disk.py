@@ -46,7 +46,7 @@ def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -
     assert [words for words in said if "jobs go on but none is taken in" in words] == said[1:]
     daemon.journal._db.execute("PRAGMA max_page_count = 100000")
     daemon.watch()
-    assert said[2:] == ["the journal can be written again"]
+    assert "the journal can be written again" in said[2:]
     assert daemon.jobs[JobId(waits)].script is not None
     after = server.submit()
     found = replay(daemon.journal.read())

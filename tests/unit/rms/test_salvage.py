@@ -58,7 +58,11 @@ def back(folder: Path, instance: str = "instance") -> Iterator[Back]:
         settings = Settings("fifo", lambda: 1_000.0, said.append)
         daemon = resume(CLUSTER, journal, Finds(folder, instance, "unix:none"), settings)
         settle(daemon)
-        yield Back(Routed(daemon, [1_000.0]), said)
+        server = Routed(daemon, [1_000.0])
+        try:
+            yield Back(server, said)
+        finally:
+            server.loop.close()
 
 
 @pytest.fixture(scope="module")
