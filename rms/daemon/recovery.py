@@ -221,6 +221,10 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
         job.summary = noted(journal, endings.NOTE, job.id).get("line")
+    state = scheduler.engine.state
+    for job_id in (*state.pending, *state.too_wide, *state.running, *state.ended):
+        if job_id not in jobs:
+            jobs[job_id] = JobRuntime(job_id, LOST)
     return jobs
 
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from rms.core.events import Ended
 from rms.daemon.daemon import Daemon
-from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
 from rms.daemon.journal_file import RECORDS, Count, DamagedError, prepare, said
 from rms.daemon.recovery import LOST
@@ -141,7 +140,8 @@ def settle(daemon: Daemon) -> None:
     for sentence in journal.damage:
         daemon.say(f"{journal.path}: {sentence}")
     for job_id in [*state.pending, *state.too_wide]:
-        if daemon.jobs.setdefault(job_id, JobRuntime(job_id, LOST)).note is LOST:
+        waits = job_id in state.pending or job_id in state.too_wide
+        if waits and daemon.jobs[job_id].note is LOST:
             daemon.scheduler.reasons[job_id] = NO_NOTE
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
             daemon.say(f"job {job_id} FAILED: {NO_NOTE}")

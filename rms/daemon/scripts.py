@@ -74,6 +74,8 @@ class Scripts:
             LaunchError: it could not be started.
         """
         context, note = self._context, job.note
+        if "script" not in note:
+            raise LaunchError("what it was submitted with is missing from the journal")
         launch = ScriptLaunch(
             script=Path(note["script"]),
             cwd=note["cwd"],
