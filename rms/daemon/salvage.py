@@ -152,10 +152,10 @@ def settle(daemon: Daemon) -> None:
         lost = sorted(names - known - arrays, key=lambda name: [int(n) for n in name.split("_")])
         if lost:
             daemon.say(f"not known any more, or refused at the time: {_listed(lost)}")
-    for job_id in daemon.launcher.jobs():
-        if _ID.fullmatch(job_id) and job_id not in state.running:
-            daemon.launcher.kill(job_id)
-            daemon.say(f"job {job_id}: ended what was left of it, as it is not known to run")
+    for name in daemon.launcher.jobs():
+        if _ID.fullmatch(name) and name not in state.running:
+            daemon.launcher.kill(name)
+            daemon.say(f"job {name}: ended what was left of it, as it is not known to run")
 
 
 def _listed(names: list[str]) -> str:

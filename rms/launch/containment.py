@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -48,10 +49,15 @@ trap : TERM
 
 _SHELLS = KEEP_STATUS, KEEP_WORLD_STATUS
 
-try:
-    _prctl = ctypes.CDLL(None, use_errno=True).prctl
-except (AttributeError, OSError):  # another system than Linux
-    _prctl = None
+
+def _find_prctl() -> Callable[..., int] | None:
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl
+    except (AttributeError, OSError):  # another system than Linux
+        return None
+
+
+_prctl = _find_prctl()
 
 
 def uncontained() -> str:
