@@ -199,8 +199,8 @@ def _governor(arguments: argparse.Namespace, prices: Prices | None) -> GovernorR
     """
     if not arguments.governor:
         return None
-    if arguments.engine != "local":
-        raise CommandError(f"expected --governor with --engine local, got {arguments.engine}")
+    if arguments.engine == "slurm":
+        raise CommandError("expected --governor with --engine local or slurm-pilot, got slurm")
     try:
         rule = GovernorRule.parse(arguments.governor)
         rule.check(prices)

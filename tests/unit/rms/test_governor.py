@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rms.cli.main import main
 from rms.core.engine import Engine
 from rms.core.events import PowerCapSet, Started, Submitted, TasksHold
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
@@ -73,6 +75,18 @@ def test_a_rule_by_what_is_not_known_is_refused() -> None:
             GovernorRule.parse("co2:100").check(prices)
     GovernorRule.parse("price").check(PRICES)
     assert str(GovernorRule.parse("price:0.25")) == "price:0.25"
+
+
+def test_a_daemon_with_a_governor_that_is_none_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, said in (
+        (["medium"], "expected a governor: high, low, price[:LIMIT], co2[:LIMIT] or cap, got"),
+        (["price"], "expected rms serve --prices FILE with price_per_kwh, got none"),
+        (["cap", "--engine", "slurm"], "expected --governor with --engine local or slurm-pilot"),
+    ):
+        assert main(["serve", "--state", str(tmp_path / "s"), "--governor", *words]) == 2
+        assert said in capsys.readouterr().err and not (tmp_path / "s").exists()
 
 
 @pytest.mark.promise("governor")
