@@ -174,7 +174,9 @@ def parts(
         frequencies: over the highest one, of the process on each slot; empty for the highest.
     """
     at = map(pools.of_slot.__getitem__, slots)
-    return Counter(zip(at, frequencies or (1.0,) * len(slots), strict=True))
+    if not frequencies:
+        return {(pool, 1.0): number for pool, number in Counter(at).items()}
+    return Counter(zip(at, frequencies, strict=True))
 
 
 def dynamic_power(levels: Sequence[tuple[float, float]], share: float) -> float:

@@ -97,11 +97,13 @@ def guim(
     lines = [*_table(rows, TITLE), "", *_tried(first, len(fewer[first.log]), tried), ""]
     if near:
         lines += [*_table(beside, f"{NEAR}, {TRIED:,} jobs at most"), ""]
-    lines += [*NOTES, *wrong]
+    spent_s = sum(each["cpu_s"] for each in (found | others).values())
+    spent = f"{len(found | others)} simulations took {spent_s:,.0f} s of processor time."
+    lines += [*NOTES, spent, *wrong]
     if figures is not None:
         _draw(grid, rows, figures)
         lines.append(f"figures in {figures}")
-    result = {"experiment": "guim", "jobs_of_each_log": grid.first, "rows": rows}
+    result = {"experiment": "guim", "jobs_of_each_log": grid.first, "rows": rows, "cpu_s": spent_s}
     result |= {"sensitivity": tried, "nearest": beside, "notes": NOTES, "wrong": wrong}
     return result, lines, not wrong
 

@@ -11,6 +11,7 @@ from math import ceil
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from time import process_time
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -153,8 +154,10 @@ def run(case: Case, data: Mapping[str, Any], specs: Sequence[JobSpec]) -> dict[s
     """Run a case; return its figures.
 
     ``bsld`` and ``bsld_p95`` are bounded slowdowns, ``energy`` is in seconds of a processor at the
-    highest level, ``stretch`` is run time over that in the log.
+    highest level, ``stretch`` is run time over that in the log, ``cpu_s`` the processor time that
+    the simulation took.
     """
+    begun_s = process_time()
     where = site(data, data["logs"][case.log]["processors"], case.variant)
     jobs = with_bandwidth(specs, data, case)
     simulation, wall_s = simulated(jobs, where, policy(case.policy, case.variant))
@@ -178,4 +181,5 @@ def run(case: Case, data: Mapping[str, Any], specs: Sequence[JobSpec]) -> dict[s
         "stretch": took / log,
         "jobs": float(len(slowdowns)),
         "wall_s": wall_s,
+        "cpu_s": process_time() - begun_s,
     }

@@ -145,7 +145,7 @@ def test_tables_beside_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr().out
     assert code == 0 and "What the paper leaves open, for sdsc mem 10 %" in printed
     result = json.loads(out.read_text())
-    assert len(result["rows"]) == 6 and not result["wrong"]
+    assert len(result["rows"]) == 6 and not result["wrong"] and result["cpu_s"] > 0.0
     assert {row["mode"] for row in result["rows"]} == set(POLICIES)
     regular = [row["values"] for row in result["rows"] if row["mode"] == "easy-reg"]
     assert regular[0]["bsld"] == regular[1]["bsld"] and regular[0]["saved_pct"]["ours"] == 0.0
