@@ -256,12 +256,12 @@ class Daemon:
         job.step, job.total = poll.step, poll.steps
         step = job.running_step
         if step is not None:
-            known = step.has_polled, step.strategy, step.ranks
+            known = step.has_polled, step.strategy, step.ranks, step.restartable
             step.has_polled, step.cooldown_s = True, poll.cooldown_s
             step.restartable = poll.restartable
             if job.resize is not None and job.resize.state == "starting":
                 self.worlds.resize(job, Polled())
-            if known != (True, poll.strategy, poll.launches):
+            if known != (True, poll.strategy, poll.launches, poll.restartable):
                 step.strategy, step.ranks = poll.strategy, poll.launches
                 self.worlds.save_steps(job)
         if running is not None:
@@ -350,10 +350,7 @@ class Daemon:
     def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
         """Look at a job; an error in that ends the job, but what the system is short of passes."""
         try:
-            if job.fault:
-                self.scripts.fail(job, job.fault)
-            else:
-                self._watch_job(job, running, now)
+            self.scripts.fail(job, job.fault) if job.fault else self._watch_job(job, running, now)
         except (JournalError, OSError):
             raise
         except Exception as error:

@@ -157,6 +157,13 @@ class JobRuntime:
     summary: str | None = None
     count: StepCount | None = None
 
+    def rest(self, now_s: float, least_s: float = 0.0) -> bool:
+        """Begin its cooldown, at least so long; return whether it has one."""
+        step = self.running_step
+        cooldown_s = max(least_s, 0.0 if step is None else step.cooldown_s)
+        self.rests_until_s = now_s + cooldown_s
+        return cooldown_s > 0
+
     def add_resize(self, row: ResizeRow) -> None:
         """Enter a resize that is over, once: a job tells a restarted daemon again."""
         self.resizes = [each for each in self.resizes if each.number != row.number] + [row]
@@ -210,6 +217,8 @@ class JobRuntime:
                 "exit_code": step.exit_code,
                 "message": step.message,
                 "polled": step.has_polled,
+                "cooldown_s": step.cooldown_s,
+                "restartable": step.restartable,
             }
             for step in self.steps
         ]

@@ -255,6 +255,10 @@ class Journal:
         rows, _ = self._run(_NOTES, prefix, f"{prefix}{_LAST}")
         return {key: json.loads(value) for key, value in rows}
 
+    def noted(self, kind: str, job_id: str) -> dict[str, Any]:
+        """Return a note about a job, empty where there is none."""
+        return self.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
+
     def book(self, rows: Sequence[EnergyRow], notes: Mapping[str, dict[str, Any]]) -> None:
         """Enter energy and keep facts, all or nothing; a row replaces what was written of it."""
         try:

@@ -57,6 +57,17 @@ class Nodes:
         self._away = frozenset(found)
         self._close_and_open(self._context.cluster.hosts)
 
+    def resume(self) -> None:
+        """Tell the scheduler what a daemon that was killed had no time to tell."""
+        context, state = self._context, self._context.state
+        unfit, remote = context.drained | context.broken, context.launcher.shared_filesystem
+        for name in context.cluster.hosts:
+            node = context.cluster.nodes_of[name][0]
+            if name in unfit and node not in {*state.down, *state.off, *state.booting}:
+                self._handle(NodeDown(context.time(), node))
+            elif name not in unfit and node in state.down and not remote:
+                self._handle(NodeUp(context.time(), node))  # of others it is seen what is up
+
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
         """Give nodes to no more jobs, or to jobs again; who runs there is left alone.
 

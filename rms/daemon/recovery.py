@@ -16,7 +16,7 @@ import msgspec
 
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
-from rms.core.events import Decision, Ended, Reopened, Started
+from rms.core.events import Decision, Reopened, Started
 from rms.core.model import Job, JobId, JobState
 from rms.core.policies import PolicyError, named, placing
 from rms.core.rules import RuleError
@@ -28,22 +28,17 @@ from rms.daemon.daemon import Daemon
 from rms.daemon.faults import describe
 from rms.daemon.guard import guarded, stand_ins
 from rms.daemon.inputs import Adopted
-from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize, Step
+from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 from rms.daemon.meters import restore_energy
 from rms.daemon.nodes import check_placement
-from rms.daemon.private import line_file
 from rms.daemon.resize import RELAUNCH
-from rms.launch.base import LaunchCommand, Launcher, LaunchError, ManagedProcess
+from rms.daemon.steps import known_steps
+from rms.launch.base import Launcher, ManagedProcess
 from rms.wire.users import ResizeRow
 
 LOST: dict[str, Any] = {"output": "/dev/null", "requeue": False, "token": "", "name": "lost"}
 """What is taken for what was submitted of a job where that is lost."""
-
-
-def noted(journal: Journal, kind: str, job_id: str) -> dict[str, Any]:
-    """Return a note about a job, empty where there is none."""
-    return journal.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
 
 
 class Replay(msgspec.Struct):
@@ -178,6 +173,7 @@ def resume(
         adopt(daemon)
     else:
         reopen(daemon, cluster)
+    daemon.nodes.resume()
     daemon.node_power.resume()
     daemon.look_at_idle_nodes()
     return daemon
@@ -214,13 +210,14 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
     for key, note in journal.notes("job/").items():
         job = JobRuntime(JobId(key.removeprefix("job/")), note)
         jobs[job.id] = job
-        rows = noted(journal, "resizes", job.id).get("rows", [])
+        rows = journal.noted("resizes", job.id).get("rows", [])
         job.resizes = msgspec.convert(rows, list[ResizeRow])
-        end = noted(journal, "end", job.id)
+        job.launch_count = journal.noted("steps", job.id).get("launches", 0)
+        end = journal.noted("end", job.id)
         job.answer = end.get("answer", "")
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
-        job.summary = noted(journal, endings.NOTE, job.id).get("line")
+        job.summary = journal.noted(endings.NOTE, job.id).get("line")
     state = scheduler.engine.state
     for job_id in (*state.pending, *state.too_wide, *state.running, *state.ended):
         if job_id not in jobs:
@@ -244,7 +241,7 @@ def adopt(daemon: Daemon) -> None:
 
 
 def _adopt(daemon: Daemon, job: JobRuntime, running: Job) -> None:
-    pid = noted(daemon.journal, "script", job.id).get("pid")
+    pid = daemon.journal.noted("script", job.id).get("pid")
     script = daemon.launcher.find_script(job.id, pid)
     if running.state is JobState.CONFIGURING:
         if script is None:
@@ -260,13 +257,15 @@ def _adopt(daemon: Daemon, job: JobRuntime, running: Job) -> None:
 
 
 def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -> None:
-    members = _known_steps(daemon, job)
-    ending, boot = (noted(daemon.journal, kind, job.id) for kind in ("ending", "boot"))
+    members = known_steps(daemon, job)
+    ending, boot = (daemon.journal.noted(kind, job.id) for kind in ("ending", "boot"))
     wanted = daemon.context.state.running[job.id].requested_nodes
     newest = boot.get("number") == daemon.scheduler.resizes.get(job.id)
     if script is None and newest and boot.get("state") in RELAUNCH and wanted is not None:
         boot |= {"state": "starting"}
-        daemon.context.note("boot", job, boot)
+        job.steps, job.keys = [], []
+        kept = {"boot": boot, "steps": job.steps_note(), "script": {}}
+        daemon.journal.keep({f"{kind}/{job.id}": note for kind, note in kept.items()})
         daemon.scripts.run(job, wanted)
         script = job.script
     if script is not None:
@@ -281,8 +280,9 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         return
     else:
         daemon.say(f"job {job.id}: ended, its processes are gone")
-        daemon.scheduler.reasons[job.id] = "its processes died while the daemon was away"
-        daemon.handle(Ended(daemon.time(), job.id, "FAILED"))
+        state = ending.get("state", "FAILED")
+        reason = "its processes died while the daemon was away"
+        daemon.scripts.enter_end(job, 1, reason, "FAILED" if state == REQUEUED else state)
         return
     job.resize = PendingResize.from_note(boot)
     if job.launch_count:
@@ -293,68 +293,10 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
 
 def _go_on_ending(daemon: Daemon, job: JobRuntime) -> None:
     """Tell a job again to end that was told to before the restart."""
-    ending = noted(daemon.journal, "ending", job.id)
+    ending = daemon.journal.noted("ending", job.id)
     if ending and job.script is not None:
         job.ending, job.kill_at = ending["state"], ending["kill_at"]
         daemon.scripts.terminate(job)
-
-
-def _known_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
-    """Enter the steps of a job as they were noted; return its processes."""
-    journal, launcher = daemon.journal, daemon.launcher
-    members = launcher.members(job.id)
-
-    def world(number: int, pid: int) -> ManagedProcess:
-        """Return a launch; one that was started anew meanwhile has another process."""
-        if pid in members or not launcher.shared_filesystem:
-            kept = launcher.world_status_file(job.id, number)
-            return ManagedProcess(pid if pid in members else 0, status_file=kept)
-        return ManagedProcess(min(launcher.members(job.id, number), default=0))
-
-    found = noted(journal, "steps", job.id)
-    job.keys, job.launch_count = found.get("keys", []), found.get("launches", 0)
-    job.steps = []
-    for number, step in enumerate(found.get("steps", [])):
-        line = noted(journal, "line", f"{job.id}/{number}")
-        if "env" not in line:  # format 4 and before have it there
-            line["env"] = _line_environment(daemon, job, number)
-        command = msgspec.convert(line, LaunchCommand)
-        job.steps.append(
-            Step(
-                command,
-                {int(n): world(int(n), pid) for n, pid in step["pids"].items()},
-                tuple(n for n in step["current"] if str(n) in step["pids"]),
-                step["strategy"],
-                tuple((launch, ranks) for launch, ranks in step["groups"]),
-                step["exit_code"],
-                step["message"],
-                has_polled=step.get("polled", True),  # then it must leave a record
-            )
-        )
-    if job.steps and job.steps[-1].exit_code is None and not job.steps[-1].current:
-        _find_first_world(daemon, job)
-    return members
-
-
-def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str, str]:
-    try:
-        return daemon.context.private.kept(line_file(job.id, number))
-    except LaunchError as error:  # what runs needs it no more, but a resize would
-        daemon.say(f"job {job.id}: {error}")
-        return {}
-
-
-def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
-    """Find the first world of a step whose start was not noted; else let its line ask again."""
-    launcher, number = daemon.launcher, job.launch_count
-    kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
-    if members or kept.exists():
-        step = job.steps[-1]
-        step.worlds[number] = ManagedProcess(min(members, default=0), status_file=kept)
-        step.current, job.launch_count = (number,), number + 1
-    else:
-        job.steps, job.keys = job.steps[:-1], job.keys[: len(job.steps) - 1]
-    daemon.worlds.save_steps(job)
 
 
 # --- other nodes ---------------------------------------------------------------------------------
@@ -395,7 +337,7 @@ def _enter_end(daemon: Daemon, job: JobRuntime) -> None:
     job.script = ManagedProcess(0, status_file=status)
     at_s = status.stat().st_mtime - daemon.context.skew_s
     with daemon.context.as_of(min(at_s, daemon.now())):
-        _known_steps(daemon, job)
+        known_steps(daemon, job)
         code = job.script.status()
         for number, step in enumerate(job.steps):
             if step.exit_code is None:

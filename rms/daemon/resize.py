@@ -231,7 +231,7 @@ class ResizeMachine:
             return [do.Say(f"job {job.id}: {reason}; tried again")]
         job.resize = None
         if resize.committed:
-            return [do.SaveResize({}), Resized(facts.at_s, job.id, rest(job, facts))]
+            return [do.SaveResize({}), Resized(facts.at_s, job.id, job.rest(facts.now_s))]
         return [do.SaveResize({}), *roll_back(job, facts, resize.reason)]
 
     # --- a relaunch --------------------------------------------------------------------------
@@ -295,7 +295,13 @@ class ResizeMachine:
             return [do.Decide(resize.slots, resize.strategy)]
         if resize.state in RELAUNCH:
             resize.until_s = now + self.grace_s
-            return [] if resize.committed else [do.Terminate()]
+            if resize.committed:
+                return [do.KillJob()] if resize.state == "stopping" else []
+            return [do.Terminate()]
+        if resize.state == "booting" and not resize.pids:  # perhaps none was started
+            job.resize = None
+            again = do.Decide(resize.slots, resize.strategy)
+            return [*map(do.KillLaunch, resize.launches), do.SaveResize({}), again]
         waits = {"booting": self.boot_s, "ready": READY_S, "moving": MOVE_S}
         resize.until_s = now + waits.get(resize.state, LEAVE_S)
         found.append(do.Say(f"job {job.id}: its resize goes on, {resize.state}"))
@@ -363,16 +369,8 @@ def release(resize: PendingResize, facts: Facts) -> do.AskRelease:
 def roll_back(job: JobRuntime, facts: Facts, reason: str) -> Instructions:
     """Tell the scheduler that the job goes on as it was."""
     later = reason.startswith("later: ")
-    rests = rest(job, facts, LATER_S if later else 0.0)
+    rests = job.rest(facts.now_s, LATER_S if later else 0.0)
     return [ResizeRolledBack(facts.at_s, job.id, reason, rests, later)]
-
-
-def rest(job: JobRuntime, facts: Facts, least_s: float = 0.0) -> bool:
-    """Begin a job's cooldown; return whether it has one."""
-    step = job.running_step
-    cooldown_s = max(least_s, 0.0 if step is None else step.cooldown_s)
-    job.rests_until_s = facts.now_s + cooldown_s
-    return cooldown_s > 0
 
 
 def stopped(resize: PendingResize, record: CompletionRecord | None) -> Instructions:
@@ -396,4 +394,4 @@ def relaunched(job: JobRuntime, resize: PendingResize, facts: Facts) -> Instruct
     report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
     job.add_resize(ResizeRow.of(facts.at_s, report, resize.number))
     job.resize = None
-    return [do.SavePast(), do.SaveResize({}), Resized(facts.at_s, job.id, rest(job, facts))]
+    return [do.SavePast(), do.SaveResize({}), Resized(facts.at_s, job.id, job.rest(facts.now_s))]

@@ -124,7 +124,7 @@ class Scripts:
         job.resize = job.call = None
         if running.state is JobState.CONFIGURING:
             self._handle(Started(context.time(), job.id))
-        self._end(job, 1, reason, "FAILED")
+        self.enter_end(job, 1, reason, "FAILED")
 
     def cancel(self, job: JobRuntime, state: str = "CANCELLED") -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
@@ -189,10 +189,10 @@ class Scripts:
         why = failed.message if failed is not None else said or f"script ended with {status}"
         why = lost or why
         why = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
-        self._end(job, status, why, state)
+        self.enter_end(job, status, why, state)
         context.say(f"job {job.id} {state}{': ' if why else ''}{why}")
 
-    def _end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
+    def enter_end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
         """Enter the end of a job, with what there is to say of it."""
         self._context.scheduler.reasons[job.id] = reason
         note = {"exit_code": status, "answer": job.answer, "reason": reason}

@@ -141,6 +141,7 @@ class Bench:
         self.start(at)
 
     db: Dying | None
+    first: Dying
     daemon: Daemon
 
     def start(self, at: int | None = None, *, after: bool = False) -> None:
@@ -149,6 +150,8 @@ class Bench:
             self.db.db.close()
         journal = Journal.open(self.folder / "journal")
         self.db = Dying(journal._db, at, after=after)
+        if at is not None or self.restarts == 0:
+            self.first = self.db
         journal._db = self.db  # type: ignore[assignment]
         cluster = Cluster(
             NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4

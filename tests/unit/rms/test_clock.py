@@ -90,6 +90,7 @@ def test_this_machine_has_one(journal: Journal) -> None:
     assert journal.notes(NOTE)[NOTE]["boot"] == boot_id()
 
 
+@pytest.mark.promise("faults-contained")
 def test_limits_grace_and_energy_do_not_follow_it(tmp_path: Path, fault: Fault) -> None:
     with routed(tmp_path / "state") as server:
         machine, daemon = Machine(1000.0), server.daemon

@@ -185,6 +185,7 @@ class Odd(ManagedProcess):
         raise KeyError(self.pid)
 
 
+@pytest.mark.promise("faults-contained")
 def test_an_error_about_a_job_ends_that_job(bench: Bench, fault: Fault) -> None:
     running(bench)
     bench.daemon.jobs[ONE].script = Odd(1)

@@ -99,7 +99,13 @@ def submit(bench: Bench, name: str) -> None:
     bench.submit(name, (1, 1, 1), Mode.FIXED)
 
 
-@pytest.mark.parametrize("how", HOW)
+QUICK = ("raises", "loops", "twice")
+
+
+@pytest.mark.promise("faults-contained")
+@pytest.mark.parametrize(
+    "how", [pytest.param(how, marks=[] if how in QUICK else pytest.mark.wide) for how in HOW]
+)
 def test_a_policy_that_fails_is_replaced(
     folder: Path, bench: Bench, how: str, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:

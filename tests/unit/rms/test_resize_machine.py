@@ -574,7 +574,7 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
     found = restarted("stopping")
     assert found.resize is not None
     found.resize.committed = committed
-    assert fed(found, inputs.Adopted()) == ([] if committed else [do.Terminate()])
+    assert fed(found, inputs.Adopted()) == [do.KillJob() if committed else do.Terminate()]
     assert found.resize.until_s == 110.0
 
 
@@ -583,6 +583,14 @@ def test_a_resize_that_the_scheduler_knows_to_be_over_is_dropped(state: str) -> 
     found = restarted(state)
     given = MACHINE.handle(found, facts(requested=False), inputs.Adopted())
     assert given == [do.SaveResize({})] and found.resize is None
+
+
+def test_a_world_whose_start_was_not_noted_is_started_again() -> None:
+    found = job()
+    fed(found, DECIDED, NOBODY_TO_ASK)  # launch 1 may run, or not
+    given = fed(found, inputs.Adopted())
+    assert given == [do.KillLaunch(1), do.SaveResize({}), do.Decide(WANTED, "warm")]
+    assert found.resize is None
 
 
 def test_a_note_of_a_resize_before_the_newest_is_dropped() -> None:

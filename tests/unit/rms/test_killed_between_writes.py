@@ -1,0 +1,226 @@
+"""A daemon killed before and after every write of its journal: jobs end as if it never was.
+
+What happens to it is a story in steps. Whoever tells the daemon something tells it again where it
+was not answered, as clients and jobs do; processes go on meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from faults import Fault
+from killed import COMMAND, Bench, KilledError
+from killed import bench as opened
+
+from rms.core.events import Resize as ResizeDecision
+from rms.core.model import JobId, JobState, Mode
+from rms.daemon.jobs import REQUEUED
+from rms.daemon.recovery import replay
+from rms.wire.messages import (
+    Begun,
+    CompletionRecord,
+    Done,
+    Poll,
+    Ready,
+    Report,
+    Resize,
+    write_completion,
+)
+
+ONE = JobId("1")
+Step = Callable[[Bench], None]
+
+
+# --- steps: each may be taken again --------------------------------------------------------------
+
+
+def submits(bench: Bench) -> None:
+    if bench.daemon.context.state.job(ONE) is None:
+        bench.submit("1", (1, 4, 2), Mode.MALLEABLE)
+
+
+def launches(key: str) -> Step:
+    def step(bench: Bench) -> None:
+        bench.daemon.launch(ONE, COMMAND, key)
+        bench.daemon.poll(ONE, Poll(1, 100, 0, "warm", ((0, 2),), restartable=True))
+
+    return step
+
+
+def wants(size: int) -> Step:
+    def step(bench: Bench) -> None:
+        running = bench.daemon.context.state.running[ONE]
+        if size not in (running.size, running.requested_size):
+            bench.daemon.poll(ONE, Poll(2, 100, 0, "warm", ((0, 2),), restartable=True))
+            assert isinstance(bench.daemon.resize(ONE, size, "warm"), ResizeDecision)
+
+    return step
+
+
+def reports(make: Callable[[int, tuple[int, ...]], list[Report]]) -> Step:
+    def step(bench: Bench) -> None:
+        resize = bench.daemon.jobs[ONE].resize
+        for report in [] if resize is None else make(resize.number, tuple(resize.launches)):
+            bench.daemon.report(ONE, report)
+
+    return step
+
+
+def moved(size: int) -> list[Step]:
+    """Return the steps of a resize."""
+    row = Resize(5, 2, size, "warm", 1.0, 0.5, 0.1, 8, 1.0)
+    return [
+        wants(size),
+        looks,
+        reports(lambda n, new: [Ready(n, launch, "addr", "port") for launch in new]),
+        reports(lambda n, new: [Begun(n)]),
+        reports(lambda n, new: [Done(n, row, new)]),
+        leaves,
+        looks,
+        looks,
+    ]
+
+
+def leaves(bench: Bench) -> None:
+    """Let the launches end that are no more the job's."""
+    (step,) = bench.daemon.jobs[ONE].steps
+    for launch in [n for n in step.worlds if n not in step.current]:
+        bench.machine.end("1", launch)
+
+
+def looks(bench: Bench) -> None:
+    for _ in range(3):
+        bench.now_s += 0.1
+        bench.daemon.watch()
+
+
+def stops(bench: Bench) -> None:
+    """Let the world end at a checkpoint, as it was told."""
+    job = bench.daemon.jobs[ONE]
+    if bench.machine.of("1") and job.resize is not None and job.resize.state == "stopping":
+        ended(bench, "CANCELLED")
+
+
+def ends(bench: Bench) -> None:
+    """Let the job come to its end."""
+    ended(bench, "COMPLETED")
+    bench.machine.end("1", None)
+
+
+def ended(bench: Bench, state: str) -> None:
+    record = CompletionRecord(state, 0, "", 42, 1, 1)  # type: ignore[arg-type]
+    write_completion(bench.launcher.completion_file("1", 0), record)
+    for _, launch, _ in list(bench.machine.live.values()):
+        if launch is not None:
+            bench.machine.end("1", launch)
+
+
+def told_to_wait_again(bench: Bench) -> None:
+    if bench.machine.begun.count(("1", None)) == 1:
+        bench.daemon.scripts.cancel(bench.daemon.jobs[ONE], REQUEUED)
+
+
+def gives_up(bench: Bench) -> None:
+    if bench.machine.begun.count(("1", None)) == 1:
+        for launch in bench.machine.of("1"):
+            bench.machine.end("1", bench.machine.live[launch][1], 1)
+
+
+def fixed(bench: Bench) -> None:
+    bench.machine.refusal = "fixed nodes"
+
+
+def cancelled(bench: Bench) -> None:
+    if ONE in bench.daemon.context.state.running:
+        bench.daemon.cancel(ONE)
+
+
+def late(bench: Bench) -> None:
+    bench.now_s += 100.0
+
+
+def drained(bench: Bench) -> None:
+    bench.daemon.nodes.drain(["n1", "n4"], drained=True)
+
+
+def resumed(bench: Bench) -> None:
+    bench.daemon.nodes.drain(["n1"], drained=False)
+
+
+AGAIN = [looks, looks, launches("b"), ends, looks, late, looks]
+STORIES: dict[str, tuple[list[Step], str, int]] = {
+    "resized twice": (
+        [submits, launches("a"), *moved(1), *moved(3), ends, looks, late, looks],
+        "COMPLETED",
+        1,
+    ),
+    "relaunched": ([submits, launches("a"), fixed, wants(1), stops, *AGAIN], "COMPLETED", 2),
+    "requeued": (
+        [submits, launches("a"), told_to_wait_again, gives_up, *AGAIN],
+        "COMPLETED",
+        2,
+    ),
+    "cancelled": ([submits, launches("a"), cancelled, looks, late, looks, looks], "CANCELLED", 1),
+    "on nodes that are drained": (
+        [submits, drained, launches("a"), resumed, ends, looks, late, looks],
+        "COMPLETED",
+        1,
+    ),
+}
+"""By name: the steps, the state of the job at their end, and how often its script was started."""
+
+
+def told(folder: Path, name: str, at: int | None, *, after: bool = False) -> int:
+    """Tell a story; return how many writes the first daemon made."""
+    steps, state, scripts = STORIES[name]
+    with opened(folder) as bench:
+        try:
+            bench.start(at, after=after)
+        except KilledError:
+            bench.start()
+        db = bench.first
+        for step in steps:
+            try:
+                step(bench)
+            except KilledError:
+                bench.start()
+                step(bench)
+        context = bench.daemon.context
+        where = f"{'after' if after else 'before'} write {at}: {bench.said}"
+        (job,) = context.state.ended.values()
+        assert job.state is JobState(state), where
+        down = {"on nodes that are drained": {3}}.get(name, set())
+        assert (context.state.free_count, context.state.down) == (4 - len(down), down), where
+        assert bench.machine.live == {}, where
+        assert bench.machine.begun.count(("1", None)) == scripts, where
+        worlds = [launch for _, launch in bench.machine.begun if launch is not None]
+        assert len(set(worlds)) == len(worlds), where
+        rows = [row.number for row in context.jobs[ONE].resizes]
+        assert rows == {"resized twice": [1, 2], "relaunched": [1]}.get(name, []), where
+        assert context.jobs[ONE].summary, where
+        assert context.journal.notes("boot/").get("boot/1", {}) == {}, where
+        found = replay(context.journal.read())
+        assert (found.differing, found.refused, found.unrecorded) == ([], [], {}), where
+        return db.writes
+
+
+ROWS = [(name, after) for name in STORIES for after in (True, False)]
+
+
+@pytest.mark.promise("killed-anywhere")
+@pytest.mark.parametrize(
+    ("name", "after"), [ROWS[0], *(pytest.param(*row, marks=pytest.mark.wide) for row in ROWS[1:])]
+)
+def test_a_kill_at_any_write_changes_nothing(
+    tmp_path: Path, name: str, after: bool, fault: Fault
+) -> None:
+    (tmp_path / "whole").mkdir()
+    writes = told(tmp_path / "whole", name, None)
+    for at in range(1, writes + 1):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        told(folder, name, at, after=after)
+    side = "after" if after else "before"
+    fault(f"killed {side} each of {writes} writes, a job being {name}", "each end as without")
