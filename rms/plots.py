@@ -296,6 +296,8 @@ def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
         for row, start, length in own:
             if named and length > 0.08 * shown_s:
                 axes.text(start + length / 2, row, kind, ha="center", va="center", fontsize=6)
+    if bars:  # of no length, for the legend
+        axes.barh([0], [0.0], linewidth=0.8, label="idle", facecolor="white", edgecolor="0.75")
 
 
 def _draw_power(axes: Any, history: History, scale: float, **style: Any) -> None:

@@ -93,9 +93,9 @@ def test_nodes_that_are_off_or_boot_have_patterns() -> None:
     assert seen.bars(of_power=True) == expected
     figure = gantt_figure(seen, "who held which node")
     hatches = {bar.get_hatch() for bars in figure.axes[0].containers for bar in bars}
-    assert len(hatches) == 3 and None in hatches
+    assert len(hatches) == 3 and None in hatches  # jobs and idle have none
     (legend,) = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == ["1", "off", "boot"]
+    assert [text.get_text() for text in legend.get_texts()] == ["1", "off", "boot", "idle"]
 
 
 def test_every_figure_is_written(tmp_path: Path) -> None:
