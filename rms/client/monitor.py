@@ -184,7 +184,7 @@ def _sources(now: Snapshot) -> list[str]:
         name = "jobs" if owner in jobs else owner
         owners[name] = owners.get(name, Account()) + account
     wrong = imbalance(now)
-    agree = f"Jobs, idle, off and boot are the cluster's energy to {BALANCE:g} of it."
+    agree = f"Jobs, tasks, idle, off and boot are the cluster's energy to {BALANCE:g} of it."
     return [
         table(("", "energy, source"), [(name, each.words) for name, each in owners.items()]),
         paragraph(f"The books do not balance: {wrong}" if wrong else agree),

@@ -131,7 +131,7 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
         *(("COMPLETED", 40.0), ("RUNNING", 10.0), ("PENDING", 0.0)),
     ]
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "&lt;over&gt;" in page and "Jobs, idle, off and boot are the cluster" in page
+    assert "&lt;over&gt;" in page and "Jobs, tasks, idle, off and boot are the cluster" in page
     assert found["jobs"][0]["summary"].startswith("job 1 COMPLETED: 4.0 s on 2 nodes")
 
 
@@ -140,7 +140,7 @@ def test_a_journal_of_0_1_0(tmp_path: Path) -> None:
         database.executescript(Path(__file__).with_name("journal_0_1_0.sql").read_text())
     assert main(["report", str(tmp_path / "out"), "--journal", str(tmp_path / "old")]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Jobs, idle, off and boot are the cluster" in page and "<td>80.0</td>" in page
+    assert "Jobs, tasks, idle, off and boot are the cluster" in page and "<td>80.0</td>" in page
 
 
 def test_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
