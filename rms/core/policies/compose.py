@@ -26,6 +26,7 @@ from rms.core.policies import (
     share,
     shared,
     sizing,
+    strategy,
 )
 from rms.core.policies.policy import Policy, PolicyError
 
@@ -37,6 +38,7 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "conservative": conservative.Conservative,
         "first-fit": admission.FirstFitting,
         "planned": backfill_share.Planned,
+        "strategy": strategy.ByStrategy,
     },
     "sizing": {
         "as-asked": sizing.AsAsked,

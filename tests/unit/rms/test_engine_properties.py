@@ -83,6 +83,12 @@ OFF_WHEN_IDLE = [
 ]
 
 
+BY_STRATEGY = [
+    adjusted(POLICIES["easy-share"], admission={"part": "strategy", "name": name}).key
+    for name in ("short-term", "long-term")
+]
+
+
 def waiting(state: State) -> list[Job]:
     return [*state.pending.values(), *state.too_wide.values()]
 
@@ -237,7 +243,7 @@ class Cluster(RuleBasedStateMachine):
     def tick(self, data: st.DataObject) -> None:
         self.happen(Ticked(self.now(data)))
 
-    @rule(name=st.sampled_from([*sorted(POLICIES), *OFF_WHEN_IDLE]))
+    @rule(name=st.sampled_from([*sorted(POLICIES), *OFF_WHEN_IDLE, *BY_STRATEGY]))
     def swap(self, name: str) -> None:
         self.engine.policy = named(name)
 

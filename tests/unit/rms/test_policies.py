@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rms.core.engine import Engine
 from rms.core.events import Never, Resize, Start, Submitted
 from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Speedup
-from rms.core.policies import POLICIES, named
+from rms.core.policies import POLICIES, PolicyError, adjusted, named
 from rms.core.rules import RuleError, check
 from rms.formats.config import read_cluster, read_workload
 from rms.sim.run import simulate
@@ -56,6 +56,20 @@ def test_three_jobs_on_six_nodes_run_side_by_side() -> None:
     assert starts(6, flexible, "array-share") == {"1": 2, "2": 2, "3": 2}
     fixed = [spec(n, 1, 4, Mode.FIXED) for n in (1, 2, 3)]
     assert starts(6, fixed, "array-share") == {"1": 4}
+
+
+def test_a_strategy_of_tasks_sees_jobs_as_collections_of_kernels_for_so_many_nodes() -> None:
+    def by(name: str) -> str:
+        return adjusted(named("fifo"), admission={"part": "strategy", "name": name}).key
+
+    moldable = [spec(n, 1, 4, Mode.MOLDABLE) for n in (1, 2, 3)]
+    # Wherever nodes are free; long-term: its best size if waiting for that is worth it.
+    assert starts(8, moldable, by("short-term")) == {"1": 4, "2": 4}
+    assert starts(8, moldable, by("long-term")) == {"1": 4, "2": 2}
+    fixed = [spec(1, 1, 4, Mode.FIXED), spec(2, 1, 4, Mode.FIXED), spec(3, 1, 2, Mode.FIXED)]
+    assert starts(6, fixed, by("short-term")) == {"1": 4, "3": 2}
+    with pytest.raises(PolicyError, match="Invalid enum value 'banking'"):
+        by("banking")
 
 
 def test_a_node_too_few_for_the_next_task_is_lent() -> None:

@@ -1,0 +1,112 @@
+"""Part ``admission``: jobs decided by a strategy of tasks (:mod:`rms.core.tasks.strategies`).
+
+To it a job is a collection with a kernel "n nodes" for each size at which it may start, the fastest
+preferred, and any n free nodes are a device for that. So the strategies of Süß et al. (sections 4.1
+and 4.2) choose who starts, and how wide; ``sizing`` resizes what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from itertools import islice
+from typing import Literal, cast
+
+import msgspec
+
+from rms.core.events import Later, Reason, Start
+from rms.core.model import Job
+from rms.core.policies.admission import start
+from rms.core.policies.placement import Room
+from rms.core.policies.sizing import Plan
+from rms.core.state import State
+from rms.core.tasks import Device, KernelSpec, Resource, TaskId, TaskScheduler, TaskSpec
+from rms.core.tasks.model import Registered, Run, UnitsTaken
+from rms.core.tasks.strategies import STRATEGIES
+
+LOOKED_AT = 100
+"""Of so many waiting jobs, the first, a strategy is told."""
+
+NOBODYS = -1
+"""A unit that is never free: that of devices there are too few nodes for."""
+
+
+class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Who starts at which size is chosen by a strategy of tasks.
+
+    Attributes:
+        name: of one that keeps nothing from call to call: policies have no memory.
+    """
+
+    name: Literal["short-term", "long-term"] = "short-term"
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        starts, left = list[Start](), list(islice(queue, LOOKED_AT))
+        running = [job.size for job in state.running.values()]
+        while left and room.free > 0:
+            chosen = self._chosen(left, running, room.free)
+            begun = set[int]()
+            for number, size in chosen.items():
+                if room.fits(left[number], size):
+                    words = f"{self.name}: {size} nodes"
+                    starts.append(start(left[number], size, room, words, Reason.FITS))
+                    begun.add(number)
+                    running.append(size)
+            if not begun:
+                break
+            left = [job for number, job in enumerate(left) if number not in begun]
+        return starts
+
+    def explain(
+        self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> Later:
+        """Return why a job waits."""
+        text = f"Priority: {self.name} lets it wait, {room.free} nodes are free"
+        return Later(job.spec.id, text, Reason.PRIORITY)
+
+    def _chosen(self, jobs: Sequence[Job], running: Sequence[int], free: int) -> Mapping[int, int]:
+        """Return which of the jobs start, and at which sizes, on so many free nodes."""
+        kernels = [_kernels(job) for job in jobs]
+        sizes = {size for each in kernels for size in each}
+        devices, of_size = list[Device](), dict[str, int]()
+        for size in sorted(sizes, reverse=True):
+            several = min(free // size, len(jobs))
+            blocks = [tuple(range(n * size, (n + 1) * size)) for n in range(several)]
+            for n, units in enumerate(blocks or [(NOBODYS,)]):
+                of_size[f"{size}.{n}"] = size
+                devices.append(Device(f"{size}.{n}", _kind(size), units))
+        for n, size in enumerate(running):
+            devices.append(Device(f"running.{n}", _kind(size), (free + n,)))
+        scheduler = TaskScheduler(devices, STRATEGIES[self.name])
+        scheduler.apply(UnitsTaken(0.0, (NOBODYS,)))
+        for n, size in enumerate(running):
+            spec = TaskSpec(0, (KernelSpec(_kind(size)),))
+            scheduler.apply(Registered(0.0, TaskId(len(jobs) + n), spec, f"running.{n}"))
+        for number, times in enumerate(kernels):
+            specs = (KernelSpec(_kind(size), expected_s=time) for size, time in times.items())
+            scheduler.apply(Registered(0.0, TaskId(number), TaskSpec(0, tuple(specs))))
+        runs = (each for each in scheduler.decide() if isinstance(each, Run))
+        return {run.task: of_size[run.device] for run in runs}
+
+
+def _kernels(job: Job) -> dict[int, float]:
+    """Return the sizes at which a job may start, the preferred first, with its run times there.
+
+    Of many sizes those that double from the least one, the preferred and the largest; 0 for run
+    times that are not known.
+    """
+    spec = job.spec
+    sizes = [spec.preferred]
+    if spec.mode.any_start:
+        every = spec.sizes()
+        doubled = {every[0] << n for n in range(every[-1].bit_length())}
+        sizes += [n for n in reversed(every) if n in doubled or n == every[-1]]
+    known = spec.speedup is not None
+    return {size: (job.time_s(size) or 0.0) if known else 0.0 for size in sizes}
+
+
+@cache
+def _kind(size: int) -> Resource:
+    """Return the resource "n nodes": of tasks there is no such one, to strategies all are alike."""
+    return cast(Resource, f"{size} nodes")
