@@ -28,6 +28,8 @@ OTHERS = 0o077
 def make_folder(state: Path) -> None:
     """Make the daemon's folder, or see that nobody else can open or replace the one there is.
 
+    (But who shares a group with the owner, or owns a folder above, where these let them write.)
+
     Raises:
         ServeError: somebody else can, or it is no folder.
     """

@@ -19,6 +19,9 @@ from typing import Any
 from rms.core.model import Mode
 
 MAX_TASKS = 10_000  # of one job array
+MOST_NODES = 100_000  # of one job
+MOST_OPTIONS = 65_536  # characters, of all lines with options
+SHOWN = 200  # characters of what is quoted
 NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
 DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
@@ -126,11 +129,15 @@ def parse_text(text: str, path: Path | str) -> Script:
     """Read a script's text as :func:`parse_script` does; ``path`` is for what is said of it."""
     stated = {"RMS": Options(), "SBATCH": Options()}
     ignored: list[str] = []
+    length = 0
     for number, line in enumerate(_lines(text, path), start=1):
         if line.strip() and not line.lstrip().startswith("#"):
             return Script(stated["RMS"].over(stated["SBATCH"]), tuple(ignored), Path(path))
         if directive := re.match(r"#(RMS|SBATCH)(?=[\s-]|$)", line):
+            length += len(line)
             try:
+                if length > MOST_OPTIONS:
+                    raise ScriptError(f"expected {MOST_OPTIONS} characters of options, got more")
                 found, unknown = _directive(directive[1], _words(line[directive.end() :]))
             except ScriptError as error:
                 raise ScriptError(f"{path}:{number}: {error}") from None
@@ -181,8 +188,10 @@ def parse_array(spec: str) -> Array:
     form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
     ranges, limit = _match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
+    spec = spec if len(spec) <= SHOWN else f"{spec[:SHOWN]}..."
+    expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
     for part in ranges.split(","):
-        found = _match(_RANGE, part, f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}")
+        found = _match(_RANGE, part, expected)
         low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
         if high < low or step < 1:
             raise ScriptError(f"expected rising indices in {spec!r}, got {part!r}")
@@ -217,9 +226,9 @@ def parse_power_cap(text: str) -> float | None:
 
 def parse_nodes(text: str) -> tuple[int, int]:
     """Return the fewest and the most nodes of ``4`` or ``1-4``."""
-    form = "nodes as N or MIN-MAX with 1 <= MIN <= MAX"
+    form = f"nodes as N or MIN-MAX with 1 <= MIN <= MAX <= {MOST_NODES}"
     low, high = _match("([0-9]{1,9})(?:-([0-9]{1,9}))?", text, form).groups()
-    if not 1 <= int(low) <= int(high or low):
+    if not 1 <= int(low) <= int(high or low) <= MOST_NODES:
         raise ScriptError(f"expected {form}, got {text!r}")
     return int(low), int(high or low)
 

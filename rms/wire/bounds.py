@@ -9,6 +9,9 @@ from msgspec import Meta
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 """Ranks, nodes, launches, resizes."""
 
+Nodes = Annotated[int, Meta(ge=1, le=100_000)]
+"""That a job asks for."""
+
 Steps = Annotated[int, Meta(ge=0, le=2**53)]
 """Steps, bytes: whole numbers that JSON's readers keep."""
 
@@ -28,6 +31,11 @@ Name = Annotated[str, Meta(max_length=1024)]
 
 Text = Annotated[str, Meta(max_length=10_000)]
 """Paths, and what stands in a line."""
+
+Selection = Annotated[str, Meta(max_length=1 << 18)]
+"""Lists of nodes, of an array's tasks."""
+
+Environment = Annotated[dict[str, str], Meta(max_length=10_000)]
 
 Script = Annotated[str, Meta(max_length=1 << 22)]
 """A file: as long as Slurm's own may be (``max_script_size``)."""

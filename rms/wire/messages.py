@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from rms.wire.bounds import Count, Figure, Joules, Name, Seconds, Steps, Text
+from rms.wire.bounds import Count, Environment, Figure, Joules, Name, Seconds, Steps, Text
 from rms.wire.files import write_whole
 
 COMPLETION_FORMAT = 1
@@ -269,7 +269,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     command: Annotated[list[str], msgspec.Meta(min_length=1)]
     cwd: Text
-    env: dict[str, str]
+    env: Environment
     output: Text | None = None
     errors: Text | None = None
     key: Name = ""

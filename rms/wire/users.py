@@ -8,7 +8,17 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from rms.wire.bounds import Amount, Count, Name, Script, Seconds, Text
+from rms.wire.bounds import (
+    Amount,
+    Count,
+    Environment,
+    Name,
+    Nodes,
+    Script,
+    Seconds,
+    Selection,
+    Text,
+)
 from rms.wire.messages import Resize
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
@@ -33,8 +43,8 @@ class SubmitOptions(
 ):
     """What the command line sets; it wins over the script. None where it does not say."""
 
-    array: Script | None = None
-    nodes: tuple[Count, Count] | None = None
+    array: Selection | None = None
+    nodes: tuple[Nodes, Nodes] | None = None
     preferred: Count | None = None
     mode: Name | None = None
     time_s: Seconds | None = None
@@ -58,7 +68,7 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: Script
     name: Name
     cwd: Text
-    env: dict[str, str]
+    env: Environment
     options: SubmitOptions
     command: list[str] = []
     program: Name = ""
@@ -74,7 +84,7 @@ class JobIds(msgspec.Struct, frozen=True):
 class IdPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs a command is about: ``7``, ``7_3`` or ``7_[1-3]``."""
 
-    id: Script
+    id: Selection
 
 
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +93,7 @@ class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Name
     nodes: Count
     strategy: Name | None = None
-    on: Script | None = None
+    on: Selection | None = None
 
 
 class ResizeAnswer(msgspec.Struct, frozen=True):
@@ -292,7 +302,7 @@ class TaskRow(msgspec.Struct, frozen=True):
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes a command is about, in Slurm's bracket form: ``n[1-3]``."""
 
-    node: Text
+    node: Selection
 
 
 class NodeNames(msgspec.Struct, frozen=True):

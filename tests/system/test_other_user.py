@@ -47,6 +47,7 @@ def as_another_user(tries: dict[str, Callable[[], object]]) -> dict[str, str]:
         said = pipe.read()
     os.waitpid(child, 0)
     outcome: dict[str, str] = json.loads(said)
+    print("", *(f"{what:60s} {came}" for what, came in outcome.items()), sep="\n")
     return outcome
 
 

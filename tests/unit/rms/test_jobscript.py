@@ -28,6 +28,7 @@ from rms.formats.jobscript import (
     parse_ids,
     parse_nodes,
     parse_script,
+    parse_text,
     parse_time,
     read_option,
     refuse_unsupported,
@@ -413,3 +414,12 @@ def test_what_would_have_no_effect_is_refused(options: Options, got: str) -> Non
 
 def test_as_many_tasks_as_nodes_hold_are_what_a_job_gets() -> None:
     refuse_unsupported(Options(ntasks_per_node=2, requeue=True, power_w=80.0), (2, 2))
+
+
+def test_what_a_script_or_a_list_may_cost_is_bounded() -> None:
+    options = f"#!/bin/sh\n{'#SBATCH ' + '-x ' * 3_000}\n"
+    with one_sentence(ScriptError, "expected 65536 characters of options, got more"):
+        parse_text(options + options[10:] * 8 + "true\n", "long")
+    assert parse_array("0," * 100_000 + "7").indices == (0, 7)
+    with one_sentence(ScriptError, "MAX <= 100000"):
+        parse_nodes("1-100001")
