@@ -250,8 +250,6 @@ class Ledger:
 
     def _enter(self, state: State, at: float) -> None:
         """Enter what changed in the instant ``at``, which is over (or being looked at)."""
-        if not (state.changed or self._rescaled or state.switched):
-            return
         if len(state.changed) == 1 and not (self._rescaled or state.switched):  # most frequent
             job_id, job = state.changed.popitem()
             self._leave_job(job_id, at)

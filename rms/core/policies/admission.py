@@ -107,18 +107,16 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if budget is not None:
             extra_w = power_then(state, room, starts, shadow) - watts
         free = room.free
-        tail = self._tail(state, head, waiting, starts, news)
-        for job in [job for job in tail if job.least <= free]:
-            if job.least > extra:
-                free = room.free
-                if job.least > free:
-                    continue
+        for job in self._tail(state, head, waiting, starts, news):
+            least = job.least
+            if least > free:
+                continue
+            if least > extra and not exact:
                 spec = job.spec
-                limit = spec.limit_s
-                plain = limit is not None and not exact and spec.speedup is None
-                if plain and now + (limit or 0.0) > shadow:
+                limit_s = spec.limit_s
+                if limit_s is not None and spec.speedup is None and now + limit_s > shadow:
                     continue  # the most frequent case, seen without asking for a size
-            size = plan.start(job, room.free)
+            size = plan.start(job, free)
             if not room.fits(job, size):
                 continue
             if now + _expected_s(job, size, room, exact) > shadow:
@@ -128,7 +126,8 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 extra -= size
                 extra_w -= own_w
             starts.append(start(job, size, room, "backfills", Reason.BACKFILLS))
-            if room.free <= 0:
+            free = room.free
+            if free <= 0:
                 break
         return starts
 
@@ -206,19 +205,23 @@ def reservation(
     free, now = room.free, state.now_s
     budget = budget_of(room) if watts else None
     left_w = 0.0 if budget is None else budget.for_reservation_w
-    found: float | None = None
     ends = _ends(state, room, starts) if starts else islice(state.ends, room.passed, None)
     for end, _, job in ends:
-        if found is not None and end > found:
-            return found, free - size
         free += job.size if job.requested_size is None else job.size + job.gain
         if budget is not None:
             left_w += budget.drawn_w(job)
             if left_w < watts:
                 continue
-        if found is None and free >= size:
-            found = max(end, now)
-    return (inf, 0) if found is None else (found, free - size)
+        if free >= size:
+            break
+    else:
+        return inf, 0
+    found = max(end, now)
+    for end, _, job in ends:  # who ends at that time too
+        if end > found:
+            break
+        free += job.size if job.requested_size is None else job.size + job.gain
+    return found, free - size
 
 
 def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> float:
