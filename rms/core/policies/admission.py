@@ -213,10 +213,10 @@ def reservation(
             if left_w < watts:
                 continue
         if free >= size:
+            found = max(end, now)
             break
     else:
         return inf, 0
-    found = max(end, now)
     for end, _, job in ends:  # who ends at that time too
         if end > found:
             break
