@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
-from rms.core.policies import DEFAULT, PolicyError, placing
+from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.nodes import POWERED_BY_SLURM
@@ -163,7 +163,7 @@ def serve(arguments: argparse.Namespace) -> int:
     state = (arguments.state or state_folder(os.environ)).absolute()
     cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
     with refuse_on(*refused, ScriptError, ServeError, SlurmError, OSError):
-        policy = placing(arguments.policy)
+        policy = _policy(arguments, (state / "journal.sqlite").exists())
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
@@ -228,6 +228,18 @@ def _policy_modules(given: str) -> frozenset[str]:
             raise PolicyError(f"expected {expected}, got {word}: {error}") from None
         found.add(name)
     return frozenset(found)
+
+
+def _policy(arguments: argparse.Namespace, goes_on: bool) -> Policy:
+    """Return the policy that is to decide; of a daemon that goes on, whatever has become of it."""
+    try:
+        return placing(arguments.policy)
+    except MissingPartError as error:
+        if not goes_on:
+            raise
+        say(f"policy {DEFAULT} decides instead: {error}")
+        arguments.policy = DEFAULT
+        return placing(DEFAULT)
 
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:

@@ -14,11 +14,12 @@ from rms.core.policies.compose import (
     placing,
     read_policy,
 )
-from rms.core.policies.policy import Policy, PolicyError
+from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 
 __all__ = [
     "DEFAULT",
     "POLICIES",
+    "MissingPartError",
     "Policy",
     "PolicyError",
     "adjusted",

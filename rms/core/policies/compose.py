@@ -28,7 +28,7 @@ from rms.core.policies import (
     sizing,
     strategy,
 )
-from rms.core.policies.policy import Policy, PolicyError
+from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 
 PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "order": {"fcfs": order.Fcfs, "shortest": order.ShortestFirst, "smallest": order.SmallestFirst},
@@ -171,7 +171,7 @@ def read_policy(path: Path, *, name: str = "") -> Policy:
     try:
         return _compose(raw, name or path.stem)
     except PolicyError as error:
-        raise PolicyError(f"{path}: {error}") from None
+        raise type(error)(f"{path}: {error}") from None
 
 
 def adjusted(policy: Policy, **parts: Mapping[str, Any]) -> Policy:
@@ -253,7 +253,7 @@ def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[...
         found = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
-        raise PolicyError(f"{kind}: expected a function {part}, got: {got}") from None
+        raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
     if not callable(found):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
     return UserPart(found, tuple(sorted(parameters.items())))

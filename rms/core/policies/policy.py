@@ -58,6 +58,10 @@ class PolicyError(ValueError):
     """No such policy, or one that cannot be."""
 
 
+class MissingPartError(PolicyError):
+    """A policy that names a user's function which cannot be had (any more)."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """One function per part.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from faults import Fault
 from killed import Bench
 from killed import bench as opened
 
+from rms.cli.daemon import _policy
 from rms.core.events import Start
 from rms.core.model import JobId, Mode
-from rms.core.policies import named, read_policy
+from rms.core.policies import MissingPartError, PolicyError, named, read_policy
 from rms.daemon import guard, views
 from rms.daemon.guard import FailedPolicyError, GuardedPolicy, forked, guarded
 from rms.daemon.journal import PolicySet
@@ -21,6 +23,7 @@ from rms.daemon.recovery import replay
 
 PARTS = '''
 import os, sys, time
+from rms.cli.daemon import _policy
 from rms.core.events import Start
 
 def serve(state, queue, plan, room, *, how):
@@ -149,6 +152,21 @@ def test_a_policy_whose_module_is_gone(
     found = replay(bench.daemon.journal.read())
     assert found.differing == [] and "my_bad_parts" in found.missing[0]
     fault("the module of a user's policy gone", "recorded decisions are followed")
+
+
+def test_rms_serve_with_a_policy_whose_module_is_gone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "gone.toml"
+    path.write_text('order = { part = "my_gone_parts:order" }\n')
+    with pytest.raises(MissingPartError, match="my_gone_parts"):  # a daemon that is new
+        _policy(Namespace(policy=str(path)), False)
+    arguments = Namespace(policy=str(path))
+    assert _policy(arguments, True).name == arguments.policy == "backfill-share"
+    said = capsys.readouterr()
+    assert "policy backfill-share decides instead: " in said.out + said.err
+    with pytest.raises(PolicyError, match="does not exist"):
+        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True)
 
 
 def test_decisions_that_were_not_recorded_are_a_shipped_policys_then(
