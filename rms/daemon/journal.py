@@ -36,11 +36,20 @@ from typing import Any
 import msgspec
 
 from rms.core.cluster import Cluster
-from rms.core.contention import SharedNode
 from rms.core.events import Decision, Event
-from rms.core.model import NodePower
 from rms.core.policies import named
 from rms.core.tasks.record import RecordEntry
+from rms.daemon.journal_entries import (
+    BOOK,
+    NEWEST,
+    SUMS,
+    Entry,
+    Opened,
+    PolicySet,
+    Seen,
+    decode,
+    energy_rows,
+)
 from rms.daemon.journal_file import (
     FORMAT,
     KEPT,
@@ -52,6 +61,7 @@ from rms.daemon.journal_file import (
     prepare,
     said,
 )
+from rms.wire.files import sync_folder
 from rms.wire.users import EnergyRow
 
 MOST_RECORDED = 100_000
@@ -59,14 +69,6 @@ MOST_RECORDED = 100_000
 
 _RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
-_BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
-_SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
-    sum(uncertainty_j), max(estimate), sum(replaced_j) FROM energy
-    GROUP BY owner, resize, node, source, begin_s >= ?"""
-_NEWEST = """SELECT energy.* FROM energy JOIN (
-        SELECT node, max(begin_s) AS newest_s, min(CASE WHEN end_s > ? THEN begin_s END) AS first_s
-        FROM energy GROUP BY node
-    ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) ORDER BY begin_s"""
 _ENTER = "INSERT INTO entries (seq, kind, body, sum) VALUES (?, ?, ?, ?)"
 _DECIDE = """INSERT OR IGNORE INTO decisions (seq, body, sum) SELECT seq, ?, ? FROM entries
     WHERE seq = ? AND kind NOT IN ('Opened', 'PolicySet')"""
@@ -79,54 +81,18 @@ _PAGE = """SELECT seq, entries.body, decisions.body FROM entries LEFT JOIN decis
     WHERE seq > ? ORDER BY seq LIMIT 1000"""
 _HEADER = "SELECT seq, body, NULL FROM entries WHERE kind = 'Opened' ORDER BY seq LIMIT 1"
 
-__all__ = ["FORMAT", "Journal", "JournalError", "JournalFullError", "Opened", "PolicySet", "Seen"]
+__all__ = [  # entries are part of a journal's interface, whichever module has them
+    "FORMAT",
+    "Entry",
+    "Journal",
+    "JournalError",
+    "JournalFullError",
+    "Opened",
+    "PolicySet",
+    "Seen",
+]
 
 
-class Opened(msgspec.Struct, frozen=True, tag=True):
-    """A daemon has started, with these nodes, their power models and this policy.
-
-    ``where`` tells a cluster from another one with the same nodes, ``widths`` are their numbers of
-    slots. On another cluster than the entries before have, a :class:`Reopened` follows.
-    ``at_once`` is how many jobs are resized at once at most, 0 for any number. ``shared`` are hosts
-    whose slots are given one by one, as ``nodes``; ``power`` is theirs then. ``levels`` are the
-    frequencies that nodes can be set to, with voltages.
-    """
-
-    nodes: tuple[str, ...]
-    policy: str
-    format: int = FORMAT
-    power: tuple[NodePower, ...] = ()
-    where: str = ""
-    widths: tuple[int, ...] = ()
-    at_once: int = 0
-    shared: tuple[SharedNode, ...] = ()
-    levels: tuple[tuple[float, float], ...] = ()
-
-
-class PolicySet(msgspec.Struct, frozen=True, tag=True):
-    """Another policy decides on every event from here on.
-
-    Attributes:
-        reason: how the one before failed on the event before this entry; "" where a user chose.
-            What is recorded of that event is decided by both, so no replay decides it again.
-    """
-
-    at_s: float
-    policy: str
-    reason: str = ""
-
-
-class Seen(msgspec.Struct, frozen=True, tag=True):
-    """An event, and what was decided on it; None if a crash came before that was recorded."""
-
-    seq: int
-    event: Event
-    decisions: tuple[Decision, ...] | None
-
-
-Entry = Opened | PolicySet | Seen
-_entry = msgspec.msgpack.Decoder(Opened | PolicySet | Event)
-_decisions = msgspec.msgpack.Decoder(tuple[Decision, ...])
 _recorded = msgspec.msgpack.Decoder(RecordEntry)
 
 
@@ -261,17 +227,13 @@ class Journal:
 
     def book(self, rows: Sequence[EnergyRow], notes: Mapping[str, dict[str, Any]]) -> None:
         """Enter energy and keep facts, all or nothing; a row replaces what was written of it."""
-        try:
-            with self.whole():
-                self._run(_BOOK, *map(msgspec.structs.astuple, rows), many=True)
-                for key, value in notes.items():
-                    self.note(key, value)
-        except JournalFullError:
+
+        def enter() -> None:
             for row in rows:
                 where = row.node, row.begin_s, row.owner, row.device, row.source
-                self._write(("energy", *where), _BOOK, *msgspec.structs.astuple(row))
-            for key, value in notes.items():
-                self.note(key, value)
+                self._write(("energy", *where), BOOK, *msgspec.structs.astuple(row))
+
+        self._together(enter, notes)
 
     def record(self, entries: Sequence[RecordEntry]) -> None:
         """Keep what happened to tasks, where there is room, and forget what is long ago.
@@ -318,15 +280,15 @@ class Journal:
         """Return all rows of energy, or those of an owner, by node and time."""
         which = "" if owner is None else "WHERE owner = ?"
         found = self._run(f"SELECT * FROM energy {which}", *([] if owner is None else [owner]))
-        return _rows(found[0])
+        return energy_rows(found[0])
 
     def energy_sums(self, since_s: float) -> list[EnergyRow]:
         """Return sums of rows by owner, resize, node and source; those begun since a time apart."""
-        return _rows(self._run(_SUMS, since_s)[0])
+        return energy_rows(self._run(SUMS, since_s)[0])
 
     def newest_energy(self, since_s: float) -> list[EnergyRow]:
         """Return the rows of each node's last span, and all that end after a time, rising."""
-        return _rows(self._run(_NEWEST, since_s)[0])
+        return energy_rows(self._run(NEWEST, since_s)[0])
 
     def read(self) -> Iterator[Entry]:
         """Yield every whole entry in order, those appended meanwhile included, a header first."""
@@ -358,7 +320,7 @@ class Journal:
             return
         try:
             if self._log < 0:
-                _sync(self.path.absolute().parent, os.O_DIRECTORY)  # that the files are there
+                sync_folder(self.path.absolute().parent)  # that the files are there
                 self._log = os.open(f"{self.path.absolute()}-wal", os.O_RDONLY)
             os.fsync(self._log)  # what synchronous = FULL does after each statement
         except OSError as error:
@@ -425,10 +387,7 @@ class Journal:
     def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry | None:
         """Return an entry, None for one that this version cannot have written."""
         try:
-            entry: Opened | PolicySet | Event = _entry.decode(body)
-            if isinstance(entry, Opened | PolicySet):
-                return entry
-            return Seen(seq, entry, None if decided is None else _decisions.decode(decided))
+            return decode(seq, body, decided)
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             self._tell(f"entry {seq} is damaged: {error}")
             return None
@@ -442,19 +401,3 @@ def _missing(first: int, last: int) -> str:
     return (
         f"entry {first} is missing" if first == last else f"entries {first} to {last} are missing"
     )
-
-
-def _sync(path: Path, flags: int) -> None:
-    file = os.open(path, os.O_RDONLY | flags)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _rows(found: list[Any]) -> list[EnergyRow]:
-    names = EnergyRow.__struct_fields__
-    return [
-        msgspec.convert(dict(zip(names, row, strict=True)), EnergyRow, strict=False)
-        for row in found
-    ]

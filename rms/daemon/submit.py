@@ -32,6 +32,7 @@ from rms.formats.jobscript import (
 from rms.formats.profiles import Profile, ProfileError, Program
 from rms.launch.machine import hardware
 from rms.launch.outputs import check_output, check_strings
+from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import Submission, SubmitOptions
 
@@ -105,8 +106,9 @@ def _keep_script(folder: Path, text: str) -> Path:
     """Write the script as it is now; what becomes of the user's file does not matter later."""
     folder.mkdir(parents=True, exist_ok=True)
     script = folder / "script"
-    script.write_text(text)
-    script.chmod(0o700)
+    write_whole(script, text, sync=True, mode=0o700)
+    sync_folder(folder)
+    sync_folder(folder.parent)
     return script
 
 

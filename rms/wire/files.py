@@ -32,6 +32,19 @@ def write_whole(path: Path, content: str | bytes, *, sync: bool = False, mode: i
         raise
 
 
+def sync_folder(folder: Path) -> None:
+    """Return only once it is on the disk which files a folder has.
+
+    Raises:
+        OSError: it cannot be.
+    """
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def state_folder(env: Mapping[str, str]) -> Path:
     """Return where the daemon keeps its state: ``RMS_STATE``, else the user's state folder."""
     if "RMS_STATE" in env:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 import uvicorn
+from faults import Fault
 
 from rms.daemon.connections import bounded
 
@@ -108,8 +109,9 @@ async def too_late() -> None:
 
 
 @pytest.mark.promise("silent-clients")
-def test_one_too_many_takes_the_place_of_the_longest_silent() -> None:
+def test_one_too_many_takes_the_place_of_the_longest_silent(fault: Fault) -> None:
     asyncio.run(asyncio.wait_for(too_many(), DEADLINE_S))
+    fault("more silent connections than there are files for", "the longest silent is closed")
 
 
 def test_where_all_are_served_one_more_is_closed() -> None:

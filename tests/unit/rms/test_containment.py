@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from faults import Fault
 
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.containment import uncontained
@@ -59,10 +60,11 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 @pytest.mark.parametrize("job", ["exit 3"], indirect=True)
 @pytest.mark.promise("contained")
-def test_what_a_script_leaves_ends_with_it(job: Job) -> None:
+def test_what_a_script_leaves_ends_with_it(job: Job, fault: Fault) -> None:
     until(lambda: job.script.status() is not None, "end of the script")
     assert job.script.status() == 3 and job.script.written_status() == 3
     assert not alive(job.escaped)
+    fault("env -i setsid in a job", "found below the job's shell, ended with it")
 
 
 @pytest.mark.parametrize("job", ["sleep 600"], indirect=True)

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from faults import Fault
 from routed import SCRIPT, Routed, routed
 
 from rms.core.model import JobId
@@ -31,7 +32,9 @@ def fill(journal: Journal) -> None:
 
 
 @pytest.mark.promise("full-disk")
-def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -> None:
+def test_jobs_are_refused_and_looked_after_until_there_is_room(
+    server: Routed, fault: Fault
+) -> None:
     daemon, said = server.daemon, list[str]()
     object.__setattr__(daemon.context.settings, "say", said.append)
     runs, waits = server.submit(nodes=[2, 2]), server.submit(nodes=[2, 2])
@@ -53,6 +56,7 @@ def test_jobs_are_refused_and_looked_after_until_there_is_room(server: Routed) -
     assert (found.differing, found.unrecorded, found.refused) == ([], {}, [])
     state = found.engine.state
     assert [*state.ended, *state.running, *state.pending] == [runs, waits, after]
+    fault("no room on the disk", "submissions refused (503), jobs go on, written when there is")
 
 
 def test_a_script_that_finds_no_room_is_refused(

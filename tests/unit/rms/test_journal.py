@@ -459,6 +459,7 @@ def simulated(path: Path, policy: str, policies: dict[int, str]) -> Engine:
     simulation = Simulation(specs, [NodePower()] * len(NODES), named(policy))
     with begun(path, policy) as journal:
         simulation.engine = Journalling(journal, simulation.engine, policies)
+        simulation._state = simulation.engine.state
         simulation.run()
     return simulation.engine
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from faults import Fault
 from routed import SCRIPT, Idle, Routed
 from sentences import one_sentence
 
@@ -111,7 +112,7 @@ HARMS = [
 @pytest.mark.promise("damaged-journal")
 @pytest.mark.parametrize(("which", "how", "part"), HARMS)
 def test_what_is_left_goes_on(
-    killed: Path, tmp_path: Path, which: str, how: str, part: float
+    killed: Path, tmp_path: Path, which: str, how: str, part: float, fault: Fault
 ) -> None:
     folder = tmp_path / "s"
     shutil.copytree(killed, folder)
@@ -131,6 +132,9 @@ def test_what_is_left_goes_on(
         assert again.server.submit() == str(JOBS + 2)
     if how == "untouched":
         assert known == numbers and "missing" not in said
+    else:
+        where = "WAL" if which else "database"
+        fault(f"{where} {how}", "the rest goes on, no number twice", lost="said by number")
 
 
 def test_jobs_whose_notes_are_gone_fail_or_run_on(killed: Path, tmp_path: Path) -> None:
@@ -144,7 +148,7 @@ def test_jobs_whose_notes_are_gone_fail_or_run_on(killed: Path, tmp_path: Path) 
         assert rows["40"]["reason"] == "what it was submitted with is missing from the journal"
 
 
-def test_what_runs_of_unknown_jobs_is_ended(tmp_path: Path) -> None:
+def test_what_runs_of_unknown_jobs_is_ended(tmp_path: Path, fault: Fault) -> None:
     env = {**os.environ, INSTANCE_VARIABLE: "of-this-test:9"}
     process = subprocess.Popen(["sleep", "600"], env=env)
     try:
@@ -158,6 +162,7 @@ def test_what_runs_of_unknown_jobs_is_ended(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+    fault("processes of a job that the journal lost", "ended, and said")
 
 
 def test_what_may_be_no_journal_is_left_alone(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from faults import Fault
 
 from rms.launch.slurm import poller, resizing, submitted
 from rms.launch.slurm.commands import CommandResult, Meaning, Slurm, SlurmError
@@ -237,7 +238,9 @@ def test_a_submission_ends_with_the_daemon_and_the_next_one_looks_for_it(tmp_pat
     assert left is not None and left.open
 
 
-def test_an_answer_of_no_use_ends_its_own_job(tmp_path: Path, executor: Executor) -> None:
+def test_an_answer_of_no_use_ends_its_own_job(
+    tmp_path: Path, executor: Executor, fault: Fault
+) -> None:
     tracker, (wrong, right) = JobTracker(executor), (slurm_job(tmp_path), slurm_job(tmp_path))
     tracker.jobs = {"1": wrong, "2": right}
     wrong.submission, right.submission = Future(), Future()
@@ -246,6 +249,7 @@ def test_an_answer_of_no_use_ends_its_own_job(tmp_path: Path, executor: Executor
     tracker.take_answers()
     assert (wrong.finished, wrong.end_reason, wrong.status()) == (True, "'JobId'", 1)
     assert (right.finished, right.record.number) == (False, 7)
+    fault("an exception in a Slurm answer", "that job FAILED with the reason", lost="that job")
 
 
 def test_a_snapshot_of_no_use_is_asked_for_again(

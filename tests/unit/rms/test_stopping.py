@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from faults import Fault
 
 from rms.daemon import serve
 from rms.daemon.daemon import Daemon
@@ -39,13 +40,14 @@ class Stuck:
 
 
 def test_told_twice_it_leaves_to_the_next_what_cannot_be_ended(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     monkeypatch.setattr(serve, "HURRY_S", 0.0)
     stuck = Stuck()
     stuck.run()
     assert stuck.told == ["stop", "hurry"]
     assert stuck.said == ["told to stop again: left to the next daemon: 7"]
+    fault("SIGTERM twice while Slurm is away", "ends; the next daemon goes on with the job")
 
 
 def test_a_look_that_fails_is_said_once_and_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
