@@ -424,6 +424,10 @@ def test_daemon_that_can_not_be(idle: Rms, tmp_path: Path) -> None:
     one_sentence(serve(tmp_path / "s", "--engine", "slurm-pilot"), 2, "an allocation", "none")
     one_sentence(serve(tmp_path / "s", "--listen", "carrier:pigeon"), 2, "tcp:HOST:PORT")
     one_sentence(serve(tmp_path / "s", "--listen", idle.server), 2, "another daemon answers")
+    one_sentence(serve(tmp_path / "s", "--listen", "tcp:0.0.0.0:0"), 2, "127.0.0.1", "ssh -L")
+    one_sentence(serve(tmp_path / "s", "--policy-modules", "no.such"), 2, "--policy-modules")
+    (tmp_path / "loose").mkdir(mode=0o755)
+    one_sentence(serve(tmp_path / "loose"), 2, "chmod 700", "755")
     one_sentence(serve(tmp_path / ("s" * 120)), 2, "at most 100 bytes")
     one_sentence(serve(idle.state), 2, "in use")
     precious = tmp_path / "precious"
