@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,29 @@ def strike() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-note, decided = Journal.note, Journal.decided
+note, whole, decided = Journal.note, Journal.whole, Journal.decided
+within: list[bool] = []
+"""Of each transaction that is open, whether it holds the state."""
 
 
 def faulty_note(journal: Journal, key: str, value: dict[str, Any]) -> None:
     note(journal, key, value)
     if key.startswith("boot/") and value.get("state") == STATE:
+        if within:
+            within[-1] = True
+        else:
+            strike()
+
+
+@contextmanager
+def faulty_whole(journal: Journal) -> Iterator[None]:
+    within.append(False)
+    try:
+        with whole(journal):
+            yield
+    finally:
+        has_state = within.pop()
+    if has_state:
         strike()
 
 
@@ -42,4 +60,5 @@ def faulty_decided(journal: Journal, number: int, decisions: Sequence[Any]) -> N
 
 if __name__ == "__main__":
     Journal.note, Journal.decided = faulty_note, faulty_decided  # type: ignore[method-assign]
+    Journal.whole = faulty_whole  # type: ignore[method-assign]
     sys.exit(main(sys.argv[3:]))
