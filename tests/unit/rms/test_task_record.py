@@ -25,6 +25,7 @@ from rms.core.tasks import (
 )
 from rms.core.tasks.model import (
     Finished,
+    GovernorSet,
     OwnerGone,
     Registered,
     Run,
@@ -77,6 +78,7 @@ def happened(strategy: Strategy, arrivals: Sequence[float]) -> list[RecordEntry]
         order += 1
         spec = TaskSpec(number, KERNELS, name="alike")  # each of a process of its own
         heapq.heappush(heap, (at_s, order, Registered(at_s, TaskId(number), spec)))
+    scheduler.handle(GovernorSet(0.0, Governor.HIGH))  # from when on credits come back
     while heap or scheduler.state.tasks:
         wake_s = scheduler.wake_s
         if heap and (wake_s is None or heap[0][0] <= wake_s):
