@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import shutil
 import sqlite3
 import subprocess
@@ -376,6 +377,36 @@ def test_a_tail_that_is_gone_is_missed(tmp_path: Path) -> None:
         assert (journal.damage, journal.counted) == ([], None)
 
 
+@pytest.mark.promise("damaged-journal")
+def test_after_a_power_cut_all_that_was_flushed_is_there(tmp_path: Path) -> None:
+    path, drawn = tmp_path / "journal", random.Random(17)
+    log = tmp_path / "journal-wal"
+    flushed: list[tuple[int, int]] = []
+    with begun(path) as journal:
+        for number in range(1, 13):
+            journal.append(Started(float(number), JobId("1")))
+            journal.note(f"job/{number}", {"text": "x" * 500 * number})
+            if number % 3 == 0:
+                journal.flush()
+                flushed.append((number, log.stat().st_size))
+        whole, written = path.read_bytes(), log.read_bytes()
+    for number, size in flushed:
+        for _ in range(4):  # of what was written later, any sectors may have reached the disk
+            data = bytearray(written[: drawn.randint(size, len(written))])
+            for sector in range(-(-size // 512) * 512, len(data), 512):
+                if drawn.random() < 0.5:
+                    data[sector : sector + 512] = bytes(len(data[sector : sector + 512]))
+            path.write_bytes(whole)
+            log.write_bytes(data)
+            path.with_suffix(".count").unlink(missing_ok=True)
+            with Journal.open(path) as journal:
+                found = [entry.event for entry in journal.read() if isinstance(entry, Seen)]
+                assert found[:number] == [
+                    Started(float(n), JobId("1")) for n in range(1, number + 1)
+                ]
+                assert journal.damage == [] and len(journal.notes()) >= number
+
+
 # --- a full disk -----------------------------------------------------------------------------
 
 
@@ -441,16 +472,28 @@ class Journalling(Engine):
     def __init__(self, journal: Journal, engine: Engine, policies: dict[int, str]) -> None:
         super().__init__(engine.state.nodes, engine.policy)
         self.journal, self.policies, self.handled = journal, policies, 0
+        self._within = False
 
     def handle(self, event: Event) -> list[Decision]:
+        seq = self._journalled(event)
+        self._within = True
+        decisions = super().handle(event)
+        self._within = False
+        self.journal.decided(seq, decisions)
+        return decisions
+
+    def apply(self, event: Event) -> None:
+        """Take in an event by itself too: a start, on which nothing is decided."""
+        if not self._within:
+            self.journal.decided(self._journalled(event), [])
+        super().apply(event)
+
+    def _journalled(self, event: Event) -> int:
         if self.handled in self.policies:
             self.policy = named(self.policies[self.handled])
             self.journal.policy(self.policy.name, event.at_s)
         self.handled += 1
-        seq = self.journal.append(event)
-        decisions = super().handle(event)
-        self.journal.decided(seq, decisions)
-        return decisions
+        return self.journal.append(event)
 
 
 def simulated(path: Path, policy: str, policies: dict[int, str]) -> Engine:
