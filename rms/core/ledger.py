@@ -391,8 +391,10 @@ class Ledger:
     def _set_nodes(self, nodes: Iterable[int], watts: float, at: float) -> None:
         joules, powers, since = self._node_j, self._node_w, self._node_s
         for node in nodes:
-            joules[node] += powers[node] * (at - since[node])
-            powers[node], since[node] = watts, at
+            if since[node] != at:  # else it has changed hands in this instant
+                joules[node] += powers[node] * (at - since[node])
+                since[node] = at
+            powers[node] = watts
 
 
 def _holds(job: Job) -> int:
