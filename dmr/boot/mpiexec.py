@@ -45,7 +45,9 @@ def leave_launcher() -> None:
     with contextlib.suppress(OSError, ValueError):
         sock = int(os.environ["PMI_FD"])
         os.write(sock, b"cmd=finalize\n")
-        if select.select([sock], [], [], END_S)[0] and b"finalize_ack" in os.read(sock, 1024):
+        poller = select.poll()  # not select: an application may have many open files
+        poller.register(sock, select.POLLIN)
+        if poller.poll(1000.0 * END_S) and b"finalize_ack" in os.read(sock, 1024):
             for stream in (sys.stdout, sys.stderr):
                 with contextlib.suppress(OSError, ValueError):
                     stream.flush()

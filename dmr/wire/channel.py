@@ -45,6 +45,8 @@ class ControlChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._poller = select.poll()  # not select: an application may have many open files
+        self._poller.register(sock, select.POLLIN)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -85,7 +87,7 @@ class ControlChannel:
     @property
     def readable(self) -> bool:
         """Whether there is something to receive, or the end of the connection."""
-        return bool(select.select([self._sock], [], [], 0)[0])
+        return bool(self._poller.poll(0))
 
     def close(self) -> None:
         """Close this end."""

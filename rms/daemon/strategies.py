@@ -120,17 +120,21 @@ class FileStrategy:
         if process.returncode is not None:
             raise StrategyError("expected one that goes on, got one that was ended")
         assert process.stdin is not None and process.stdout is not None
+        writing, reading = process.stdin.fileno(), process.stdout.fileno()
+        poller = select.poll()  # not select: a daemon has many open files
+        poller.register(reading, select.POLLIN)
+        poller.register(writing, select.POLLOUT)
         left, got = memoryview(question), bytearray()
         while len(got) < LENGTH_BYTES or len(got) < LENGTH_BYTES + _length(got):
-            writable = [process.stdin] if left else []
-            patience_s = max(0.0, until_s - time.monotonic())
-            ready, able, _ = select.select([process.stdout], writable, [], patience_s)
-            if not ready and not able:
+            ready = dict(poller.poll(1000.0 * max(0.0, until_s - time.monotonic())))
+            if not ready:
                 raise StrategyError(f"expected an answer within {limit_s:g} s, got none")
-            if able:
-                left = left[os.write(process.stdin.fileno(), left) :]
-            if ready:
-                data = os.read(process.stdout.fileno(), 1 << 16)
+            if writing in ready:
+                left = left[os.write(writing, left) :]
+                if not left:
+                    poller.unregister(writing)
+            if reading in ready:
+                data = os.read(reading, 1 << 16)
                 if not data:
                     raise StrategyError("expected an answer, got the end of its process")
                 got += data

@@ -6,6 +6,7 @@ gone, as real ones do, and is found again by its job and launch.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -141,14 +142,14 @@ class Bench:
         self.start(at)
 
     db: Dying | None
+    journal: Journal
     first: Dying
     daemon: Daemon
 
     def start(self, at: int | None = None, *, after: bool = False) -> None:
         """Start a daemon, the one before having been killed."""
-        if self.db is not None:
-            self.db.db.close()
-        journal = Journal.open(self.folder / "journal")
+        self.close()
+        journal = self.journal = Journal.open(self.folder / "journal")
         self.db = Dying(journal._db, at, after=after)
         if at is not None or self.restarts == 0:
             self.first = self.db
@@ -160,6 +161,17 @@ class Bench:
         settings = Settings(self.policy, lambda: self.now_s, self.said.append)
         self.restarts += 1
         self.daemon = resume(cluster, journal, self.launcher, settings)
+
+    def close(self) -> None:
+        """Give back the files of a daemon that was killed, as its system would."""
+        if self.db is None:
+            return
+        journal = self.journal
+        journal._db, self.db = self.db.db, None
+        journal._db.close()
+        for file in (journal._log, journal._count._file):
+            if file >= 0:
+                os.close(file)
 
     def submit(self, name: str, sizes: tuple[int, int, int], mode: Mode, **more: Any) -> None:
         """Hand in a job of so many nodes: least, most, preferred."""
@@ -176,5 +188,4 @@ def bench(folder: Path, policy: str = "fifo") -> Iterator[Bench]:
         patch("os.fsync", lambda file: None),
     ):
         yield found
-    assert found.db is not None
-    found.db.db.close()
+    found.close()
