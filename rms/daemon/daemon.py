@@ -152,26 +152,34 @@ class Daemon:
 
     # --- what users ask ----------------------------------------------------------------------
 
-    def submit(self, specs: list[JobSpec], notes: Mapping[JobId, dict[str, Any]]) -> None:
+    def submit(
+        self,
+        specs: list[JobSpec],
+        notes: Mapping[JobId, dict[str, Any]],
+        number: int | None = None,
+    ) -> None:
         """Take in jobs, all of them or none; durable when it returns.
+
+        Args:
+            number: theirs, given to no others from now on.
 
         Raises:
             JournalFullError: they cannot be written down now.
         """
         event = Submitted(self.time(), tuple(specs))
         with self.journal.whole():
+            if number is not None:
+                self.journal.note("next", {"id": number + 1})
             for spec in specs:
                 self.journal.note(f"job/{spec.id}", notes[spec.id])
-            number = self.journal.append(event)
+            entry = self.journal.append(event)
         self.jobs.update({spec.id: JobRuntime(spec.id, notes[spec.id]) for spec in specs})
-        self.handle(event, number=number)
+        self.handle(event, number=entry)
         self.journal.flush()
 
     def next_id(self) -> int:
-        """Return a job number never used before."""
-        used = self.journal.notes("next").get("next", {"id": 1})["id"]
-        self.journal.note("next", {"id": used + 1})
-        return int(used)
+        """Return a job number never used before; it is used once :meth:`submit` has taken it."""
+        return int(self.journal.notes("next").get("next", {"id": 1})["id"])
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""

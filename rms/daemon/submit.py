@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import getpass
 import math
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from rms.formats.jobscript import (
     ScriptError,
     expand_output,
     parse_array,
-    parse_script,
+    parse_text,
     read_option,
     refuse_unsupported,
 )
@@ -40,14 +43,17 @@ from rms.wire.users import Submission, SubmitOptions
 def admit(daemon: Daemon, body: Submission) -> list[str]:
     """Make jobs of a submission and hand them to the daemon; return their ids.
 
+    One that is refused uses no number up and leaves nothing on the disk.
+
     Raises:
         ScriptError: the script or its options cannot be run.
+        OSError, JournalError: it cannot be kept now.
     """
     number = daemon.next_id()
     jobs = daemon.launcher.state / "jobs"
-    script = _keep_script(jobs / str(number), body.text)
-    options = _options(body.options).over(parse_script(script).options)
     read_option("job-name", body.name)
+    options = _options(body.options).over(parse_text(body.text, body.name).options)
+    _check_folder(body.cwd)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
     array = None if options.array is None else parse_array(options.array)
@@ -72,7 +78,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
         pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
         output = _output(body, pattern, names)
         notes[job_id] = {
-            "script": str(script),
+            "script": str(jobs / str(number) / "script"),
             "name": name,
             "cwd": body.cwd,
             "output": output,
@@ -81,10 +87,38 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             "requeue": requeue,
             "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
         }
-        (jobs / job_id).mkdir(parents=True, exist_ok=True)
-    daemon.context.private.keep(f"{number}/environment", body.env | _cooldown(options), sync=True)
-    daemon.submit(specs, notes)
-    return [spec.id for spec in specs]
+    ids: list[str] = [spec.id for spec in specs]
+    with _folders(daemon, [str(number), *ids]):
+        _keep_script(jobs / str(number), body.text)
+        env = body.env | _cooldown(options)
+        daemon.context.private.keep(f"{number}/environment", env, sync=True)
+        daemon.submit(specs, notes, number)
+    return ids
+
+
+@contextmanager
+def _folders(daemon: Daemon, names: Sequence[str]) -> Iterator[None]:
+    """Make folders of jobs; they go again where the jobs are not taken in after all."""
+    folders = [daemon.launcher.state / "jobs" / name for name in dict.fromkeys(names)]
+    try:
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        if names[-1] not in daemon.jobs:
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _check_folder(cwd: str) -> None:
+    """Refuse a folder that is not there; a job is not to make one.
+
+    Raises:
+        ScriptError: it is not.
+    """
+    if not Path(cwd).is_dir() and "\0" not in cwd:
+        raise ScriptError(f"expected an existing folder to run in, got {cwd!r}")
 
 
 def _output(body: Submission, pattern: str, names: OutputNames) -> str:
@@ -102,14 +136,11 @@ def _output(body: Submission, pattern: str, names: OutputNames) -> str:
     return output
 
 
-def _keep_script(folder: Path, text: str) -> Path:
+def _keep_script(folder: Path, text: str) -> None:
     """Write the script as it is now; what becomes of the user's file does not matter later."""
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "script"
-    write_whole(script, text, sync=True, mode=0o700)
+    write_whole(folder / "script", text, sync=True, mode=0o700)
     sync_folder(folder)
     sync_folder(folder.parent)
-    return script
 
 
 def _options(given: SubmitOptions) -> Options:

@@ -325,6 +325,8 @@ class LocalLauncher:
                 os.sched_setaffinity(0, set(cores))
 
         try:
+            if not Path(cwd).is_dir():
+                raise FileNotFoundError(f"expected a folder to run in, got {cwd}")
             with _open_output(output) as out, _open_output(errors or output) as err:
                 return subprocess.Popen(
                     command,
