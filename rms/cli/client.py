@@ -75,8 +75,21 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         "slots, of one process each."
     )
     command.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
+    command.add_argument(
+        "arguments",
+        nargs="*",
+        metavar="ARGUMENT",
+        help="of the script; those that begin with - come last, after --",
+    )
     for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
         command.add_argument(option)
+    command.add_argument("--error", metavar="FILE", help="of standard error (default: --output)")
+    command.add_argument("--chdir", metavar="DIR", help="where to run (default: this folder)")
+    command.add_argument(
+        "--export",
+        metavar="ALL|NONE|NAME[=VALUE],...",
+        help="variables that the job gets (default: ALL); ALL,NAME=VALUE adds some",
+    )
     command.add_argument("--preferred", type=int)
     command.add_argument("--cooldown", metavar="S", help="from one resize to the next, at least")
     command.add_argument(
@@ -115,9 +128,8 @@ def _say(line: str) -> None:
 def _script(arguments: argparse.Namespace) -> tuple[str, str]:
     """Return the text to hand in and its name: a script, or one that runs the command."""
     script: Path | None = arguments.script
-    if (script is None) == (not arguments.command_line):
-        got = "neither" if script is None else "both"
-        raise ScriptError(f"expected a SCRIPT or -- COMMAND, got {got}")
+    if script is None and not arguments.command_line:
+        raise ScriptError("expected a SCRIPT or -- COMMAND, got neither")
     if script is not None:
         return read_script(script), printable(script.name)
     return script_of(arguments.command_line), printable(Path(arguments.command_line[0]).name)
@@ -125,6 +137,7 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
 
 def _options(arguments: argparse.Namespace) -> Options:
     """Return what the command line sets."""
+    own = [*arguments.arguments, *(arguments.command_line if arguments.script else [])]
     mode, cooldown = arguments.mode, arguments.cooldown
     power, limit, gb_s = arguments.power, arguments.power_limit, arguments.memory_bandwidth
     asked = None if gb_s is None else read_option("memory-bandwidth", gb_s)
@@ -136,6 +149,10 @@ def _options(arguments: argparse.Namespace) -> Options:
         time_s=None if arguments.time is None else parse_time(arguments.time),
         job_name=arguments.job_name,
         output=arguments.output,
+        error=arguments.error,
+        chdir=arguments.chdir,
+        export=arguments.export,
+        arguments=tuple(own) or None,
         cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
         profile=arguments.profile,
         power_w=None if power is None else read_option("power", power).power_w,

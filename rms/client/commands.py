@@ -88,8 +88,10 @@ def submit(
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
     given = msgspec.convert(options, SubmitOptions, from_attributes=True)
     folder, words = cwd or Path.cwd(), launcher_words(text)
-    program = Program.find(words, folder, keep.get("PATH", os.defpath)) if words else None
-    wanted = options.profile or parse_text(text, name).options.profile or ""
+    stated = parse_text(text, name).options
+    within = folder / (options.chdir or stated.chdir or "")
+    program = Program.find(words, within, keep.get("PATH", os.defpath)) if words else None
+    wanted = options.profile or stated.profile or ""
     body = Submission(
         text,
         name,

@@ -87,6 +87,8 @@ class Scripts:
             output=Path(note["output"]),
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
+            arguments=note.get("arguments", ()),
+            errors=Path(note["error"]) if "error" in note else None,
         )
         job.script = context.launcher.start_script(job.id, launch)
         context.note("script", job, {"pid": job.script.pid})

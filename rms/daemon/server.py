@@ -310,10 +310,9 @@ class Routes:
         job = self.daemon.jobs[job_id]
         if job.ending is not None:
             raise RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
-        output = job.note["output"]
-        line = LaunchCommand(
-            body.command, body.cwd, body.env, body.output or output, body.errors or output
-        )
+        output = body.output or job.note["output"]
+        errors = body.errors or job.note.get("error") or job.note["output"]
+        line = LaunchCommand(body.command, body.cwd, body.env, output, errors)
         return StepNumber(self.daemon.launch(job_id, line, body.key))
 
     async def step(self, request: Request) -> StepState:

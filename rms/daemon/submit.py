@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import math
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     jobs = daemon.launcher.state / "jobs"
     read_option("job-name", body.name)
     options = _options(body.options).over(parse_text(body.text, body.name).options)
-    _check_folder(body.cwd)
+    body = _placed(body, options)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
     array = None if options.array is None else parse_array(options.array)
@@ -76,17 +76,20 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             user=getpass.getuser(),
         )
         pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
-        output = _output(body, pattern, names)
         notes[job_id] = {
             "script": str(jobs / str(number) / "script"),
             "name": name,
             "cwd": body.cwd,
-            "output": output,
+            "output": _output(body, pattern, names),
             "array": str(number),
             "index": index,
             "requeue": requeue,
             "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
         }
+        if options.error is not None:
+            notes[job_id]["error"] = _output(body, options.error, names)
+        if options.arguments:
+            notes[job_id]["arguments"] = options.arguments
     ids: list[str] = [spec.id for spec in specs]
     with _folders(daemon, [str(number), *ids]):
         _keep_script(jobs / str(number), body.text)
@@ -111,14 +114,41 @@ def _folders(daemon: Daemon, names: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def _check_folder(cwd: str) -> None:
-    """Refuse a folder that is not there; a job is not to make one.
+def _placed(body: Submission, options: Options) -> Submission:
+    """Return a submission with the folder and the environment that its options ask for.
 
     Raises:
-        ScriptError: it is not.
+        ScriptError: the folder is not there; a job is not to make one.
     """
+    cwd = str(Path(body.cwd) / options.chdir) if options.chdir else body.cwd
     if not Path(cwd).is_dir() and "\0" not in cwd:
         raise ScriptError(f"expected an existing folder to run in, got {cwd!r}")
+    if any("\0" in word for word in options.arguments or ()):
+        raise ScriptError("expected arguments of the script without NUL, got one with it")
+    env = body.env if options.export is None else exported(body.env, options.export)
+    return msgspec.structs.replace(body, cwd=cwd, env=env)
+
+
+def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
+    """Return what ``--export`` leaves of an environment.
+
+    Args:
+        wanted: ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with commas
+            between; only these are left, unless ``ALL`` is among them.
+    """
+    found: dict[str, str] = {}
+    for word in wanted.split(","):
+        name, given, value = word.partition("=")
+        if not given and name in ("ALL", "NONE", "NIL"):
+            if name != "ALL" and name != wanted:
+                raise ScriptError(f"--export: expected {name} alone, got {wanted!r}")
+            found = {**(env if name == "ALL" else {}), **found}
+        elif not name:
+            form = "ALL, NONE, or names and NAME=VALUE with commas between"
+            raise ScriptError(f"--export: expected {form}, got {wanted!r}")
+        elif given or name in env:
+            found[name] = value if given else env[name]
+    return found
 
 
 def _output(body: Submission, pattern: str, names: OutputNames) -> str:
@@ -144,7 +174,11 @@ def _keep_script(folder: Path, text: str) -> None:
 
 
 def _options(given: SubmitOptions) -> Options:
-    for option, text in (("job-name", given.job_name), ("output", given.output)):
+    texts = {
+        **{"job-name": given.job_name, "output": given.output, "error": given.error},
+        **{"chdir": given.chdir, "export": given.export},
+    }
+    for option, text in texts.items():
         if text is not None:
             read_option(option, text)
     try:

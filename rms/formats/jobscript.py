@@ -56,6 +56,10 @@ class Options:
     cooldown_s: float | None = None
     profile: str | None = None  # a name, a file, or none
     power_limit_w: float | None = None
+    error: str | None = None  # for expand_output; None: with the output
+    chdir: str | None = None  # below the folder of the submission, or absolute
+    export: str | None = None  # which variables the job gets
+    arguments: tuple[str, ...] | None = None  # of the script itself
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -294,7 +298,7 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
     options, ignored = Options(), list[str]()
     while words:
         word = words.pop(0)
-        if short := re.fullmatch("-([aNtJod])(.*)", word):
+        if short := re.fullmatch("-([aNtJodeD])(.*)", word):
             word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
         option, given, text = word.partition("=")
         name = option.removeprefix("--")
@@ -365,10 +369,13 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "cooldown": ("cooldown_s", _amount),
     "profile": ("profile", _text),
     "power-limit": ("power_limit_w", _amount),
+    "error": ("error", _text),
+    "chdir": ("chdir", _text),
+    "export": ("export", _text),
 }
 _NOT_SLURMS = {
     *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "power-limit"),
     *("cooldown", "profile"),
 }
 _FLAGS = {"--requeue": True, "--no-requeue": False}
-_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
+_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True)) | {"e": "error", "D": "chdir"}

@@ -49,6 +49,8 @@ class ScriptLaunch:
     Attributes:
         nodes: the slots of each of the job's nodes.
         limit_s: the job's time limit, for launchers that enforce one themselves.
+        arguments: of the script.
+        errors: where its standard error goes; None: to its output.
     """
 
     script: Path
@@ -57,6 +59,8 @@ class ScriptLaunch:
     output: Path
     nodes: Sequence[Sequence[str]]
     limit_s: float | None = None
+    arguments: Sequence[str] = ()
+    errors: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -139,9 +139,9 @@ class LocalLauncher:
         status = self.status_file(job)
         status.unlink(missing_ok=True)
         env = {**launch.env, **self.script_env(job, launch.env.get("PATH", os.defpath))}
-        command = self.script_command(launch.script)
+        command = self.script_command(launch)
         cores = cores_of(launch.nodes[0])
-        process = self._start(command, launch.cwd, env, launch.output, cores)
+        process = self._start(command, launch.cwd, env, launch.output, cores, launch.errors)
         return ManagedProcess(process.pid, process, status)
 
     def status_file(self, job: str) -> Path:
@@ -157,9 +157,9 @@ class LocalLauncher:
             INSTANCE_VARIABLE: f"{self.instance_id}:{job}",
         }
 
-    def script_command(self, script: Path) -> list[str]:
+    def script_command(self, launch: ScriptLaunch) -> list[str]:
         """Return what runs a job script and keeps its status."""
-        return ["/bin/sh", "-c", KEEP_STATUS, "job", str(script)]
+        return ["/bin/sh", "-c", KEEP_STATUS, "job", str(launch.script), *launch.arguments]
 
     def find_script(self, job: str, pid: int | None) -> ManagedProcess | None:
         """Return a job's script after a restart of the daemon, None where nothing is left of it."""

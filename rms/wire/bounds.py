@@ -35,6 +35,9 @@ Text = Annotated[str, Meta(max_length=10_000)]
 Selection = Annotated[str, Meta(max_length=1 << 18)]
 """Lists of nodes, of an array's tasks."""
 
+Words = Annotated[tuple[Text, ...], Meta(max_length=10_000)]
+"""Of a command line."""
+
 Environment = Annotated[dict[str, str], Meta(max_length=10_000)]
 
 Script = Annotated[str, Meta(max_length=1 << 22)]

@@ -18,6 +18,7 @@ from rms.wire.bounds import (
     Seconds,
     Selection,
     Text,
+    Words,
 )
 from rms.wire.messages import Resize
 
@@ -55,6 +56,10 @@ class SubmitOptions(
     power_w: Amount | None = None
     power_limit_w: Amount | None = None
     memory_bandwidth_gb_s: Amount | None = None
+    error: Text | None = None
+    chdir: Text | None = None
+    export: Text | None = None
+    arguments: Words | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

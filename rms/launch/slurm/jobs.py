@@ -157,14 +157,17 @@ class JobsLauncher(SlurmLauncher):
     def _arguments(self, child: SlurmJob, own: Sequence[str], launch: ScriptLaunch) -> list[str]:
         """Return sbatch's options and script; ``own`` are those of the script for Slurm alone."""
         partition = options.partition_of(own) or self.partition or self.default
+        errors = launch.errors
         return [
             *options.sbatch_options(own, self.partition),
             *["--exclusive", "--no-requeue", f"--nodes={len(child.hosts)}"],
             *[f"--job-name={child.name}", f"--nodelist={','.join(child.hosts)}"],
             *[f"--chdir={launch.cwd}", "--open-mode=append"],
             "--output=" + str(launch.output).replace("%", "%%"),
+            *([] if errors is None else ["--error=" + str(errors).replace("%", "%%")]),
             *self._limit(partition, launch.limit_s),
             str(self._wrapper),
+            *launch.arguments,
         ]
 
     def _limit(self, partition: str, limit_s: float | None) -> list[str]:

@@ -203,7 +203,8 @@ class PilotLauncher(SlurmLauncher):
         command, env = self._script_step(job, launch)
 
         def begin() -> subprocess.Popen[bytes]:
-            return self._start(command, launch.cwd, env, launch.output, cores_of(slots))
+            cores = cores_of(slots)
+            return self._start(command, launch.cwd, env, launch.output, cores, launch.errors)
 
         found = ScriptStep(
             0,
@@ -258,7 +259,7 @@ class PilotLauncher(SlurmLauncher):
             *[f"--nodelist={hosts_of(launch.nodes[0])[0]}", "--quiet"],
             *[*self.step_options(self.name(job)), "env", *own],
             *["/bin/sh", "-c", MARK_BEGUN, str(self._begun_file(job))],
-            *self.script_command(launch.script),
+            *self.script_command(launch),
         ]
         return command, env
 

@@ -38,7 +38,7 @@ for name in JOB_ID JOB_NUM_NODES ARRAY_JOB_ID ARRAY_TASK_ID; do
     eval "value=\\${{RMS_$name-}}"
     if [ -n "$value" ]; then export "SLURM_$name=$value"; else unset "SLURM_$name"; fi
 done
-exec /bin/sh -c {shlex.quote(KEEP_STATUS)} job "$RMS_SCRIPT"
+exec /bin/sh -c {shlex.quote(KEEP_STATUS)} job "$RMS_SCRIPT" "$@"
 """
 """What Slurm runs: to the script its job is the RMS's, as under every engine."""
 

@@ -69,6 +69,7 @@ SHORT = [
     *(("-t", "10", Options(time_s=600.0)), ("-J", "wind", Options(job_name="wind"))),
     ("-o", "o-%j", Options(output="o-%j")),
     ("-d", "singleton", Options(dependency="singleton")),
+    *(("-e", "e-%j", Options(error="e-%j")), ("-D", "/tmp", Options(chdir="/tmp"))),
 ]
 
 

@@ -10,6 +10,9 @@ from routed import SCRIPT, Routed, routed
 
 from rms.core.model import JobId
 from rms.daemon.journal import Journal, JournalFullError
+from rms.daemon.submit import exported
+from rms.formats.jobscript import ScriptError
+from rms.launch.local import LocalLauncher
 
 
 @pytest.fixture
@@ -36,6 +39,47 @@ def test_a_refused_submission_uses_no_number_and_leaves_no_folder(
     assert server.submit() == "1" and (jobs / "1" / "script").read_text() == SCRIPT["text"]
     assert server.submit() == "2"
     assert JobId("2") in server.daemon.jobs
+
+
+@pytest.mark.parametrize(
+    ("wanted", "left"),
+    [
+        *(("ALL", {"A": "1", "B": "2"}), ("NONE", {}), ("NIL", {}), ("B", {"B": "2"})),
+        *(("C", {}), ("ALL,A=x=y", {"A": "x=y", "B": "2"}), ("A=3,ALL", {"A": "3", "B": "2"})),
+        *(("C=,B", {"C": "", "B": "2"}), ("NONE=1", {"NONE": "1"})),
+    ],
+)
+def test_exported_variables(wanted: str, left: dict[str, str]) -> None:
+    assert exported({"A": "1", "B": "2"}, wanted) == left
+
+
+@pytest.mark.parametrize("wanted", ["", "A,,B", "=x", "NONE,A", "A,NIL"])
+def test_what_cannot_be_exported(wanted: str) -> None:
+    with pytest.raises(ScriptError, match="--export: expected"):
+        exported({"A": "1"}, wanted)
+
+
+@pytest.mark.promise("submitting")
+def test_a_script_runs_with_what_it_was_submitted_with(tmp_path: Path) -> None:
+    folder, where = tmp_path / "state", tmp_path / "where"
+    where.mkdir()
+    folder.mkdir(mode=0o700)
+    text = '#!/bin/sh\n#SBATCH -e %x.err\nprintf "%s|" "$@" "$A" "$B" "$PWD"\necho no >&2\n'
+    options = {
+        **{"arguments": ["a b", "-x", "$HOME"], "job_name": "one", "output": "%x.out"},
+        **{"chdir": "where", "export": "A=3"},
+    }
+    body = {"text": text, "cwd": str(tmp_path), "env": {"A": "1", "B": "2"}, "options": options}
+    with routed(folder) as server:
+        launcher = LocalLauncher(folder, "instance", "unix:none")
+        server.daemon.context.launcher = server.daemon.launcher = launcher
+        assert server.ask("POST", "/jobs", SCRIPT | body)[0] == 200
+        script = server.daemon.jobs[JobId("1")].script
+        assert script is not None and script.process is not None
+        assert script.process.wait(120) == 0
+    assert (where / "one.out").read_text() == f"a b|-x|$HOME|3||{where}|"
+    assert (where / "one.err").read_text() == "no\n"
+    assert not (tmp_path / "one.err").exists()
 
 
 def _no_room(*_: object) -> int:
