@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from rms.cli.queue import add_filters
 from rms.client.commands import jobs, read_script, script_of, wait_for
 from rms.client.commands import submit as send
 from rms.client.connection import ServerError, ask, server_address
@@ -20,19 +21,16 @@ from rms.formats.energy import Account, resize_words, slurm_words
 from rms.formats.jobscript import (
     Options,
     ScriptError,
-    fold_ids,
     parse_nodes,
     parse_time,
     read_option,
 )
-from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import columns, printable, publish, refuse_on
 from rms.wire.users import (
-    OVER,
     HistoryEntry,
-    IdPattern,
     JobIds,
     JobRow,
+    JobSelection,
     NodeNames,
     NodePattern,
     NodeRow,
@@ -174,39 +172,6 @@ def wait(arguments: argparse.Namespace) -> int:
 # --- tables of jobs ----------------------------------------------------------------------------
 
 
-def add_queue(command: argparse.ArgumentParser) -> None:
-    """Add the argument of ``rms queue``."""
-    command.add_argument("id", nargs="?")
-
-
-def queue(arguments: argparse.Namespace) -> int:
-    """``rms queue``: jobs that wait or run, array tasks that wait folded into one row."""
-    rows = [job for job in jobs(_server(arguments), arguments.id) if job.state not in OVER]
-    waiting: dict[tuple[str, str], list[JobRow]] = {}
-    shown: list[list[str]] = []
-    for job in rows:
-        if job.state == "PENDING" and "_" in job.id:
-            waiting.setdefault((job.id.partition("_")[0], job.reason), []).append(job)
-        else:
-            shown.append(_queue_row(job.id, job))
-    for group in waiting.values():
-        shown += [_queue_row(name, group[0]) for name in fold_ids(job.id for job in group)]
-    heads = ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"]
-    return _show(arguments, rows, heads, shown)
-
-
-def _queue_row(name: str, job: JobRow) -> list[str]:
-    return [
-        name,
-        job.name,
-        job.state,
-        job.mode,
-        str(job.size or job.nodes_max),
-        f"{job.step}/{job.steps}" if job.steps else "",
-        fold_slots(job.nodes) if job.state == "RUNNING" else f"({job.reason})",
-    ]
-
-
 add_show = add_wait
 
 
@@ -251,12 +216,17 @@ def explain(arguments: argparse.Namespace) -> int:
 # --- changing jobs -----------------------------------------------------------------------------
 
 
-add_cancel = add_wait
+def add_cancel(command: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``rms cancel``."""
+    command.add_argument("id", nargs="*", metavar="ID", help="like 7, 7_3 or 7_[1-3]")
+    add_filters(command)
 
 
 def cancel(arguments: argparse.Namespace) -> int:
-    """``rms cancel ID``."""
-    found = ask(JobIds, _server(arguments), "POST", "/cancel", IdPattern(arguments.id))
+    """``rms cancel``: jobs of these ids, and of what else is asked for."""
+    ids = ",".join(arguments.id) or None
+    body = JobSelection(ids, arguments.state, arguments.name, arguments.user)
+    found = ask(JobIds, _server(arguments), "POST", "/cancel", body)
     return _show(arguments, found, ["CANCELLED"], [[job] for job in found.ids])
 
 

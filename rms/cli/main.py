@@ -18,7 +18,7 @@ COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
     "submit": (CLIENT, "hand in a job script or a command"),
     "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
-    "queue": (CLIENT, "jobs that wait or run"),
+    "queue": ("rms.cli.queue", "jobs that wait or run"),
     "nodes": (CLIENT, "nodes and who is on them"),
     "show": (CLIENT, "all that is known of a job"),
     "cancel": (CLIENT, "end jobs"),

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -118,9 +118,10 @@ def _profile_text(path: Path) -> str:
         raise ScriptError(f"--profile: {error}") from None
 
 
-def jobs(server: str, wanted: str | None = None) -> list[JobRow]:
-    """Return all jobs, or those that an id names."""
-    path = "/jobs" if wanted is None else f"/jobs?id={quote(wanted)}"
+def jobs(server: str, wanted: str | None = None, **filters: str | None) -> list[JobRow]:
+    """Return all jobs, or those that ids name and of a ``state``, ``name``, ``user``."""
+    given = {key: text for key, text in {"id": wanted, **filters}.items() if text is not None}
+    path = f"/jobs?{urlencode(given)}" if given else "/jobs"
     return ask(list[JobRow], server, "GET", path)
 
 

@@ -11,13 +11,14 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 
-from rms.core.model import JobId
+from rms.core.model import Job, JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, RefusedError, application, check_token
 from rms.daemon.governor import GovernorRule
 from rms.daemon.openapi import describe
+from rms.daemon.selection import UnknownJobError, selected
 from rms.daemon.sockets import is_loopback, raise_open_files
 from rms.daemon.submit import admit
 from rms.formats.jobscript import parse_ids
@@ -43,9 +44,9 @@ from rms.wire.users import (
     Accounts,
     BooksAnswer,
     HistoryEntry,
-    IdPattern,
     JobIds,
     JobRow,
+    JobSelection,
     NodeNames,
     NodePattern,
     NodeRow,
@@ -78,7 +79,8 @@ UNKNOWN = "expected the id of a job, got {}, which is not known"
 
 _STEP = re.compile("[0-9]{1,9}")
 
-QUERIES = {"/jobs": ["id"], "/acct": ["id"]}
+JOB_QUERY = ("id", "state", "name", "user")
+QUERIES = {"/jobs": JOB_QUERY, "/acct": ["id"]}
 
 
 class Routes:
@@ -110,7 +112,7 @@ class Routes:
             Endpoint("GET", "/openapi.json", user, self.openapi),
             Endpoint("POST", "/jobs", user, self.submit, Submission),
             Endpoint("GET", "/jobs", user, self.jobs),
-            Endpoint("POST", "/cancel", user, self.cancel, IdPattern),
+            Endpoint("POST", "/cancel", user, self.cancel, JobSelection),
             Endpoint("POST", "/resize", user, self.resize, ResizeCommand),
             Endpoint("GET", "/history/{id}", user, self.history),
             Endpoint("GET", "/nodes", user, self.nodes),
@@ -167,23 +169,28 @@ class Routes:
         return JobIds(admit(self.daemon, body))
 
     async def jobs(self, request: Request) -> list[JobRow]:
-        """Return all jobs, or those an id selects."""
-        wanted = request.query_params.get("id")
-        if wanted is None:
-            return views.jobs(self.daemon.context)
-        found = views.jobs(self.daemon.context, parse_ids(wanted).matches)
-        if not found:
-            raise RefusedError(404, UNKNOWN.format(wanted))
-        return found
+        """Return all jobs, or those an id, states, names select."""
+        return views.jobs(self.daemon.context, self._wanted(request))
 
-    async def cancel(self, request: Request, body: IdPattern) -> JobIds:
+    def _wanted(self, request: Request) -> Callable[[str], bool]:
+        """Return what tells the jobs that a query asks for."""
+        asked = {key: text for key, text in request.query_params.items() if key in JOB_QUERY}
+        if not asked:
+            return lambda _: True
+        return self._selected(JobSelection(**asked)).__contains__
+
+    def _selected(self, asked: JobSelection) -> dict[JobId, Job]:
+        try:
+            return selected(self.daemon.context, asked)
+        except UnknownJobError as error:
+            raise RefusedError(404, str(error)) from None
+
+    async def cancel(self, request: Request, body: JobSelection) -> JobIds:
         """Cancel jobs; answer with the ids of those that were not over yet."""
-        state = self.daemon.context.state
-        wanted = parse_ids(body.id)
-        open_jobs = (*state.pending, *state.too_wide, *state.running)
-        ids = [job for job in open_jobs if wanted.matches(job)]
-        if not ids and not any(wanted.matches(job) for job in state.ended):
-            raise RefusedError(404, f"expected the id of a job, got {body.id}")
+        if body == JobSelection():
+            raise ValueError("expected ids, states, names or users of jobs to cancel, got none")
+        ended = self.daemon.context.state.ended
+        ids = [job_id for job_id in self._selected(body) if job_id not in ended]
         for job_id in ids:
             self.daemon.cancel(job_id)
         return JobIds([str(job_id) for job_id in ids])

@@ -13,6 +13,7 @@ from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
+from rms.daemon.selection import groups
 from rms.daemon.tasks import Tasks
 from rms.wire.users import (
     Accounts,
@@ -31,8 +32,7 @@ from rms.wire.users import (
 def jobs(context: Context, wanted: Callable[[str], bool] = lambda _: True) -> list[JobRow]:
     """Return a row for each wanted job, for queue, show, acct and reports, by rising id."""
     state, now_s = context.state, context.time()
-    by_state = (state.ended, state.running, state.pending, state.too_wide)
-    found = [job for group in by_state for job_id, job in group.items() if wanted(job_id)]
+    found = [job for group in groups(state) for job_id, job in group.items() if wanted(job_id)]
     return [_row(context, job, now_s) for job in sorted(found, key=lambda j: sort_key(j.spec.id))]
 
 

@@ -109,6 +109,10 @@ class IdSelection:
     job: int
     indices: frozenset[int] | None = None
 
+    def __str__(self) -> str:
+        tasks = [f"{self.job}_{index}" for index in self.indices or ()]
+        return fold_ids(tasks or [str(self.job)])[0]
+
     def matches(self, job_id: str) -> bool:
         """Return whether the job of this id, ``7`` or ``7_3``, is one of them."""
         found = _ID.fullmatch(job_id)
@@ -243,6 +247,18 @@ def parse_ids(text: str) -> IdSelection:
         return IdSelection(int(several[1]), frozenset(parse_array(several[2]).indices))
     job, index = _match(_ID, text, "a job id like 7, 7_3 or 7_[1-3,5]").groups()
     return IdSelection(int(job), None if index is None else frozenset([int(index)]))
+
+
+def parse_id_list(text: str) -> list[IdSelection]:
+    """Read ids with commas between: ``7,8_[1-3,5]``, of at most so many jobs as an array has."""
+    parts = re.split(r",(?![^\[\]]*\])", text)
+    found, count = [], 0
+    for part in parts:
+        found.append(parse_ids(part))
+        count += len(found[-1].indices or ()) or 1
+        if count > MAX_TASKS:
+            raise ScriptError(f"expected ids of at most {MAX_TASKS} jobs, got more")
+    return found
 
 
 def fold_ids(ids: Iterable[str]) -> list[str]:

@@ -92,6 +92,21 @@ class IdPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     id: Selection
 
 
+class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Jobs of which all this is true; several ids, states, names have commas between.
+
+    Attributes:
+        id: as ``7,8_3,9_[1-3]``.
+        state: by Slurm's names, long or short, or ``ALL``.
+        user: whose they are; all are those of the daemon's owner.
+    """
+
+    id: Selection | None = None
+    state: Name | None = None
+    name: Text | None = None
+    user: Name | None = None
+
+
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``rms resize``: to so many nodes, or over to those named (``on``, comma-separated)."""
 

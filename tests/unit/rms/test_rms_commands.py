@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -281,6 +282,29 @@ def test_files_are_read_by_the_client(terminal: Terminal, tmp_path: Path) -> Non
     assert "x.json" in terminal.refused(2, "submit", "--profile", "x.json", "good.sh")
 
 
+@pytest.mark.promise("jobs-selected")
+def test_jobs_by_id_state_name_and_user(terminal: Terminal) -> None:
+    for name in ("a", "b", "c"):
+        terminal.run("submit", "--job-name", name, "--nodes", "2", "good.sh")
+    terminal.run("submit", "--array", "0-2", "--nodes", "2", "--job-name", "a", "good.sh")
+
+    def queue(*words: str) -> list[list[str]]:
+        return terminal.lines("queue", "--format", "%i|%j|%T", *words)[1:]
+
+    assert queue("--state", "pd", "--name", "b,c") == [["2|b|PENDING"], ["3|c|PENDING"]]
+    assert queue("1,4_[1,2]") == [["1|a|RUNNING"], ["4_[1-2]|a|PENDING"]]
+    assert queue("--user", "nobody-here") == [] and len(queue("--user", getpass.getuser())) == 4
+    assert terminal.lines("queue", "1", "--format", "%.8i|%3j|%M") != []
+    assert terminal.out.splitlines()[1].startswith("       1|a  |")
+    assert "got 9, which" in terminal.refused(2, "cancel", "2", "9")
+    assert len(queue("2")) == 1  # none of them was
+    assert terminal.lines("cancel", "2", "4_[0-1]")[1:] == [["2"], ["4_0"], ["4_1"]]
+    assert terminal.lines("cancel", "--name", "a", "--state", "PENDING")[1:] == [["4_2"]]
+    assert terminal.lines("cancel", "4", "--user", getpass.getuser()) == [["CANCELLED"]]
+    assert queue("--state", "CA", "4") == [[f"4_{n}|a|CANCELLED"] for n in range(3)]
+    assert queue() == [["1|a|RUNNING"], ["3|c|PENDING"]]
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 BAD_REQUESTS = {
@@ -314,6 +338,9 @@ BAD_REQUESTS = {
     "explain 1/2": "1/2",
     "cancel 99": "99",
     "cancel 7_[": "7_[",
+    "cancel": "expected ids, states",
+    "cancel --state PENDING,ODD": "expected states of PENDING",
+    "queue --format %i%q": "'%q'",
     "wait 99": "99",
     "resize 99 1": "99",
     "drain n9": "n9",

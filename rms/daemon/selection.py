@@ -1,0 +1,82 @@
+"""Which jobs a command is about: by id, state, name, user."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import Iterator, Mapping
+
+from rms.core.model import Job, JobId
+from rms.core.modes import JobState
+from rms.core.state import State
+from rms.daemon.context import Context
+from rms.formats.jobscript import IdSelection, parse_id_list
+from rms.wire.users import JobSelection
+
+SHORT_STATES = {
+    **{"PD": JobState.PENDING, "CF": JobState.CONFIGURING, "R": JobState.RUNNING},
+    **{"CD": JobState.COMPLETED, "F": JobState.FAILED, "CA": JobState.CANCELLED},
+    "TO": JobState.TIMEOUT,
+}
+"""As squeue prints them."""
+
+
+class UnknownJobError(ValueError):
+    """An id of no job."""
+
+
+def groups(state: State) -> tuple[Mapping[JobId, Job], ...]:
+    """Return all jobs: those that wait, run and are over."""
+    return (state.pending, state.too_wide, state.running, state.ended)
+
+
+def selected(context: Context, asked: JobSelection) -> dict[JobId, Job]:
+    """Return the jobs of which all that is asked for is true.
+
+    Raises:
+        UnknownJobError: an id is that of no job.
+        ValueError: what is asked for is no id, or no state.
+    """
+    states = _states(asked.state)
+    names = None if asked.name is None else set(asked.name.split(","))
+    if asked.user is not None and getpass.getuser() not in asked.user.split(","):
+        return {}  # they are all of the daemon's own user
+    found = dict(_named(context.state, asked.id))
+    if states is not None:
+        found = {job_id: job for job_id, job in found.items() if job.state in states}
+    if names is not None:
+        notes = {job_id: context.jobs[job_id].note for job_id in found}
+        found = {i: job for i, job in found.items() if notes[i].get("name") in names}
+    return found
+
+
+def _named(state: State, ids: str | None) -> Iterator[tuple[JobId, Job]]:
+    if ids is None:
+        yield from (entry for group in groups(state) for entry in group.items())
+        return
+    wanted: dict[str, list[IdSelection]] = {}
+    parts = parse_id_list(ids)
+    for part in parts:
+        wanted.setdefault(str(part.job), []).append(part)
+    known = set[IdSelection]()
+    for group in groups(state):
+        for job_id, job in group.items():
+            naming = wanted.get(job_id.partition("_")[0], ())
+            matching = [part for part in naming if part.matches(job_id)]
+            known.update(matching)
+            if matching:
+                yield job_id, job
+    for part in parts:
+        if part not in known:
+            raise UnknownJobError(f"expected the id of a job, got {part}, which is not known")
+
+
+def _states(text: str | None) -> set[JobState] | None:
+    if text is None or text.upper() == "ALL":
+        return None
+    found = set[JobState]()
+    for word in text.upper().split(","):
+        if word not in SHORT_STATES and word not in list(JobState):
+            known = ", ".join(JobState)
+            raise ValueError(f"expected states of {known}, or ALL, got {text!r}")
+        found.add(SHORT_STATES.get(word) or JobState(word))
+    return found
