@@ -14,7 +14,7 @@ from urllib.parse import quote
 import msgspec
 
 from rms.cli.queue import add_filters
-from rms.client.commands import jobs, read_script, script_of, wait_for
+from rms.client.commands import follow, jobs, read_script, script_of, wait_for
 from rms.client.commands import submit as send
 from rms.client.connection import ServerError, ask, server_address
 from rms.formats.energy import Account, resize_words, slurm_words
@@ -165,8 +165,20 @@ def add_wait(command: argparse.ArgumentParser) -> None:
 
 
 def wait(arguments: argparse.Namespace) -> int:
-    """``rms wait ID``: 0 if all its jobs are COMPLETED."""
+    """``rms wait ID``: 0 if all its jobs are COMPLETED, else the highest exit status."""
     return wait_for(_server(arguments), arguments.id)
+
+
+add_attach = add_wait
+
+
+def attach(arguments: argparse.Namespace) -> int:
+    """``rms attach ID``: its output as it grows, from the beginning; ends with its status."""
+    out = sys.stderr if arguments.json == "-" else sys.stdout
+    status, job = follow(_server(arguments), arguments.id, out.buffer)
+    _say(f"job {job.id} {job.state}, exit status {status}")
+    publish(arguments.json, {"id": job.id, "state": job.state, "exit_code": status}, [])
+    return status
 
 
 # --- tables of jobs ----------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import urlencode
 
 import msgspec
 
-from rms.client.connection import ask, sendable
+from rms.client.connection import ServerError, ask, sendable
 from rms.client.launch import strip_options
 from rms.formats.jobscript import Options, ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
@@ -24,6 +25,8 @@ POLL_S = 0.1
 
 SUMMARY_S = 10.0
 """How long the last lines of jobs that are over are waited for."""
+
+COPY_BYTES = 1 << 16
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
 """What a script starts a parallel program by."""
@@ -125,24 +128,63 @@ def jobs(server: str, wanted: str | None = None, **filters: str | None) -> list[
     return ask(list[JobRow], server, "GET", path)
 
 
-def wait_for(server: str, wanted: str, say: Callable[[str], None] | None = None) -> int:
-    """Return when the jobs are over: 0 if all are COMPLETED, 1 otherwise.
+def wait_for(
+    server: str,
+    wanted: str,
+    say: Callable[[str], None] | None = None,
+    look: Callable[[Sequence[JobRow]], None] | None = None,
+) -> int:
+    """Return when the jobs are over: 0 if all are COMPLETED, else the highest of their statuses.
+
+    That of one that did not complete is its script's, or 1 where that is 0 or it has none.
 
     Args:
         say: told the last line of each job's output.
+        look: told how they are, again and again, and how they have ended.
     """
     over_s = None
     while True:
         rows = jobs(server, wanted)
-        states = {job.state for job in rows}
-        if states <= set(OVER):
+        if look is not None:
+            look(rows)
+        if all(job.state in OVER for job in rows):
             over_s = over_s or time.monotonic()
             # The line waits for the last readings of meters.
-            late = time.monotonic() > over_s + SUMMARY_S
-            if say is None or late or all(job.summary != "" for job in rows):
+            late = (say is None and look is None) or time.monotonic() > over_s + SUMMARY_S
+            if late or all(job.summary != "" for job in rows):
                 break
         time.sleep(POLL_S)
     for job in rows:
         if say is not None and job.summary:
             say(job.summary)
-    return 0 if states <= {"COMPLETED"} else 1
+    return max(0 if job.state == "COMPLETED" else job.exit_code or 1 for job in rows)
+
+
+def follow(server: str, wanted: str, out: BinaryIO) -> tuple[int, JobRow]:
+    """Copy a job's output as it grows, until the job is over; return its status and its row.
+
+    Raises:
+        ServerError: it is not one job, or its output cannot be read here.
+    """
+    with contextlib.ExitStack() as opened:
+        files: list[BinaryIO] = []
+        last: list[JobRow] = []
+
+        def look(rows: Sequence[JobRow]) -> None:
+            if len(rows) != 1:
+                raise ServerError(f"expected the id of one job, got {wanted}, of {len(rows)}")
+            last[:] = rows
+            try:
+                if not files:
+                    files.append(opened.enter_context(Path(rows[0].output).open("rb")))
+                while part := files[0].read(COPY_BYTES):
+                    out.write(part)
+            except FileNotFoundError:
+                return  # it has not started
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                raise ServerError(f"expected to read the job's output here, got {error}") from None
+            out.flush()
+
+        return wait_for(server, wanted, look=look), last[0]

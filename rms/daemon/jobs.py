@@ -132,6 +132,7 @@ class JobRuntime:
         ending: the state in which it is to end, once it was told to.
         fault: what has gone wrong about it in the daemon, "" where nothing has: it is being ended.
         summary: the last line of its output, "" while that is due, None where none is.
+        exit_code: of its script, once it is over.
         count: steps being counted at its present size; None while it is resized.
     """
 
@@ -155,6 +156,7 @@ class JobRuntime:
     kill_at: float | None = None
     answer: str = ""
     summary: str | None = None
+    exit_code: int | None = None
     count: StepCount | None = None
 
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:

@@ -214,7 +214,7 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
         job.resizes = msgspec.convert(rows, list[ResizeRow])
         job.launch_count = journal.noted("steps", job.id).get("launches", 0)
         end = journal.noted("end", job.id)
-        job.answer = end.get("answer", "")
+        job.answer, job.exit_code = end.get("answer", ""), end.get("exit_code")
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
         job.summary = journal.noted(endings.NOTE, job.id).get("line")
@@ -315,6 +315,7 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
         if not again:
             failed.append(job_id)
             reason = context.scheduler.reasons[job_id] = "its nodes were taken away while it ran"
+            job.exit_code = 1
             kept[f"end/{job_id}"] = {"exit_code": 1, "answer": "", "reason": reason}
         kept |= daemon.scripts.forget(job)
         daemon.say(f"job {job_id}: its nodes are gone; {'requeued' if again else 'FAILED'}")

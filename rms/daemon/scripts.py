@@ -197,6 +197,7 @@ class Scripts:
     def enter_end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
         """Enter the end of a job, with what there is to say of it."""
         self._context.scheduler.reasons[job.id] = reason
+        job.exit_code = status
         note = {"exit_code": status, "answer": job.answer, "reason": reason}
         at_s = self._context.time()
         self._handle(Ended(at_s, job.id, state), {f"end/{job.id}": note})  # type: ignore[arg-type]

@@ -69,6 +69,7 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         seen=[SeenSteps(n, *row) for n, row in sorted((job.seen or {}).items())],
         profile=known.note.get("profile", ""),
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
+        exit_code=None if job.end_s is None else known.exit_code,
     )
 
 

@@ -242,6 +242,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         seen: how fast it was seen to step at each size.
         profile: the measured profile that it is planned by, and since when there is one; or "".
         frequency: the lowest of its nodes, over the highest one; None where none is set.
+        exit_code: of its script, 128 and the signal's number where one has ended it; None while it
+            is not over, or never ran.
     """
 
     id: str
@@ -270,6 +272,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     seen: list[SeenSteps] = []
     profile: str = ""
     frequency: float | None = None
+    exit_code: int | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):

@@ -7,16 +7,17 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from routed import Routed, routed
 
 from rms.cli.main import COMMANDS, main
-from rms.client import connection
+from rms.client import commands, connection
 from rms.core.model import JobId
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
 from rms.wire.http import request
-from rms.wire.users import SlurmRow
+from rms.wire.users import JobRow, SlurmRow
 
 HERE = "unix:in-process"
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
@@ -305,6 +306,39 @@ def test_jobs_by_id_state_name_and_user(terminal: Terminal) -> None:
     assert queue() == [["1|a|RUNNING"], ["3|c|PENDING"]]
 
 
+@pytest.mark.promise("attach")
+def test_attach_copies_the_output_as_it_grows_and_ends_as_the_job_does(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal.run("submit", "good.sh")
+    (row,) = commands.jobs(HERE)
+    output = Path(row.output)
+    assert row.exit_code is None and not output.exists()
+    steps = [("", {}), ("one\ntw", {}), ("", {}), ("o\n", {"state": "FAILED", "summary": ""})]
+    steps.append(("rms: over\n", {"state": "FAILED", "summary": "over", "exit_code": 7}))
+    coming = iter(steps)
+
+    def jobs(server: str, wanted: str) -> list[JobRow]:
+        text, change = next(coming)
+        if text:
+            with output.open("a") as file:
+                file.write(text)
+        return [msgspec.structs.replace(row, **change)]
+
+    monkeypatch.setattr(commands, "jobs", jobs)
+    monkeypatch.setattr(commands, "POLL_S", 0.0)
+    assert terminal.run("attach", "1") == 7
+    assert terminal.out == "one\ntwo\nrms: over\n" == output.read_text()
+    assert terminal.err == "rms: job 1 FAILED, exit status 7\n"
+    coming = iter(steps[-1:])
+    assert terminal.run("wait", "1") == 7
+    coming = iter([("", {"state": "FAILED", "exit_code": 0})])
+    assert terminal.run("wait", "1") == 1  # its script hides that a step has failed
+    coming = iter(steps[-1:])
+    assert terminal.run("attach", "1", "--json", "-") == 7
+    assert json.loads(terminal.out) == {"id": "1", "state": "FAILED", "exit_code": 7}
+
+
 # --- what is refused ----------------------------------------------------------------------------
 
 BAD_REQUESTS = {
@@ -342,6 +376,7 @@ BAD_REQUESTS = {
     "cancel --state PENDING,ODD": "expected states of PENDING",
     "queue --format %i%q": "'%q'",
     "wait 99": "99",
+    "attach 99": "99",
     "resize 99 1": "99",
     "drain n9": "n9",
     "drain n[2-1]": "rising",
