@@ -103,6 +103,11 @@ def add_submit(command: argparse.ArgumentParser) -> None:
     command.add_argument("--power", metavar="W", help="what the job adds to its nodes' idle power")
     command.add_argument("--power-limit", metavar="W", help="no size at which it adds more is used")
     command.add_argument(
+        "--idempotency-key",
+        metavar="KEY",
+        help="one that was submitted with this key already is not submitted again; its id is printed",
+    )
+    command.add_argument(
         "--wait", action="store_true", help="until they are over; say how they went"
     )
 
@@ -151,6 +156,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         chdir=arguments.chdir,
         export=arguments.export,
         arguments=tuple(own) or None,
+        idempotency_key=arguments.idempotency_key,
         cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
         profile=arguments.profile,
         power_w=None if power is None else read_option("power", power).power_w,

@@ -156,20 +156,20 @@ class Daemon:
         self,
         specs: list[JobSpec],
         notes: Mapping[JobId, dict[str, Any]],
-        number: int | None = None,
+        facts: Notes | None = None,
     ) -> None:
         """Take in jobs, all of them or none; durable when it returns.
 
         Args:
-            number: theirs, given to no others from now on.
+            facts: what else is true once they are taken in, and not before.
 
         Raises:
             JournalFullError: they cannot be written down now.
         """
         event = Submitted(self.time(), tuple(specs))
         with self.journal.whole():
-            if number is not None:
-                self.journal.note("next", {"id": number + 1})
+            for key, fact in (facts or {}).items():
+                self.journal.note(key, fact)
             for spec in specs:
                 self.journal.note(f"job/{spec.id}", notes[spec.id])
             entry = self.journal.append(event)
@@ -178,7 +178,7 @@ class Daemon:
         self.journal.flush()
 
     def next_id(self) -> int:
-        """Return a job number never used before; it is used once :meth:`submit` has taken it."""
+        """Return a job number never used before; it is so until the note ``next`` is raised."""
         return int(self.journal.notes("next").get("next", {"id": 1})["id"])
 
     def cancel(self, job_id: JobId) -> None:

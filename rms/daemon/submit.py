@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rms.core.model import JobId, JobSpec, Mode
 from rms.core.powercap import within_limit
 from rms.core.speedup import OperatingPoint
 from rms.core.state import State
+from rms.daemon.context import Notes
 from rms.daemon.daemon import Daemon
 from rms.formats import profiles
 from rms.formats.config import operating_points
@@ -43,12 +45,16 @@ from rms.wire.users import Submission, SubmitOptions
 def admit(daemon: Daemon, body: Submission) -> list[str]:
     """Make jobs of a submission and hand them to the daemon; return their ids.
 
-    One that is refused uses no number up and leaves nothing on the disk.
+    One that is refused uses no number up and leaves nothing on the disk; one that is repeated, with
+    its key, is the one that there is.
 
     Raises:
         ScriptError: the script or its options cannot be run.
         OSError, JournalError: it cannot be kept now.
     """
+    known, facts = _repeated(daemon, body)
+    if known:
+        return known
     number = daemon.next_id()
     jobs = daemon.launcher.state / "jobs"
     read_option("job-name", body.name)
@@ -95,8 +101,28 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
         _keep_script(jobs / str(number), body.text)
         env = body.env | _cooldown(options)
         daemon.context.private.keep(f"{number}/environment", env, sync=True)
-        daemon.submit(specs, notes, number)
+        facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
+        daemon.submit(specs, notes, {"next": {"id": number + 1}, **facts})
     return ids
+
+
+def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
+    """Return the ids that a submission has from before, else what is to be kept of its key.
+
+    Raises:
+        ScriptError: its key is that of another submission.
+    """
+    key = body.options.idempotency_key
+    if not key:
+        return [], {}
+    digest = sha256(msgspec.json.encode((body.text, body.name, body.cwd, body.options))).hexdigest()
+    found = daemon.journal.noted("submitted", key)
+    if found and found["sha256"] != digest:
+        first = found["ids"][0]
+        raise ScriptError(
+            f"--idempotency-key: expected another one for another submission, got that of {first}"
+        )
+    return found.get("ids", []), {f"submitted/{key}": {"sha256": digest}}
 
 
 @contextmanager

@@ -60,6 +60,7 @@ class Options:
     chdir: str | None = None  # below the folder of the submission, or absolute
     export: str | None = None  # which variables the job gets
     arguments: tuple[str, ...] | None = None  # of the script itself
+    idempotency_key: str | None = None
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""

@@ -60,6 +60,7 @@ class SubmitOptions(
     chdir: Text | None = None
     export: Text | None = None
     arguments: Words | None = None
+    idempotency_key: Name | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

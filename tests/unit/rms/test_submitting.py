@@ -82,5 +82,22 @@ def test_a_script_runs_with_what_it_was_submitted_with(tmp_path: Path) -> None:
     assert not (tmp_path / "one.err").exists()
 
 
+@pytest.mark.promise("submitting")
+def test_a_repeated_submission_gives_the_same_ids(tmp_path: Path) -> None:
+    body = SCRIPT | {"options": {"array": "0-1", "idempotency_key": "mine"}}
+    other = SCRIPT | {"options": {"idempotency_key": "mine"}}
+    with routed(tmp_path) as server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Journal, "flush", _no_room)
+            assert server.ask("POST", "/jobs", body)[0] == 503  # taken in, but who knows
+        assert server.ask("POST", "/jobs", body) == (200, {"ids": ["1_0", "1_1"]})
+        status, answer = server.ask("POST", "/jobs", other)
+        assert status == 400 and "got that of 1_0" in answer["error"]
+    with routed(tmp_path) as server:  # a restarted daemon knows too
+        assert server.ask("POST", "/jobs", body) == (200, {"ids": ["1_0", "1_1"]})
+        assert server.submit(idempotency_key="another") == "2"
+        assert len(server.daemon.jobs) == 3
+
+
 def _no_room(*_: object) -> int:
     raise JournalFullError("expected room, got none")
