@@ -56,12 +56,31 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     if known:
         return known
     number = daemon.next_id()
-    jobs = daemon.launcher.state / "jobs"
     read_option("job-name", body.name)
     options = _options(body.options).over(parse_text(body.text, body.name).options)
     body = _placed(body, options)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
+    specs, notes = _jobs(daemon, number, body, options)
+    ids: list[str] = [spec.id for spec in specs]
+    with _folders(daemon, [str(number), *ids]):
+        _keep_script(daemon.launcher.state / "jobs" / str(number), body.text)
+        env = body.env | _cooldown(options)
+        daemon.context.private.keep(f"{number}/environment", env, sync=True)
+        facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
+        daemon.submit(specs, notes, {"next": {"id": number + 1}, **facts})
+    return ids
+
+
+def _jobs(
+    daemon: Daemon, number: int, body: Submission, options: Options
+) -> tuple[list[JobSpec], dict[JobId, dict[str, Any]]]:
+    """Return the jobs of a submission, and what is to be kept of each.
+
+    Raises:
+        ScriptError: they cannot be.
+    """
+    script = daemon.launcher.state / "jobs" / str(number) / "script"
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
     requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
@@ -78,12 +97,12 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             index=index,
             job_id=job_id,
             name=name,
-            node=cluster.hosts[0],
+            node=daemon.context.cluster.hosts[0],
             user=getpass.getuser(),
         )
         pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
         notes[job_id] = {
-            "script": str(jobs / str(number) / "script"),
+            "script": str(script),
             "name": name,
             "cwd": body.cwd,
             "output": _output(body, pattern, names),
@@ -96,14 +115,7 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
             notes[job_id]["error"] = _output(body, options.error, names)
         if options.arguments:
             notes[job_id]["arguments"] = options.arguments
-    ids: list[str] = [spec.id for spec in specs]
-    with _folders(daemon, [str(number), *ids]):
-        _keep_script(jobs / str(number), body.text)
-        env = body.env | _cooldown(options)
-        daemon.context.private.keep(f"{number}/environment", env, sync=True)
-        facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
-        daemon.submit(specs, notes, {"next": {"id": number + 1}, **facts})
-    return ids
+    return specs, notes
 
 
 def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
