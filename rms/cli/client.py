@@ -105,7 +105,7 @@ def add_submit(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--idempotency-key",
         metavar="KEY",
-        help="one that was submitted with this key already is not submitted again; its id is printed",
+        help="one that was submitted with this key is not submitted again; its id is printed",
     )
     command.add_argument(
         "--wait", action="store_true", help="until they are over; say how they went"

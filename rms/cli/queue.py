@@ -15,7 +15,7 @@ from rms.client.connection import server_address
 from rms.formats.jobscript import fold_ids
 from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import CommandError, columns, printable, publish
-from rms.wire.users import OVER, JobRow
+from rms.wire.users import OVER, SHORT_STATES, JobRow
 
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"]
 
@@ -27,7 +27,6 @@ def add_queue(command: argparse.ArgumentParser) -> None:
     known = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
     command.add_argument(
         "--format",
-        type=_format,
         metavar="TEXT",
         help=f"a line of each job, as squeue's: {known}; %%8i is 8 wide, %%.8i to the right",
     )
@@ -42,6 +41,8 @@ def add_filters(command: argparse.ArgumentParser) -> None:
 
 def queue(arguments: argparse.Namespace) -> int:
     """``rms queue``: jobs that wait or run, array tasks that wait folded into one row."""
+    form = arguments.format
+    _check(form or "")
     server = server_address(arguments.server, os.environ)
     filters = {"state": arguments.state, "name": arguments.name, "user": arguments.user}
     found = jobs(server, arguments.id, **filters)
@@ -55,7 +56,6 @@ def queue(arguments: argparse.Namespace) -> int:
             shown.append((job.id, job))
     for group in waiting.values():
         shown += [(name, group[0]) for name in fold_ids(job.id for job in group)]
-    form = arguments.format
     if form is None:
         lines = columns(HEADS, [_row(name, job) for name, job in shown])
     else:
@@ -103,10 +103,13 @@ def _run_time(job: JobRow) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+SHORT = {state: short for short, state in SHORT_STATES.items()}
+
 FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
     "i": ("JOBID", lambda name, job: name),
     "j": ("NAME", lambda name, job: job.name),
     "T": ("STATE", lambda name, job: job.state),
+    "t": ("ST", lambda name, job: SHORT[job.state]),
     "D": ("NODES", lambda name, job: str(job.size or job.nodes_max)),
     "N": ("NODELIST", lambda name, job: fold_slots(job.nodes)),
     "R": ("NODELIST(REASON)", lambda name, job: _where(job)),
@@ -122,12 +125,11 @@ FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
 _PLACE = re.compile(r"%(?:(\.?)([0-9]{1,3}))?(.|$)")
 
 
-def _format(text: str) -> str:
-    for place in _PLACE.finditer(text):
+def _check(form: str) -> None:
+    for place in _PLACE.finditer(form):
         if place[3] not in FIELDS:
             known = ", ".join(f"%{letter}" for letter in FIELDS)
             raise CommandError(f"--format: expected fields of {known}, got {place[0]!r}")
-    return text
 
 
 def _fill(form: str, values: Mapping[str, str]) -> str:

@@ -10,14 +10,7 @@ from rms.core.modes import JobState
 from rms.core.state import State
 from rms.daemon.context import Context
 from rms.formats.jobscript import IdSelection, parse_id_list
-from rms.wire.users import JobSelection
-
-SHORT_STATES = {
-    **{"PD": JobState.PENDING, "CF": JobState.CONFIGURING, "R": JobState.RUNNING},
-    **{"CD": JobState.COMPLETED, "F": JobState.FAILED, "CA": JobState.CANCELLED},
-    "TO": JobState.TIMEOUT,
-}
-"""As squeue prints them."""
+from rms.wire.users import SHORT_STATES, JobSelection
 
 
 class UnknownJobError(ValueError):
@@ -74,9 +67,10 @@ def _states(text: str | None) -> set[JobState] | None:
     if text is None or text.upper() == "ALL":
         return None
     found = set[JobState]()
-    for word in text.upper().split(","):
-        if word not in SHORT_STATES and word not in list(JobState):
+    for given in text.upper().split(","):
+        word = SHORT_STATES.get(given, given)
+        if word not in list(JobState):
             known = ", ".join(JobState)
             raise ValueError(f"expected states of {known}, or ALL, got {text!r}")
-        found.add(SHORT_STATES.get(word) or JobState(word))
+        found.add(JobState(word))
     return found

@@ -212,13 +212,10 @@ def _keep_script(folder: Path, text: str) -> None:
 
 
 def _options(given: SubmitOptions) -> Options:
-    texts = {
-        **{"job-name": given.job_name, "output": given.output, "error": given.error},
-        **{"chdir": given.chdir, "export": given.export},
-    }
-    for option, text in texts.items():
+    for option in ("job_name", "output", "error", "chdir", "export"):
+        text = getattr(given, option)
         if text is not None:
-            read_option(option, text)
+            read_option(option.replace("_", "-"), text)
     try:
         return msgspec.convert(given, Options, from_attributes=True)
     except msgspec.ValidationError as error:

@@ -25,6 +25,17 @@ from rms.wire.messages import Resize
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
 """States of jobs that will not change any more."""
 
+SHORT_STATES = {
+    "PD": "PENDING",
+    "CF": "CONFIGURING",
+    "R": "RUNNING",
+    "CD": "COMPLETED",
+    "F": "FAILED",
+    "CA": "CANCELLED",
+    "TO": "TIMEOUT",
+}
+"""As squeue writes them."""
+
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
     """Why a request was refused, in one sentence."""

@@ -66,8 +66,11 @@ def test_a_script_runs_with_what_it_was_submitted_with(tmp_path: Path) -> None:
     folder.mkdir(mode=0o700)
     text = '#!/bin/sh\n#SBATCH -e %x.err\nprintf "%s|" "$@" "$A" "$B" "$PWD"\necho no >&2\n'
     options = {
-        **{"arguments": ["a b", "-x", "$HOME"], "job_name": "one", "output": "%x.out"},
-        **{"chdir": "where", "export": "A=3"},
+        "arguments": ["a b", "-x", "$HOME"],
+        "job_name": "one",
+        "output": "%x.out",
+        "chdir": "where",
+        "export": "A=3",
     }
     body = {"text": text, "cwd": str(tmp_path), "env": {"A": "1", "B": "2"}, "options": options}
     with routed(folder) as server:
