@@ -67,6 +67,11 @@ from rms.wire.users import EnergyRow
 MOST_RECORDED = 100_000
 """About three or four entries are a task."""
 
+_NEWEST_ENTRY = """SELECT ifnull(max(seq), 0)
+    FROM (SELECT seq FROM entries UNION ALL SELECT seq FROM decisions)"""
+"""Of a damaged journal the decisions on an entry may be left and the entry not: no other gets its
+number."""
+
 _RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
 _FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
 _ENTER = "INSERT INTO entries (seq, kind, body, sum) VALUES (?, ?, ?, ?)"
@@ -117,7 +122,7 @@ class Journal:
         self._strict = False
         self._count = Count(path)
         self.counted = self._count.read()
-        self._last = int(self._run("SELECT ifnull(max(seq), 0) FROM entries")[0][0][0])
+        self._last = int(self._run(_NEWEST_ENTRY)[0][0][0])
         self._kept = {key: note for key, note in self.notes().items() if key in KEPT}
         if self.counted is not None and self.counted.entries > self._last:
             self.damage.append(_missing(self._last + 1, self.counted.entries))
