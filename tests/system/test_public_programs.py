@@ -6,21 +6,28 @@ by its name in jobs/ports/public/programs.toml.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
 import shutil
+import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from processes import MPIEXEC, Run
+from daemon import Rms, lent, served
+from processes import MPIEXEC, Run, program
 
 PORTS = Path(__file__).parents[2] / "jobs" / "ports"
 PUBLIC = runpy.run_path(str(PORTS / "public.py"))
 PROGRAMS: dict[str, dict[str, Any]] = PUBLIC["programs"]()
-MOST_CHANGED = 10
+MOST_CHANGED, MEDIAN_CHANGED = 10, 6
+RMS_STEPS, RMS_SIZES = 3000, [3, 1, 2]
+NUMBERS = re.compile(r"[-+.\deE ]*\d")
 
 
 def patch_of(name: str) -> str:
@@ -28,38 +35,119 @@ def patch_of(name: str) -> str:
 
 
 def test_patches_hold_few_lines() -> None:
+    counts = []
     for name in PROGRAMS:
         last = max(max(first, end) for first, end, _, _ in PUBLIC["hunks"](patch_of(name)))
         source = "\n".join(f"line {n}" for n in range(1, last + 1))
         text, changed = PUBLIC["patched"](source, patch_of(name))
         assert 0 < changed <= MOST_CHANGED and "import dmr" in text.splitlines()
+        counts.append(changed)
+    assert statistics.median(counts) <= MEDIAN_CHANGED
+
+
+def stated(name: str, steps: int | None = None) -> dict[str, Any]:
+    """Return what is known of a program that makes so many steps."""
+    many = steps or PROGRAMS[name].get("steps", 0)
+    text = json.dumps(PROGRAMS[name]).replace("STEPS", str(many)).replace("LAST", str(many - 1))
+    known: dict[str, Any] = json.loads(text)
+    return known
+
+
+def copied(name: str, folder: Path, known: dict[str, Any]) -> Path:
+    """Copy a program and what it needs into a folder, its malleable version beside it."""
+    source = Path(os.environ.get("PUBLIC_PROGRAMS", "none")) / name
+    if not (source / known["program"]).is_file():
+        pytest.skip(f"PUBLIC_PROGRAMS has no {name}: {known['repository']} at {known['revision']}")
+    for needed in (source / path for path in known.get("needs", [])):
+        if needed.is_dir():
+            shutil.copytree(needed, folder / needed.name)
+        else:
+            shutil.copy(needed, folder)
+    text = (source / known["program"]).read_text()
+    for old, new in known.get("instead", {}).items():
+        assert old in text
+        text = text.replace(old, new, 1)
+    original = folder / Path(known["program"]).name
+    original.write_text(text)
+    (folder / "malleable.py").write_text(PUBLIC["patched"](text, patch_of(name))[0])
+    return original
+
+
+def printed(said: str) -> set[str]:
+    """Return the lines that are not about time."""
+    return {line for line in said.splitlines() if not re.search(r"[Tt]ime|\d s|second", line)}
+
+
+def numbers(said: str) -> list[list[float]]:
+    """Return the lines that are numbers only."""
+    lines = filter(NUMBERS.fullmatch, said.splitlines())
+    return [[float(word) for word in line.split()] for line in lines]
+
+
+def assert_same(moved: str, plain: str, tolerance: float | None) -> None:
+    """Find in one output what another has printed, or its numbers within a relative tolerance."""
+    if tolerance is None:
+        assert printed(plain) <= set(moved.splitlines())
+    else:
+        np.testing.assert_allclose(numbers(moved), numbers(plain), rtol=tolerance)
+        assert numbers(plain)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.wide
 def test_the_answer_is_the_unmodified_program_s(run: Run, name: str, tmp_path: Path) -> None:
-    known = PROGRAMS[name]
-    source = Path(os.environ.get("PUBLIC_PROGRAMS", "none")) / name
-    if not (source / known["program"]).is_file():
-        pytest.skip(f"PUBLIC_PROGRAMS has no {name}: {known['repository']} at {known['revision']}")
-    for path in (known["program"], *known.get("needs", [])):
-        shutil.copy(source / path, tmp_path)
-    original = tmp_path / Path(known["program"]).name
-    text, _ = PUBLIC["patched"](original.read_text(), patch_of(name))
-    (tmp_path / "malleable.py").write_text(text)
-
-    plain = run(MPIEXEC, "-n", "2", sys.executable, original.name)
+    known = stated(name)
+    original = copied(name, tmp_path, known)
+    words = known.get("args", [])
+    plain = run(MPIEXEC, "-n", "2", sys.executable, original.name, *words)
     assert plain.returncode == 0, plain.stdout + plain.stderr
-    written = known.get("writes")
-    wanted = (tmp_path / written).read_bytes() if written else b""
-    env = {"DMR_RESIZE_AT": known["resizes"]}
-    moved = run(MPIEXEC, "-n", "2", sys.executable, "malleable.py", env=env)
-    assert moved.stdout.count("ranks by spawn") == known["resizes"].count(":"), (
-        moved.stdout + moved.stderr
+    files = [tmp_path / path for path in known.get("writes", [])]
+    wanted = [path.read_bytes() for path in files]
+    for resizes in filter(None, (known.get("rehearsal"), known["resizes"])):
+        for path in files:
+            path.unlink()
+        env = {"DMR_RESIZE_AT": resizes}
+        moved = run(MPIEXEC, "-n", "2", sys.executable, "malleable.py", *words, env=env)
+        said = moved.stdout + moved.stderr
+        assert moved.stdout.count("ranks by spawn") == resizes.count(":"), said
+        assert moved.returncode == 0 and "Error" not in moved.stdout, said
+        assert [path.read_bytes() for path in files] == wanted
+        about = known.get("tolerance") if resizes == known["resizes"] else None
+        assert_same(moved.stdout, plain.stdout, about)
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Rms]:
+    with served(3, "--policy", "fifo") as found:
+        yield found
+
+
+@pytest.fixture
+def rms(daemon: Rms) -> Iterator[Rms]:
+    with lent(daemon) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if "steps" in PROGRAMS[name]])
+@pytest.mark.wide
+def test_and_so_it_is_under_the_rms(rms: Rms, run: Run, name: str, tmp_path: Path) -> None:
+    known = stated(name, RMS_STEPS)
+    original, words = copied(name, tmp_path, known), known.get("args", [])
+    plain = run(MPIEXEC, "-n", "2", sys.executable, original.name, *words)
+    assert plain.returncode == 0, plain.stdout + plain.stderr
+    copied(name, rms.work, known)
+    job = rms.submit(
+        " ".join(["mpirun", *program("paced"), "malleable.py", *words]),
+        *("--mode", "malleable", "--nodes", "1-3", "--preferred", "2"),
     )
-    assert "Error" not in moved.stdout
-    assert not written or (tmp_path / written).read_bytes() == wanted
-    kept = [
-        line for line in plain.stdout.splitlines() if not re.search(r"[Tt]ime|\d s|second", line)
-    ]
-    assert set(kept) <= set(moved.stdout.splitlines())
+    rms.running(job)
+    for size in RMS_SIZES:
+        rms.resized(job, size)
+    rms.hurry()
+    assert rms.over(job) == ["COMPLETED"], rms.output(job)
+    done = [(row["to"], row["strategy"]) for row in rms.row(job)["resizes"]]
+    assert done == [(size, "warm") for size in RMS_SIZES], rms.output(job)
+    for path in known.get("writes", []):
+        assert (rms.work / path).read_bytes() == (tmp_path / path).read_bytes()
+    assert_same(rms.output(job), plain.stdout, known.get("tolerance"))
+    rms.nothing_left()
