@@ -118,6 +118,8 @@ def test_the_answer_is_the_unmodified_program_s(run: Run, name: str, tmp_path: P
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Rms]:
+    if "PUBLIC_PROGRAMS" not in os.environ:
+        pytest.skip("expected a folder of public programs in PUBLIC_PROGRAMS")
     with served(3, "--policy", "fifo") as found:
         yield found
 
@@ -137,7 +139,7 @@ def test_and_so_it_is_under_the_rms(rms: Rms, run: Run, name: str, tmp_path: Pat
     assert plain.returncode == 0, plain.stdout + plain.stderr
     copied(name, rms.work, known)
     job = rms.submit(
-        " ".join(["mpirun", *program("paced"), "malleable.py", *words]),
+        " ".join(["PACE_S=0.1 mpirun", *program("paced"), "malleable.py", *words]),
         *("--mode", "malleable", "--nodes", "1-3", "--preferred", "2"),
     )
     rms.running(job)
