@@ -78,10 +78,10 @@ def printed(said: str) -> set[str]:
     return {line for line in said.splitlines() if not re.search(r"[Tt]ime|\d s|second", line)}
 
 
-def numbers(said: str) -> list[list[float]]:
-    """Return the lines that are numbers only."""
+def numbers(said: str) -> list[float]:
+    """Return what stands in the lines that are numbers only."""
     lines = filter(NUMBERS.fullmatch, said.splitlines())
-    return [[float(word) for word in line.split()] for line in lines]
+    return [float(word) for line in lines for word in line.split()]
 
 
 def assert_same(moved: str, plain: str, tolerance: float | None) -> None:
