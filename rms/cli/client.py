@@ -117,9 +117,11 @@ def submit(arguments: argparse.Namespace) -> int:
     server = _server(arguments)
     with refuse_on(ScriptError):
         text, name = _script(arguments)
-        ids = send(server, text, name, _options(arguments))
-    number = ids[0].partition("_")[0]
-    publish(arguments.json, {"id": number, "ids": ids}, [number])
+        sent = send(server, text, name, _options(arguments))
+    for words in sent.warnings:
+        _say(f"warning: {words}")
+    number = sent.ids[0].partition("_")[0]
+    publish(arguments.json, {"id": number, "ids": sent.ids}, [number])
     return wait_for(server, number, _say) if arguments.wait else 0
 
 

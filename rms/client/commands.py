@@ -86,8 +86,8 @@ def submit(
     options: Options,
     env: Mapping[str, str] = os.environ,
     cwd: Path | None = None,
-) -> list[str]:
-    """Submit a script; return the ids of its jobs."""
+) -> JobIds:
+    """Submit a script; return the ids of its jobs, and what the daemon has to say of it."""
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
     given = msgspec.convert(options, SubmitOptions, from_attributes=True)
     folder, words = cwd or Path.cwd(), launcher_words(text)
@@ -105,7 +105,7 @@ def submit(
         "" if program is None else program.sha256,
         _profile_text(folder / wanted) if wanted.endswith(".json") else "",
     )
-    return ask(JobIds, server, "POST", "/jobs", body).ids
+    return ask(JobIds, server, "POST", "/jobs", body)
 
 
 def _profile_text(path: Path) -> str:

@@ -166,7 +166,7 @@ class Routes:
 
     async def submit(self, request: Request, body: Submission) -> JobIds:
         """Take in a script; answer with the ids of its jobs."""
-        return JobIds(admit(self.daemon, body))
+        return admit(self.daemon, body)
 
     async def jobs(self, request: Request) -> list[JobRow]:
         """Return all jobs, or those an id, states, names select."""

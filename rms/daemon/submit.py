@@ -39,10 +39,16 @@ from rms.launch.machine import hardware
 from rms.launch.outputs import check_output, check_strings
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
-from rms.wire.users import Submission, SubmitOptions
+from rms.wire.users import JobIds, Submission, SubmitOptions
+
+PLACING = {
+    *("--begin", "-b", "--hold", "-H", "--deadline", "--reservation", "--nodelist", "-w"),
+    *("--exclude", "-x", "--nodefile", "-F", "--constraint", "-C"),
+}
+"""Options of sbatch that say when or where a job may run: not to heed them is no small thing."""
 
 
-def admit(daemon: Daemon, body: Submission) -> list[str]:
+def admit(daemon: Daemon, body: Submission) -> JobIds:
     """Make jobs of a submission and hand them to the daemon; return their ids.
 
     One that is refused uses no number up and leaves nothing on the disk; one that is repeated, with
@@ -54,10 +60,12 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
     """
     known, facts = _repeated(daemon, body)
     if known:
-        return known
+        return JobIds(known)
     number = daemon.next_id()
     read_option("job-name", body.name)
-    options = _options(body.options).over(parse_text(body.text, body.name).options)
+    script = parse_text(body.text, body.name)
+    options = _options(body.options).over(script.options)
+    warnings = _warnings(daemon.launcher.unheeded(script.slurm_options))
     body = _placed(body, options)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
@@ -69,7 +77,21 @@ def admit(daemon: Daemon, body: Submission) -> list[str]:
         daemon.context.private.keep(f"{number}/environment", env, sync=True)
         facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
         daemon.submit(specs, notes, {"next": {"id": number + 1}, **facts})
-    return ids
+    return JobIds(ids, warnings)
+
+
+def _warnings(unheeded: Sequence[str]) -> list[str]:
+    """Return what is to be said of options for sbatch that have no effect.
+
+    Raises:
+        ScriptError: one of them says when or where the job may run.
+    """
+    for word in unheeded:
+        name = word.partition("=")[0] if word.startswith("--") else word[:2]
+        if name in PLACING:
+            got = f"{word}, which says when or where it may run"
+            raise ScriptError(f"expected no #SBATCH option without effect here, got {got}")
+    return [f"#SBATCH {' '.join(unheeded)}: without effect here"] if unheeded else []
 
 
 def _jobs(

@@ -205,6 +205,9 @@ class Launcher(Protocol):
     def completion_file(self, job: str, step: int) -> Path:
         """Return where the completion record of a step goes."""
 
+    def unheeded(self, own: Sequence[str]) -> list[str]:
+        """Return which of a script's options for sbatch (one word each) have no effect here."""
+
     # --- nodes that a resource manager gives and takes -----------------------------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:

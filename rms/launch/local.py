@@ -227,6 +227,10 @@ class LocalLauncher:
         """Return how mpiexec is to reach the slots; may change the environment it is given."""
         return []
 
+    def unheeded(self, own: Sequence[str]) -> list[str]:
+        """Return which of a script's options for sbatch have no effect here: all of them."""
+        return list(own)
+
     # --- nodes that a resource manager gives and takes: here there is none ----------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:

@@ -131,7 +131,7 @@ def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str,
         words = [sys.executable, "-m", "rms.studies.triad", str(mib), str(path)]
         text = f"#!/bin/sh\nexec {shlex.join(words)}\n"
         options = Options(nodes=(1, 1), mode=Mode.FIXED, output=f"{folder}/probe-{at + 1}.out")
-        ids += submit(server, text, "probe", options, setup.env)
+        ids += submit(server, text, "probe", options, setup.env).ids
         paths.append(path)
     until = time.monotonic() + RESIZE_S
     while not all(path.exists() and path.stat().st_size for path in paths):
@@ -148,7 +148,7 @@ def _run_copies(setup: Setup, server: str, number: int) -> list[JobRow]:
     output = str((setup.folder / "bandwidth" / "copy-%A-%a.out").absolute())
     options = Options(nodes=(1, 1), mode=Mode.FIXED, array=f"1-{number}", output=output)
     text = script_of(setup.command)
-    rows = _over(server, submit(server, text, "copy", options, setup.env))
+    rows = _over(server, submit(server, text, "copy", options, setup.env).ids)
     for row in rows:
         if row.state != "COMPLETED":
             raise ProfilingError(

@@ -103,7 +103,7 @@ class Setup:
         output.unlink(missing_ok=True)
         text = script_of(self.command)
         named = Options(job_name=name, output=str(output)).over(options)
-        return submit(server, text, name, named, self.env)[0]
+        return submit(server, text, name, named, self.env).ids[0]
 
 
 def _await_meters(server: str) -> None:

@@ -92,10 +92,11 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     profile: Script = ""
 
 
-class JobIds(msgspec.Struct, frozen=True):
-    """Jobs that were made, or that a command has changed."""
+class JobIds(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Jobs that were made, or that a command has changed; sentences on what has no effect."""
 
     ids: list[str]
+    warnings: list[str] = []
 
 
 class IdPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -170,6 +170,11 @@ class JobsLauncher(SlurmLauncher):
             *launch.arguments,
         ]
 
+    def unheeded(self, own: Sequence[str]) -> list[str]:
+        """Return which of a script's options sbatch does not get."""
+        handed_on = options.sbatch_options(own)
+        return [word for word in own if word not in handed_on]
+
     def _limit(self, partition: str, limit_s: float | None) -> list[str]:
         """Return Slurm's time limit: what the RMS gives and a minute, if the partition allows."""
         if limit_s is None:
