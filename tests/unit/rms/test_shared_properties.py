@@ -65,6 +65,7 @@ class Shared(Cluster):
     @rule(name=st.sampled_from(policies()))
     def swap(self, name: str) -> None:
         self.engine.policy = named(name)
+        self.events.append((self.engine.policy.key, None))
 
     @rule(data=st.data(), nodes=st.integers(1, 4))
     def reopen(self, data: st.DataObject, nodes: int) -> None:
