@@ -22,14 +22,28 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_preparation_data, prepare
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from rms.kernels.places import Place, bound, put_back, work
 
-if TYPE_CHECKING:
-    from rms.kernels.collection import Kernel
-
 Link = Connection
+
+
+class Sent(Protocol):
+    """What of a kernel (:class:`rms.kernels.collection.Kernel`) another node has to do with."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What runs there."""
+
+    @property
+    def copy_in(self) -> Callable[[Any], Any] | None:
+        """Makes what is sent."""
+
+    @property
+    def copy_out(self) -> Callable[[Any, Any], None] | None:
+        """Brings back what has changed."""
+
 
 ADDRESS_VARIABLE = "RMS_KERNEL_ADDRESS"
 KEY_VARIABLE = "RMS_KERNEL_KEY"
@@ -53,7 +67,7 @@ class RemoteError(RuntimeError):
 
 
 def run_remotely(
-    kernel: Kernel,
+    kernel: Sent,
     data: Any,
     where: Place,
     begin: Callable[[list[str], Mapping[str, str]], None],
