@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from processes import called
+from task_machine import CORE, CORES, DEVICES, GPU
 
 from rms.cli.main import main
 from rms.core.tasks import (
     Affinity,
-    Device,
     Governor,
     KernelSpec,
-    Resource,
     TaskId,
     TaskScheduler,
     TaskSpec,
@@ -42,13 +41,6 @@ from rms.core.tasks.strategies import STRATEGIES
 from rms.daemon.journal import Journal
 from rms.sim.tasks import as_it_was, tried
 
-CORE, CORES, GPU = Resource.CORE, Resource.CORES, Resource.GPU
-DEVICES = (
-    Device("gpu", GPU, (2,)),
-    Device("cores", CORES, (0, 1)),
-    Device("core0", CORE, (0,)),
-    Device("core1", CORE, (1,)),
-)
 KERNELS = (KernelSpec(GPU), KernelSpec(CORES, Affinity.MED), KernelSpec(CORE, Affinity.LOW))
 SECONDS = {GPU: 1.0, CORES: 2.5, CORE: 4.0}
 POWER = {0: UnitPower(2.0, 8.0), 1: UnitPower(2.0, 8.0), 2: UnitPower(10.0, 100.0)}
