@@ -42,6 +42,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         options.jobs or os.cpu_count() or 1,
         options.figures,
         progress,
+        options.keep,
     ),
 }
 
@@ -53,6 +54,7 @@ OPTIONS = {
     "mixes": ("guim",),
     "errors": ("guim",),
     "first": ("guim",),
+    "keep": ("guim",),
 }
 """Options that only some experiments have."""
 
@@ -90,6 +92,12 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
         type=_names,
         metavar="PCT[,PCT...]",
         help="of guim's expected bandwidth (default: 10,50,100)",
+    )
+    command.add_argument(
+        "--keep",
+        type=Path,
+        metavar="FILE",
+        help="of guim: keep each simulation that is over there, and do not run those again",
     )
     command.add_argument(
         "--first",

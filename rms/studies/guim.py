@@ -7,16 +7,18 @@ things, and its results hang on that: :func:`sensitivity` says by how much.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rms.core.model import JobSpec
+from rms.formats.config import FileError
 from rms.studies.guim_model import POLICIES, Case, Grid, Variant, read_log, run
 from rms.wire.terminal import columns
 
@@ -26,6 +28,8 @@ NEAR = "The same with twice as many nodes and no limit of the GPU's socket"
 COLUMNS = ("bsld", "bsld_p95", "saved_pct")
 NEAREST = Variant(nodes=2.0, socket=False)
 """Of those tried, where slowdowns and energy are nearest to what the paper says of BLUE."""
+
+_Line = tuple[Case, int, dict[str, float]]
 
 TRIED = 2000
 """Other assumptions are tried with so many jobs of a log at most."""
@@ -67,6 +71,7 @@ def guim(
     workers: int,
     figures: Path | None,
     progress: Callable[[str], None] = lambda text: None,
+    keep: Path | None = None,
 ) -> tuple[dict[str, Any], list[str], bool]:
     """Return the JSON of the experiment, its tables, and whether what must hold does.
 
@@ -76,9 +81,10 @@ def guim(
         workers: how many of them run at once.
         figures: where figures 3 and 4 are drawn, or None.
         progress: told of each simulation that is over.
+        keep: a file with a line for each simulation that is over; those in it are not run again.
 
     Raises:
-        FileError: a log is missing.
+        FileError: a log is missing, or ``keep`` holds something else.
     """
     paper = msgspec.toml.decode((DATA / "guim.toml").read_bytes())
     logs = {log: read_log(data, paper["logs"][log]["file"]) for log in grid.logs}
@@ -86,10 +92,11 @@ def guim(
     fewer = {log: jobs[: grid.first or TRIED][:TRIED] for log, jobs in logs.items()}
     first = Case("", grid.logs[-1], grid.mixes[0], grid.errors[0])
     places, near = _places(grid), _published(grid, paper)
-    found = _run_all(_each(places), specs, paper, workers, progress)
+    runs = _Runs(paper, workers, progress, keep)
+    found = runs.all_of(_each(places), specs)
     more = _each([first._replace(variant=variant) for variant in VARIANTS.values()] + near)
     known = found if specs == fewer else {}
-    others = _run_all([case for case in more if case not in known], fewer, paper, workers, progress)
+    others = runs.all_of([case for case in more if case not in known], fewer)
     others = {**known, **others}
     rows, beside = _rows(paper, places, found), _rows(paper, near, others)
     wrong = [*_must_hold(found, specs), *_must_hold(others, fewer)]
@@ -138,24 +145,55 @@ def _of_policy(case: Case, policy: str) -> Case:
     return case._replace(error_pct=0) if policy == "easy-reg" else case
 
 
-def _run_all(
-    cases: Sequence[Case],
-    specs: Mapping[str, Sequence[JobSpec]],
-    paper: Mapping[str, Any],
-    workers: int,
-    progress: Callable[[str], None],
-) -> dict[Case, dict[str, float]]:
-    """Run the cases, several at once where that is asked for."""
-    found = {}
-    arguments = cases, [paper] * len(cases), [specs[case.log] for case in cases]
-    with ExitStack() as stack:
-        each: Iterable[dict[str, float]] = map(run, *arguments)
-        if workers > 1:
-            each = stack.enter_context(ProcessPoolExecutor(workers)).map(run, *arguments)
-        for case, figures_of in zip(cases, each, strict=True):
-            found[case] = figures_of
-            progress(f"{_name(case)}: {len(found)} of {len(cases)}")
-    return found
+@dataclass
+class _Runs:
+    """Simulations, several at once where that is asked for."""
+
+    paper: Mapping[str, Any]
+    workers: int
+    progress: Callable[[str], None]
+    keep: Path | None
+
+    def all_of(
+        self, cases: Sequence[Case], specs: Mapping[str, Sequence[JobSpec]]
+    ) -> dict[Case, dict[str, float]]:
+        """Return the figures of the cases; those that are kept are not run again."""
+        kept = self._kept()
+        keys = {case: (case, len(specs[case.log])) for case in cases}
+        found = {case: kept[key] for case, key in keys.items() if key in kept}
+        left = [case for case in cases if case not in found]
+        with ExitStack() as stack:
+            for case, figures_of in self._each(stack, left, specs):
+                found[case] = figures_of
+                if self.keep is not None:
+                    with self.keep.open("ab") as file:
+                        file.write(msgspec.json.encode((*keys[case], figures_of)) + b"\n")
+                self.progress(f"{_name(case)}: {len(found)} of {len(cases)}")
+        return found
+
+    def _each(
+        self, stack: ExitStack, cases: Sequence[Case], specs: Mapping[str, Sequence[JobSpec]]
+    ) -> Iterable[tuple[Case, dict[str, float]]]:
+        """Run the cases; yield each with its figures as soon as it is over."""
+        if self.workers == 1:
+            return ((case, run(case, self.paper, specs[case.log])) for case in cases)
+        pool = stack.enter_context(ProcessPoolExecutor(self.workers))
+        at_once = {pool.submit(run, case, self.paper, specs[case.log]): case for case in cases}
+        return ((at_once[each], each.result()) for each in as_completed(at_once))
+
+    def _kept(self) -> dict[tuple[Case, int], dict[str, float]]:
+        """Return the figures in the file, by case and number of jobs; drop a cut line."""
+        if self.keep is None:
+            return {}
+        try:
+            self.keep.touch()
+            text = self.keep.read_bytes()
+            whole = text[: text.rfind(b"\n") + 1]
+            lines = msgspec.json.Decoder(_Line).decode_lines(whole)
+            os.truncate(self.keep, len(whole))
+        except (OSError, msgspec.DecodeError) as error:
+            raise FileError(f"{self.keep}: expected simulations of guim, got: {error}") from None
+        return {(case, jobs): figures_of for case, jobs, figures_of in lines}
 
 
 def _name(case: Case) -> str:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rms.cli.main import main
 from rms.core.model import Job, JobId, JobSpec, Mode
 from rms.sim.simulator import Simulation
+from rms.studies import guim
 from rms.studies.guim import DATA
 from rms.studies.guim_model import POLICIES, Case, Variant, policy, run, site, with_bandwidth
 from rms.studies.guim_queue import JobClass
@@ -149,6 +150,28 @@ def test_tables_beside_the_paper(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {row["mode"] for row in result["rows"]} == set(POLICIES)
     regular = [row["values"] for row in result["rows"] if row["mode"] == "easy-reg"]
     assert regular[0]["bsld"] == regular[1]["bsld"] and regular[0]["saved_pct"]["ours"] == 0.0
+
+
+def test_what_is_kept_is_not_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_log(tmp_path)
+    kept = tmp_path / "kept"
+    options = ["--data", str(tmp_path), "--logs", "sdsc", "--mixes", "mem", "--errors", "10"]
+    command = ["reproduce", "guim", *options, "--jobs", "1", "--keep", str(kept)]
+    assert main(command) == 0
+    printed, lines = capsys.readouterr().out, kept.read_bytes().splitlines(keepends=True)
+    kept.write_bytes(b"".join(lines[:-1]) + lines[-1][:-2])  # a crash in the middle of a line
+    again = []
+    monkeypatch.setattr(guim, "run", lambda *case: again.append(case[0]) or run(*case))
+    assert main(command) == 0
+    without_times = [text.partition("simulations took")[0] for text in printed.splitlines()]
+    assert len(again) == 1 and len(kept.read_bytes().splitlines()) == len(lines)
+    assert without_times == [
+        text.partition("simulations took")[0] for text in capsys.readouterr().out.splitlines()
+    ]
+    kept.write_text("{}\n")
+    assert main(command) == 2 and "expected simulations of guim" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
