@@ -1,0 +1,179 @@
+"""A real daemon whose jobs have no processes, and the ranks that stand in for them, which ask.
+
+The daemon is the whole of ``rms serve``: journal on disk, policy, loop, HTTP at a Unix socket. Only
+its launcher starts nothing: scripts and worlds run until they are told to end. Their rank 0s are
+connections of another process, which polls as dmr does, a connection for each poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from rms.core.cluster import Cluster
+from rms.core.model import NodePower
+from rms.daemon import server
+from rms.daemon.serve import ServeOptions, run_daemon
+from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
+from rms.launch.local import LocalLauncher
+from rms.wire.messages import TOKEN_VARIABLE, LaunchRequest, Poll, PollAnswer
+
+POWER = NodePower(30.0, 100.0, 100.0)
+
+
+class StoodIn(ManagedProcess):
+    """A process that is not there."""
+
+    code: int | None = None
+
+    def status(self) -> int | None:
+        """Return 143 once it was told to end."""
+        return self.code
+
+
+@dataclass
+class Launcher(LocalLauncher):
+    """Starts nothing; a line of ``tokens`` says by what each job's ranks show who they are."""
+
+    running: dict[str, list[StoodIn]] = field(default_factory=dict)
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        """Note that a job runs."""
+        with (self.state / "tokens").open("a") as tokens:
+            tokens.write(f"{job} {launch.env[TOKEN_VARIABLE]}\n")
+        return self._new(job)
+
+    def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
+        """Note that a world runs."""
+        return self._new(job)
+
+    def _new(self, job: str) -> StoodIn:
+        process = StoodIn(0)
+        self.running.setdefault(job, []).append(process)
+        return process
+
+    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
+        """Return none."""
+        return []
+
+    def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
+        """End a job at once."""
+        for process in self.running.pop(job, []):
+            process.code = 143
+
+    def kill(self, job: str, launch: int | None = None) -> None:
+        """End a job at once."""
+        self.terminate(job, [])
+
+
+def serve(state: Path, nodes: int, polls_per_s: float, policy: str) -> None:
+    """Serve until it is told to stop; jobs' polls are held so that all ask so often together."""
+    server.HOLD_S, server.POLLS_PER_S = 0.0, polls_per_s
+    names = tuple(f"n{n}" for n in range(1, nodes + 1))
+    cluster = Cluster(names, tuple((f"{name}/cpu:0",) for name in names), (POWER,) * nodes)
+    options = ServeOptions(policy, f"unix:{state / 'socket'}", parent=os.getppid())
+    run_daemon(state, Engine(cluster, Launcher), options, lambda words: print(words, flush=True))
+
+
+# --- ranks -----------------------------------------------------------------------------------------
+
+
+class Ranks:
+    """The rank 0s of all jobs, until a time is up."""
+
+    def __init__(self, path: str, hold_s: float, until_s: float) -> None:
+        self._path, self._hold_s, self._until_s = path, hold_s, until_s
+        self.waited_s: list[float] = []
+        self.failed = 0
+
+    async def post(self, job: str, token: str, what: str, body: object) -> bytes:
+        """Send something as a job's rank 0, over a connection of its own; return the answer."""
+        sent = msgspec.json.encode(body)
+        head = (
+            f"POST /jobs/{job}/{what} HTTP/1.1\r\nHost: localhost\r\nAccept-Encoding: identity\r\n"
+            f"Content-Length: {len(sent)}\r\nContent-Type: application/json\r\n"
+            f"Authorization: Bearer {token}\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        try:
+            writer.write(head.encode() + sent)
+            said = await reader.readuntil(b"\r\n\r\n")
+            if not said.startswith(b"HTTP/1.1 200"):
+                raise OSError(said.partition(b"\r\n")[0].decode())
+            length = said.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+            return await reader.readexactly(int(length))
+        finally:
+            writer.close()
+
+    async def launch(self, job: str, token: str) -> None:
+        """Reach a job's launcher line."""
+        line = LaunchRequest(["program"], "/", {}, None, None, os.urandom(8).hex())
+        await self.post(job, token, "steps", line)
+
+    async def poll(self, job: str, token: str, first_s: float) -> None:
+        """Poll again and again, the first time after a while."""
+        step = known = 0
+        await asyncio.sleep(first_s)
+        while (begun := time.monotonic()) < self._until_s:
+            step += 1
+            poll = Poll(step, 1_000_000, known, launches=((0, 1),))
+            try:
+                said = await self.post(job, token, "poll", poll)
+            except (OSError, asyncio.IncompleteReadError):
+                self.failed += 1
+                continue
+            answer = msgspec.json.decode(said, type=PollAnswer)
+            if answer.request is not None:
+                known = answer.request.number
+            if answer.pause_s:
+                await asyncio.sleep(answer.pause_s)
+            self.waited_s.append(time.monotonic() - begun - self._hold_s)
+
+
+async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: float) -> None:
+    """Be the ranks of these jobs for a time; print what it was like."""
+    ranks = Ranks(path, hold_s, time.monotonic() + 1e9)
+    for first in range(0, len(jobs), 50):
+        await asyncio.gather(*(ranks.launch(*job) for job in jobs[first : first + 50]))
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    begun, cpu = time.monotonic(), time.process_time()
+    ranks = Ranks(path, hold_s, begun + for_s)
+    spread = hold_s / max(1, len(jobs))
+    polls = (ranks.poll(*job, first_s=n * spread) for n, job in enumerate(jobs))
+    await asyncio.gather(*polls)
+    found = {
+        "seconds": time.monotonic() - begun,
+        "cpu_s": time.process_time() - cpu,
+        "failed": ranks.failed,
+        "waited_s": sorted(ranks.waited_s),
+    }
+    print(json.dumps(found), flush=True)
+
+
+def main() -> None:
+    """Be the daemon, or the ranks."""
+    with contextlib.suppress(ValueError, OSError):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    what, state, *rest = sys.argv[1:]
+    if what == "serve":
+        serve(Path(state), int(rest[0]), float(rest[1]), rest[2])
+        return
+    pairs = [line.split() for line in (Path(state) / "tokens").read_text().splitlines()]
+    jobs = [(job, token) for job, token in pairs]
+    asyncio.run(ask(str(Path(state) / "socket"), jobs, float(rest[0]), float(rest[1])))
+
+
+if __name__ == "__main__":
+    main()
