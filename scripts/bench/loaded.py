@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import cProfile
 import json
 import os
 import resource
@@ -76,16 +77,24 @@ class Launcher(LocalLauncher):
         self.terminate(job, [])
 
 
-def serve(state: Path, nodes: int, polls_per_s: float, policy: str) -> None:
+def serve(
+    state: Path, nodes: int, polls_per_s: float, policy: str, profile: str | None = None
+) -> None:
     """Serve until it is told to stop; jobs' polls are held so that all ask so often together."""
     server.HOLD_S, server.POLLS_PER_S = 0.0, polls_per_s
     names = tuple(f"n{n}" for n in range(1, nodes + 1))
     cluster = Cluster(names, tuple((f"{name}/cpu:0",) for name in names), (POWER,) * nodes)
     options = ServeOptions(policy, f"unix:{state / 'socket'}", parent=os.getppid())
-    run_daemon(state, Engine(cluster, Launcher), options, lambda words: print(words, flush=True))
+
+    def run() -> None:
+        run_daemon(
+            state, Engine(cluster, Launcher), options, lambda words: print(words, flush=True)
+        )
+
+    run() if profile is None else cProfile.runctx("run()", {}, {"run": run}, profile)
 
 
-# --- ranks -----------------------------------------------------------------------------------------
+# --- ranks ---------------------------------------------------------------------------------------
 
 
 class Ranks:
@@ -168,7 +177,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     what, state, *rest = sys.argv[1:]
     if what == "serve":
-        serve(Path(state), int(rest[0]), float(rest[1]), rest[2])
+        serve(Path(state), int(rest[0]), float(rest[1]), *rest[2:])
         return
     pairs = [line.split() for line in (Path(state) / "tokens").read_text().splitlines()]
     jobs = [(job, token) for job, token in pairs]
