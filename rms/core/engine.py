@@ -9,7 +9,7 @@ from rms.core import rules, transition
 from rms.core.events import Decision, Event, JobDecision, Later, Reason, Resize, ResizeAsked
 from rms.core.idle import Idle
 from rms.core.model import JobId, Site
-from rms.core.policies import Policy, PolicyError
+from rms.core.policies import Policy, PolicyError, View
 from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
 
@@ -34,6 +34,7 @@ class Engine:
                 f"expected nodes that state frequencies for policy {policy.name}, got none"
             )
         self._explained: dict[JobId, Later] | None = None
+        self._view: View | None = None
         self.policy = policy
 
     @property
@@ -45,7 +46,7 @@ class Engine:
     def policy(self, policy: Policy) -> None:
         if policy.counted != self.state.counted:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
-        self._policy, self._explained = policy, None
+        self._policy, self._explained, self._view = policy, None, None
         if policy.always_on:
             self.state.idle = None
         elif self.state.idle is None:
@@ -68,7 +69,7 @@ class Engine:
         if state.idle is not None and not state.idle.since_s:
             state.idle.begin(state.nodes, event.at_s)
         transition.apply(state, event)
-        self._explained = None
+        self._explained = self._view = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
         """Return what to do after ``events``, which have just happened; entered as requested.
@@ -119,6 +120,7 @@ class Engine:
     def _enter(self, decisions: Sequence[Decision]) -> None:
         """Enter decisions as requested, in order, until one breaks a rule."""
         state, ahead, taken = self.state, self._policy.ahead, 0
+        self._view = None
         try:
             for decision in decisions:
                 rules.check(state, decision, ahead=ahead)
@@ -147,7 +149,11 @@ class Engine:
         if self._explained is None:  # once for all jobs that are asked about
             self._explained = self._policy.explained(self.state)
         known = self._explained.get(job_id)
-        return self._policy.explain(self.state, job) if known is None else known
+        if known is not None:
+            return known
+        if self._view is None:
+            self._view = self._policy.view(self.state)
+        return self._policy.explain(self.state, job, self._view)
 
 
 def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:

@@ -27,7 +27,7 @@ import msgspec
 from rms.core.cluster import Cluster
 from rms.core.events import Decision, Event, Later, Reason
 from rms.core.model import Job, JobId, Node
-from rms.core.policies import DEFAULT, POLICIES, Policy, adjusted
+from rms.core.policies import DEFAULT, POLICIES, Policy, View, adjusted
 from rms.core.policies.compose import UserPart
 from rms.core.rules import RuleError
 from rms.core.state import State
@@ -93,10 +93,10 @@ class GuardedPolicy(Policy):
         """Return why the first jobs wait."""
 
         def work() -> dict[JobId, Later]:
-            found = Policy.explained(self, state)
+            found, view = Policy.explained(self, state), Policy.view(self, state)
             for job_id, job in islice(state.pending.items(), EXPLAINED):
                 if job_id not in found:
-                    found[job_id] = Policy.explain(self, state, job)
+                    found[job_id] = Policy.explain(self, state, job, view)
             return found
 
         if not self.silent:
@@ -106,7 +106,11 @@ class GuardedPolicy(Policy):
                 self.silent.append(error)
         return {}  # whoever asks why a job waits is to have an answer
 
-    def explain(self, state: State, job: Job) -> Later:
+    def view(self, state: State) -> View | None:
+        """Return nothing: parts are asked in forks only."""
+        return None
+
+    def explain(self, state: State, job: Job, view: View | None = None) -> Later:
         """Return why a job waits of which the policy's parts are not asked."""
         return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
 

@@ -14,7 +14,7 @@ from rms.core.policies.compose import (
     placing,
     read_policy,
 )
-from rms.core.policies.policy import MissingPartError, Policy, PolicyError
+from rms.core.policies.policy import MissingPartError, Policy, PolicyError, View
 
 __all__ = [
     "DEFAULT",
@@ -22,6 +22,7 @@ __all__ = [
     "MissingPartError",
     "Policy",
     "PolicyError",
+    "View",
     "adjusted",
     "modules_of",
     "named",

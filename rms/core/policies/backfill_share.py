@@ -53,10 +53,11 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             left = room.free + state.releasing - sum(plan.sizes.values())
             if plan.changes or left <= 0 or len(plan.sizes) == len(state.pending):
                 return plan
-        plan = SharePlan(in_order=False, energy=self.energy)
+        plan = BackfillPlan(in_order=False, energy=self.energy)
         if not _due(state, room):
             return plan
         found, budget = backfilled(state, queue, room, self.energy), budget_of(room)
+        plan.found = found
         if budget is not None:
             budget = budget.plus(0.0)
         spare, starting, short, short_w = room.free, [], 0, 0.0
@@ -109,6 +110,17 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             if budget is not None:
                 short_w -= budget.at_w(job, job.size) - budget.at_w(job, size)
             plan.changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
+
+
+@dataclass(slots=True)
+class BackfillPlan(SharePlan):
+    """A plan that remembers who may start, for those to be told who may not.
+
+    Attributes:
+        found: None until that is worked out.
+    """
+
+    found: Backfilled | None = None
 
 
 @dataclass(slots=True)
@@ -365,7 +377,9 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share = _share(plan)
         if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
-        found = backfilled(state, queue, room, share.energy)
+        found = share.found
+        if found is None:
+            found = share.found = backfilled(state, queue, room, share.energy)
         at_s = found.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
         if job.least <= room.free and not room.fits(job, job.least):
@@ -388,10 +402,10 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
 
 
-def _share(plan: Plan) -> SharePlan | None:
+def _share(plan: Plan) -> BackfillPlan | None:
     """Return a plan that says who starts, None where jobs start in order."""
     plan = plan.plan if isinstance(plan, CappedPlan) else plan
-    return plan if isinstance(plan, SharePlan) and not plan.in_order else None
+    return plan if isinstance(plan, BackfillPlan) and not plan.in_order else None
 
 
 _IN_ORDER = InOrder()

@@ -63,6 +63,24 @@ class MissingPartError(PolicyError):
 
 
 @dataclass(frozen=True)
+class View:
+    """What a policy sees the waiting jobs in.
+
+    Attributes:
+        state: all nodes on.
+        running: how many jobs of each array run.
+        capped: the room, where there is a power cap.
+    """
+
+    state: State
+    running: Counter[str | None]
+    room: Room
+    capped: CappedRoom | None
+    queue: Iterable[Job]
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class Policy:
     """One function per part.
 
@@ -190,31 +208,41 @@ class Policy:
             decisions += moves(state, placed.rest, decisions, budget)
         return decisions
 
-    def explain(self, state: State, job: Job) -> Later:
-        """Return why a job waits, worked out from the state as it is."""
-        limit = job.spec.array_limit
-        if limit is not None:
-            running = sum(j.spec.array == job.spec.array for j in state.running.values())
-            if running >= limit:
-                text = f"JobArrayTaskLimit: {limit} at once"
-                return Later(job.spec.id, text, Reason.ARRAY_LIMIT)
+    def view(self, state: State) -> View | None:
+        """Return what the waiting jobs are seen in, to say of one after the other why it waits."""
+        return self._view(state)
+
+    def _view(self, state: State) -> View:
+        running = Counter(job.spec.array for job in state.running.values())
         if state.off or state.booting:
             state = all_on(state)
         room = self.frequency(state, self.placement(state))
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
-        if capped is not None:
-            room = capped
-            why = why_power(state, job, capped.budget)
-            if why is not None and (job.least <= room.free or never_fits(state, job)):
-                return Later(job.spec.id, why, Reason.POWER)
+        room = room if capped is None else capped
         queue = self._queue(state, [])
         plan = self.sizing(state, queue, room)
         if capped is not None:
             plan = CappedPlan(plan, capped.budget)
+        return View(state, running, room, capped, queue, plan)
+
+    def explain(self, state: State, job: Job, view: View | None = None) -> Later:
+        """Return why a job waits.
+
+        Args:
+            view: of this state, where it is at hand.
+        """
+        seen = view or self._view(state)
+        state, room, limit = seen.state, seen.room, job.spec.array_limit
+        if limit is not None and seen.running[job.spec.array] >= limit:
+            return Later(job.spec.id, f"JobArrayTaskLimit: {limit} at once", Reason.ARRAY_LIMIT)
+        if seen.capped is not None:
+            why = why_power(state, job, seen.capped.budget)
+            if why is not None and (job.least <= room.free or never_fits(state, job)):
+                return Later(job.spec.id, why, Reason.POWER)
         explain = getattr(self.admission, "explain", None)
         if explain is None:
             return Later(job.spec.id, "Resources: its turn has not come", Reason.RESOURCES)
-        found: Later = explain(state, job, queue, plan, room)
+        found: Later = explain(state, job, seen.queue, seen.plan, room)
         return found
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
