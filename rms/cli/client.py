@@ -7,25 +7,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
 
 from rms.cli.queue import add_filters
-from rms.client.commands import follow, jobs, read_script, script_of, wait_for
-from rms.client.commands import submit as send
+from rms.client.commands import follow, jobs, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.formats.energy import Account, resize_words, slurm_words
-from rms.formats.jobscript import (
-    Options,
-    ScriptError,
-    parse_nodes,
-    parse_time,
-    read_option,
-)
-from rms.wire.terminal import columns, printable, publish, refuse_on
+from rms.wire.terminal import columns, printable, publish, tell
 from rms.wire.users import (
     HistoryEntry,
     JobIds,
@@ -59,112 +50,7 @@ def _show(
     return 0
 
 
-# --- handing in, and waiting -------------------------------------------------------------------
-
-
-def add_submit(command: argparse.ArgumentParser) -> None:
-    """Add the options of ``rms submit``."""
-    command.description = (
-        "Hand in a job script or a command. One whose program was measured by rms profile on this "
-        "machine needs no table of run times: it is found by all words of the command (of a "
-        "script, of its one launcher line), the contents of the program's file (of an interpreter, "
-        "its script's too) and the machine (processor, cores, GPUs). Under a policy whose jobs "
-        "share nodes (placement less-consume, first-fit-shared, consolidate) --nodes counts "
-        "slots, of one process each."
-    )
-    command.add_argument("script", type=Path, nargs="?", metavar="SCRIPT")
-    command.add_argument(
-        "arguments",
-        nargs="*",
-        metavar="ARGUMENT",
-        help="of the script; those that begin with - come last, after --",
-    )
-    for option in ("--array", "--nodes", "--mode", "--time", "--job-name", "--output"):
-        command.add_argument(option)
-    command.add_argument("--error", metavar="FILE", help="of standard error (default: --output)")
-    command.add_argument("--chdir", metavar="DIR", help="where to run (default: this folder)")
-    command.add_argument(
-        "--export",
-        metavar="ALL|NONE|NAME[=VALUE],...",
-        help="variables that the job gets (default: ALL); ALL,NAME=VALUE adds some",
-    )
-    command.add_argument("--preferred", type=int)
-    command.add_argument("--cooldown", metavar="S", help="from one resize to the next, at least")
-    command.add_argument(
-        "--profile",
-        metavar="NAME|FILE|none",
-        help="a measured profile, instead of the one that is looked up",
-    )
-    command.add_argument(
-        "--memory-bandwidth",
-        metavar="GB/S",
-        help="what each process asks for, where jobs share nodes (default: as profiled)",
-    )
-    command.add_argument("--power", metavar="W", help="what the job adds to its nodes' idle power")
-    command.add_argument("--power-limit", metavar="W", help="no size at which it adds more is used")
-    command.add_argument(
-        "--idempotency-key",
-        metavar="KEY",
-        help="one that was submitted with this key is not submitted again; its id is printed",
-    )
-    command.add_argument(
-        "--wait", action="store_true", help="until they are over; say how they went"
-    )
-
-
-def submit(arguments: argparse.Namespace) -> int:
-    """``rms submit``: print the id of the job or array."""
-    server = _server(arguments)
-    with refuse_on(ScriptError):
-        text, name = _script(arguments)
-        sent = send(server, text, name, _options(arguments))
-    for words in sent.warnings:
-        _say(f"warning: {words}")
-    number = sent.ids[0].partition("_")[0]
-    publish(arguments.json, {"id": number, "ids": sent.ids}, [number])
-    return wait_for(server, number, _say) if arguments.wait else 0
-
-
-def _say(line: str) -> None:
-    """Tell the user, beside what is printed for scripts."""
-    print(f"rms: {printable(line)}", file=sys.stderr, flush=True)
-
-
-def _script(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the text to hand in and its name: a script, or one that runs the command."""
-    script: Path | None = arguments.script
-    if script is None and not arguments.command_line:
-        raise ScriptError("expected a SCRIPT or -- COMMAND, got neither")
-    if script is not None:
-        return read_script(script), printable(script.name)
-    return script_of(arguments.command_line), printable(Path(arguments.command_line[0]).name)
-
-
-def _options(arguments: argparse.Namespace) -> Options:
-    """Return what the command line sets."""
-    own = [*arguments.arguments, *(arguments.command_line if arguments.script else [])]
-    mode, cooldown = arguments.mode, arguments.cooldown
-    power, limit, gb_s = arguments.power, arguments.power_limit, arguments.memory_bandwidth
-    asked = None if gb_s is None else read_option("memory-bandwidth", gb_s)
-    return Options(
-        array=arguments.array,
-        nodes=None if arguments.nodes is None else parse_nodes(arguments.nodes),
-        preferred=arguments.preferred,
-        mode=None if mode is None else read_option("mode", mode).mode,
-        time_s=None if arguments.time is None else parse_time(arguments.time),
-        job_name=arguments.job_name,
-        output=arguments.output,
-        error=arguments.error,
-        chdir=arguments.chdir,
-        export=arguments.export,
-        arguments=tuple(own) or None,
-        idempotency_key=arguments.idempotency_key,
-        cooldown_s=None if cooldown is None else read_option("cooldown", cooldown).cooldown_s,
-        profile=arguments.profile,
-        power_w=None if power is None else read_option("power", power).power_w,
-        power_limit_w=None if limit is None else read_option("power-limit", limit).power_limit_w,
-        memory_bandwidth_gb_s=None if asked is None else asked.memory_bandwidth_gb_s,
-    )
+# --- waiting -------------------------------------------------------------------
 
 
 def add_wait(command: argparse.ArgumentParser) -> None:
@@ -184,7 +70,7 @@ def attach(arguments: argparse.Namespace) -> int:
     """``rms attach ID``: its output as it grows, from the beginning; ends with its status."""
     out = sys.stderr if arguments.json == "-" else sys.stdout
     status, job = follow(_server(arguments), arguments.id, out.buffer)
-    _say(f"job {job.id} {job.state}, exit status {status}")
+    tell(f"job {job.id} {job.state}, exit status {status}")
     publish(arguments.json, {"id": job.id, "state": job.state, "exit_code": status}, [])
     return status
 
@@ -237,17 +123,40 @@ def explain(arguments: argparse.Namespace) -> int:
 
 
 def add_cancel(command: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``rms cancel``."""
+    """Add the arguments of ``rms cancel``, and of all that changes several jobs."""
     command.add_argument("id", nargs="*", metavar="ID", help="like 7, 7_3 or 7_[1-3]")
     add_filters(command)
 
 
+add_hold = add_release = add_requeue = add_cancel
+
+
 def cancel(arguments: argparse.Namespace) -> int:
     """``rms cancel``: jobs of these ids, and of what else is asked for."""
+    return _change(arguments, "/cancel", "CANCELLED")
+
+
+def hold(arguments: argparse.Namespace) -> int:
+    """``rms hold``: jobs that wait do not start until they are released."""
+    return _change(arguments, "/hold", "HELD")
+
+
+def release(arguments: argparse.Namespace) -> int:
+    """``rms release``: held jobs."""
+    return _change(arguments, "/release", "RELEASED")
+
+
+def requeue(arguments: argparse.Namespace) -> int:
+    """``rms requeue``: running jobs end, at a checkpoint where they can, and wait again."""
+    return _change(arguments, "/requeue", "REQUEUED")
+
+
+def _change(arguments: argparse.Namespace, path: str, head: str) -> int:
+    """Do something to the jobs that are selected; print which."""
     ids = ",".join(arguments.id) or None
     body = JobSelection(ids, arguments.state, arguments.name, arguments.user)
-    found = ask(JobIds, _server(arguments), "POST", "/cancel", body)
-    return _show(arguments, found, ["CANCELLED"], [[job] for job in found.ids])
+    found = ask(JobIds, _server(arguments), "POST", path, body)
+    return _show(arguments, found, [head], [[job] for job in found.ids])
 
 
 def add_resize(command: argparse.ArgumentParser) -> None:

@@ -16,12 +16,15 @@ CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
-    "submit": (CLIENT, "hand in a job script or a command"),
+    "submit": ("rms.cli.submit", "hand in a job script or a command"),
     "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
     "queue": ("rms.cli.queue", "jobs that wait or run"),
     "nodes": (CLIENT, "nodes and who is on them"),
     "show": (CLIENT, "all that is known of a job"),
     "cancel": (CLIENT, "end jobs"),
+    "hold": (CLIENT, "let jobs that wait not start"),
+    "release": (CLIENT, "let held jobs start again"),
+    "requeue": (CLIENT, "end running jobs and let them wait again"),
     "wait": (CLIENT, "wait for jobs; ends with their exit status"),
     "attach": (CLIENT, "a job's output as it grows; ends with its exit status"),
     "acct": ("rms.cli.acct", "times, energy and cost of jobs"),

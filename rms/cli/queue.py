@@ -12,7 +12,7 @@ import msgspec
 
 from rms.client.commands import jobs
 from rms.client.connection import server_address
-from rms.formats.jobscript import fold_ids
+from rms.formats.ids import fold_ids
 from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import CommandError, columns, printable, publish
 from rms.wire.users import OVER, SHORT_STATES, JobRow

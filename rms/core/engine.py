@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from rms.core import rules, transition
-from rms.core.events import Decision, Event, JobDecision, Later, Reason, Resize, ResizeAsked
+from rms.core import holds, rules, transition
+from rms.core.events import (
+    Decision,
+    Event,
+    JobDecision,
+    Later,
+    Reason,
+    Resize,
+    ResizeAsked,
+    Submitted,
+)
 from rms.core.idle import Idle
 from rms.core.model import JobId, Site
 from rms.core.policies import Policy, PolicyError, View
 from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
+
+_TO_DECIDE = holds.EVENTS | {ResizeAsked}
+"""Events after which it is not the events as they are that a policy is told of."""
 
 
 class Engine:
@@ -57,7 +69,7 @@ class Engine:
         """Take in what happened; return what to do, already entered as requested."""
         self.apply(event)
         kind = type(event)
-        if kind is ResizeAsked:
+        if kind in _TO_DECIDE or self.state.held:
             return self.decide((event,))
         return self._pass((event,)) if kind in self._policy.triggers else []
 
@@ -82,8 +94,8 @@ class Engine:
             decision = asked_for(self.state, last, policy)
             self._enter((decision,))
             return [decision]
-        triggers = policy.triggers
-        if type(last) in triggers or any(type(event) in triggers for event in events):
+        triggers, events = policy.triggers, holds.as_seen(self.state, events)
+        if type(events[-1]) in triggers or any(type(event) in triggers for event in events):
             return self._pass(events)
         return []
 
@@ -95,13 +107,16 @@ class Engine:
         """
         self.apply(event)
         self._enter(decisions)
-        if type(event) in self._policy.triggers:
+        if self._triggers(event):
             self._end_pass()
 
     def asks(self, event: Event) -> bool:
         """Return whether there is something to decide after an event."""
-        kind = type(event)
-        return kind in self._policy.triggers or kind is ResizeAsked
+        return self._triggers(event) or type(event) is ResizeAsked
+
+    def _triggers(self, event: Event) -> bool:
+        kind = Submitted if type(event) in holds.EVENTS else type(event)
+        return kind in self._policy.triggers
 
     def _pass(self, events: Sequence[Event]) -> list[Decision]:
         """Let the policy decide on ``events``."""
@@ -141,6 +156,9 @@ class Engine:
     def explain(self, job_id: JobId) -> Later | None:
         """Return why a job waits, None if it does not."""
         job, too_wide = self.state.pending.get(job_id), self.state.too_wide.get(job_id)
+        if job_id in self.state.held:
+            held = holds.waits_for(self.state, self.state.held[job_id], self.state.now_s)
+            return held or Later(job_id, "BeginTime: its time has come", Reason.BEGIN)
         if too_wide is not None:
             reason = f"TooWide: needs {too_wide.least} nodes, there are {self.state.nodes} now"
             return Later(job_id, reason, Reason.TOO_WIDE)

@@ -101,6 +101,21 @@ class Requeued(msgspec.Struct, frozen=True, tag=True):
     job: JobId
 
 
+class HeldByUser(msgspec.Struct, frozen=True, tag=True):
+    """A user holds jobs that wait (``held``): they do not start; or lets them go again."""
+
+    at_s: float
+    jobs: tuple[JobId, ...]
+    held: bool
+
+
+class Freed(msgspec.Struct, frozen=True, tag=True):
+    """What these jobs waited for before they may start has come (:mod:`rms.core.holds`)."""
+
+    at_s: float
+    jobs: tuple[JobId, ...]
+
+
 class Ticked(msgspec.Struct, frozen=True, tag=True):
     """Time has come for a policy that looks at regular times, whatever happens."""
 
@@ -221,6 +236,8 @@ Event = (
     | Resized
     | ResizeRolledBack
     | Requeued
+    | HeldByUser
+    | Freed
     | Ended
     | Ticked
     | NodeDown
@@ -244,6 +261,10 @@ class Reason(StrEnum):
     PRIORITY = "Priority"
     ARRAY_LIMIT = "JobArrayTaskLimit"
     TOO_WIDE = "TooWide"
+    HELD_BY_USER = "JobHeldUser"
+    BEGIN = "BeginTime"
+    DEPENDENCY = "Dependency"
+    NEVER_SATISFIED = "DependencyNeverSatisfied"
     MAKES_ROOM = "MakesRoom"
     IDLE_NODES = "IdleNodes"
     BALANCES = "Balances"

@@ -22,6 +22,18 @@ from rms.core.speedup import OperatingPoint, corrected
 from rms.core.speedup import Speedup as Speedup
 
 
+class Dependency(msgspec.Struct, frozen=True):
+    """A job, or all of an array, whose end a job waits for (:mod:`rms.core.dependencies`).
+
+    Attributes:
+        kind: ``afterok``, ``afterany``, ``afternotok`` or ``aftercorr``.
+        job: its id, or the array's.
+    """
+
+    kind: str
+    job: str
+
+
 class JobSpec(msgspec.Struct, frozen=True, gc=False):
     """What was asked for.
 
@@ -44,6 +56,9 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
             processor, or None where that is not known (see :mod:`rms.core.contention`).
         expected_bandwidth_gb_s: what policies take it to be, None for the same.
         operating_points: time and power over frequency, rising; empty where that is not known.
+        hold: it is held from its submission on, until a user releases it.
+        begin_s: when it may start at the earliest, or None.
+        after, after_any: what has to be over before it starts: all of them, or any.
     """
 
     id: JobId
@@ -65,6 +80,10 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     bandwidth_gb_s: float | None = None
     expected_bandwidth_gb_s: float | None = None
     operating_points: tuple[OperatingPoint, ...] = ()
+    hold: bool = False
+    begin_s: float | None = None
+    after: tuple[Dependency, ...] = ()
+    after_any: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -153,6 +172,7 @@ class Job(msgspec.Struct, gc=False):
         asked: the frequency it asks for on each of its nodes over the highest; empty for that.
         frequencies: what it has there, as a neighbour may ask for more.
         stretch: how much longer it runs at these than at the highest one.
+        held_by_user: a user holds it (see :mod:`rms.core.holds`).
     """
 
     spec: JobSpec
@@ -182,6 +202,7 @@ class Job(msgspec.Struct, gc=False):
     asked: tuple[float, ...] = ()
     frequencies: tuple[float, ...] = ()
     stretch: float = 1.0
+    held_by_user: bool = False
 
     def __post_init__(self) -> None:
         if self.speedup is None:

@@ -16,7 +16,9 @@ from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
     Event,
+    Freed,
     FrequenciesSettable,
+    HeldByUser,
     JobDecision,
     NodeBooted,
     NodeDown,
@@ -45,7 +47,7 @@ from rms.wire.users import Books, HistoryEntry
 
 _OF_NO_JOB = (
     *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-    *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
+    *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed, HeldByUser, Freed),
 )
 
 _OF_POWER = (NodeBooted, NodePowerFailed)

@@ -50,6 +50,8 @@ class State:
         lent: nodes that tasks hold, and whose (:class:`rms.core.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
+        held: jobs that may not start yet (see :mod:`rms.core.holds`).
+        outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
         arrays: how many jobs of each array wait or run, by its name.
@@ -67,14 +69,12 @@ class State:
         idle_above_w: what of that its nodes draw above ``idle_w`` when idle, seen while none ran.
         host_slots: the slots of each host; empty where nodes are not shared.
         least_slots: the fewest that one has; 1 where none are shared.
-        power_models: the power models of its nodes, each once.
-        idle_w: what all its nodes draw when idle.
+        power_models, idle_w: of its nodes, each once; what all of them draw when idle.
         settable_frequencies: a daemon has not found that it cannot set what policies decide; else
             policies decide none, and all run at the highest.
         clocked: nodes have a frequency each (see :mod:`rms.core.clocks`).
-        pools: the processors of nodes that share bandwidth; None where none do.
-        pool_free: of each pool, how many processors nobody holds.
-        pool_gb_s: of each pool, the bandwidth expected to be asked for there.
+        pools: processors that share bandwidth, or None.
+        pool_free, pool_gb_s: of each, processors nobody holds, bandwidth expected to be asked for.
         contended: processes slow one another down there.
         beside: running jobs that may be resized there: their rates follow their neighbours.
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
@@ -100,6 +100,8 @@ class State:
     lent: dict[Node, str] = field(default_factory=dict)
     switched: set[Node] = field(default_factory=set, compare=False)
     too_wide: dict[JobId, Job] = field(default_factory=dict)
+    held: dict[JobId, Job] = field(default_factory=dict)
+    outcomes: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False)
     ends: list[End] = field(default_factory=list)
     shrinkable: list[End] = field(default_factory=list)
     expandable: list[End] = field(default_factory=list)
@@ -178,8 +180,13 @@ class State:
 
     def job(self, job_id: JobId) -> Job | None:
         """Return a job, whatever its state."""
-        waiting = self.pending.get(job_id) or self.too_wide.get(job_id)
-        return self.running.get(job_id) or waiting or self.ended.get(job_id)
+        groups = (self.running, self.pending, self.too_wide, self.held, self.ended)
+        return next((group[job_id] for group in groups if job_id in group), None)
+
+    @property
+    def waiting(self) -> dict[JobId, Job]:
+        """All jobs that wait, also those that no policy sees."""
+        return {**self.pending, **self.too_wide, **self.held}
 
     @property
     def by_estimate(self) -> list[End]:
@@ -248,8 +255,8 @@ class State:
         """Take these for the waiting jobs: of a copy of a state."""
         self.pending, self._queues, self.new_jobs = pending, {}, []
 
-    def enqueue(self, job: Job) -> None:
-        """Put a job at the end of the queue, or back in its place if it waited before."""
+    def enqueue(self, job: Job, *, sort: bool = True) -> None:
+        """Put a job at the end of the queue, or back in its place (``sort``) if it waited."""
         if job.number == 0:
             self.submitted += 1
             job.number = self.submitted
@@ -259,7 +266,8 @@ class State:
             self.new_jobs.append(job)
         else:
             self.pending[job.spec.id] = job
-            self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
+            if sort:
+                self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
         if job.spec.array is not None:
             self.count_array(job, 1)
         if job.spec.array_limit is not None:

@@ -7,11 +7,14 @@ from math import inf
 from typing import Any
 
 from rms.core.clocks import ask_for_highest, set_clocks
+from rms.core.dependencies import end, enter
 from rms.core.events import (
     Decision,
     Ended,
     Event,
+    Freed,
     FrequenciesSettable,
+    HeldByUser,
     Never,
     NodeBooted,
     NodeDown,
@@ -37,6 +40,7 @@ from rms.core.events import (
     TasksHold,
     Ticked,
 )
+from rms.core.holds import freed, held_by_user, submitted
 from rms.core.idle import Idle
 from rms.core.model import Job, JobState, Node, Site
 from rms.core.neighbours import enter_bandwidth, set_rates
@@ -65,11 +69,17 @@ def apply(state: State, event: Event) -> None:
 def _submitted(state: State, event: Submitted) -> None:
     for spec in event.specs:
         job_id = spec.id
-        if job_id in state.pending or job_id in state.running or job_id in state.ended:
+        known = job_id in state.pending or job_id in state.running or job_id in state.ended
+        if known or job_id in state.held:
             raise TransitionError(f"expected a new job, got {job_id} again")
     state.now_s = event.at_s
     for spec in event.specs:
-        state.enqueue(Job(spec))
+        job = Job(spec)
+        state.enqueue(job)
+        if spec.array is not None:
+            enter(state, job)
+        if spec.hold or spec.begin_s is not None or spec.after:
+            submitted(state, job)
 
 
 def _started(state: State, event: Started) -> None:
@@ -192,9 +202,10 @@ def _requeued(state: State, event: Requeued) -> None:
 def _ended(state: State, event: Ended) -> None:
     job = state.running.get(event.job)
     if job is None:
-        if event.job not in state.pending and event.job not in state.too_wide:
+        job = state.too_wide.pop(event.job, None) or state.held.pop(event.job, None)
+        if job is None and event.job not in state.pending:
             raise TransitionError(f"expected a job that is not over, got {event.job} in {event}")
-        job = state.too_wide.pop(event.job, None) or state.dequeue(event.job)
+        job = job or state.dequeue(event.job)
         state.now_s = event.at_s
     else:
         state.now_s = event.at_s
@@ -205,7 +216,7 @@ def _ended(state: State, event: Ended) -> None:
         if job.requested_size is not None:
             job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
     job.state, job.end_s, job.expected_end_s = _OVER[event.state], event.at_s, inf
-    state.ended[event.job] = job
+    end(state, job)
 
 
 def _release(state: State, job: Job) -> None:
@@ -244,7 +255,7 @@ def _reopened(state: State, event: Reopened) -> None:
         job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
         if job.spec.id in event.failed:
             job.state, job.end_s = JobState.FAILED, event.at_s
-            state.ended[job.spec.id] = job
+            end(state, job)
         else:
             state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
     site = Site(len(event.nodes), event.power, shared=event.shared, levels=event.levels)
@@ -306,6 +317,8 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Resized: _resized,
     ResizeRolledBack: _rolled_back,
     Requeued: _requeued,
+    HeldByUser: held_by_user,
+    Freed: freed,
     Ended: _ended,
     Ticked: _ticked,
     NodeDown: down,
@@ -365,7 +378,7 @@ def take(state: State, decision: Decision) -> None:
     elif isinstance(decision, Never):
         job = state.dequeue(decision.job)
         job.state, job.end_s = JobState.CANCELLED, state.now_s
-        state.ended[decision.job] = job
+        end(state, job)
     elif isinstance(decision, PowerOff):
         state.power_off(decision.nodes)
     elif isinstance(decision, PowerOn):

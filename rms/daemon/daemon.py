@@ -37,6 +37,7 @@ from rms.daemon.endings import Endings
 from rms.daemon.faults import Faults, describe
 from rms.daemon.frequencies import FrequencyControl
 from rms.daemon.guard import guarded
+from rms.daemon.holds import Holds
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
@@ -48,13 +49,7 @@ from rms.daemon.scripts import Scripts
 from rms.daemon.tasks import Tasks
 from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
-from rms.wire.messages import (
-    MeterAnswer,
-    Metered,
-    Poll,
-    Report,
-    ResizeRequest,
-)
+from rms.wire.messages import MeterAnswer, Metered, Poll, Report, ResizeRequest
 
 LOOK_S = 0.1
 """How long jobs are looked at before others have their turn."""
@@ -70,6 +65,7 @@ class Daemon:
         meters: reports of energy, and rows of the books.
         power: what they say, held against the power cap.
         endings: the last line of each job's output.
+        holds: jobs that may not start yet.
         tasks: those of processes on this machine, beside jobs.
     """
 
@@ -83,6 +79,7 @@ class Daemon:
         self.nodes = Nodes(context, self.handle)
         self.meters = Meters(context)
         self.endings = Endings(context)
+        self.holds = Holds(context, self.handle)
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
         self.frequencies = FrequencyControl(context, self.handle)
@@ -93,6 +90,7 @@ class Daemon:
         self._dispatcher = Dispatcher(context, *given)
         self._parts: dict[str, Callable[[], None]] = {
             "decisions": self._dispatcher.act,
+            "held jobs": self.holds.look,
             "policy": self._tick,
             "starts": self.scripts.start_some,
             "launcher": self.launcher.poll,
@@ -123,6 +121,7 @@ class Daemon:
     def _followed(self, event: Event) -> None:
         self._look_s = self.scheduler.engine.look_s
         self.power.followed(event)
+        self.holds.followed(event)
         self.tasks.follow()
 
     def _act(self, decision: Decision) -> None:

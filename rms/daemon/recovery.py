@@ -219,7 +219,7 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
             scheduler.reasons[job.id] = end["reason"]
         job.summary = journal.noted(endings.NOTE, job.id).get("line")
     state = scheduler.engine.state
-    for job_id in (*state.pending, *state.too_wide, *state.running, *state.ended):
+    for job_id in (*state.waiting, *state.running, *state.ended):
         if job_id not in jobs:
             jobs[job_id] = JobRuntime(job_id, LOST)
     return jobs
@@ -275,7 +275,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
             if script.status() is None
             else f"job {job.id}: ended while the daemon was away"
         )
-    elif job.note["requeue"] and ending.get("state") in (None, REQUEUED):
+    elif ending.get("state") == REQUEUED or (job.note["requeue"] and not ending):
         daemon.scripts.requeue(job, "ended, its processes are gone")
         return
     else:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rms.core.events import Ended
+from rms.core.model import JobState
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.journal_file import RECORDS, Count, DamagedError, prepare, said
@@ -139,13 +140,12 @@ def settle(daemon: Daemon) -> None:
     state, journal = daemon.context.state, daemon.journal
     for sentence in journal.damage:
         daemon.say(f"{journal.path}: {sentence}")
-    for job_id in [*state.pending, *state.too_wide]:
-        waits = job_id in state.pending or job_id in state.too_wide
-        if waits and daemon.jobs[job_id].note is LOST:
+    for job_id, job in state.waiting.items():
+        if job.state is JobState.PENDING and daemon.jobs[job_id].note is LOST:
             daemon.scheduler.reasons[job_id] = NO_NOTE
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
             daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
-    known = {*state.pending, *state.too_wide, *state.running, *state.ended}
+    known = {*state.waiting, *state.running, *state.ended}
     if journal.damage:
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
         arrays = {job_id.partition("_")[0] for job_id in known}

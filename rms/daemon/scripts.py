@@ -133,7 +133,7 @@ class Scripts:
         context = self._context
         if job.script is None:
             self._handle(Ended(context.time(), job.id, "CANCELLED"))
-        elif job.ending is None:
+        elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):
             job.ending, job.kill_at = state, context.now() + context.settings.grace_s
             context.note("ending", job, {"state": state, "kill_at": job.kill_at})
             self.terminate(job)
@@ -173,7 +173,8 @@ class Scripts:
         lost = said
         if ending == REQUEUED:
             if not well or end_state:
-                self.requeue(job, "told to end before its nodes are taken away")
+                before = "before its nodes are taken away" if self.stopping else "to start again"
+                self.requeue(job, f"told to end {before}")
                 return
             ending = None  # it came to its own end in time
         if not (well or end_state or ending):

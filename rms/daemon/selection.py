@@ -9,7 +9,7 @@ from rms.core.model import Job, JobId
 from rms.core.modes import JobState
 from rms.core.state import State
 from rms.daemon.context import Context
-from rms.formats.jobscript import IdSelection, parse_id_list
+from rms.formats.ids import IdSelection, parse_id_list
 from rms.wire.users import SHORT_STATES, JobSelection
 
 
@@ -19,7 +19,7 @@ class UnknownJobError(ValueError):
 
 def groups(state: State) -> tuple[Mapping[JobId, Job], ...]:
     """Return all jobs: those that wait, run and are over."""
-    return (state.pending, state.too_wide, state.running, state.ended)
+    return (state.pending, state.too_wide, state.held, state.running, state.ended)
 
 
 def selected(context: Context, asked: JobSelection) -> dict[JobId, Job]:

@@ -17,11 +17,12 @@ from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, RefusedError, application, check_token
 from rms.daemon.governor import GovernorRule
+from rms.daemon.jobs import REQUEUED
 from rms.daemon.openapi import describe
 from rms.daemon.selection import UnknownJobError, selected
 from rms.daemon.sockets import is_loopback, raise_open_files
 from rms.daemon.submit import admit
-from rms.formats.jobscript import parse_ids
+from rms.formats.ids import parse_ids
 from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
 from rms.launch.base import LaunchCommand
@@ -113,6 +114,9 @@ class Routes:
             Endpoint("POST", "/jobs", user, self.submit, Submission),
             Endpoint("GET", "/jobs", user, self.jobs),
             Endpoint("POST", "/cancel", user, self.cancel, JobSelection),
+            Endpoint("POST", "/hold", user, self.hold, JobSelection),
+            Endpoint("POST", "/release", user, self.hold, JobSelection),
+            Endpoint("POST", "/requeue", user, self.requeue, JobSelection),
             Endpoint("POST", "/resize", user, self.resize, ResizeCommand),
             Endpoint("GET", "/history/{id}", user, self.history),
             Endpoint("GET", "/nodes", user, self.nodes),
@@ -187,13 +191,47 @@ class Routes:
 
     async def cancel(self, request: Request, body: JobSelection) -> JobIds:
         """Cancel jobs; answer with the ids of those that were not over yet."""
-        if body == JobSelection():
-            raise ValueError("expected ids, states, names or users of jobs to cancel, got none")
         ended = self.daemon.context.state.ended
-        ids = [job_id for job_id in self._selected(body) if job_id not in ended]
+        ids = [job_id for job_id in self._changed(body) if job_id not in ended]
         for job_id in ids:
             self.daemon.cancel(job_id)
         return JobIds([str(job_id) for job_id in ids])
+
+    async def hold(self, request: Request, body: JobSelection) -> JobIds:
+        """Hold jobs that wait, or let them go; answer with their ids."""
+        waiting = self.daemon.context.state.waiting
+        ids = self._among(body, waiting, "a job that waits")
+        holds = self.daemon.holds
+        (holds.hold if request.url.path == "/hold" else holds.release)(ids)
+        return JobIds([str(job_id) for job_id in ids])
+
+    async def requeue(self, request: Request, body: JobSelection) -> JobIds:
+        """Let running jobs end at checkpoints and wait again; answer with their ids."""
+        jobs, running = self.daemon.jobs, self.daemon.context.state.running
+        started = [job_id for job_id in running if jobs[job_id].script is not None]
+        ids = self._among(body, started, "a running job")
+        for job_id in ids:
+            self.daemon.scripts.cancel(jobs[job_id], REQUEUED)
+        return JobIds([str(job_id) for job_id in ids])
+
+    def _changed(self, asked: JobSelection) -> dict[JobId, Job]:
+        """Return the jobs that a command is to change: never all for want of a word."""
+        if asked == JobSelection():
+            raise ValueError("expected ids, states, names or users of jobs, got none")
+        return self._selected(asked)
+
+    def _among(self, asked: JobSelection, these: Collection[JobId], expected: str) -> list[JobId]:
+        """Return which of these jobs are meant.
+
+        Raises:
+            RefusedError: there are none.
+        """
+        found = self._changed(asked)
+        ids = [job_id for job_id in found if job_id in these]
+        if not ids:
+            got = next((f"{job_id}, {job.state}" for job_id, job in found.items()), "none")
+            raise RefusedError(409, f"expected {expected}, got {got}")
+        return ids
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
         """Resize a job on a user's behalf; answer with what was decided."""

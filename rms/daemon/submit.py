@@ -12,24 +12,27 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.dependencies import unknown
+from rms.core.model import Dependency, JobId, JobSpec, Mode
 from rms.core.powercap import within_limit
 from rms.core.speedup import OperatingPoint
 from rms.core.state import State
 from rms.daemon.context import Notes
 from rms.daemon.daemon import Daemon
 from rms.formats import profiles
+from rms.formats.begin import parse_begin
 from rms.formats.config import operating_points
+from rms.formats.dependency import parse_dependency
+from rms.formats.ids import Array, parse_array
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
-    Array,
     Options,
     OutputNames,
     ScriptError,
     expand_output,
-    parse_array,
     parse_text,
     read_option,
     refuse_unsupported,
@@ -42,8 +45,8 @@ from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import JobIds, Submission, SubmitOptions
 
 PLACING = {
-    *("--begin", "-b", "--hold", "-H", "--deadline", "--reservation", "--nodelist", "-w"),
-    *("--exclude", "-x", "--nodefile", "-F", "--constraint", "-C"),
+    *("--deadline", "--reservation", "--nodelist", "-w", "--exclude", "-x"),
+    *("--nodefile", "-F", "--constraint", "-C"),
 }
 """Options of sbatch that say when or where a job may run: not to heed them is no small thing."""
 
@@ -107,12 +110,14 @@ def _jobs(
     indices: list[int | None] = [None] if array is None else list(array.indices)
     requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
     name = options.job_name or body.name
-    profile = _profile(daemon, body, options)
+    profile, begin_s = _profile(daemon, body, options), _begin_s(daemon, options)
+    after, any_of = _after(daemon, options, name)
     specs: list[JobSpec] = []
     notes: dict[JobId, dict[str, Any]] = {}
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
         spec = _spec(job_id, daemon.time(), options, array, profile)
+        spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
         specs.append(_limited(spec, options, daemon.context.state))
         names = OutputNames(
             array_id=str(number),
@@ -234,7 +239,7 @@ def _keep_script(folder: Path, text: str) -> None:
 
 
 def _options(given: SubmitOptions) -> Options:
-    for option in ("job_name", "output", "error", "chdir", "export"):
+    for option in ("job_name", "output", "error", "chdir", "export", "begin", "dependency"):
         text = getattr(given, option)
         if text is not None:
             read_option(option.replace("_", "-"), text)
@@ -296,9 +301,38 @@ def _spec(
             speedup=speedup,
             bandwidth_gb_s=gb_s,
             operating_points=points,
+            hold=bool(options.hold),
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None
+
+
+def _begin_s(daemon: Daemon, options: Options) -> float | None:
+    """Return when jobs may start at the earliest, by the daemon's clock; None for now."""
+    if options.begin is None:
+        return None
+    skew_s = daemon.context.skew_s  # a user's times are those of the day
+    return parse_begin(options.begin, daemon.context.now() + skew_s) - skew_s
+
+
+def _after(daemon: Daemon, options: Options, name: str) -> tuple[tuple[Dependency, ...], bool]:
+    """Return what jobs of a submission wait for, and whether any of it is enough.
+
+    Raises:
+        ScriptError: there is no such job.
+    """
+    if options.dependency is None:
+        return (), False
+    asked, state = parse_dependency(options.dependency), daemon.context.state
+    missing = unknown(state, [job for _, job in asked.after])
+    if missing:
+        raise ScriptError(f"--dependency: expected the id of a job, got {missing}, not known")
+    after = [Dependency(*each) for each in asked.after]
+    if asked.singleton:
+        notes = [daemon.jobs[job_id].note for job_id in (*state.waiting, *state.running)]
+        same = dict.fromkeys(note["array"] for note in notes if note.get("name") == name)
+        after += [Dependency("afterany", job) for job in same]
+    return tuple(after), asked.any_of
 
 
 def _limited(spec: JobSpec, options: Options, state: State) -> JobSpec:

@@ -19,7 +19,7 @@ import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
-from rms.formats.jobscript import ScriptError, parse_ids
+from rms.formats.ids import ScriptError, parse_ids
 from rms.formats.jobtables import csv_records, is_table, parquet_records
 from rms.formats.sacct import Clock, Record, records
 

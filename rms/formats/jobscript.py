@@ -1,4 +1,4 @@
-"""Job scripts, array specifications, times and ids in Slurm's forms.
+"""Job scripts, their options, and times in Slurm's forms.
 
 What ``sbatch`` reads is read the same way here, so that one script serves both. Whatever does not
 parse raises :class:`ScriptError`. Only :func:`parse_script` touches a file.
@@ -9,31 +9,26 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields, replace
-from itertools import groupby
 from operator import mul
 from pathlib import Path
 from typing import Any
 
 from rms.core.model import Mode
+from rms.formats.begin import parse_begin
+from rms.formats.dependency import parse_dependency
+from rms.formats.ids import ScriptError as ScriptError
+from rms.formats.ids import match, parse_array
 
-MAX_TASKS = 10_000  # of one job array
 MOST_NODES = 100_000  # of one job
 MOST_OPTIONS = 65_536  # characters, of all lines with options
-SHOWN = 200  # characters of what is quoted
 NO_INDEX = 4_294_967_294  # what %a is for a job of no array, as in Slurm
 DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
 
-_ID = re.compile("([0-9]{1,18})(?:_([0-9]{1,18}))?")
-_RANGE = re.compile("([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
 _TIME = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
 _WORD = re.compile(r"""((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)(.*)""")
-
-
-class ScriptError(ValueError):
-    """A script, option or id that does not say what it should; one sentence, expected and got."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,7 @@ class Options:
     time_s: float | None = None  # inf where no limit is asked for
     job_name: str | None = None
     output: str | None = None  # for expand_output
-    dependency: str | None = None
+    dependency: str | None = None  # for parse_dependency
     requeue: bool | None = None
     ntasks_per_node: int | None = None
     resize_factor: int | None = None
@@ -61,6 +56,8 @@ class Options:
     export: str | None = None  # which variables the job gets
     arguments: tuple[str, ...] | None = None  # of the script itself
     idempotency_key: str | None = None
+    hold: bool | None = None
+    begin: str | None = None  # for parse_begin
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -81,14 +78,6 @@ class Script:
 
 
 @dataclass(frozen=True)
-class Array:
-    """Indices of an array's tasks, rising, and how many may run at once (None: all)."""
-
-    indices: tuple[int, ...]
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
 class OutputNames:
     """What the name of a job's output file may hold.
 
@@ -101,25 +90,6 @@ class OutputNames:
     name: str
     node: str
     user: str
-
-
-@dataclass(frozen=True)
-class IdSelection:
-    """Jobs that an id names: a job with all its tasks (``indices`` None), or some of its tasks."""
-
-    job: int
-    indices: frozenset[int] | None = None
-
-    def __str__(self) -> str:
-        tasks = [f"{self.job}_{index}" for index in self.indices or ()]
-        return fold_ids(tasks or [str(self.job)])[0]
-
-    def matches(self, job_id: str) -> bool:
-        """Return whether the job of this id, ``7`` or ``7_3``, is one of them."""
-        found = _ID.fullmatch(job_id)
-        if found is None or int(found[1]) != self.job:
-            return False
-        return self.indices is None or (found[2] is not None and int(found[2]) in self.indices)
 
 
 def parse_script(path: Path) -> Script:
@@ -175,12 +145,8 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
     Raises:
         ScriptError: the first such option.
     """
-    for option, asked in (
-        ("--dependency", options.dependency),
-        ("--resize-factor", options.resize_factor),
-    ):
-        if asked is not None:
-            raise ScriptError(f"{option} is not in this version; expected a script without it")
+    if options.resize_factor is not None:
+        raise ScriptError("--resize-factor is not in this version; expected a script without it")
     tasks = options.ntasks_per_node
     if shared and tasks is not None:
         raise ScriptError(
@@ -192,24 +158,6 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
         raise ScriptError(f"expected --ntasks-per-node={found}, as nodes here hold, got {tasks}")
 
 
-def parse_array(spec: str) -> Array:
-    """Read ``0-11%4`` or ``1,3,5-9:2``; repeated indices count once."""
-    form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
-    ranges, limit = _match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
-    indices: set[int] = set()
-    spec = spec if len(spec) <= SHOWN else f"{spec[:SHOWN]}..."
-    expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
-    for part in ranges.split(","):
-        found = _match(_RANGE, part, expected)
-        low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        if high < low or step < 1:
-            raise ScriptError(f"expected rising indices in {spec!r}, got {part!r}")
-        indices.update(range(low, high + 1, step)[: MAX_TASKS + 1])
-        if len(indices) > MAX_TASKS:
-            raise ScriptError(f"expected at most {MAX_TASKS} array tasks, got more in {spec!r}")
-    return Array(tuple(sorted(indices)), None if limit is None else int(limit))
-
-
 def parse_time(text: str) -> float:
     """Return seconds of ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
 
@@ -218,7 +166,7 @@ def parse_time(text: str) -> float:
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
     form = "a time as minutes, M:S, H:M:S, D-H, D-H:M, D-H:M:S or UNLIMITED"
-    days, clock = _match(_TIME, text, form).groups()
+    days, clock = match(_TIME, text, form).groups()
     parts = [int(part) for part in clock.split(":")]
     units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
     return float(int(days or 0) * 86400 + sum(map(mul, parts, units))) or math.inf
@@ -236,42 +184,10 @@ def parse_power_cap(text: str) -> float | None:
 def parse_nodes(text: str) -> tuple[int, int]:
     """Return the fewest and the most nodes of ``4`` or ``1-4``."""
     form = f"nodes as N or MIN-MAX with 1 <= MIN <= MAX <= {MOST_NODES}"
-    low, high = _match("([0-9]{1,9})(?:-([0-9]{1,9}))?", text, form).groups()
+    low, high = match("([0-9]{1,9})(?:-([0-9]{1,9}))?", text, form).groups()
     if not 1 <= int(low) <= int(high or low) <= MOST_NODES:
         raise ScriptError(f"expected {form}, got {text!r}")
     return int(low), int(high or low)
-
-
-def parse_ids(text: str) -> IdSelection:
-    """Read ``7``, ``7_3`` or ``7_[1-3,5]``; a ``%limit``, as squeue prints it, is let pass."""
-    if several := re.fullmatch(r"([0-9]{1,18})_\[(.*)\]", text):
-        return IdSelection(int(several[1]), frozenset(parse_array(several[2]).indices))
-    job, index = _match(_ID, text, "a job id like 7, 7_3 or 7_[1-3,5]").groups()
-    return IdSelection(int(job), None if index is None else frozenset([int(index)]))
-
-
-def parse_id_list(text: str) -> list[IdSelection]:
-    """Read ids with commas between: ``7,8_[1-3,5]``, of at most so many jobs as an array has."""
-    parts = re.split(r",(?![^\[\]]*\])", text)
-    found, count = [], 0
-    for part in parts:
-        found.append(parse_ids(part))
-        count += len(found[-1].indices or ()) or 1
-        if count > MAX_TASKS:
-            raise ScriptError(f"expected ids of at most {MAX_TASKS} jobs, got more")
-    return found
-
-
-def fold_ids(ids: Iterable[str]) -> list[str]:
-    """Return a row per job and a row per array, as they first come: ``7_[0-1,3]`` for three."""
-    rows: dict[tuple[str, bool], set[int]] = {}
-    for job_id in ids:
-        job, index = _match(_ID, job_id, "a job id like 7 or 7_3").groups()
-        rows.setdefault((job, index is None), set()).update([] if index is None else [int(index)])
-    return [
-        f"{job}_[{_folded(tasks)}]" if len(tasks) > 1 else "_".join([job, *map(str, tasks)])
-        for (job, _), tasks in rows.items()
-    ]
 
 
 def expand_output(pattern: str, job: OutputNames) -> str:
@@ -306,7 +222,7 @@ def _lines(text: str, path: Path | str) -> list[str]:
 def _words(line: str) -> list[str]:
     words = []
     while (line := line.strip()) and not line.startswith("#"):
-        word, line = _match(_WORD, line, "closed quotes").groups()
+        word, line = match(_WORD, line, "closed quotes").groups()
         words.append(_text(shlex.split(word)[0]))
     return words
 
@@ -315,12 +231,14 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
     options, ignored = Options(), list[str]()
     while words:
         word = words.pop(0)
-        if short := re.fullmatch("-([aNtJodeD])(.*)", word):
+        if word == "-H":
+            word = "--hold"
+        if short := re.fullmatch("-([aNtJodeDb])(.*)", word):
             word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
         option, given, text = word.partition("=")
         name = option.removeprefix("--")
         if option in _FLAGS and not given:
-            options = Options(requeue=_FLAGS[option]).over(options)
+            options = _FLAGS[option].over(options)
         elif (
             option == f"--{name}"
             and name in _READERS
@@ -338,19 +256,6 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
     return options, ignored
 
 
-def _match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
-    found = re.fullmatch(form, text)
-    if found is None:
-        raise ScriptError(f"expected {expected}, got {text!r}")
-    return found
-
-
-def _folded(indices: Iterable[int]) -> str:
-    steps = groupby(enumerate(sorted(indices)), lambda pair: pair[1] - pair[0])
-    runs = [[index for _, index in run] for _, run in steps]
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
-
-
 def _text(text: str) -> str:
     if not text.strip() or not text.isprintable():
         raise ScriptError(f"expected a printable text, got {text!r}")
@@ -358,16 +263,16 @@ def _text(text: str) -> str:
 
 
 def _count(text: str) -> int:
-    return int(_match("0*[1-9][0-9]{0,8}", text, "a whole number of at least 1")[0])
+    return int(match("0*[1-9][0-9]{0,8}", text, "a whole number of at least 1")[0])
 
 
 def _amount(text: str) -> float:
     form = r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
-    return float(_match(form, text, "a number above 0 like 12.5")[0])
+    return float(match(form, text, "a number above 0 like 12.5")[0])
 
 
 def _mode(text: str) -> Mode:
-    return Mode(_match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
+    return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
 
 
 _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
@@ -376,7 +281,7 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "time": ("time_s", parse_time),
     "job-name": ("job_name", _text),
     "output": ("output", _text),
-    "dependency": ("dependency", _text),
+    "dependency": ("dependency", lambda text: parse_dependency(text) and text),
     "ntasks-per-node": ("ntasks_per_node", _count),
     "preferred": ("preferred", _count),
     "mode": ("mode", _mode),
@@ -389,10 +294,16 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "error": ("error", _text),
     "chdir": ("chdir", _text),
     "export": ("export", _text),
+    "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
 }
 _NOT_SLURMS = {
     *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "power-limit"),
     *("cooldown", "profile"),
 }
-_FLAGS = {"--requeue": True, "--no-requeue": False}
-_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True)) | {"e": "error", "D": "chdir"}
+_FLAGS = {
+    "--requeue": Options(requeue=True),
+    "--no-requeue": Options(requeue=False),
+    "--hold": Options(hold=True),
+}
+_SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
+_SHORT |= {"e": "error", "D": "chdir", "b": "begin"}

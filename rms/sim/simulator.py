@@ -9,11 +9,13 @@ from math import floor, inf
 from operator import attrgetter
 from typing import Literal
 
+from rms.core import holds
 from rms.core.engine import Engine
 from rms.core.events import (
     Decision,
     Ended,
     Event,
+    Freed,
     NodeBooted,
     NodeDown,
     NodeUp,
@@ -148,6 +150,8 @@ class Simulation:
                 decisions = engine.handle(event)
                 if decisions or type(event) is not Submitted:  # else nothing follows
                     self._follow(event, decisions)
+            if state.held:
+                self._free(state.now_s)
             if state.reclocked:
                 self._reschedule(state.now_s)
             if looks and (look_s := engine.look_s) < inf and look_s not in self._looks:
@@ -202,7 +206,8 @@ class Simulation:
 
     @property
     def _over(self) -> bool:
-        return not (self._state.running or self._state.pending)
+        state = self._state
+        return not (state.running or state.pending or holds.next_s(state) < inf)
 
     @property
     def _goes_on(self) -> bool:
@@ -282,6 +287,18 @@ class Simulation:
                         self._push(NodeBooted(state.booting[node], node))
         if kind is ResizePoint:
             self._resize_or_go_on(running[event.job], event.at_s)  # type: ignore[union-attr]
+
+    def _free(self, now: float) -> None:
+        """Let jobs start whose time has come; look again when the next one's has."""
+        if found := holds.due(self._state, now):
+            freed = Freed(now, found)
+            if self._record:
+                self.events.append(freed)
+            self._follow(freed, self.engine.handle(freed))
+        next_s = holds.next_s(self._state)
+        if next_s < inf and next_s not in self._looks:
+            self._looks.add(next_s)
+            self._push(Ticked(next_s))
 
     def _fail(self, event: NodeDown) -> None:
         """Requeue what ran on a node that went down."""

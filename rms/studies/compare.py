@@ -16,7 +16,8 @@ from rms.client.commands import read_script, submit
 from rms.client.connection import ask
 from rms.core.joules import BalanceError, check_balance
 from rms.core.model import Mode
-from rms.formats.jobscript import Options, parse_array, parse_script
+from rms.formats.ids import parse_array
+from rms.formats.jobscript import Options, parse_script
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
 from rms.wire.users import Books, BooksAnswer, HistoryEntry, JobRow, NodeRow, NodeSpan
 

@@ -86,6 +86,11 @@ def run_command(
         return 0
 
 
+def tell(line: str) -> None:
+    """Tell the user, beside what is printed for scripts."""
+    print(f"rms: {printable(line)}", file=sys.stderr, flush=True)
+
+
 def publish(target: str | None, result: Any, lines: Sequence[str]) -> None:
     """Write a result as JSON if that is asked for; print its lines unless JSON is printed."""
     if target is not None:

@@ -72,6 +72,9 @@ class SubmitOptions(
     export: Text | None = None
     arguments: Words | None = None
     idempotency_key: Name | None = None
+    hold: bool | None = None
+    begin: Name | None = None
+    dependency: Text | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

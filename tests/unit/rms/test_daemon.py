@@ -80,6 +80,25 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield Bench(journal, tmp_path)
 
 
+def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> None:
+    specs = [
+        JobSpec(JobId("3"), bench.now_s, 1, 1, 1, Mode.FIXED, hold=True),
+        JobSpec(JobId("4"), bench.now_s, 1, 1, 1, Mode.FIXED, begin_s=bench.now_s + 60.0),
+    ]
+    notes = {spec.id: NOTE | {"array": spec.id, "requeue": False} for spec in specs}
+    bench.daemon.submit(specs, notes)
+    bench.daemon = bench.resumed()
+    bench.daemon.watch()
+    assert set(bench.daemon.context.state.held) == {"3", "4"}
+    bench.now_s += 60.0
+    bench.daemon.watch()
+    state = bench.daemon.context.state
+    assert set(state.held) == {"3"} and set(state.running) == {"4"}
+    bench.daemon.holds.release([JobId("3")])
+    assert set(state.running) == {"3", "4"} and not state.held
+    assert replay(bench.journal.read()).differing == []
+
+
 def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Bench) -> None:
     bench.run(WALL, 3, 3, 3, Mode.FIXED)
     bench.run(ONE, 1, 2, 1, Mode.FLEXIBLE)

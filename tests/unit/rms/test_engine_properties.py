@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import islice
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from rms.core.engine import Engine
 from rms.core.events import (
     Ended,
     Event,
+    Freed,
+    HeldByUser,
     NodeBooted,
     NodeDown,
     NodePowerFailed,
@@ -32,6 +36,7 @@ from rms.core.events import (
     TasksHold,
     Ticked,
 )
+from rms.core.holds import due, next_s
 from rms.core.ledger import Ledger
 from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, adjusted, named
@@ -90,7 +95,7 @@ BY_STRATEGY = [
 
 
 def waiting(state: State) -> list[Job]:
-    return [*state.pending.values(), *state.too_wide.values()]
+    return [*state.pending.values(), *state.too_wide.values(), *state.held.values()]
 
 
 class Cluster(RuleBasedStateMachine):
@@ -135,7 +140,26 @@ class Cluster(RuleBasedStateMachine):
         at_s = self.now(data)
         self.number += count
         numbers = range(self.number - count, self.number)
-        self.happen(Submitted(at_s, tuple(data.draw(specs_of(n, at_s)) for n in numbers)))
+        specs = [data.draw(specs_of(n, at_s)) for n in numbers]
+        begin_s = data.draw(st.sampled_from([None, None, at_s - 1.0, at_s + 2.0]))
+        specs[0] = replace(specs[0], begin_s=begin_s, hold=begin_s == at_s - 1.0)
+        self.happen(Submitted(at_s, tuple(specs)))
+
+    @precondition(lambda self: waiting(self.engine.state))
+    @rule(data=st.data(), held=st.booleans())
+    def hold(self, data: st.DataObject, held: bool) -> None:
+        jobs = data.draw(st.sets(st.sampled_from(waiting(self.engine.state)), max_size=3))
+        names = tuple(sorted(job.spec.id for job in jobs))
+        self.happen(HeldByUser(self.now(data), names, held))
+        assert not held or self.engine.state.held.keys() >= set(names)
+
+    @precondition(lambda self: next_s(self.engine.state) < inf)
+    @rule()
+    def free(self) -> None:
+        at_s = max(self.engine.state.now_s, next_s(self.engine.state))
+        freed = due(self.engine.state, at_s)
+        self.happen(Freed(at_s, freed))
+        assert not self.engine.state.held.keys() & set(freed)
 
     @precondition(lambda self: self.engine.state.running)
     @rule(data=st.data(), state=st.sampled_from(["COMPLETED", "FAILED", "TIMEOUT"]))
@@ -312,7 +336,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def a_waiting_job_is_told_why(self) -> None:
         state = self.engine.state
-        for job_id in (*islice(state.pending, 3), *islice(state.too_wide, 3)):
+        for job_id in (*islice(state.pending, 3), *islice(state.too_wide, 3), *state.held):
             later = self.engine.explain(job_id)
             assert later is not None and later.job == job_id and later.reason
 

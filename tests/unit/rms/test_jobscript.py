@@ -12,20 +12,15 @@ from hypothesis import strategies as st
 from sentences import one_sentence
 
 from rms.core.model import Mode
+from rms.formats.ids import MAX_TASKS, Array, IdSelection, fold_ids, parse_array, parse_ids
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
-    MAX_TASKS,
-    Array,
-    IdSelection,
     Options,
     OutputNames,
     Script,
     ScriptError,
     expand_output,
-    fold_ids,
-    parse_array,
-    parse_ids,
     parse_nodes,
     parse_script,
     parse_text,
@@ -57,6 +52,7 @@ OPTIONS = [
     ("--dependency=afterok:3", Options(dependency="afterok:3")),
     *(("--requeue", Options(requeue=True)), ("--no-requeue", Options(requeue=False))),
     ("--ntasks-per-node=2", Options(ntasks_per_node=2)),
+    *(("--hold", Options(hold=True)), ("--begin=16:00", Options(begin="16:00"))),
 ]
 RMS_OPTIONS = [
     ("--mode=flexible", Options(mode=Mode.FLEXIBLE)),
@@ -160,7 +156,8 @@ def test_a_script_need_not_be_executable_nor_end_its_last_line(tmp_path: Path) -
         *(("#SBATCH --requeue=yes", "'--requeue=yes'"), ("#RMS nodes=4", "'nodes=4'")),
         *(("#SBATCH nodes=4", "'nodes=4'"), ("#SBATCH --mem=4G more", "'more'")),
         *(("#RMS --nodes", "--nodes: expected"), ("#SBATCH -N=4", "'=4'")),
-        ("#RMS --array=", "--array: expected"),
+        *(("#RMS --array=", "--array: expected"), ("#SBATCH -b soon", "--begin: expected a time")),
+        *(("#RMS -d after:3", "expected dep"), ("#RMS -d afterok:3,afterok:4?5", "expected dep")),
         ("#RMS --job-name=''", "--job-name: expected"),
         *(("#RMS --job-name=a\x07b", r"a\x07b"), ("#RMS --job-name='open", "closed quotes")),
         ("#RMS -J end\\", "closed quotes"),
@@ -402,7 +399,6 @@ def test_a_job_of_no_array_has_slurms_number_for_its_index() -> None:
 @pytest.mark.parametrize(
     ("options", "got"),
     [
-        (Options(dependency="afterok:3"), "--dependency"),
         (Options(resize_factor=2), "--resize-factor"),
         (Options(ntasks_per_node=4), "expected --ntasks-per-node=1 or 2, .* got 4"),
         (Options(ntasks_per_node=2), "expected --ntasks-per-node=1 or 2, .* got 2"),

@@ -13,6 +13,7 @@ from routed import Routed, routed
 
 from rms.cli.main import COMMANDS, main
 from rms.client import commands, connection
+from rms.core.events import Ended
 from rms.core.model import JobId
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
@@ -103,6 +104,51 @@ def test_jobs_in_tables(terminal: Terminal, tmp_path: Path) -> None:
     assert decision[1:3] == ["start", "n1"]
     script = Path(terminal.server.daemon.jobs["2_3"].note["script"])  # type: ignore[index]
     assert script.read_text().endswith("-m rms launch -- sleep 9\n")
+
+
+@pytest.mark.promise("holds")
+def test_jobs_are_held_and_released(terminal: Terminal) -> None:
+    daemon = terminal.server.daemon
+    assert terminal.lines("submit", "--hold", "--array", "1-3", "good.sh") == [["1"]]
+    assert terminal.lines("submit", "--begin", "now+1hour", "good.sh") == [["2"]]
+    (_, *rows) = terminal.lines("queue")
+    assert sorted(row[0] + row[5] for row in rows) == ["1_[1-3](JobHeldUser)", "2(BeginTime:"]
+    assert terminal.lines("release", "1_[1-2]") == [["RELEASED"], ["1_1"], ["1_2"]]
+    assert set(daemon.context.state.running) == {"1_1", "1_2"}
+    assert "expected a job that waits" in terminal.refused(2, "hold", "1_1")
+    assert terminal.lines("requeue", "1_1") == [["REQUEUED"], ["1_1"]]
+    assert daemon.jobs[JobId("1_1")].ending == "REQUEUED"
+    assert "expected a running job, got 2, PENDING" in terminal.refused(2, "requeue", "2")
+    terminal.lines("cancel", "1")
+    assert daemon.jobs[JobId("1_1")].ending == "CANCELLED"
+    terminal.server.clock[0] += 3601.0
+    daemon.holds.look()
+    assert JobId("2") in daemon.context.state.pending
+    assert [row[0] for row in terminal.lines("hold", "2")] == ["HELD", "2"]
+    assert [row[-1] for row in terminal.lines("explain", "2")] == ["REASON", "JobHeldUser"]
+
+
+@pytest.mark.promise("holds")
+def test_jobs_wait_for_others(terminal: Terminal) -> None:
+    daemon = terminal.server.daemon
+    state = daemon.context.state
+    assert terminal.lines("submit", "--array", "0-1", "good.sh") == [["1"]]
+    assert terminal.lines("submit", "-d", "singleton", "good.sh") == [["2"]]
+    assert terminal.lines("submit", "--dependency", "afterok:1_0,aftercorr:1", "good.sh") == [["3"]]
+    (_, *rows) = terminal.lines("queue", "2")
+    assert rows[0][5:] == ["(Dependency:", "afterany:1)"]
+    daemon.handle(Ended(1000.0, JobId("1_0"), "COMPLETED"))
+    daemon.holds.look()
+    assert set(state.held) == {"2", "3"}
+    daemon.handle(Ended(1000.0, JobId("1_1"), "FAILED"))
+    daemon.holds.look()
+    assert set(state.running) == {"2"} and set(state.held) == {"3"}
+    assert terminal.lines("queue", "3")[1][5] == "(DependencyNeverSatisfied:"
+    said = terminal.refused(2, "submit", "--dependency", "afterok:99", "good.sh")
+    assert "--dependency: expected the id of a job, got 99" in said
+    assert "expected dependencies like afterok:7" in terminal.refused(
+        2, "submit", "-d", "expand:1", "good.sh"
+    )
 
 
 def test_energy_and_what_it_costs(terminal: Terminal, tmp_path: Path) -> None:
