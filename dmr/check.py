@@ -48,6 +48,10 @@ class CheckError(Exception):
     """The program cannot be checked; one sentence."""
 
 
+class NoProgramError(CheckError):
+    """There is no such program."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One run of the program.
@@ -159,6 +163,7 @@ def run_once(command: Sequence[str], script: str, compared: Path | None) -> Outc
     """Run the program with these resizes.
 
     Raises:
+        NoProgramError: it could not be started.
         CheckError: it failed, or has not come to the end of a block of dmr.malleable.
     """
     what = f"with {SCRIPT_VARIABLE}={script}" if script else "without resizes"
@@ -171,7 +176,9 @@ def run_once(command: Sequence[str], script: str, compared: Path | None) -> Outc
         try:
             done = subprocess.run(command, env=env, capture_output=True, check=False)
         except OSError as error:
-            raise CheckError(f"could not start {command[0]}: {error.strerror}") from None
+            raise NoProgramError(
+                f"expected a command that can be run, got {command[0]}: {error.strerror}"
+            ) from None
         wall_s = time.perf_counter() - begun
         said = done.stderr.decode(errors="replace").strip().splitlines()
         # After a resize mpirun's own status says nothing.
@@ -206,6 +213,7 @@ def check(
     """Run a program plain, with rehearsals and with resizes; return what differs.
 
     Raises:
+        NoProgramError: it could not be started.
         CheckError: it cannot be checked.
     """
     plain = run_once(command, "", compared)

@@ -80,7 +80,7 @@ def _probe(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     """Check a program; exit 1 if anything differs."""
-    from dmr.check import CheckError, check
+    from dmr.check import CheckError, NoProgramError, check
 
     try:
         sizes = [int(size) for size in arguments.resize.split(",")]
@@ -93,7 +93,7 @@ def _check(arguments: argparse.Namespace) -> int:
         if arguments.json != "-":
             print(line, flush=True)
 
-    with refuse_on(CheckError, exit_code=1):
+    with refuse_on(CheckError, exit_code=1), refuse_on(NoProgramError):
         found = check(arguments.words, sizes, arguments.compare, say)
     publish(arguments.json, found, [])
     return 0 if found["same"] else 1

@@ -26,7 +26,8 @@ PORTS = Path(__file__).parents[2] / "jobs" / "ports"
 PUBLIC = runpy.run_path(str(PORTS / "public.py"))
 PROGRAMS: dict[str, dict[str, Any]] = PUBLIC["programs"]()
 MOST_CHANGED, MEDIAN_CHANGED = 10, 6
-RMS_STEPS, RMS_SIZES = 3000, [3, 1, 2]
+RMS_STEPS, RMS_SIZES = 3000, [3, 1, 2]  # from 2
+PACE_S = 0.1
 NUMBERS = re.compile(r"[-+.\deE ]*\d")
 
 
@@ -58,6 +59,8 @@ def copied(name: str, folder: Path, known: dict[str, Any]) -> Path:
     source = Path(os.environ.get("PUBLIC_PROGRAMS", "none")) / name
     if not (source / known["program"]).is_file():
         pytest.skip(f"PUBLIC_PROGRAMS has no {name}: {known['repository']} at {known['revision']}")
+    for package in known.get("packages", []):
+        pytest.importorskip(package)
     for needed in (source / path for path in known.get("needs", [])):
         if needed.is_dir():
             shutil.copytree(needed, folder / needed.name)
@@ -93,26 +96,36 @@ def assert_same(moved: str, plain: str, tolerance: float | None) -> None:
         assert numbers(plain)
 
 
+def assert_same_files(moved: Path, plain: Path, paths: list[str], tolerance: float | None) -> None:
+    """Compare files in two folders: their bytes, or their numbers within a relative tolerance."""
+    for path in paths:
+        if tolerance is None:
+            assert (moved / path).read_bytes() == (plain / path).read_bytes()
+        else:
+            assert_same((moved / path).read_text(), (plain / path).read_text(), tolerance)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.wide
 def test_the_answer_is_the_unmodified_program_s(run: Run, name: str, tmp_path: Path) -> None:
     known = stated(name)
     original = copied(name, tmp_path, known)
-    words = known.get("args", [])
+    words, files = known.get("args", []), known.get("writes", [])
     plain = run(MPIEXEC, "-n", "2", sys.executable, original.name, *words)
     assert plain.returncode == 0, plain.stdout + plain.stderr
-    files = [tmp_path / path for path in known.get("writes", [])]
-    wanted = [path.read_bytes() for path in files]
+    for path in files:
+        (tmp_path / "plain" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).rename(tmp_path / "plain" / path)
     for resizes in filter(None, (known.get("rehearsal"), known["resizes"])):
-        for path in files:
-            path.unlink()
         env = {"DMR_RESIZE_AT": resizes}
         moved = run(MPIEXEC, "-n", "2", sys.executable, "malleable.py", *words, env=env)
         said = moved.stdout + moved.stderr
         assert moved.stdout.count("ranks by spawn") == resizes.count(":"), said
         assert moved.returncode == 0 and "Error" not in moved.stdout, said
-        assert [path.read_bytes() for path in files] == wanted
         about = known.get("tolerance") if resizes == known["resizes"] else None
+        assert_same_files(tmp_path, tmp_path / "plain", files, about)
+        for path in files:
+            (tmp_path / path).unlink()
         if not files:  # of those that write some, lines of several ranks may run into each other
             assert_same(moved.stdout, plain.stdout, about)
 
@@ -131,16 +144,17 @@ def rms(daemon: Rms) -> Iterator[Rms]:
         yield found
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if "steps" in PROGRAMS[name]])
+@pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.wide
 def test_and_so_it_is_under_the_rms(rms: Rms, run: Run, name: str, tmp_path: Path) -> None:
-    known = stated(name, RMS_STEPS)
+    known = stated(name, PROGRAMS[name].get("rms_steps", RMS_STEPS))
     original, words = copied(name, tmp_path, known), known.get("args", [])
     plain = run(MPIEXEC, "-n", "2", sys.executable, original.name, *words)
     assert plain.returncode == 0, plain.stdout + plain.stderr
     copied(name, rms.work, known)
+    pace = f"PACE_S={known.get('pace_s', PACE_S)}"
     job = rms.submit(
-        " ".join(["PACE_S=0.1 mpirun", *program("paced"), "malleable.py", *words]),
+        " ".join([pace, "mpirun", *program("paced"), "malleable.py", *words]),
         *("--mode", "malleable", "--nodes", "1-3", "--preferred", "2"),
     )
     rms.running(job)
@@ -150,8 +164,8 @@ def test_and_so_it_is_under_the_rms(rms: Rms, run: Run, name: str, tmp_path: Pat
     assert rms.over(job) == ["COMPLETED"], rms.output(job)
     done = [(row["to"], row["strategy"]) for row in rms.row(job)["resizes"]]
     assert done == [(size, "warm") for size in RMS_SIZES], rms.output(job)
-    for path in known.get("writes", []):
-        assert (rms.work / path).read_bytes() == (tmp_path / path).read_bytes()
+    about = known.get("tolerance")
+    assert_same_files(rms.work, tmp_path, known.get("writes", []), about)
     if "writes" not in known:
-        assert_same(rms.output(job), plain.stdout, known.get("tolerance"))
+        assert_same(rms.output(job), plain.stdout, about)
     rms.nothing_left()
