@@ -33,4 +33,5 @@ def pause() -> None:
 Driver.loop = slow_loop  # type: ignore[method-assign]
 Driver.point = slow_point  # type: ignore[method-assign]
 sys.argv = sys.argv[1:]
+sys.path.insert(0, str(Path(sys.argv[0]).parent))  # as Python does for a program
 runpy.run_path(sys.argv[0], run_name="__main__")
