@@ -15,7 +15,11 @@ BAD = [
     (["bench", "--mib", "0"], 2, "expected at least 1 rank and 1 MiB in --from, --to and --mib"),
     (["bench", "--strategy", "magic"], 2, "expected a strategy of warm, spawn, merge, restart"),
     (["check", "--resize", "3,0", "--", "true"], 2, "expected --resize RANKS[,RANKS...], got"),
-    (["check", "--", "no-such-program"], 1, "could not start no-such-program: No such file"),
+    (
+        ["check", "--", "no-such-program"],
+        2,
+        "a command that can be run, got no-such-program: No such",
+    ),
     (["bench", "--json", "no/such/x.json"], 2, "expected an existing folder for --json"),
 ]
 
