@@ -62,7 +62,7 @@ def winds_case(
         coordinates=(
             Coordinate("longitude", "degrees_east", flow.longitude),
             Coordinate("latitude", "degrees_north", flow.latitude),
-            Coordinate("height", "1", flow.height),
+            Coordinate("relative_height", "1", flow.height),
         ),
     )
 

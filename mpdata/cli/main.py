@@ -39,8 +39,15 @@ def _parser() -> Parser:
     verify.set_defaults(call=_verify)
     plot = commands.add_parser("plot", help="draw a field output file", allow_abbrev=False)
     plot.add_argument("file", type=Path, metavar="FILE.h5")
-    plot.add_argument("--out", type=Path, metavar="FILE.png", help="default: FILE.png beside it")
-    plot.add_argument("--frames", type=int, nargs="+", metavar="I", help="default: first and last")
+    plot.add_argument(
+        "--out", type=Path, metavar="FILE", help="default: FILE.png (or .gif) beside it"
+    )
+    plot.add_argument(
+        "--frames", type=int, nargs="+", metavar="I", help="default: first and last (or all)"
+    )
+    plot.add_argument(
+        "--animate", action="store_true", help="an animation: .gif, or .mp4 where ffmpeg is"
+    )
     plot.add_argument(
         "--winds",
         type=Path,
@@ -210,10 +217,12 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _plot(arguments: argparse.Namespace) -> int:
-    from mpdata.cli.plot import plot_file
+    from mpdata.cli.plot import Underlay, plot_file
 
-    out = arguments.out or arguments.file.with_suffix(".png")
-    winds = tuple(arguments.winds) if arguments.winds else None
-    frames = plot_file(arguments.file, out, arguments.frames, winds, arguments.month)
-    publish(arguments.json, {"png": str(out), "frames": frames}, [f"wrote {out}"])
+    animate = arguments.animate
+    out = arguments.out or arguments.file.with_suffix(".gif" if animate else ".png")
+    winds = Underlay(tuple(arguments.winds), arguments.month) if arguments.winds else None
+    frames = plot_file(arguments.file, out, arguments.frames, winds, animate=animate)
+    picture = {"gif" if animate else "png": str(out), "frames": frames}
+    publish(arguments.json, picture, [f"wrote {out}"])
     return 0

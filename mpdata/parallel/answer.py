@@ -154,9 +154,20 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
         sink.close()
         if sink.problem is not None:
             problem = f"expected to write step {step} to {path}, got: {words_of(sink.problem)}"
+        else:
+            problem = _describe(path)
     problem = run.world.comm.bcast(problem)
     if problem is not None:
         raise dmr.CollectiveError(problem)
+
+
+def _describe(path: Path) -> str | None:
+    """Write what is in the output file for ParaView; return what is wrong."""
+    try:
+        output.write_xdmf(path)
+    except OSError as error:
+        return f"expected to write {path.with_suffix('.xmf')}, got: {words_of(error)}"
+    return None
 
 
 def result(

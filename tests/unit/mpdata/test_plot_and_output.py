@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import h5py
 import numpy as np
 import pytest
 import wind_files as wf
+from PIL import Image
 from sentences import one_sentence
 from whole_grids import evaluate
 
 from mpdata.cases import Request, Setup, make_setup
-from mpdata.cli.plot import plot_file
+from mpdata.cli.plot import COASTLINE, Underlay, plot_file
 from mpdata.errors import InputError
-from mpdata.parallel.output import Frame, create
+from mpdata.parallel.output import Frame, create, write_xdmf
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -66,6 +69,60 @@ def test_coordinates_come_with_names_and_units(tmp_path: Path) -> None:
         assert scales[1][:] == pytest.approx([i / 6 for i in range(6)])
 
 
+def test_xarray_reads_fields_times_and_coordinates(tmp_path: Path, winds: wf.Pair) -> None:
+    xarray = pytest.importorskip("xarray")
+    pytest.importorskip("h5netcdf")
+    setup = make_setup("winds", Request(grid=(12, 10, 4), winds=winds))
+    path = written(tmp_path / "out.h5", setup, 2)
+    with xarray.open_dataset(path, engine="h5netcdf") as found:
+        assert found["psi"].dims == ("time", "longitude", "latitude", "relative_height")
+        assert (
+            found["psi"].sel(time="2000-01-01T00:00:02.5").values.tobytes()
+            == (evaluate(setup).psi + 1).tobytes()
+        )
+        assert found["longitude"].attrs["standard_name"] == "longitude"
+        assert found["step"].dims == ("time",) and found["step"].values.tolist() == [0, 10]
+
+
+def test_a_case_without_coordinates_has_the_numbers_of_cells(tmp_path: Path) -> None:
+    create(tmp_path / "out.h5", make_setup("random", Request(grid=(4, 3, 2))), "f8")
+    with h5py.File(tmp_path / "out.h5") as file:
+        assert file["psi"].dims[2][0].name == "/y" and file["y"][:].tolist() == [0, 1, 2]
+
+
+def test_paraview_is_told_where_each_frame_of_each_tracer_is(tmp_path: Path) -> None:
+    setup = make_setup("random", Request(grid=(4, 3, 2), tracers=2))
+    create(tmp_path / "out.h5", setup, "f4")
+    for number in range(3):
+        add_frame(tmp_path / "out.h5", number, np.full((4, 3, 2), number))
+        write_xdmf(tmp_path / "out.h5")
+    grids = ElementTree.parse(tmp_path / "out.xmf").findall("Domain/Grid/Grid")
+    assert [grid.find("Time").attrib["Value"] for grid in grids] == ["0.0", "2.5", "5.0"]
+    for number, grid in enumerate(grids):
+        assert grid.find("Topology").attrib["Dimensions"] == "4 3 2"
+        axes = [item.text for item in grid.findall("Geometry/DataItem")]
+        assert axes == ["out.h5:/z", "out.h5:/y", "out.h5:/x"]
+        assert [field.attrib["Name"] for field in grid.findall("Attribute")] == ["psi", "psi2"]
+        slab, stored = grid.findall("Attribute/DataItem/DataItem")[2:]
+        assert slab.text == f"{number} 0 0 0 1 1 1 1 1 4 3 2"
+        assert (stored.text, stored.attrib["Precision"]) == ("out.h5:/psi2", "4")
+        assert stored.attrib["Dimensions"] == "3 4 3 2"
+    assert [path.suffix for path in sorted(tmp_path.iterdir())] == [".h5", ".xmf"]
+
+
+def test_vtk_reads_what_was_written(tmp_path: Path) -> None:
+    vtk = pytest.importorskip("vtkmodules.vtkIOXdmf2")
+    arrays = pytest.importorskip("vtkmodules.util.numpy_support")
+    setup = small()
+    path = written(tmp_path / "out.h5", setup, 1)
+    write_xdmf(path)
+    reader = vtk.vtkXdmfReader()
+    reader.SetFileName(str(path.with_suffix(".xmf")))
+    reader.Update()
+    found = arrays.vtk_to_numpy(reader.GetOutputDataObject(0).GetPointData().GetArray("psi"))
+    assert found.reshape(6, 5, 4).tobytes() == evaluate(setup).psi.tobytes()
+
+
 def test_the_frames_of_an_interrupted_run_are_replaced(tmp_path: Path) -> None:
     path = written(tmp_path / "out.h5", small())
     again = np.full((6, 5, 4), 7.0)
@@ -108,7 +165,7 @@ def test_a_map_is_drawn_over_the_winds(tmp_path: Path, winds: wf.Pair) -> None:
     setup = make_setup("winds", Request(grid=(12, 10, 4), winds=winds))
     path = written(tmp_path / "out.h5", setup)
     plot_file(path, tmp_path / "bare.png", frames=[1])
-    plot_file(path, tmp_path / "winds.png", frames=[1], winds=winds, month=2)
+    plot_file(path, tmp_path / "winds.png", frames=[1], winds=Underlay(winds, 2))
     bare, over = ((tmp_path / name).read_bytes() for name in ("bare.png", "winds.png"))
     assert bare.startswith(PNG)
     assert over.startswith(PNG)
@@ -211,8 +268,37 @@ def test_a_picture_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
         plot_file(path, tmp_path / "out.docx")
 
 
+def test_an_animation_has_all_frames(tmp_path: Path, winds: wf.Pair) -> None:
+    setup = make_setup("winds", Request(grid=(12, 10, 4), winds=winds))
+    path = written(tmp_path / "out.h5", setup)
+    assert plot_file(path, tmp_path / "out.gif", animate=True) == [0, 1, 2]
+    with Image.open(tmp_path / "out.gif") as film:
+        assert film.n_frames == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("out.avi", "expected an animation"), ("out.mp4", "needs ffmpeg")]
+)
+def test_an_animation_that_cannot_be_made_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, says: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = written(tmp_path / "out.h5", small())
+    with one_sentence(InputError, says):
+        plot_file(path, tmp_path / name, animate=True)
+    assert not (tmp_path / name).exists()
+
+
+def test_coasts_lie_on_the_globe() -> None:
+    lines = json.loads(COASTLINE.read_text())["lines"]
+    points = np.concatenate([np.array(line) for line in lines])
+    assert len(points) > 5000 and (abs(points) <= (180, 90)).all()
+    # No line goes around the other way: it would cross the whole map.
+    assert max(abs(np.diff(np.array(line)[:, 0])).max() for line in lines) < 30.0
+
+
 def test_bad_winds_under_a_map_are_refused(tmp_path: Path, winds: wf.Pair) -> None:
     setup = make_setup("winds", Request(grid=(12, 10, 4), winds=winds))
     path = written(tmp_path / "out.h5", setup, 1)
     with one_sentence(InputError, "expected a wind file"):
-        plot_file(path, tmp_path / "out.png", winds=(tmp_path / "none.nc", winds[1]))
+        plot_file(path, tmp_path / "out.png", winds=Underlay((tmp_path / "none.nc", winds[1])))
