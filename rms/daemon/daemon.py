@@ -154,12 +154,13 @@ class Daemon:
     def submit(
         self,
         specs: list[JobSpec],
-        notes: Mapping[JobId, dict[str, Any]],
+        notes: Mapping[str, dict[str, Any]],
         facts: Notes | None = None,
     ) -> None:
         """Take in jobs, all of them or none; durable when it returns.
 
         Args:
+            notes: what is kept of each job, or of the array that it is of.
             facts: what else is true once they are taken in, and not before.
 
         Raises:
@@ -169,10 +170,13 @@ class Daemon:
         with self.journal.whole():
             for key, fact in (facts or {}).items():
                 self.journal.note(key, fact)
-            for spec in specs:
-                self.journal.note(f"job/{spec.id}", notes[spec.id])
+            for of, note in notes.items():
+                self.journal.note(f"job/{of}", note)
             entry = self.journal.append(event)
-        self.jobs.update({spec.id: JobRuntime(spec.id, notes[spec.id]) for spec in specs})
+        for spec in specs:
+            self.jobs[spec.id] = JobRuntime(
+                spec.id, notes[spec.id if spec.id in notes else str(spec.array)]
+            )
         self.handle(event, number=entry)
         self.journal.flush()
 

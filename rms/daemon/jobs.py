@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from rms.core.model import JobId
+from rms.formats.jobscript import OutputNames, expand_output
 from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
@@ -98,6 +101,25 @@ class PendingResize(msgspec.Struct, rename={"reason": "why"}):
         return msgspec.convert(note, cls, strict=False) if note else None
 
 
+def job_note(shared: dict[str, Any], job_id: JobId) -> dict[str, Any]:
+    """Return what is known of a job from its submission.
+
+    Args:
+        shared: what was kept of that, for all tasks of an array; a version before kept each job's.
+    """
+    patterns = shared.get("outputs")
+    if patterns is None:
+        return shared
+    array, _, index = job_id.partition("_")
+    names = OutputNames(
+        array, int(index) if index else None, job_id, shared["name"], shared["node"], shared["user"]
+    )
+    folder = Path(shared["cwd"])
+    found = {what: str(folder / expand_output(form, names)) for what, form in patterns.items()}
+    own = {key: value for key, value in shared.items() if key != "outputs"}
+    return {**own, **found, "index": names.index}
+
+
 PACE_S = 5.0
 """How long a job's steps are counted at a size before the scheduler is told; then twice as long."""
 
@@ -119,7 +141,7 @@ class JobRuntime:
     """All of it.
 
     Attributes:
-        note: what was kept at submission: script, folder, output.
+        shared: what was kept at submission, of all tasks of an array.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: how many launches there were; the next has that number.
         resizes: those that are over.
@@ -137,7 +159,7 @@ class JobRuntime:
     """
 
     id: JobId
-    note: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -158,6 +180,11 @@ class JobRuntime:
     summary: str | None = None
     exit_code: int | None = None
     count: StepCount | None = None
+
+    @cached_property
+    def note(self) -> dict[str, Any]:
+        """What was kept at submission: script, folder, output."""
+        return job_note(self.shared, self.id)
 
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:
         """Begin its cooldown, at least so long; return whether it has one."""

@@ -206,10 +206,12 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
 
 def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:
     """Return what was noted of each job but its processes; tell the scheduler how they ended."""
-    jobs = {}
-    for key, note in journal.notes("job/").items():
-        job = JobRuntime(JobId(key.removeprefix("job/")), note)
-        jobs[job.id] = job
+    jobs, state = {}, scheduler.engine.state
+    notes = {key.removeprefix("job/"): note for key, note in journal.notes("job/").items()}
+    there = [*state.waiting, *state.running, *state.ended]
+    for job_id in there:
+        note = notes.get(job_id) or notes.get(job_id.partition("_")[0])
+        job = jobs[job_id] = JobRuntime(job_id, LOST if note is None else note)
         rows = journal.noted("resizes", job.id).get("rows", [])
         job.resizes = msgspec.convert(rows, list[ResizeRow])
         job.launch_count = journal.noted("steps", job.id).get("launches", 0)
@@ -218,10 +220,6 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
         job.summary = journal.noted(endings.NOTE, job.id).get("line")
-    state = scheduler.engine.state
-    for job_id in (*state.waiting, *state.running, *state.ended):
-        if job_id not in jobs:
-            jobs[job_id] = JobRuntime(job_id, LOST)
     return jobs
 
 

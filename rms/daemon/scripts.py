@@ -90,6 +90,7 @@ class Scripts:
             arguments=note.get("arguments", ()),
             errors=Path(note["error"]) if "error" in note else None,
         )
+        context.launcher.status_file(job.id).parent.mkdir(parents=True, exist_ok=True)
         job.script = context.launcher.start_script(job.id, launch)
         context.note("script", job, {"pid": job.script.pid})
 

@@ -101,6 +101,7 @@ class Routes:
         self.daemon, self.stop, self._token = daemon, stop, token
         self._sockets = frozenset(sockets)
         self._held, self._most_held = 0, raise_open_files() // 2
+        self._admitting = asyncio.Lock()
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -170,7 +171,8 @@ class Routes:
 
     async def submit(self, request: Request, body: Submission) -> JobIds:
         """Take in a script; answer with the ids of its jobs."""
-        return admit(self.daemon, body)
+        async with self._admitting:  # the next number is taken once its jobs are
+            return await admit(self.daemon, body)
 
     async def jobs(self, request: Request) -> list[JobRow]:
         """Return all jobs, or those an id, states, names select."""

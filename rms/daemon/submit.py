@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import getpass
 import math
 import shutil
@@ -19,8 +20,9 @@ from rms.core.model import Dependency, JobId, JobSpec, Mode
 from rms.core.powercap import within_limit
 from rms.core.speedup import OperatingPoint
 from rms.core.state import State
-from rms.daemon.context import Notes
+from rms.daemon.context import Context, Notes
 from rms.daemon.daemon import Daemon
+from rms.daemon.jobs import job_note
 from rms.formats import profiles
 from rms.formats.begin import parse_begin
 from rms.formats.config import operating_points
@@ -30,9 +32,7 @@ from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
     Options,
-    OutputNames,
     ScriptError,
-    expand_output,
     parse_text,
     read_option,
     refuse_unsupported,
@@ -50,12 +50,19 @@ PLACING = {
 }
 """Options of sbatch that say when or where a job may run: not to heed them is no small thing."""
 
+CHUNK = 250
+"""How many tasks of an array are made at a stretch, before others have their turn."""
 
-def admit(daemon: Daemon, body: Submission) -> JobIds:
+MOST_CHECKED = 100
+"""Of so many tasks the output is looked at; all are when they start."""
+
+
+async def admit(daemon: Daemon, body: Submission) -> JobIds:
     """Make jobs of a submission and hand them to the daemon; return their ids.
 
     One that is refused uses no number up and leaves nothing on the disk; one that is repeated, with
-    its key, is the one that there is.
+    its key, is the one that there is. Others have their turn while it makes a large array; the next
+    submission may begin when it has returned.
 
     Raises:
         ScriptError: the script or its options cannot be run.
@@ -72,14 +79,14 @@ def admit(daemon: Daemon, body: Submission) -> JobIds:
     body = _placed(body, options)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
-    specs, notes = _jobs(daemon, number, body, options)
+    note = _note(daemon, number, body, options)
+    specs = await _specs(daemon, number, body, options, note)
     ids: list[str] = [spec.id for spec in specs]
-    with _folders(daemon, [str(number), *ids]):
-        _keep_script(daemon.launcher.state / "jobs" / str(number), body.text)
-        env = body.env | _cooldown(options)
-        daemon.context.private.keep(f"{number}/environment", env, sync=True)
+    env = body.env | _cooldown(options)
+    with _folder(daemon, number):
+        await asyncio.to_thread(_keep, daemon.context, number, body.text, env)
         facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
-        daemon.submit(specs, notes, {"next": {"id": number + 1}, **facts})
+        daemon.submit(specs, {str(number): note}, {"next": {"id": number + 1}, **facts})
     return JobIds(ids, warnings)
 
 
@@ -97,52 +104,77 @@ def _warnings(unheeded: Sequence[str]) -> list[str]:
     return [f"#SBATCH {' '.join(unheeded)}: without effect here"] if unheeded else []
 
 
-def _jobs(
-    daemon: Daemon, number: int, body: Submission, options: Options
-) -> tuple[list[JobSpec], dict[JobId, dict[str, Any]]]:
-    """Return the jobs of a submission, and what is to be kept of each.
+def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> dict[str, Any]:
+    """Return what is to be kept of a submission, for its job or all tasks of its array.
+
+    Raises:
+        ScriptError: no job can be started in this folder and environment.
+    """
+    try:
+        check_strings(body.cwd, body.env)
+    except ValueError as error:
+        raise ScriptError(str(error)) from None
+    requeue, profile = options.requeue, _profile(daemon, body, options)
+    default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
+    note: dict[str, Any] = {
+        "script": str(daemon.launcher.state / "jobs" / str(number) / "script"),
+        "name": options.job_name or body.name,
+        "cwd": body.cwd,
+        "outputs": {"output": options.output or default},
+        "node": daemon.context.cluster.hosts[0],
+        "user": getpass.getuser(),
+        "array": str(number),
+        "requeue": daemon.launcher.requeue_by_default if requeue is None else requeue,
+        "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
+    }
+    if options.error is not None:
+        note["outputs"]["error"] = options.error
+    if options.arguments:
+        note["arguments"] = options.arguments
+    return note
+
+
+async def _specs(
+    daemon: Daemon, number: int, body: Submission, options: Options, note: dict[str, Any]
+) -> list[JobSpec]:
+    """Return the jobs of a submission; others have their turn now and then.
 
     Raises:
         ScriptError: they cannot be.
     """
-    script = daemon.launcher.state / "jobs" / str(number) / "script"
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
-    requeue = daemon.launcher.requeue_by_default if options.requeue is None else options.requeue
-    name = options.job_name or body.name
-    profile, begin_s = _profile(daemon, body, options), _begin_s(daemon, options)
-    after, any_of = _after(daemon, options, name)
+    now_s, profile, begin_s = (
+        daemon.time(),
+        _profile(daemon, body, options),
+        _begin_s(daemon, options),
+    )
+    after, any_of = _after(daemon, options, note["name"])
     specs: list[JobSpec] = []
-    notes: dict[JobId, dict[str, Any]] = {}
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
-        spec = _spec(job_id, daemon.time(), options, array, profile)
+        spec = _spec(job_id, now_s, options, array, profile)
         spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
         specs.append(_limited(spec, options, daemon.context.state))
-        names = OutputNames(
-            array_id=str(number),
-            index=index,
-            job_id=job_id,
-            name=name,
-            node=daemon.context.cluster.hosts[0],
-            user=getpass.getuser(),
-        )
-        pattern = options.output or (DEFAULT_OUTPUT if array is None else DEFAULT_ARRAY_OUTPUT)
-        notes[job_id] = {
-            "script": str(script),
-            "name": name,
-            "cwd": body.cwd,
-            "output": _output(body, pattern, names),
-            "array": str(number),
-            "index": index,
-            "requeue": requeue,
-            "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
-        }
-        if options.error is not None:
-            notes[job_id]["error"] = _output(body, options.error, names)
-        if options.arguments:
-            notes[job_id]["arguments"] = options.arguments
-    return specs, notes
+        if len(specs) <= MOST_CHECKED:
+            _check_outputs(job_note(note, job_id))
+        if len(specs) % CHUNK == 0:
+            await asyncio.sleep(0)
+    return specs
+
+
+def _check_outputs(note: Mapping[str, Any]) -> None:
+    """Refuse files of output that no job can be started with.
+
+    Raises:
+        ScriptError: they are something else.
+    """
+    for output in filter(None, (note["output"], note.get("error"))):
+        try:
+            check_strings(output, {})
+            check_output(Path(output))
+        except ValueError as error:
+            raise ScriptError(str(error)) from None
 
 
 def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
@@ -165,17 +197,15 @@ def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
 
 
 @contextmanager
-def _folders(daemon: Daemon, names: Sequence[str]) -> Iterator[None]:
-    """Make folders of jobs; they go again where the jobs are not taken in after all."""
-    folders = [daemon.launcher.state / "jobs" / name for name in dict.fromkeys(names)]
+def _folder(daemon: Daemon, number: int) -> Iterator[None]:
+    """Make the folder of a submission; it goes again where its jobs are not taken in after all."""
+    folder = daemon.launcher.state / "jobs" / str(number)
     try:
-        for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException:
-        if names[-1] not in daemon.jobs:
-            for folder in folders:
-                shutil.rmtree(folder, ignore_errors=True)
+        if daemon.next_id() == number:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
@@ -216,24 +246,11 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
     return found
 
 
-def _output(body: Submission, pattern: str, names: OutputNames) -> str:
-    """Return the file of a job's output.
-
-    Raises:
-        ScriptError: no job can be started with it, or in this folder and environment.
-    """
-    output = str(Path(body.cwd) / expand_output(pattern, names))
-    try:
-        check_strings(body.cwd, body.env, output)
-        check_output(Path(output))
-    except ValueError as error:
-        raise ScriptError(str(error)) from None
-    return output
-
-
-def _keep_script(folder: Path, text: str) -> None:
-    """Write the script as it is now; what becomes of the user's file does not matter later."""
+def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None:
+    """Write script and environment as they are now; what becomes of the user's does not matter."""
+    folder = context.launcher.state / "jobs" / str(number)
     write_whole(folder / "script", text, sync=True, mode=0o700)
+    context.private.keep(f"{number}/environment", env, sync=True)
     sync_folder(folder)
     sync_folder(folder.parent)
 

@@ -38,16 +38,15 @@ def check_output(place: Path | int, name: Path | None = None) -> None:
     raise ValueError(f"expected a regular file as output, got {where}, which is {got}")
 
 
-def check_strings(cwd: str, env: Mapping[str, str], output: str) -> None:
+def check_strings(path: str, env: Mapping[str, str]) -> None:
     """Refuse what no process can be started with.
 
     Raises:
-        ValueError: a folder, a file's name or a variable holds a NUL or cannot be encoded, or a
-            variable's name is empty or has a ``=``.
+        ValueError: a path or a variable holds a NUL or cannot be encoded, or a variable's name is
+            empty or has a ``=``.
     """
-    for what, text in (("a folder", cwd), ("an output", output)):
-        if not _encodes(text):
-            raise ValueError(f"expected {what} without NUL, got {text!r}")
+    if not _encodes(path):
+        raise ValueError(f"expected a path without NUL, got {path!r}")
     for name, value in env.items():
         if not name or "=" in name or not _encodes(name):
             raise ValueError(f"expected names of variables without = and NUL, got {name!r}")

@@ -9,6 +9,7 @@ and steps until its work is done.
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import itertools
 import os
@@ -204,7 +205,7 @@ class Site:
         """Hand in an array of flexible jobs."""
         options = SubmitOptions(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
-        self.ask("submit", admit, self.daemon, body)
+        self.ask("submit", asyncio.run, admit(self.daemon, body))
 
     def drive(self, run_s: float, wave: int) -> None:
         """Let it run; every few seconds come more jobs."""

@@ -95,7 +95,7 @@ def test_an_output_that_became_a_pipe_fails_its_job_alone(tmp_path: Path, fault:
         ({"env": {"A=B": "1"}}, "expected names of variables without = and NUL, got 'A=B'"),
         ({"env": {"": "1"}}, "expected names of variables without = and NUL, got ''"),
         ({"env": {"A": "1\0"}}, "expected variables without NUL, got A='1\\x00'"),
-        ({"cwd": "/\0"}, "expected a folder without NUL, got '/\\x00'"),
+        ({"cwd": "/\0"}, "expected a path without NUL, got '/\\x00'"),
         ({"options": {"output": "a\0"}}, "--output: expected a printable text, got 'a\\x00'"),
     ],
 )

@@ -65,6 +65,6 @@ def test_a_script_that_finds_no_room_is_refused(
     def keep(*_: object) -> Path:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(submit, "_keep_script", keep)
+    monkeypatch.setattr(submit, "_keep", keep)
     status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {}})
     assert status == 503 and "No space left on device" in answer["error"]
