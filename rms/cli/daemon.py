@@ -17,8 +17,9 @@ from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, pl
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.nodes import POWERED_BY_SLURM
-from rms.daemon.recovery import replay as replay_entries
+from rms.daemon.replay import replayed
 from rms.daemon.serve import ServeOptions, run_daemon
+from rms.daemon.snapshots import KEEP
 from rms.daemon.sockets import ServeError
 from rms.formats import profiles
 from rms.formats.config import FileError
@@ -91,7 +92,27 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="default: a socket in the state folder; TCP on this machine alone (127.0.0.1), or "
         "where an engine's jobs on other nodes are to reach the daemon",
     )
+    add(
+        "--keep-events",
+        type=_number_kept,
+        default=KEEP,
+        metavar="N|all",
+        help="how many of the journal's events are kept at least: rms replay and rms report tell of "
+        f"these (default {KEEP})",
+    )
     _add_energy(command)
+
+
+MOST_KEPT = 10**12
+
+
+def _number_kept(text: str) -> int | None:
+    """Return how many events are kept, None for all."""
+    if text == "all":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_KEPT:
+        raise argparse.ArgumentTypeError(f"expected 1 to {MOST_KEPT} events, or all, got {text!r}")
+    return int(text)
 
 
 def _add_energy(command: argparse.ArgumentParser) -> None:
@@ -183,7 +204,8 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.set_frequencies == "auto",
             _policy_modules(arguments.policy_modules),
         )
-        options = replace(options, governor=_governor(arguments, options.prices))
+        governor, kept = _governor(arguments, options.prices), arguments.keep_events
+        options = replace(options, governor=governor, keep_entries=kept)
         engine = _engine(arguments, shared=policy.shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
@@ -299,8 +321,10 @@ def replay(arguments: argparse.Namespace) -> int:
     if not arguments.journal.is_file():
         raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
     with refuse_on(JournalError, PolicyError), Journal.open(arguments.journal) as journal:
-        found = replay_entries(journal.read())
+        pruned, found = journal.begins(), replayed(journal)
     summary = f"{found.events} events, {len(found.differing)} decided otherwise"
-    result = {"events": found.events, "differing": found.differing}
+    if pruned:
+        summary += f"; those of the first {pruned} entries are gone"
+    result = {"events": found.events, "differing": found.differing, "pruned": pruned}
     publish(arguments.json, result, [summary, *found.differing, *found.missing])
     return 1 if found.differing else 0

@@ -42,7 +42,7 @@ class ResizeEnergy:
 
 
 @dataclass(frozen=True)
-class _Before:
+class ResizeBefore:
     """A job at the beginning of a resize: its energy so far, and its nodes."""
 
     job_j: float
@@ -62,6 +62,8 @@ class EnergyBooks:
         ledger: the model's books.
         measured: meters' reports.
         resizes: energy of each resize that is over, by job and number.
+        begun_resizes: of each job that is being resized, how it was before.
+        closed_by_model: the model's books as of the end of the last job, None before the first.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -70,8 +72,8 @@ class EnergyBooks:
         self.measured = Measured()
         self.resizes: dict[tuple[JobId, int], ResizeEnergy] = {}
         self._use(cluster)
-        self._begun: dict[JobId, _Before] = {}
-        self._closed: Books | None = None
+        self.begun_resizes: dict[JobId, ResizeBefore] = {}
+        self.closed_by_model: Books | None = None
 
     def _use(self, cluster: Cluster) -> None:
         """Book by the names of these nodes."""
@@ -120,7 +122,7 @@ class EnergyBooks:
             spans.switch(at_s, owners, self._node_w)
         if over:
             spans.split(self.measured.nodes, at_s)
-            self._closed = self.ledger.books(at_s)
+            self.closed_by_model = self.ledger.books(at_s)
 
     def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:
         """Go on with other nodes; the time between belongs to nobody."""
@@ -129,7 +131,7 @@ class EnergyBooks:
             self.measured.spans.close(at_s)
         self.ledger.reopen(state, cluster.site, event.at_s)
         self._use(cluster)
-        self._begun.clear()
+        self.begun_resizes.clear()
         if at_s is not None:
             self._open(event.at_s)
 
@@ -159,7 +161,7 @@ class EnergyBooks:
         for row in sums:
             spans.totals.load(row)
         spans.restore(rows, booked_s)
-        if self._closed is not None:
+        if self.closed_by_model is not None:
             spans.split(booked_s, spans.totals.since_s)
 
     def _open(self, at_s: float) -> None:
@@ -193,9 +195,9 @@ class EnergyBooks:
         """Enter the beginning of a resize, or what it has cost and will save."""
         job_id, job_j = job.spec.id, self.ledger.job_j(job.spec.id, event.at_s)
         if isinstance(event, ResizeBegun):
-            self._begun[job_id] = _Before(job_j, job.nodes)
+            self.begun_resizes[job_id] = ResizeBefore(job_j, job.nodes)
             return
-        before = self._begun.pop(job_id, None)
+        before = self.begun_resizes.pop(job_id, None)
         if before is None:
             return
         old_j = self._to_go_j(job, before.nodes, event.at_s)
@@ -261,9 +263,9 @@ class EnergyBooks:
     @property
     def closed(self) -> Books | None:
         """The books as of the end of the last job, reports since then included."""
-        if self._closed is None:
+        if self.closed_by_model is None:
             return None
-        return self._corrected(self._closed, self.measured.spans.totals.since_j)
+        return self._corrected(self.closed_by_model, self.measured.spans.totals.since_j)
 
     def check(self, now_s: float) -> None:
         """Refuse books whose two sums differ.

@@ -27,13 +27,14 @@ class Spans:
     Attributes:
         totals: see there.
         changed: spans with rows to be written.
+        held: the nodes of each job.
     """
 
     def __init__(self) -> None:
         self.totals = Totals()
         self.changed: dict[Span, None] = {}
         self._of: dict[str, list[Span]] = {}
-        self._held: dict[JobId, Sequence[str]] = {}
+        self.held: dict[JobId, Sequence[str]] = {}
         self._worlds: dict[JobId, dict[str, int]] = {}
         self._over: set[str] = set()
 
@@ -41,7 +42,7 @@ class Spans:
 
     def open(self, at_s: float, watts: Mapping[str, float]) -> None:
         """Begin with nodes that nobody holds, which draw this power."""
-        self._held.clear()
+        self.held.clear()
         self._worlds.clear()
         for node, power_w in watts.items():
             self._begin(Span(node, IDLE, None, 0, power_w, at_s), None)
@@ -65,13 +66,13 @@ class Spans:
         """
         changes: dict[str, tuple[str, int]] = {}
         for job in holdings:
-            changes.update(dict.fromkeys(self._held.get(job, ()), (IDLE, 0)))
+            changes.update(dict.fromkeys(self.held.get(job, ()), (IDLE, 0)))
         for job, (nodes, resize) in holdings.items():
             changes.update(dict.fromkeys(nodes, (job, resize)))
             if nodes:
-                self._held[job] = nodes
+                self.held[job] = nodes
             else:
-                self._held.pop(job, None)
+                self.held.pop(job, None)
                 self._worlds.pop(job, None)
         for node, (owner, resize) in changes.items():
             power_w, now = watts(node), self._of[node][-1]
@@ -103,7 +104,7 @@ class Spans:
     def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
         """Enter which launch of a job is on which node; on others it is the newest."""
         self._worlds.setdefault(job, {}).update(worlds)
-        for node in self._held.get(job, ()):
+        for node in self.held.get(job, ()):
             now, world = self._of[node][-1], self._world(job, node)
             if now.world is None:
                 now.world = world
@@ -154,6 +155,18 @@ class Spans:
             until_s, share = carry
             self.replaced(span, share * span.watts * (until_s - span.begin_s), until_s)
 
+    def kept(self) -> Iterable[Span]:
+        """Return all spans that are kept in mind, those of a node rising."""
+        return [span for spans in self._of.values() for span in spans]
+
+    def keep(self, span: Span, *, changed: bool) -> None:
+        """Keep a span in mind again, the next of its node."""
+        self._of.setdefault(span.node, []).append(span)
+        if changed:
+            self.changed[span] = None
+        if span.end_s is not None:
+            self._over.add(span.node)
+
     # --- energy ------------------------------------------------------------------------------
 
     def count_from(self, at_s: float, booked_s: float) -> None:
@@ -165,7 +178,7 @@ class Spans:
         self.totals.count_from(at_s)
         if booked_s > at_s:
             since_j = self.totals.since_j
-            for span in (span for spans in self._of.values() for span in spans):
+            for span in self.kept():
                 if span.begin_s >= at_s:
                     joules = sum(share.joules for share in span.measured.values())
                     more_j = joules - span.replaced_j
@@ -217,10 +230,10 @@ class Spans:
         """
         found: Iterable[Span]
         if jobs is None:
-            found = [span for spans in self._of.values() for span in spans]
+            found = self.kept()
         else:
             owners = frozenset(jobs)
-            held = [self._of[node][-1] for job in owners for node in self._held.get(JobId(job), ())]
+            held = [self._of[node][-1] for job in owners for node in self.held.get(JobId(job), ())]
             found = dict.fromkeys([*(s for s in self.changed if s.owner in owners), *held])
         return [row for span in found for row in span.rows(now_s)]
 
@@ -271,9 +284,14 @@ class Spans:
             of_node = written.setdefault(row.node, {})
             of_node.setdefault((row.begin_s, row.owner), []).append(row)
         for node, groups in written.items():
-            if node in self._of:
-                found = [_written(group, booked_s.get(node, -inf)) for group in groups.values()]
-                self._restore_node(node, found)
+            followed = self._of.get(node)
+            if not followed:
+                continue
+            from_s = followed[0].begin_s  # a snapshot has none of those before
+            known = [rows for (at_s, _), rows in groups.items() if at_s >= from_s]
+            if known:
+                booked = booked_s.get(node, -inf)
+                self._restore_node(node, [_written(rows, booked) for rows in known])
 
     def _restore_node(self, node: str, written: Sequence[Span]) -> None:
         """Let what was written of a node take the place of what was followed of that time."""

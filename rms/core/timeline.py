@@ -23,6 +23,8 @@ class Timeline:
         spans: in the order in which they began.
         power_spans: of nodes that were off or booted, in that order too.
         power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
+        open, asleep: of each node, its span that lasts, of ``spans`` and ``power_spans``.
+        held: the nodes of each job.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -30,9 +32,9 @@ class Timeline:
         self.spans: list[NodeSpan] = []
         self.power_spans: list[NodeSpan] = []
         self.power_w: list[tuple[float, float]] = []
-        self._open: dict[Node, NodeSpan] = {}
-        self._held: dict[JobId, frozenset[Node]] = {}
-        self._asleep: dict[Node, NodeSpan] = {}
+        self.open: dict[Node, NodeSpan] = {}
+        self.held: dict[JobId, frozenset[Node]] = {}
+        self.asleep: dict[Node, NodeSpan] = {}
         self._ends_with_reading = False
 
     def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
@@ -45,33 +47,33 @@ class Timeline:
             job = state.running.get(job_id)
             nodes = () if job is None else job.held if job.resize_begun else job.nodes
             now[job_id] = frozenset(nodes)
-            for node in self._held.get(job_id, frozenset()) - now[job_id]:
-                self._open.pop(node).end_s = now_s
+            for node in self.held.get(job_id, frozenset()) - now[job_id]:
+                self.open.pop(node).end_s = now_s
         for job_id, held in now.items():
-            for node in sorted(held - self._held.get(job_id, frozenset())):
+            for node in sorted(held - self.held.get(job_id, frozenset())):
                 span = NodeSpan(self.names[node], str(job_id), now_s, None)
-                self._open[node] = span
+                self.open[node] = span
                 self.spans.append(span)
             if held:
-                self._held[job_id] = held
+                self.held[job_id] = held
             else:
-                self._held.pop(job_id, None)
+                self.held.pop(job_id, None)
 
     def switch(self, state: State, now_s: float) -> None:
         """Enter which nodes are off or boot now."""
         now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
-        for node, span in list(self._asleep.items()):
+        for node, span in list(self.asleep.items()):
             if now.get(node) == span.job:
                 del now[node]
             else:
-                self._asleep.pop(node).end_s = now_s
+                self.asleep.pop(node).end_s = now_s
         for node, what in now.items():
-            self._asleep[node] = NodeSpan(self.names[node], what, now_s, None)
-            self.power_spans.append(self._asleep[node])
+            self.asleep[node] = NodeSpan(self.names[node], what, now_s, None)
+            self.power_spans.append(self.asleep[node])
 
     def holders(self) -> list[JobId]:
         """Return the jobs that held nodes when they were last looked at."""
-        return list(self._held)
+        return list(self.held)
 
     def power(self, now_s: float, watts: float) -> None:
         """Enter what the cluster draws from now on, after an event."""
@@ -91,9 +93,9 @@ class Timeline:
 
     def reopen(self, names: Sequence[str], at_s: float | None) -> None:
         """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""
-        for span in (*self._open.values(), *self._asleep.values()):
+        for span in (*self.open.values(), *self.asleep.values()):
             span.end_s = at_s
-        self._open.clear()
-        self._asleep.clear()
-        self._held.clear()
+        self.open.clear()
+        self.asleep.clear()
+        self.held.clear()
         self.names = names

@@ -51,6 +51,7 @@ class Settings:
         set_frequencies: whether frequencies are set that a policy decides.
         policy_modules: of users' own, whose functions policies may name that decide later.
         clock: what ``now`` is, where the time of day may come to differ from it.
+        keep_entries: how many of the journal's entries are kept at least, None for all.
     """
 
     policy: str
@@ -65,6 +66,7 @@ class Settings:
     set_frequencies: bool = True
     policy_modules: frozenset[str] = frozenset()
     clock: Clock | None = None
+    keep_entries: int | None = None
 
 
 @dataclass

@@ -46,6 +46,7 @@ from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import POWERED_BY_SLURM, Nodes, check_placement
 from rms.daemon.power import PowerWatch
 from rms.daemon.scripts import Scripts
+from rms.daemon.snapshots import Snapshots
 from rms.daemon.tasks import Tasks
 from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
@@ -67,6 +68,7 @@ class Daemon:
         endings: the last line of each job's output.
         holds: jobs that may not start yet.
         tasks: those of processes on this machine, beside jobs.
+        snapshots: of the scheduler, in the journal.
     """
 
     def __init__(self, context: Context) -> None:
@@ -84,6 +86,7 @@ class Daemon:
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
         self.frequencies = FrequencyControl(context, self.handle)
         self.tasks = Tasks(context, self.handle)
+        self.snapshots = Snapshots(context)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s, self._look_s, self._unseen = 0.0, inf, 0
         given = self.endings, self.faults, self._followed, self._act
@@ -101,6 +104,7 @@ class Daemon:
             "last lines": self.endings.watch,
             "tasks": self.tasks.look,
             "clock": self.context.see_clock,
+            "snapshots": self.snapshots.watch,
         }
 
     # --- events ------------------------------------------------------------------------------

@@ -1,35 +1,36 @@
 """The journal: what the engine saw and decided, in order, durable before anyone acts on it.
 
 One SQLite file (write-ahead log, flushed when that is asked for), held alone by whoever has it
-open, until it closes or dies. Its tables, of which the first two only grow:
+open, until it closes or dies. Its tables:
 
 - ``entries``: ``seq`` (the order), ``kind`` (the name of the type, for people who query the file),
   ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
 - ``decisions``: ``seq`` of the event they answer, ``body`` (MessagePack of all of them, in order).
 - ``notes``: ``key``, ``value`` (JSON): the present facts outside the engine.
+- ``snapshots``: ``seq`` of an entry, ``body``: the scheduler after it (:mod:`rms.core.snapshot`).
+  A start goes on from the newest that is whole. Entries up to an older one may be gone, but for
+  the first header: what is left begins there.
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   All of them together are the cluster's, once a daemon has ended; of one that was killed, those of
   the model since the last report or change of hands are missing until it is started again.
 - ``tasks``: ``seq``, ``at_s``, ``kind``, ``body`` (MessagePack of a
   :data:`rms.core.tasks.record.RecordEntry`): what happened to tasks, the newest
-  :data:`MOST_RECORDED` entries. Nothing is decided by it; a power cut may cost its last seconds.
+  :data:`rms.daemon.journal_writer.MOST_RECORDED` entries.
+  Nothing is decided by it; a power cut may cost its last seconds.
 
 ``PRAGMA application_id`` tells a journal from other databases, ``PRAGMA user_version`` is
 :data:`FORMAT`. **Raise FORMAT with every change of an event or decision type**, of the types they
-hold, or of a table: what was written must never be read as something else. (``energy`` and
-``tasks`` came later and are made where they are missing: a replay fills the first by the model.)
-The file itself is :mod:`rms.daemon.journal_file`.
+hold, or of a table: what was written must never be read as something else. (``energy``,
+``tasks`` and ``snapshots`` came later and are made where they are missing: a replay fills the first
+by the model.) The file itself is :mod:`rms.daemon.journal_file`, what writes it
+:mod:`rms.daemon.journal_writer`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,52 +39,27 @@ import msgspec
 from rms.core.cluster import Cluster
 from rms.core.events import Decision, Event
 from rms.core.policies import named
-from rms.core.tasks.record import RecordEntry
-from rms.daemon.journal_entries import (
-    BOOK,
-    NEWEST,
-    SUMS,
-    Entry,
-    Opened,
-    PolicySet,
-    Seen,
-    decode,
-    energy_rows,
-)
-from rms.daemon.journal_file import (
-    FORMAT,
-    KEPT,
-    Count,
-    Counted,
-    JournalError,
-    JournalFullError,
-    checksum,
-    prepare,
-    said,
-)
-from rms.wire.files import sync_folder
-from rms.wire.users import EnergyRow
+from rms.daemon.journal_entries import Entry, Opened, PolicySet, Seen, decode
+from rms.daemon.journal_file import FORMAT, JournalError, JournalFullError, checksum, prepare, said
+from rms.daemon.journal_writer import Writer
 
-MOST_RECORDED = 100_000
-"""About three or four entries are a task."""
-
-_NEWEST_ENTRY = """SELECT ifnull(max(seq), 0)
-    FROM (SELECT seq FROM entries UNION ALL SELECT seq FROM decisions)"""
-"""Of a damaged journal the decisions on an entry may be left and the entry not: no other gets its
-number."""
-
-_RECORD = "INSERT INTO tasks (at_s, kind, body) VALUES (?, ?, ?)"
-_FORGET = "DELETE FROM tasks WHERE seq <= (SELECT max(seq) FROM tasks) - ?"
 _ENTER = "INSERT INTO entries (seq, kind, body, sum) VALUES (?, ?, ?, ?)"
 _DECIDE = """INSERT OR IGNORE INTO decisions (seq, body, sum) SELECT seq, ?, ? FROM entries
     WHERE seq = ? AND kind NOT IN ('Opened', 'PolicySet')"""
-_NOTE = "INSERT OR REPLACE INTO notes (key, value, sum) VALUES (?, ?, ?)"
-_NOTES = "SELECT key, value FROM notes WHERE key >= ? AND key < ? ORDER BY key"
-_LAST = chr(0x10FFFF)
-"""Behind every character of a key."""
+_PAGE = """SELECT seq, entries.body, decisions.body, kind, entries.sum, decisions.sum
+    FROM entries LEFT JOIN decisions USING (seq) WHERE seq > ? ORDER BY seq LIMIT 1000"""
+_SNAPSHOTS = "SELECT seq FROM snapshots WHERE seq <= ? ORDER BY seq DESC"
+_SAVE = "INSERT OR REPLACE INTO snapshots (seq, body, sum) VALUES (?, ?, ?)"
+_PRUNE = (
+    """DELETE FROM decisions WHERE seq IN
+        (SELECT seq FROM decisions WHERE seq <= ? ORDER BY seq LIMIT ?)""",
+    """DELETE FROM entries WHERE seq IN (SELECT seq FROM entries
+        WHERE seq <= ? AND seq > (SELECT min(seq) FROM entries WHERE kind = 'Opened')
+        ORDER BY seq LIMIT ?)""",
+)
+PRUNED = 1000
+"""How many entries are deleted at once: others have their turn in between."""
 
-_PAGE = """SELECT seq, entries.body, decisions.body FROM entries LEFT JOIN decisions USING (seq)
-    WHERE seq > ? ORDER BY seq LIMIT 1000"""
 _HEADER = "SELECT seq, body, NULL FROM entries WHERE kind = 'Opened' ORDER BY seq LIMIT 1"
 
 __all__ = [  # entries are part of a journal's interface, whichever module has them
@@ -98,10 +74,7 @@ __all__ = [  # entries are part of a journal's interface, whichever module has t
 ]
 
 
-_recorded = msgspec.msgpack.Decoder(RecordEntry)
-
-
-class Journal:
+class Journal(Writer):
     """An open journal, for one thread at a time. Every method may raise :class:`JournalError`.
 
     What cannot be written for want of room is kept in memory and written, in order, as soon as it
@@ -115,19 +88,12 @@ class Journal:
     """
 
     def __init__(self, path: Path, db: sqlite3.Connection, damage: Sequence[str] = ()) -> None:
-        self.path, self.damage = path, list(damage)
-        self._db = db
-        self._written, self._log = False, -1
-        self._late: dict[tuple[object, ...], tuple[str, tuple[Any, ...]]] = {}
-        self._strict = False
-        self._count = Count(path)
-        self.counted = self._count.read()
-        self._last = int(self._run(_NEWEST_ENTRY)[0][0][0])
-        self._kept = {key: note for key, note in self.notes().items() if key in KEPT}
+        super().__init__(path, db)
+        self.damage = list(damage)
+        self._unseen = max(self.snapshots(), default=0)
         if self.counted is not None and self.counted.entries > self._last:
             self.damage.append(_missing(self._last + 1, self.counted.entries))
-        first = next(self.read(), None)
-        self.began = first if isinstance(first, Opened) else None
+        self.began = next(self._headers(), None)
         self._nodes = None if self.began is None else self.began.nodes
 
     @classmethod
@@ -195,158 +161,88 @@ class Journal:
         """Keep facts, all or nothing."""
         self._together(lambda: None, notes)
 
-    def _together(
-        self, enter: Callable[[], object], notes: Mapping[str, dict[str, Any]] | None = None
-    ) -> None:
-        """Enter and keep facts in one transaction; on a full disk later, as all that waits then."""
+    def read(self, after: int = 0) -> Iterator[Entry]:
+        """Yield every whole entry behind ``after`` in order, those appended meanwhile included.
 
-        def work() -> None:
-            enter()
-            for key, value in (notes or {}).items():
-                self.note(key, value)
-
-        if self._strict:  # it is part of one already
-            work()
-            return
-        try:
-            with self.whole():
-                work()
-        except JournalFullError:
-            work()
-
-    def note(self, key: str, value: dict[str, Any]) -> None:
-        """Keep a fact that a restarted daemon needs, in place of an older one of that key."""
-        text = json.dumps(value, allow_nan=False)  # msgspec would turn an infinity into null
-        self._write(("note", key), _NOTE, key, text, checksum(key, text))
-        if key in KEPT:
-            self._kept[key] = value
-
-    def notes(self, prefix: str = "") -> dict[str, dict[str, Any]]:
-        """Return the notes whose keys begin with ``prefix``, by key, sorted."""
-        rows, _ = self._run(_NOTES, prefix, f"{prefix}{_LAST}")
-        return {key: json.loads(value) for key, value in rows}
-
-    def noted(self, kind: str, job_id: str) -> dict[str, Any]:
-        """Return a note about a job, empty where there is none."""
-        return self.notes(f"{kind}/{job_id}").get(f"{kind}/{job_id}", {})
-
-    def book(self, rows: Sequence[EnergyRow], notes: Mapping[str, dict[str, Any]]) -> None:
-        """Enter energy and keep facts, all or nothing; a row replaces what was written of it."""
-
-        def enter() -> None:
-            for row in rows:
-                where = row.node, row.begin_s, row.owner, row.device, row.source
-                self._write(("energy", *where), BOOK, *msgspec.structs.astuple(row))
-
-        self._together(enter, notes)
-
-    def record(self, entries: Sequence[RecordEntry]) -> None:
-        """Keep what happened to tasks, where there is room, and forget what is long ago.
-
-        No flush waits for it.
+        From the beginning (0) a header is the first.
         """
-        encode = msgspec.msgpack.encode
-        rows = [(each.at_s, type(each).__name__, encode(each)) for each in entries]
-        with contextlib.suppress(JournalFullError), self.whole():
-            self._run(_RECORD, *rows, many=True)
-            self._run(_FORGET, MOST_RECORDED)
-
-    def recorded(self) -> list[RecordEntry]:
-        """Return what happened to tasks, in order."""
-        rows, _ = self._run("SELECT seq, body FROM tasks ORDER BY seq")
-        try:
-            return [_recorded.decode(body) for _, body in rows]
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
-            raise JournalError(f"{self.path}: expected tasks' entries, got: {error}") from None
-
-    @contextmanager
-    def whole(self) -> Iterator[None]:
-        """Write all that is entered within at once, or nothing of it.
-
-        Raises:
-            JournalFullError: it cannot be written now; nothing is kept for later.
-        """
-        self._catch_up()
-        before = self._last, dict(self._kept)
-        self._run("BEGIN")
-        self._strict = True
-        try:
-            yield
-            self._run("COMMIT")
-        except BaseException:
-            self._last, self._kept = before
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
-        finally:
-            self._strict = False
-
-    def energy(self, owner: str | None = None) -> list[EnergyRow]:
-        """Return all rows of energy, or those of an owner, by node and time."""
-        which = "" if owner is None else "WHERE owner = ?"
-        found = self._run(f"SELECT * FROM energy {which}", *([] if owner is None else [owner]))
-        return energy_rows(found[0])
-
-    def energy_sums(self, since_s: float) -> list[EnergyRow]:
-        """Return sums of rows by owner, resize, node and source; those begun since a time apart."""
-        return energy_rows(self._run(SUMS, since_s)[0])
-
-    def newest_energy(self, since_s: float) -> list[EnergyRow]:
-        """Return the rows of each node's last span, and all that end after a time, rising."""
-        return energy_rows(self._run(NEWEST, since_s)[0])
-
-    def read(self) -> Iterator[Entry]:
-        """Yield every whole entry in order, those appended meanwhile included, a header first."""
-        after = 0
+        begins = after == 0
         # Page by page: a reader that stops half-way leaves no open statement, which would lock.
         while rows := self._run(_PAGE, after)[0]:
             for row in rows:
-                entry = self._decode(*row)
-                if after == 0 and not isinstance(entry, Opened):  # it is lost: the next serves
-                    found = (self._decode(*header) for header in self._run(_HEADER)[0])
-                    yield from (header for header in found if header is not None)
+                entry = self._decode(*(self._checked(*row) if row[0] <= self._unseen else row[:3]))
+                if begins and not isinstance(entry, Opened):  # it is lost: the next serves
+                    yield from self._headers()
                 if after + 1 < row[0]:
                     self._tell(_missing(after + 1, row[0] - 1))
-                after = row[0]
+                after, begins = row[0], False
                 if entry is not None:
                     yield entry
 
-    def flush(self) -> None:
-        """Have all that was entered on disk, for a machine that loses its power now.
+    # --- snapshots ---------------------------------------------------------------------------
 
-        A killed daemon loses nothing that it entered. Many entries cost one flush, which is why
-        this is a call of its own: before decisions are acted on, before somebody is answered.
+    @property
+    def last(self) -> int:
+        """The number of the newest entry."""
+        return self._last
+
+    def snapshots(self) -> list[int]:
+        """Return after which entries there are snapshots, newest first."""
+        return [seq for (seq,) in self._run(_SNAPSHOTS, self._last)[0]]
+
+    def snapshot(self, seq: int) -> bytes:
+        """Return the snapshot after an entry."""
+        found: bytes = self._run("SELECT body FROM snapshots WHERE seq = ?", seq)[0][0][0]
+        return found
+
+    def begins(self) -> int:
+        """Return behind which entry all are there: 0, or that of the oldest snapshot.
+
+        Those before it have been pruned, or some are lost.
+        """
+        oldest = min(self.snapshots(), default=0)
+        (there,) = self._run("SELECT count(*) FROM entries WHERE seq <= ?", oldest)[0][0]
+        return 0 if there == oldest else oldest
+
+    def save(self, body: bytes, keep: int | None) -> None:
+        """Keep a snapshot after the newest entry, and let go those that nobody needs.
+
+        Two are for a start, should the newer be damaged; the others are some of those between,
+        from which what is left will begin when older entries are pruned.
+
+        Args:
+            keep: how many entries are kept behind a snapshot at least, None for all.
 
         Raises:
-            JournalFullError: there is no room for what was entered; it is tried again.
+            JournalFullError: there is no room for it now; nothing has changed.
         """
-        self._catch_up()
-        if not self._written:
-            return
-        try:
-            if self._log < 0:
-                sync_folder(self.path.absolute().parent)  # that the files are there
-                self._log = os.open(f"{self.path.absolute()}-wal", os.O_RDONLY)
-            os.fsync(self._log)  # what synchronous = FULL does after each statement
-        except OSError as error:
-            got = f"{self.path}: expected a journal on disk, got {error}"
-            raise JournalFullError(got) from None
-        self._written = False
-        self._count.write(Counted(self._last, self._kept))
+        known = self.snapshots()[::-1]
+        span = self._last if keep is None else max(1, keep // 4)
+        spaced, at = set[int](), -span
+        for seq in known:
+            if seq >= at + span:
+                spaced.add(seq)
+                at = seq
+        drop = [seq for seq in known[:-1] if seq not in spaced]
+        if keep is not None and (old := [seq for seq in known if seq <= self._last - keep]):
+            drop += [seq for seq in known if seq < old[-1]]
+        with self.whole():
+            self._run(_SAVE, self._last, body, checksum(self._last, body))
+            for seq in dict.fromkeys(drop):
+                self._run("DELETE FROM snapshots WHERE seq = ?", seq)
 
-    def close(self) -> None:
-        """Give the file back; a second time does nothing."""
-        self._db.close()
-        self._count.close()
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
+    def prune(self, keep: int) -> bool:
+        """Delete some entries that are older than is kept, if there is a snapshot behind them.
 
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        Returns:
+            whether there may be more.
+        """
+        until = min(self.snapshots(), default=0)
+        if until > self._last - keep:
+            return False
+        with self.whole():
+            found = [self._run(statement, until, PRUNED)[1].rowcount for statement in _PRUNE]
+        return max(found) == PRUNED
 
     def _enter(self, entry: Opened | PolicySet | Event) -> int:
         if self._nodes is None and not isinstance(entry, Opened):
@@ -356,38 +252,21 @@ class Journal:
         self._last = seq
         return seq
 
-    def _write(self, what: tuple[object, ...], statement: str, *values: Any) -> int | None:
-        """Write a record; return how many rows that were, None where it is to be written later."""
-        if not self._late:
-            try:
-                return self._run(statement, *values)[1].rowcount
-            except JournalFullError:
-                if self._strict:
-                    raise
-        self._late[what] = statement, values
-        return None
+    def _headers(self) -> Iterator[Opened]:
+        """Yield the first header that is whole."""
+        found = (self._decode(*header) for header in self._run(_HEADER)[0])
+        yield from (header for header in found if isinstance(header, Opened))
 
-    def _catch_up(self) -> None:
-        """Write what could not be written before, at once."""
-        if not self._late:
-            return
-        late, self._late = self._late, {}
-        try:
-            with self.whole():
-                for statement, values in late.values():
-                    self._run(statement, *values)
-        except JournalError:
-            self._late = late
-            raise
-
-    def _run(
-        self, statement: str, *values: Any, many: bool = False
-    ) -> tuple[list[Any], sqlite3.Cursor]:
-        with said(self.path):
-            execute = self._db.executemany if many else self._db.execute
-            cursor = execute(statement, values)
-            self._written |= not statement.startswith("SELECT")
-            return cursor.fetchall(), cursor
+    def _checked(
+        self, seq: int, body: bytes, decided: bytes | None, kind: str, *sums: int | None
+    ) -> tuple[int, bytes, bytes | None]:
+        """Return an entry that was not looked at when the journal was opened."""
+        if sums[0] not in (None, checksum(seq, kind, body)):
+            body = b""  # which is no entry
+        if decided is not None and sums[1] not in (None, checksum(seq, decided)):
+            self._tell(f"the decisions on entry {seq} is damaged")
+            decided = None
+        return seq, body, decided
 
     def _decode(self, seq: int, body: bytes, decided: bytes | None) -> Entry | None:
         """Return an entry, None for one that this version cannot have written."""

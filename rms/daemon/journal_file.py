@@ -48,11 +48,14 @@ _ENERGY = """CREATE TABLE IF NOT EXISTS energy (
 _BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
 _TASKS = """CREATE TABLE IF NOT EXISTS tasks (
     seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)"""
+_SNAPSHOTS = """CREATE TABLE IF NOT EXISTS snapshots (
+    seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER)"""
 _DAMAGED = "CREATE TABLE IF NOT EXISTS damaged (part TEXT NOT NULL, at NOT NULL, body)"
 _WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
 
 RECORDS = {
+    "snapshots": ("seq", "body", "seq, body"),
     "entries": ("seq", "body", "seq, kind, body"),
     "decisions": ("seq", "body", "seq, body"),
     "notes": ("key", "value", "key, value"),
@@ -124,10 +127,16 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
     elif owner != APPLICATION_ID or version not in READ:
         got = f"format {version}" if owner == APPLICATION_ID else "another program's database"
         raise JournalError(f"{path}: expected a journal of format {FORMAT}, got {got}")
-    for statement in (_ENERGY, _BY_OWNER, _TASKS, _DAMAGED):  # journals of before have none
+    for statement in (
+        _ENERGY,
+        _BY_OWNER,
+        _TASKS,
+        _SNAPSHOTS,
+        _DAMAGED,
+    ):  # journals of before have none
         db.execute(statement)
     if not db.execute("SELECT 1 FROM pragma_table_info('entries') WHERE name = 'sum'").fetchall():
-        for table in RECORDS:
+        for table in ("entries", "decisions", "notes"):
             db.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
     db.execute(f"PRAGMA user_version = {FORMAT}")  # an older program would not know its events
     db.execute("COMMIT")
@@ -140,18 +149,28 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
 
 
 def set_damaged_aside(db: sqlite3.Connection) -> list[str]:
-    """Move records that do not fit their checksum to ``damaged``; return a sentence for each."""
+    """Move records that do not fit their checksum to ``damaged``; return a sentence for each.
+
+    Entries before the newest whole snapshot are looked at when they are read.
+    """
     db.create_function("checksum", -1, checksum, deterministic=True)
     found = []
     for table, (key, body, summed) in RECORDS.items():
         wrong = f"FROM {table} WHERE sum IS NOT NULL AND sum IS NOT checksum({summed})"
+        if table in ("entries", "decisions"):
+            wrong += " AND seq > (SELECT ifnull(max(seq), 0) FROM snapshots)"
         for (at,) in db.execute(f"SELECT {key} {wrong}").fetchall():
             one = f"FROM {table} WHERE {key} = ?"
             db.execute("BEGIN")
             db.execute(f"INSERT INTO damaged SELECT '{table}', {key}, {body} {one}", (at,))
             db.execute(f"DELETE {one}", (at,))
             db.execute("COMMIT")
-            what = {"entries": "entry", "decisions": "the decisions on entry", "notes": "note"}
+            what = {
+                "entries": "entry",
+                "decisions": "the decisions on entry",
+                "notes": "note",
+                "snapshots": "the snapshot after entry",
+            }
             found.append(f"{what[table]} {at} is damaged")
     return found
 

@@ -11,7 +11,8 @@ from rms.daemon import views
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
 from rms.daemon.meters import restore_energy
-from rms.daemon.recovery import known_jobs, replay
+from rms.daemon.recovery import known_jobs
+from rms.daemon.replay import restored
 from rms.launch.local import LocalLauncher
 from rms.wire.users import Snapshot
 
@@ -23,7 +24,7 @@ def past(path: Path) -> Snapshot:
         JournalError: it is none, is in use, or holds what this version cannot have written.
     """
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
-        scheduler = replay(journal.read(), again=False).scheduler
+        scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
         settings = Settings("", lambda: scheduler.engine.state.now_s, lambda words: None)
         launcher = LocalLauncher(Path(folder), "", "")  # it is asked what it knows: nothing

@@ -1,37 +1,33 @@
 """A daemon that was killed and is back: its journal, and the processes that still run.
 
-:func:`replay` feeds a journal to a fresh scheduler, for ``rms replay`` and for a restart alike.
-:func:`resume` brings scheduler and jobs back from it, makes a daemon of them, and takes back into
-the books what still runs (:func:`adopt`), or goes on with other nodes (:func:`reopen`).
+:func:`resume` brings scheduler and jobs back from the journal (:mod:`rms.daemon.replay`), makes a
+daemon of them, and takes back into the books what still runs (:func:`adopt`), or goes on with other
+nodes (:func:`reopen`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
 
 from rms.core.cluster import Cluster
-from rms.core.engine import Engine
-from rms.core.events import Decision, Reopened, Started
+from rms.core.events import Reopened, Started
 from rms.core.model import Job, JobId, JobState
-from rms.core.policies import PolicyError, named, placing
-from rms.core.rules import RuleError
+from rms.core.policies import placing
 from rms.core.scheduler import Scheduler
-from rms.core.transition import TransitionError
 from rms.daemon import endings
 from rms.daemon.context import Context, Notes, Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.faults import describe
-from rms.daemon.guard import guarded, stand_ins
+from rms.daemon.guard import stand_ins
 from rms.daemon.inputs import Adopted
 from rms.daemon.jobs import REQUEUED, JobRuntime, PendingResize
-from rms.daemon.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
+from rms.daemon.journal import Journal, JournalError
 from rms.daemon.meters import restore_energy
 from rms.daemon.nodes import check_placement
+from rms.daemon.replay import replay as replay
+from rms.daemon.replay import restored
 from rms.daemon.resize import RELAUNCH
 from rms.daemon.steps import known_steps
 from rms.launch.base import Launcher, ManagedProcess
@@ -39,103 +35,6 @@ from rms.wire.users import ResizeRow
 
 LOST: dict[str, Any] = {"output": "/dev/null", "requeue": False, "token": "", "name": "lost"}
 """What is taken for what was submitted of a job where that is lost."""
-
-
-class Replay(msgspec.Struct):
-    """What came of feeding a journal to a fresh scheduler.
-
-    Attributes:
-        scheduler: as it was in the daemon that wrote the journal, if nothing differs.
-        events: how many it was fed.
-        differing: a sentence for each event on which it decided otherwise than is recorded, or
-            that it refused, though it had once taken it.
-        unrecorded: by sequence number, what it decided on events without recorded decisions:
-            nobody has acted on it, so record it and do it.
-        refused: a sentence for each of those that it refused, as it did at the time.
-        missing: a sentence for each policy that cannot be made any more.
-    """
-
-    scheduler: Scheduler
-    events: int = 0
-    differing: list[str] = []
-    unrecorded: dict[int, list[Decision]] = {}
-    refused: list[str] = []
-    missing: list[str] = []
-
-    @property
-    def engine(self) -> Engine:
-        """The scheduler's engine."""
-        return self.scheduler.engine
-
-
-def replay(
-    entries: Iterable[Entry], cluster: Cluster | None = None, *, again: bool = True
-) -> Replay:
-    """Feed the events of a journal to a fresh scheduler, under the policies as recorded.
-
-    No event on which a policy failed is decided again, and none of a policy that is gone.
-
-    Args:
-        cluster: the nodes it begins with; by default those of the journal's first entry.
-        again: whether policies decide again on events whose decisions are recorded; else those
-            are followed, so that whatever has become of a policy changes nothing.
-
-    Raises:
-        JournalError: the journal does not begin with a header.
-    """
-    rest = iter(entries)
-    first = next(rest, None)
-    if not isinstance(first, Opened):
-        raise JournalError(f"expected a header as first entry, got {first}")
-    where = first.where if cluster is None else ""
-    given = first.nodes, first.power, first.widths, first.shared
-    cluster = replace(cluster or Cluster.recorded(*given), levels=first.levels)
-    spare = stand_ins(cluster)
-    found = Replay(Scheduler(cluster, spare[0], where))
-    found.scheduler.stand_ins = () if again else spare
-    there = _use(found, first)
-    found.engine.state.max_concurrent_resizes = first.at_once
-    entry = next(rest, None)
-    while entry is not None:
-        after = next(rest, None)
-        if isinstance(entry, Seen):
-            failed = isinstance(after, PolicySet) and bool(after.reason)
-            _feed(found, entry, follow=not again or failed or not there)
-        else:
-            there = _use(found, entry)
-            if isinstance(entry, Opened):
-                found.engine.state.max_concurrent_resizes = entry.at_once
-                found.scheduler.use_levels(entry.levels)
-        entry = after
-    return found
-
-
-def _use(found: Replay, entry: Opened | PolicySet) -> bool:
-    """Let the policy of an entry decide; return whether it is to be had."""
-    try:
-        found.engine.policy = guarded(named(entry.policy))
-    except (PolicyError, RuleError) as error:
-        found.engine.policy = stand_ins(found.scheduler.cluster)[0]
-        found.missing.append(f"a policy is gone, its decisions are taken as recorded: {error}")
-        return False
-    return True
-
-
-def _feed(found: Replay, entry: Seen, *, follow: bool) -> None:
-    """Feed an event, decide on it or follow what is recorded, and note what differs."""
-    found.events += 1
-    event, recorded = f"event {entry.seq} ({type(entry.event).__name__})", entry.decisions
-    try:
-        got = found.scheduler.feed(entry.event, recorded if follow else None)
-    except (TransitionError, RuleError) as error:
-        sentence = f"{event}: expected one that the engine takes, got: {error}"
-        (found.refused if recorded is None else found.differing).append(sentence)
-        return
-    if recorded is None:
-        found.unrecorded[entry.seq] = got
-    elif tuple(got) != recorded:
-        old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
-        found.differing.append(f"{event}: expected {old} as recorded, got {new}")
 
 
 # --- the journal ---------------------------------------------------------------------------------
@@ -189,7 +88,7 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
     Raises:
         JournalError: the journal is damaged, or holds what this version cannot have written.
     """
-    found = replay(journal.read(), None if settings.where else cluster, again=False)
+    found = restored(journal, None if settings.where else cluster)
     missing = found.missing if found.unrecorded else []
     for sentence in (*missing, *found.refused, *found.differing):
         settings.say(f"before the restart: {sentence}")

@@ -30,6 +30,7 @@ from rms.daemon.private import make_folder, owner_only, secret
 from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
+from rms.daemon.snapshots import KEEP
 from rms.daemon.sockets import ServeError
 from rms.daemon.task_link import Link
 from rms.daemon.tasks import Tasks
@@ -59,6 +60,7 @@ class ServeOptions:
         set_frequencies: whether frequencies are set that a policy decides.
         policy_modules: of users' own, beside those of the policy that it is started with.
         governor: what the governor of tasks is set by; None as before a restart.
+        keep_entries: how many of the journal's entries are kept at least, None for all.
     """
 
     policy: str
@@ -73,6 +75,7 @@ class ServeOptions:
     set_frequencies: bool = True
     policy_modules: frozenset[str] = frozenset()
     governor: GovernorRule | None = None
+    keep_entries: int | None = KEEP
 
 
 def run_daemon(
@@ -120,6 +123,7 @@ def run_daemon(
             options.set_frequencies,
             options.policy_modules | modules_of(placing(options.policy)),
             clock,
+            options.keep_entries,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
         salvage.settle(daemon)

@@ -33,6 +33,7 @@ from rms.core.joules import IDLE, MODEL
 from rms.core.lending import is_task
 from rms.core.measured import ReplacedAgentError
 from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
+from rms.core.snapshot import freeze
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
@@ -617,6 +618,14 @@ class Books(RuleBasedStateMachine):
     @rule()
     def save(self) -> None:
         self.daemon.meters.watch()
+
+    @rule(forgets=st.booleans())
+    def snapshot(self, forgets: bool) -> None:
+        """The next daemon goes on from here, not from the first event."""
+        if forgets:
+            measured = self.daemon.context.scheduler.energy.measured
+            measured.spans.forget(measured.kept_s)
+        self.daemon.journal.save(freeze(self.daemon.context.scheduler), None)
 
     @rule(wait_s=st.sampled_from([0.0, 1.0]))
     def kill(self, wait_s: float) -> None:

@@ -1,0 +1,38 @@
+"""Snapshots of the scheduler in the journal, and the end of entries that are older than is kept."""
+
+from __future__ import annotations
+
+from rms.core.snapshot import freeze
+from rms.daemon.context import Context
+from rms.daemon.journal import JournalFullError
+
+EVERY = 2_000
+"""After so many entries there is a snapshot; a start follows no more than these again."""
+
+KEEP = 100_000
+"""How many entries are kept at least, unless somebody wants otherwise."""
+
+
+class Snapshots:
+    """Takes them between events; where there are many jobs, after as many entries.
+
+    A snapshot and what it makes needless are one transaction: killed before its end, the daemon
+    goes on from the snapshot before. Where there is no room it is tried again later.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last = max(context.journal.snapshots(), default=0)
+        self._prunes = True
+
+    def watch(self) -> None:
+        """Take one that is due; else delete some entries that are older than is kept."""
+        state, journal = self._context.state, self._context.journal
+        try:
+            if journal.last >= self._last + max(EVERY, len(state.pending) + len(state.running)):
+                self._last, self._prunes = journal.last, True
+                journal.save(freeze(self._context.scheduler), self._context.settings.keep_entries)
+            elif self._prunes and (keep := self._context.settings.keep_entries) is not None:
+                self._prunes = journal.prune(keep)
+        except JournalFullError:
+            return
