@@ -134,10 +134,18 @@ class Bench:
     Args:
         at: at which write of the first daemon's journal that is killed, None for never.
         after: after that write, not before it.
+        keep: how many entries the journal keeps, None for all.
     """
 
-    def __init__(self, folder: Path, policy: str = "fifo", at: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        policy: str = "fifo",
+        at: int | None = None,
+        keep: int | None = None,
+    ) -> None:
         self.folder, self.policy, self.now_s, self.said = folder, policy, 1000.0, list[str]()
+        self.keep = keep
         self.machine, self.restarts, self.db = Machine(), -1, None
         self.start(at)
 
@@ -158,7 +166,9 @@ class Bench:
             NAMES, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4
         )
         self.launcher = Outliving(self.folder, "instance", "unix:none", machine=self.machine)
-        settings = Settings(self.policy, lambda: self.now_s, self.said.append)
+        settings = Settings(
+            self.policy, lambda: self.now_s, self.said.append, keep_entries=self.keep
+        )
         self.restarts += 1
         self.daemon = resume(cluster, journal, self.launcher, settings)
 
@@ -180,9 +190,9 @@ class Bench:
 
 
 @contextmanager
-def bench(folder: Path, policy: str = "fifo") -> Iterator[Bench]:
+def bench(folder: Path, policy: str = "fifo", keep: int | None = None) -> Iterator[Bench]:
     """Open a bench; its numbers count as processes meanwhile."""
-    found = Bench(folder, policy)
+    found = Bench(folder, policy, keep=keep)
     with (
         patch("rms.launch.base.alive", lambda pid: pid in found.machine.live),
         patch("os.fsync", lambda file: None),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from faults import Fault
@@ -17,7 +18,8 @@ from killed import bench as opened
 from rms.core.events import Resize as ResizeDecision
 from rms.core.model import JobId, JobState, Mode
 from rms.daemon.jobs import REQUEUED
-from rms.daemon.recovery import replay
+from rms.daemon.replay import replayed
+from rms.daemon.snapshots import EVERY
 from rms.wire.messages import (
     Begun,
     CompletionRecord,
@@ -172,10 +174,17 @@ STORIES: dict[str, tuple[list[Step], str, int]] = {
 """By name: the steps, the state of the job at their end, and how often its script was started."""
 
 
-def told(folder: Path, name: str, at: int | None, *, after: bool = False) -> int:
-    """Tell a story; return how many writes the first daemon made."""
+def told(
+    folder: Path, name: str, at: int | None, *, after: bool = False, keep: int | None = None
+) -> int:
+    """Tell a story; return how many writes the first daemon made.
+
+    Args:
+        keep: how many entries are kept, with a snapshot after every one; None for all without any.
+    """
     steps, state, scripts = STORIES[name]
-    with opened(folder) as bench:
+    every = EVERY if keep is None else 1
+    with patch("rms.daemon.snapshots.EVERY", every), opened(folder, keep=keep) as bench:
         try:
             bench.start(at, after=after)
         except KilledError:
@@ -201,26 +210,30 @@ def told(folder: Path, name: str, at: int | None, *, after: bool = False) -> int
         assert rows == {"resized twice": [1, 2], "relaunched": [1]}.get(name, []), where
         assert context.jobs[ONE].summary, where
         assert context.journal.notes("boot/").get("boot/1", {}) == {}, where
-        found = replay(context.journal.read())
+        found = replayed(context.journal)
         assert (found.differing, found.refused, found.unrecorded) == ([], [], {}), where
         return db.writes
 
 
-ROWS = [(name, after) for name in STORIES for after in (True, False)]
+ROWS = [(name, after, None) for name in STORIES for after in (True, False)]
+PRUNED = [("resized twice", after, 4) for after in (True, False)]
 
 
 @pytest.mark.promise("killed-anywhere")
 @pytest.mark.parametrize(
-    ("name", "after"), [ROWS[0], *(pytest.param(*row, marks=pytest.mark.wide) for row in ROWS[1:])]
+    ("name", "after", "keep"),
+    [ROWS[0], *(pytest.param(*row, marks=pytest.mark.wide) for row in (*ROWS[1:], *PRUNED))],
 )
 def test_a_kill_at_any_write_changes_nothing(
-    tmp_path: Path, name: str, after: bool, fault: Fault
+    tmp_path: Path, name: str, after: bool, keep: int | None, fault: Fault
 ) -> None:
     (tmp_path / "whole").mkdir()
-    writes = told(tmp_path / "whole", name, None)
+    writes = told(tmp_path / "whole", name, None, keep=keep)
     for at in range(1, writes + 1):
         folder = tmp_path / str(at)
         folder.mkdir()
-        told(folder, name, at, after=after)
+        told(folder, name, at, after=after, keep=keep)
     side = "after" if after else "before"
-    fault(f"killed {side} each of {writes} writes, a job being {name}", "each end as without")
+    pruned = "" if keep is None else ", snapshots and pruning among them"
+    done = f"killed {side} each of {writes} writes{pruned}, a job being {name}"
+    fault(done, "each end as without")

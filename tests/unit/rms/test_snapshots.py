@@ -1,0 +1,139 @@
+"""Snapshots in the journal: a start from any of them is a start from the first event."""
+
+from __future__ import annotations
+
+import random
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from rms.core.cluster import Cluster
+from rms.core.events import Ended, Event, Resize, Resized, ResizePoint, Start, Started, Submitted
+from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.policies import named
+from rms.core.scheduler import Scheduler
+from rms.core.snapshot import freeze
+from rms.daemon.journal import Journal, JournalFullError
+from rms.daemon.replay import replayed, restored
+
+NAMES = ("a", "b", "c", "d")
+CLUSTER = Cluster(NAMES, tuple((f"{n}/",) for n in NAMES), (NodePower(5.0, 10.0),) * 4)
+POLICY = "backfill-share"
+
+
+@dataclass
+class Life:
+    """A scheduler and its journal, driven by a stream of malleable jobs."""
+
+    path: Path
+    journal: Journal = field(init=False)
+    scheduler: Scheduler = field(default_factory=lambda: Scheduler(CLUSTER, named(POLICY)))
+
+    def __post_init__(self) -> None:
+        self.journal = Journal.open(self.path)
+        self.journal.header(CLUSTER, POLICY)
+
+    def happen(self, event: Event) -> None:
+        number = self.journal.append(event)
+        decisions = self.scheduler.feed(event)
+        self.journal.decided(number, decisions)
+        for each in decisions:
+            if isinstance(each, Start):
+                self.happen(Started(event.at_s, each.job))
+                self.happen(ResizePoint(event.at_s, each.job))
+            elif isinstance(each, Resize):
+                self.happen(Resized(event.at_s, each.job))
+
+    def live(self, jobs: int, every: int, keep: int | None = None, seed: int = 1) -> None:
+        """Let so many jobs come and go, with a snapshot after so many."""
+        rng, state = random.Random(seed), self.scheduler.engine.state
+        for _ in range(jobs):
+            at_s, number = state.now_s + rng.uniform(0.0, 9.0), state.submitted + 1
+            if state.running and rng.random() < 0.6:
+                ended = rng.choice(list(state.running))
+                self.happen(Ended(at_s, ended, "COMPLETED"))
+            sizes = sorted(rng.choices(range(1, 5), k=3))
+            law = Speedup(law=(rng.uniform(1.0, 99.0), 0.5))
+            ident = JobId(str(number))
+            low, preferred, high = sizes
+            spec = JobSpec(ident, at_s, low, high, preferred, Mode.FLEXIBLE, law, limit_s=60.0)
+            self.happen(Submitted(at_s, (spec,)))
+            if every and number % every == 0:
+                self.journal.save(freeze(self.scheduler), keep)
+
+    def again(self) -> Journal:
+        """Open the journal again, its daemon having been killed."""
+        self.journal.close()
+        self.journal = Journal.open(self.path)
+        return self.journal
+
+
+def image(scheduler: Scheduler) -> Any:
+    return msgspec.msgpack.decode(zlib.decompress(freeze(scheduler)))
+
+
+@pytest.mark.promise("snapshots")
+def test_a_start_goes_on_from_the_newest_snapshot_that_is_whole(tmp_path: Path) -> None:
+    life = Life(tmp_path / "journal.sqlite")
+    life.live(40, every=7)
+    known = image(life.scheduler)
+    followed = [restored(life.again()).events]
+    while known_seqs := life.journal.snapshots():
+        newest = known_seqs[0]
+        life.journal._run("UPDATE snapshots SET body = ? WHERE seq = ?", b"zeroed", newest)
+        journal = life.again()
+        found = restored(journal)
+        assert image(found.scheduler) == known
+        assert f"the snapshot after entry {newest} is damaged" in journal.damage
+        followed.append(found.events)
+    assert followed == sorted(followed) and len(followed) > 2
+    assert followed[-1] == life.journal.last - 1  # all but the header
+
+
+def test_a_snapshot_that_no_version_can_read_is_passed_over(tmp_path: Path) -> None:
+    life = Life(tmp_path / "journal.sqlite")
+    life.live(12, every=5)
+    known = image(life.scheduler)
+    life.journal.save(zlib.compress(b"of another world"), None)
+    journal = life.again()
+    assert image(restored(journal).scheduler) == known
+    assert [each for each in journal.damage if "expected a snapshot" in each]
+
+
+@pytest.mark.promise("snapshots")
+def test_what_is_left_after_pruning_begins_at_a_snapshot(tmp_path: Path) -> None:
+    life, keep, most = Life(tmp_path / "journal.sqlite"), 60, 0
+    for seed in range(12):
+        life.live(10, every=5, keep=keep, seed=seed)
+        while life.journal.prune(keep):
+            pass
+        most = max(most, life.journal._run("SELECT count(*) FROM entries")[0][0][0])
+        assert len(life.journal.snapshots()) <= 8
+    known, last = image(life.scheduler), life.journal.last
+    journal = life.again()
+    begins = journal.begins()
+    assert 0 < begins <= last - keep and most < 3 * keep < last
+    assert image(restored(journal).scheduler) == known and journal.damage == []
+    found = replayed(journal)
+    assert found.differing == [] and found.events == last - begins >= keep
+    assert image(found.scheduler) == known
+    assert journal.began is not None and journal.began.nodes == NAMES
+    for seq in journal.snapshots():
+        journal._run("UPDATE snapshots SET body = ? WHERE seq = ?", b"zeroed", seq)
+    journal = life.again()
+    assert restored(journal).scheduler.engine.state.now_s == life.scheduler.engine.state.now_s
+    assert f"entries 2 to {begins} are missing" in journal.damage
+
+
+def test_a_snapshot_for_which_there_is_no_room_changes_nothing(tmp_path: Path) -> None:
+    life = Life(tmp_path / "journal.sqlite")
+    life.live(12, every=5, keep=10)
+    known, last = life.journal.snapshots(), life.journal.last
+    life.journal._run("PRAGMA max_page_count = 1")
+    with pytest.raises(JournalFullError):
+        life.journal.save(b"x" * 100_000, 10)
+    assert (life.journal.snapshots(), life.journal.last) == (known, last)
