@@ -97,8 +97,8 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         type=_number_kept,
         default=KEEP,
         metavar="N|all",
-        help="how many of the journal's events are kept at least: rms replay and rms report tell of "
-        f"these (default {KEEP})",
+        help="how many of the journal's events are kept at least, for rms replay and rms report "
+        f"(default {KEEP})",
     )
     _add_energy(command)
 

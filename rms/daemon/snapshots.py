@@ -29,7 +29,8 @@ class Snapshots:
         """Take one that is due; else delete some entries that are older than is kept."""
         state, journal = self._context.state, self._context.journal
         try:
-            if journal.last >= self._last + max(EVERY, len(state.pending) + len(state.running)):
+            jobs = len(state.pending) + len(state.held) + len(state.running)
+            if journal.last >= self._last + max(EVERY, jobs):
                 self._last, self._prunes = journal.last, True
                 journal.save(freeze(self._context.scheduler), self._context.settings.keep_entries)
             elif self._prunes and (keep := self._context.settings.keep_entries) is not None:
