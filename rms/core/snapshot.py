@@ -265,4 +265,6 @@ def _restore_timeline(timeline: Timeline, image: TimelineImage) -> None:
     timeline.spans, timeline.power_spans = image.spans, image.power_spans
     timeline.power_w, timeline.held = image.power_w, image.held
     timeline.open = {node: image.spans[at] for node, at in image.open.items()}
+    over = [span for span in image.spans if span.end_s is not None]
+    timeline.past = sorted(over, key=lambda span: span.end_s or 0.0)
     timeline.asleep = {node: image.power_spans[at] for node, at in image.asleep.items()}

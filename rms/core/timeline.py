@@ -21,6 +21,7 @@ class Timeline:
 
     Attributes:
         spans: in the order in which they began.
+        past: those of them that are over, in the order in which they ended.
         power_spans: of nodes that were off or booted, in that order too.
         power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
         open, asleep: of each node, its span that lasts, of ``spans`` and ``power_spans``.
@@ -30,6 +31,7 @@ class Timeline:
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
         self.spans: list[NodeSpan] = []
+        self.past: list[NodeSpan] = []
         self.power_spans: list[NodeSpan] = []
         self.power_w: list[tuple[float, float]] = []
         self.open: dict[Node, NodeSpan] = {}
@@ -48,7 +50,9 @@ class Timeline:
             nodes = () if job is None else job.held if job.resize_begun else job.nodes
             now[job_id] = frozenset(nodes)
             for node in self.held.get(job_id, frozenset()) - now[job_id]:
-                self.open.pop(node).end_s = now_s
+                span = self.open.pop(node)
+                span.end_s = now_s
+                self.past.append(span)
         for job_id, held in now.items():
             for node in sorted(held - self.held.get(job_id, frozenset())):
                 span = NodeSpan(self.names[node], str(job_id), now_s, None)
@@ -70,6 +74,10 @@ class Timeline:
         for node, what in now.items():
             self.asleep[node] = NodeSpan(self.names[node], what, now_s, None)
             self.power_spans.append(self.asleep[node])
+
+    def present(self) -> list[NodeSpan]:
+        """Return the spans of jobs that last."""
+        return list(self.open.values())
 
     def holders(self) -> list[JobId]:
         """Return the jobs that held nodes when they were last looked at."""
@@ -95,6 +103,7 @@ class Timeline:
         """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""
         for span in (*self.open.values(), *self.asleep.values()):
             span.end_s = at_s
+        self.past += self.open.values()
         self.open.clear()
         self.asleep.clear()
         self.held.clear()

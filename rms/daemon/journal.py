@@ -30,7 +30,7 @@ by the model.) The file itself is :mod:`rms.daemon.journal_file`, what writes it
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +178,18 @@ class Journal(Writer):
                 after, begins = row[0], False
                 if entry is not None:
                     yield entry
+
+    def since(self, after: int, kinds: Collection[str], most: int) -> tuple[list[Any], int]:
+        """Return the newest entries of some kinds that come after one, and how many there are.
+
+        Returns:
+            ``(number, entry)`` of each, rising, at most so many; the number of all of them.
+        """
+        those = f"FROM entries WHERE seq > ? AND kind IN ({','.join('?' * len(kinds))})"
+        number = self._run(f"SELECT count(*) {those}", after, *kinds)[0][0][0]
+        newest = f"SELECT seq, body, NULL {those} ORDER BY seq DESC LIMIT ?"
+        rows = self._run(newest, after, *kinds, most)[0]
+        return [(row[0], self._decode(*row)) for row in reversed(rows)], number
 
     # --- snapshots ---------------------------------------------------------------------------
 

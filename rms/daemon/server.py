@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -18,6 +19,7 @@ from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, RefusedError, application, check_token
 from rms.daemon.governor import GovernorRule
 from rms.daemon.jobs import REQUEUED
+from rms.daemon.live import live
 from rms.daemon.openapi import describe
 from rms.daemon.selection import UnknownJobError, selected
 from rms.daemon.sockets import is_loopback, raise_open_files
@@ -26,6 +28,7 @@ from rms.formats.ids import parse_ids
 from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
 from rms.launch.base import LaunchCommand
+from rms.wire.live import LIVE_PATH, LONGEST_HOLD_S, Live, LiveQuery
 from rms.wire.messages import (
     CLOCKS_PATH,
     METER_PATH,
@@ -126,6 +129,7 @@ class Routes:
             Endpoint("GET", "/tasks", user, self.tasks),
             Endpoint("GET", "/tasks/record", user, self.task_record),
             Endpoint("GET", "/books", user, self.books),
+            Endpoint("POST", LIVE_PATH, user, self.live, LiveQuery, "may"),
             Endpoint("GET", "/acct", user, self.acct),
             Endpoint("GET", "/prices", user, self.prices),
             Endpoint("GET", "/policy", user, self.policy),
@@ -275,6 +279,16 @@ class Routes:
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""
         return views.books(self.daemon.context)
+
+    async def live(self, request: Request, body: LiveQuery) -> Live:
+        """Return the present for a page; wait a while until something new has happened."""
+        journal, until_s = (
+            self.daemon.journal,
+            time.monotonic() + min(body.hold_s, MOST_HOLD_LIVE_S),
+        )
+        while journal.newest <= body.after and time.monotonic() < until_s:
+            await asyncio.sleep(WATCH_S)
+        return live(self.daemon.context, body)
 
     async def acct(self, request: Request) -> Accounts:
         """Return all jobs, or those an id selects, and what energy was booked to whom."""

@@ -33,10 +33,11 @@ def jobs(context: Context, wanted: Callable[[str], bool] = lambda _: True) -> li
     """Return a row for each wanted job, for queue, show, acct and reports, by rising id."""
     state, now_s = context.state, context.time()
     found = [job for group in groups(state) for job_id, job in group.items() if wanted(job_id)]
-    return [_row(context, job, now_s) for job in sorted(found, key=lambda j: sort_key(j.spec.id))]
+    return [row(context, job, now_s) for job in sorted(found, key=lambda j: sort_key(j.spec.id))]
 
 
-def _row(context: Context, job: Job, now_s: float) -> JobRow:
+def row(context: Context, job: Job, now_s: float) -> JobRow:
+    """Return all that is known of a job, its energy up to a time."""
     spec, scheduler = job.spec, context.scheduler
     known = context.jobs.get(spec.id, JobRuntime(spec.id))
     energy_j = scheduler.energy.job_j(spec.id, now_s)
@@ -61,12 +62,12 @@ def _row(context: Context, job: Job, now_s: float) -> JobRow:
         energy_source=" and ".join(part.source for part in parts),
         energy=parts,
         answer=known.answer,
-        resizes=[_resize(context, spec.id, row) for row in known.resizes],
+        resizes=[_resize(context, spec.id, each) for each in known.resizes],
         resizing=known.resizing,
         output=known.note.get("output", ""),
         slurm=details,
         summary=known.summary,
-        seen=[SeenSteps(n, *row) for n, row in sorted((job.seen or {}).items())],
+        seen=[SeenSteps(n, *each) for n, each in sorted((job.seen or {}).items())],
         profile=known.note.get("profile", ""),
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
         exit_code=None if job.end_s is None else known.exit_code,

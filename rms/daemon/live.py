@@ -1,0 +1,315 @@
+"""What a page that follows the daemon is answered (:mod:`rms.wire.live`); looking changes nothing.
+
+It is asked for every second by every open page. So nothing here takes the longer the more jobs are
+over, but a search among them, and little takes the longer the more there are that wait.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from rms.core.joules import OFF
+from rms.core.model import Job, JobId, sort_key
+from rms.daemon import views
+from rms.daemon.context import Context
+from rms.daemon.news import news
+from rms.formats.jobscript import fold_ids
+from rms.wire.live import (
+    MOST_LANES,
+    MOST_ROWS,
+    JobLine,
+    JobPage,
+    Lane,
+    Lanes,
+    Live,
+    LiveQuery,
+    Mark,
+    Power,
+)
+from rms.wire.users import NodeSpan
+
+MOST_SPANS = 20_000
+"""More spans than this are in no answer: the time that it shows begins later then."""
+
+MOST_BARS = 1_200
+"""With more spans than this lanes show how many nodes are held, not by whom."""
+
+MOST_MARKS = 300
+
+PARTS = 120
+"""Into how many parts a time is cut for curves."""
+
+MOST_TASKS = 100_000
+
+
+def live(context: Context, asked: LiveQuery) -> Live:
+    """Return the present, and what else is asked for.
+
+    Raises:
+        ValueError: a list or a time that there is not.
+    """
+    state, now_s = context.state, context.time()
+    window = _window(context, asked, now_s)
+    told, missed = news(context, asked.after) if asked.after >= 0 else ([], 0)
+    return Live(
+        context.journal.newest,
+        now_s,
+        _start(context),
+        context.scheduler.engine.policy.name,
+        len(state.pending) + len(state.too_wide),
+        len(state.running),
+        len(state.ended),
+        sum(len(job.held) for job in state.running.values()),
+        state.nodes,
+        context.scheduler.energy.power_w,
+        _jobs(context, asked, now_s) if asked.jobs else None,
+        _lanes(context, min(asked.lanes, MOST_LANES), *window) if asked.lanes else None,
+        _power(context, *window) if asked.power else None,
+        _tasks(context, asked.array) if asked.array else [],
+        told,
+        missed,
+    )
+
+
+def _start(context: Context) -> float | None:
+    power_w = context.scheduler.timeline.power_w
+    return power_w[0][0] if power_w else None
+
+
+# --- jobs ----------------------------------------------------------------------------------------
+
+
+def _jobs(context: Context, asked: LiveQuery, now_s: float) -> JobPage:
+    """Return some rows of the jobs that wait or run, or of those that are over."""
+    if asked.jobs not in ("active", "over"):
+        raise ValueError(f"expected jobs that are active or over, got {asked.jobs!r}")
+    state, first = context.state, max(0, asked.offset)
+    last = first + max(1, min(asked.limit, MOST_ROWS))
+    if asked.jobs == "over":
+        over = reversed(state.ended.values())
+        if not asked.find:
+            rows = [[job] for job in islice(over, first, last)]
+            return JobPage(_lines(context, rows, now_s), first, len(state.ended))
+        groups = [[job] for job in _found(context, over, asked.find)]
+    else:
+        runs = _found(context, state.running.values(), asked.find)
+        waits = _found(context, (*state.pending.values(), *state.too_wide.values()), asked.find)
+        groups = [*([job] for job in runs), *_by_array(waits)]
+    return JobPage(_lines(context, groups[first:last], now_s), first, len(groups))
+
+
+def _found(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:
+    """Return the jobs whose id or name holds a text."""
+    if not text:
+        return jobs
+    known = context.jobs
+    return [
+        job
+        for job in jobs
+        if text in job.spec.id or text in str(known[job.spec.id].note.get("name", ""))
+    ]
+
+
+def _by_array(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Return jobs, those of one array together, in the order of the first of each."""
+    found: dict[str, list[Job]] = {}
+    for job in jobs:
+        found.setdefault(job.spec.array or job.spec.id, []).append(job)
+    return list(found.values())
+
+
+def _lines(context: Context, groups: Sequence[list[Job]], now_s: float) -> list[JobLine]:
+    return [
+        JobLine(_ids(group), len(group), views.row(context, group[0], now_s)) for group in groups
+    ]
+
+
+def _ids(group: Sequence[Job]) -> str:
+    """Return the ids of a job, or of tasks of one array, folded."""
+    first, last = group[0].spec.id, group[-1].spec.id
+    if len(group) == 1:
+        return first
+    (array, low), (_, high) = sort_key(first), sort_key(last)
+    if high - low + 1 == len(group):
+        return f"{array}_[{low}-{high}]"
+    return ",".join(fold_ids(job.spec.id for job in group))
+
+
+def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
+    """Return the state of each task of an array, by its index."""
+    state, found = context.state, []
+    begin = f"{array}_"
+    for job_id in context.jobs:
+        if job_id.startswith(begin):
+            job = state.job(job_id)
+            if job is not None:
+                found.append((sort_key(job_id)[1], str(job.state)))
+    return sorted(found)[:MOST_TASKS]
+
+
+# --- nodes over time -----------------------------------------------------------------------------
+
+
+def _window(context: Context, asked: LiveQuery, now_s: float) -> tuple[float, float]:
+    """Return from when until when is to be shown."""
+    end_s = asked.end_s or now_s
+    if not 0.0 < asked.span_s < 1e9 or not 0.0 < end_s < 1e12:
+        raise ValueError(f"expected a time and its length, got {asked.end_s} and {asked.span_s}")
+    begin_s, past = end_s - asked.span_s, context.scheduler.timeline.past
+    if (asked.lanes or asked.power) and not asked.end_s and len(past) > MOST_SPANS:
+        begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
+    return begin_s, end_s
+
+
+def _overlapping(context: Context, begin_s: float, end_s: float) -> Iterator[NodeSpan]:
+    """Yield who held which node in a time."""
+    timeline = context.scheduler.timeline
+    first = bisect_left(timeline.past, begin_s, key=lambda span: span.end_s or 0.0)
+    for span in islice(timeline.past, first, None):
+        if span.start_s < end_s:
+            yield span
+    for span in timeline.present():
+        if span.start_s < end_s:
+            yield span
+
+
+def _asleep(context: Context, begin_s: float, end_s: float) -> Iterator[NodeSpan]:
+    """Yield the spans of nodes that were off or booted in a time."""
+    for span in context.scheduler.timeline.power_spans:
+        if span.start_s < end_s and (span.end_s is None or span.end_s > begin_s):
+            yield span
+
+
+def _lanes(context: Context, most: int, begin_s: float, end_s: float) -> Lanes:
+    names = context.cluster.names
+    each = -(-len(names) // most)
+    spans = list(_overlapping(context, begin_s, end_s))
+    bars = spans + list(_asleep(context, begin_s, end_s))
+    lane_of = {name: at // each for at, name in enumerate(names)}
+    parted: list[list[NodeSpan]] = [[] for _ in range(-(-len(names) // each))]
+    folded = each > 1 or len(bars) > MOST_BARS
+    for span in spans if folded else bars:
+        if span.node in lane_of:
+            parted[lane_of[span.node]].append(span)
+    states = _states(context, each)
+    found = []
+    for at, within in enumerate(parted):
+        own = names[at * each : (at + 1) * each]
+        name = own[0] if len(own) == 1 else f"{own[0]} - {own[-1]}"
+        held = _held(within, len(own), begin_s, end_s) if folded else []
+        rows = [] if folded else sorted(within, key=lambda span: span.start_s)
+        found.append(Lane(name, len(own), states[at], rows, held))
+    jobs = dict.fromkeys(span.job for span in spans)
+    return Lanes(begin_s, end_s, found, [] if folded else _marks(context, jobs, begin_s, end_s))
+
+
+def _states(context: Context, each: int) -> list[str]:
+    """Return the state of each node, or how many of so many nodes in a row are in which."""
+    state, cluster = context.state, context.cluster
+    if each == 1:
+        by_host = {row.name: row.state for row in views.nodes(context)}
+        return [by_host[cluster.host_of(node)] for node in range(len(cluster.names))]
+    kinds = (("down", state.down), ("off", state.off), ("booting", state.booting))
+    found = []
+    for first in range(0, len(cluster.names), each):
+        own = range(first, min(first + each, len(cluster.names)))
+        numbers = {"idle": state.vacant.count(1, own.start, own.stop)}
+        for word, nodes in kinds:
+            numbers[word] = sum(node in own for node in nodes)
+        rest = len(own) - sum(numbers.values())
+        words = [f"{n} {word}" for word, n in {"held": max(0, rest), **numbers}.items() if n]
+        found.append(", ".join(words))
+    return found
+
+
+def _held(
+    spans: Iterable[NodeSpan], nodes: int, begin_s: float, end_s: float
+) -> list[tuple[float, float]]:
+    """Return the share of nodes that are held in each part of a time, where that changes."""
+    part_s = (end_s - begin_s) / PARTS
+    node_s = [0.0] * PARTS
+    for span in spans:
+        first_s = max(span.start_s, begin_s)
+        last_s = end_s if span.end_s is None else min(span.end_s, end_s)
+        first = min(PARTS - 1, int((first_s - begin_s) / part_s))
+        last = min(PARTS - 1, int((last_s - begin_s) / part_s))
+        for at in range(first, last + 1):
+            low = max(first_s, begin_s + at * part_s)
+            node_s[at] += max(0.0, min(last_s, begin_s + (at + 1) * part_s) - low)
+    found: list[tuple[float, float]] = []
+    for at, seconds in enumerate(node_s):
+        share = round(min(1.0, seconds / (nodes * part_s)), 3)
+        if not found or found[-1][1] != share:
+            found.append((begin_s + at * part_s, share))
+    return found
+
+
+def _marks(context: Context, jobs: Iterable[str], begin_s: float, end_s: float) -> list[Mark]:
+    """Return the newest resizes of jobs in a time."""
+    found = []
+    for job in jobs:
+        known = context.jobs.get(JobId(job))
+        for row in [] if known is None else known.resizes:
+            if begin_s <= row.at_s <= end_s:
+                sizes = row.from_ranks, row.to_ranks
+                found.append(Mark(job, row.at_s, *sizes, row.strategy, row.stall_s, row.bytes))
+    return sorted(found, key=lambda mark: mark.at_s)[-MOST_MARKS:]
+
+
+# --- power ---------------------------------------------------------------------------------------
+
+
+def _power(context: Context, begin_s: float, end_s: float) -> Power:
+    """Return the cluster's power over a time: at each of its parts that of its end."""
+    curve, state = context.scheduler.timeline.power_w, context.state
+    part_s = (end_s - begin_s) / PARTS
+    idle_w, off_w, boot_w = _unused_w(context, begin_s, end_s)
+    points = []
+    for at in range(PARTS):
+        at_s = begin_s + (at + 1) * part_s
+        before = bisect_right(curve, at_s, key=lambda point: point[0])
+        if before:
+            watts = curve[before - 1][1]
+            points.append((at_s, watts, min(watts, idle_w[at]), off_w[at], boot_w[at]))
+    books, source = context.scheduler.books(context.time()), context.scheduler.energy.power_source
+    return Power(begin_s, end_s, points, source, books, state.power_cap_w)
+
+
+def _unused_w(context: Context, begin_s: float, end_s: float) -> tuple[list[float], ...]:
+    """Return what idle nodes, those that are off and those that boot draw at the parts' ends.
+
+    By the model: all nodes idle, less those that are held, off or booting then.
+    """
+    cluster, state = context.cluster, context.state
+    part_s = (end_s - begin_s) / PARTS
+    idle_w, off_w, boot_w = ([0.0] * (PARTS + 1) for _ in range(3))
+    idle_w[0] = state.idle_w
+
+    def enter(span: NodeSpan, watts: float, into: list[float]) -> None:
+        first = max(0, -int(-(span.start_s - begin_s) // part_s) - 1)
+        last = PARTS if span.end_s is None else int((span.end_s - begin_s) // part_s)
+        if first < min(last, PARTS):
+            into[first] += watts
+            into[min(last, PARTS)] -= watts
+
+    for span in _asleep(context, begin_s, end_s):
+        if span.node in cluster.nodes_of:
+            model = state.model(cluster.nodes_of[span.node][0])
+            enter(span, -model.idle_w, idle_w)
+            off = span.job == OFF
+            enter(span, model.off_w if off else model.boot_w, off_w if off else boot_w)
+    if not cluster.shared:  # what jobs draw there comes on top of their hosts' idle power
+        for span in _overlapping(context, begin_s, end_s):
+            if span.node in cluster.nodes_of:
+                enter(span, -state.model(cluster.nodes_of[span.node][0]).idle_w, idle_w)
+    return tuple(_sums(steps) for steps in (idle_w, off_w, boot_w))
+
+
+def _sums(steps: Sequence[float]) -> list[float]:
+    total, found = 0.0, []
+    for step in steps[:-1]:
+        total += step
+        found.append(max(0.0, total))
+    return found
