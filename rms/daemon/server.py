@@ -282,10 +282,8 @@ class Routes:
 
     async def live(self, request: Request, body: LiveQuery) -> Live:
         """Return the present for a page; wait a while until something new has happened."""
-        journal, until_s = (
-            self.daemon.journal,
-            time.monotonic() + min(body.hold_s, MOST_HOLD_LIVE_S),
-        )
+        journal = self.daemon.journal
+        until_s = time.monotonic() + min(body.hold_s, LONGEST_HOLD_S)
         while journal.newest <= body.after and time.monotonic() < until_s:
             await asyncio.sleep(WATCH_S)
         return live(self.daemon.context, body)
