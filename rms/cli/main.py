@@ -34,6 +34,7 @@ COMMANDS = {
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
     "top": (CLIENT, "a live view of the daemon"),
+    "web": ("rms.cli.web", "a live page of the daemon, for a browser of this machine"),
     "report": ("rms.cli.report", "a page with figures: of all jobs, or of a result"),
     "drain": (CLIENT, "give nodes to no more jobs"),
     "resume": (CLIENT, "give drained nodes to jobs again"),

@@ -10,13 +10,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from rms.core.joules import OFF
+from rms.core.joules import BOOT, OFF
 from rms.core.model import Job, JobId, sort_key
 from rms.daemon import views
 from rms.daemon.context import Context
 from rms.daemon.news import news
 from rms.formats.jobscript import fold_ids
 from rms.wire.live import (
+    MOST_HISTORY,
     MOST_LANES,
     MOST_ROWS,
     JobLine,
@@ -33,10 +34,13 @@ from rms.wire.users import NodeSpan
 MOST_SPANS = 20_000
 """More spans than this are in no answer: the time that it shows begins later then."""
 
-MOST_BARS = 1_200
-"""With more spans than this lanes show how many nodes are held, not by whom."""
+MOST_BARS = 40
+"""Of more spans than this a lane shows when its node was held, not by whom."""
 
 MOST_MARKS = 300
+
+LEAST_S = 60.0
+"""No time shorter than this is shown, unless it is asked for."""
 
 PARTS = 120
 """Into how many parts a time is cut for curves."""
@@ -53,6 +57,7 @@ def live(context: Context, asked: LiveQuery) -> Live:
     state, now_s = context.state, context.time()
     window = _window(context, asked, now_s)
     told, missed = news(context, asked.after) if asked.after >= 0 else ([], 0)
+    job = state.job(JobId(asked.job)) if asked.job else None
     return Live(
         context.journal.newest,
         now_s,
@@ -70,6 +75,8 @@ def live(context: Context, asked: LiveQuery) -> Live:
         _tasks(context, asked.array) if asked.array else [],
         told,
         missed,
+        None if job is None else views.row(context, job, now_s),
+        [] if job is None else views.history(context, job.spec.id)[-MOST_HISTORY:],
     )
 
 
@@ -158,6 +165,8 @@ def _window(context: Context, asked: LiveQuery, now_s: float) -> tuple[float, fl
     if not 0.0 < asked.span_s < 1e9 or not 0.0 < end_s < 1e12:
         raise ValueError(f"expected a time and its length, got {asked.end_s} and {asked.span_s}")
     begin_s, past = end_s - asked.span_s, context.scheduler.timeline.past
+    if (start_s := _start(context)) is not None:  # before that there is nothing to be seen
+        begin_s = max(begin_s, min(start_s, end_s - min(asked.span_s, LEAST_S)))
     if (asked.lanes or asked.power) and not asked.end_s and len(past) > MOST_SPANS:
         begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
     return begin_s, end_s
@@ -186,11 +195,10 @@ def _lanes(context: Context, most: int, begin_s: float, end_s: float) -> Lanes:
     names = context.cluster.names
     each = -(-len(names) // most)
     spans = list(_overlapping(context, begin_s, end_s))
-    bars = spans + list(_asleep(context, begin_s, end_s))
+    bars = spans if each > 1 else spans + list(_asleep(context, begin_s, end_s))
     lane_of = {name: at // each for at, name in enumerate(names)}
     parted: list[list[NodeSpan]] = [[] for _ in range(-(-len(names) // each))]
-    folded = each > 1 or len(bars) > MOST_BARS
-    for span in spans if folded else bars:
+    for span in bars:
         if span.node in lane_of:
             parted[lane_of[span.node]].append(span)
     states = _states(context, each)
@@ -198,11 +206,14 @@ def _lanes(context: Context, most: int, begin_s: float, end_s: float) -> Lanes:
     for at, within in enumerate(parted):
         own = names[at * each : (at + 1) * each]
         name = own[0] if len(own) == 1 else f"{own[0]} - {own[-1]}"
-        held = _held(within, len(own), begin_s, end_s) if folded else []
-        rows = [] if folded else sorted(within, key=lambda span: span.start_s)
+        rows = sorted(within, key=lambda span: span.start_s) if len(own) == 1 else []
+        held: list[tuple[float, float]] = []
+        if len(own) > 1 or len(rows) > MOST_BARS:
+            rows, by_jobs = [], (span for span in within if span.job not in (OFF, BOOT))
+            held = _held(by_jobs, len(own), begin_s, end_s)
         found.append(Lane(name, len(own), states[at], rows, held))
-    jobs = dict.fromkeys(span.job for span in spans)
-    return Lanes(begin_s, end_s, found, [] if folded else _marks(context, jobs, begin_s, end_s))
+    jobs = dict.fromkeys(span.job for lane in found for span in lane.spans)
+    return Lanes(begin_s, end_s, found, _marks(context, jobs, begin_s, end_s))
 
 
 def _states(context: Context, each: int) -> list[str]:

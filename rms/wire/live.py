@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from rms.wire.users import Books, JobRow, NodeSpan
+from rms.wire.users import Books, HistoryEntry, JobRow, NodeSpan
 
 LIVE_PATH = "/live"
 
 MOST_ROWS = 200
 MOST_LANES = 48
-MOST_NEWS = 100
+MOST_NEWS = 50
+MOST_HISTORY = 40
 LONGEST_HOLD_S = 20.0
 """How long an answer is waited for at most."""
 
@@ -32,6 +33,7 @@ class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         span_s: how long that is, s.
         power: whether the curve of power is wanted.
         array: whose tasks' states are wanted.
+        job: of which all is wanted that is known, with its history.
     """
 
     after: int = -1
@@ -45,6 +47,7 @@ class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     span_s: float = 600.0
     power: bool = False
     array: str = ""
+    job: str = ""
 
 
 class JobLine(msgspec.Struct, frozen=True):
@@ -144,6 +147,8 @@ class Live(msgspec.Struct, frozen=True):
         held, nodes: how many nodes jobs hold, and how many there are.
         news: what has happened since ``after``, by rising number; ``missed`` is how many earlier
             entries of it were left out.
+        job: the one that was asked for, None where there is none of that id.
+        history: what was decided about it, the newest last.
         tasks: of the array that was asked for, ``(index, state)`` by rising index.
     """
 
@@ -163,3 +168,5 @@ class Live(msgspec.Struct, frozen=True):
     tasks: list[tuple[int, str]] = []
     news: list[News] = []
     missed: int = 0
+    job: JobRow | None = None
+    history: list[HistoryEntry] = []

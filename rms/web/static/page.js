@@ -1,0 +1,280 @@
+"use strict";
+// Shows what the server sends: pieces of HTML by key, lists of them, and times that move on.
+
+const token = new URLSearchParams(location.hash.slice(1)).get("token") || sessionStorage.token || "";
+if (location.hash.includes("token=")) {
+  sessionStorage.token = token;
+  history.replaceState(null, "", location.pathname + "#view=overview");
+}
+
+const byId = (id) => document.getElementById(id);
+const main = byId("main"), connection = byId("connection"), newsList = byId("news");
+const dialog = byId("confirm");
+
+const shown = new Map();  // key -> element of a piece in a list
+let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1;
+
+function view() {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  return asked.get("view") ? asked : new URLSearchParams("view=overview");
+}
+
+// --- what is shown ---------------------------------------------------------------------------
+
+function element(html) {
+  const made = document.createElement("template");
+  made.innerHTML = html;
+  return made.content.firstElementChild;
+}
+
+// What has the focus is found again in what takes its place.
+function keepingFocus(holder, change) {
+  const had = document.activeElement;
+  const inside = had && holder && holder.contains(had) ? had : null;
+  const mark = inside && (inside.dataset.do || inside.getAttribute("href") || inside.dataset.job);
+  const after = change();
+  if (inside && after && !document.contains(inside)) {
+    const again = [...after.querySelectorAll("a, button, .bar")].find(
+      (each) => (each.dataset.do || each.getAttribute("href") || each.dataset.job) === mark);
+    (again || main).focus();
+  }
+}
+
+function put(key, html) {
+  const place = document.querySelector(`[data-part="${CSS.escape(key)}"]`);
+  if (place) {
+    keepingFocus(place, () => { place.innerHTML = html; return place; });
+    return;
+  }
+  const before = shown.get(key), now = element(html);
+  shown.set(key, now);
+  if (before && before.isConnected) {
+    keepingFocus(before, () => { before.replaceWith(now); return now; });
+  }
+}
+
+function arrange(name, keys) {
+  const holder = document.querySelector(`[data-list="${name}"]`);
+  lists[name] = keys;
+  if (!holder) return;
+  const wanted = new Set(keys);
+  for (const key of shown.keys()) {
+    if (key.startsWith(name + "/") && !wanted.has(key)) {
+      const gone = shown.get(key);
+      keepingFocus(gone, () => { gone.remove(); return main; });
+      shown.delete(key);
+    }
+  }
+  keys.forEach((key, at) => {
+    const piece = shown.get(key);
+    if (piece && holder.children[at] !== piece) {
+      keepingFocus(piece, () => { holder.insertBefore(piece, holder.children[at] || null); return piece; });
+    }
+  });
+}
+
+function show(message) {
+  if (message.frame !== undefined && message.frame !== frame) {
+    frame = message.frame;
+    main.innerHTML = frame;
+    shown.clear();
+    lists = {};
+  }
+  for (const [key, html] of Object.entries(message.parts || {})) put(key, html);
+  for (const [name, keys] of Object.entries(message.lists || {})) arrange(name, keys);
+  if (message.window) span = message.window;
+  if (message.parts || message.window) placeTimes();
+  for (const each of message.news || []) tell(each);
+  if (message.missed) tell({n: lastNews, at: "", say: `and ${message.missed} more before that`});
+}
+
+// Bars and marks stand at times: their places follow from the window that is shown.
+function placeTimes() {
+  if (!span) return;
+  const [begin, end] = span, share = 100 / (end - begin);
+  for (const lane of main.querySelectorAll("[data-timed] svg.lane")) {
+    const width = lane.clientWidth;
+    for (const one of lane.children) {
+      const a = Number(one.dataset.a), b = one.dataset.b === undefined ? end : Number(one.dataset.b);
+      const x = (a - begin) * share;
+      if (one.classList.contains("mark")) { one.setAttribute("x", `${x}%`); continue; }
+      const seen = Math.max(0, x), wide = (b - begin) * share - seen;
+      one.style.display = wide > 0 && x < 100 ? "" : "none";
+      const [rect, text] = [one.querySelector("rect"), one.querySelector("text")];
+      rect.setAttribute("x", `${x}%`);
+      rect.setAttribute("width", `${Math.max(0, (b - a) * share)}%`);
+      if (text) {
+        text.setAttribute("x", `${seen}%`);
+        const room = (Math.min(100, seen + wide) - seen) * width / 100;
+        text.style.display = room > 9 + 7.5 * text.textContent.length ? "" : "none";
+      }
+    }
+  }
+}
+addEventListener("resize", placeTimes);
+
+function tell(each) {
+  if (each.n >= 0 && each.n <= lastNews && each.at) return;
+  if (lastNews < 0) newsList.replaceChildren();
+  lastNews = Math.max(lastNews, each.n);
+  const line = document.createElement("li"), at = document.createElement("time");
+  at.textContent = each.at;
+  line.append(at, each.say);
+  newsList.prepend(line);
+  while (newsList.children.length > 100) newsList.lastElementChild.remove();
+}
+
+// --- the stream ------------------------------------------------------------------------------
+
+function say(words, lost) {
+  if (connection.textContent !== words) connection.textContent = words;
+  connection.classList.toggle("lost", lost);
+}
+
+async function follow(asked, signal) {
+  const headers = {Authorization: `Bearer ${token}`};
+  if (lastNumber >= 0) headers["Last-Event-ID"] = String(lastNumber);
+  const answer = await fetch(`stream?${asked}`, {headers, signal, cache: "no-store"});
+  if (!answer.ok) {
+    const said = await answer.json().catch(() => ({error: `status ${answer.status}`}));
+    say(said.error, true);
+    if (answer.status === 400 || answer.status === 401) return false;
+    throw new Error(said.error);
+  }
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const {value, done} = await reader.read();
+    if (done) return true;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) take(event);
+  }
+}
+
+function take(event) {
+  let number = null, data = "";
+  for (const line of event.split("\n")) {
+    if (line.startsWith("id: ")) number = Number(line.slice(4));
+    if (line.startsWith("data: ")) data += line.slice(6);
+  }
+  const message = JSON.parse(data);
+  if (message.lost) { say(`Waiting for the daemon: ${message.lost}`, true); return; }
+  show(message);
+  if (number !== null) lastNumber = number;
+  say("Live", false);
+}
+
+async function keepFollowing() {
+  if (stop) stop.abort();
+  const own = stop = new AbortController();
+  const asked = view();
+  asked.delete("token");
+  for (const link of document.querySelectorAll("nav a")) {
+    const is = link.getAttribute("href") === `#view=${asked.get("view")}`;
+    if (is) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  while (!own.signal.aborted) {
+    try {
+      if (!await follow(asked, own.signal)) return;
+      say("Connection lost; trying again ...", true);
+    } catch (error) {
+      if (own.signal.aborted) return;
+      say("Connection lost; trying again ...", true);
+    }
+    await new Promise((then) => setTimeout(then, 500));
+  }
+}
+addEventListener("hashchange", () => {
+  if (location.hash === "#main") { main.focus(); return; }
+  keepFollowing();
+});
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) { if (stop) stop.abort(); } else keepFollowing();
+});
+
+// --- acting ----------------------------------------------------------------------------------
+
+const BODIES = {
+  cancel: (target) => ({id: target}),
+  resize: (target, value) => ({id: target, nodes: Number(value)}),
+  drain: (target) => ({node: target}),
+  resume: (target) => ({node: target}),
+  policy: (target, value) => ({name: value}),
+};
+let chosen = null;
+
+function confirmAct(button) {
+  chosen = {...button.dataset};
+  byId("confirm-say").textContent = chosen.say;
+  byId("confirm-yes").textContent = button.textContent;
+  byId("confirm-error").textContent = "";
+  const [name, value] = (chosen.ask || "").split("=");
+  byId("confirm-label").hidden = !name;
+  byId("confirm-label").firstElementChild.textContent = name;
+  byId("confirm-input").value = value || "";
+  dialog.showModal();
+  (name ? byId("confirm-input") : byId("confirm-yes")).focus();
+}
+
+async function act() {
+  const body = BODIES[chosen.do](chosen.target, byId("confirm-input").value);
+  try {
+    const answer = await fetch(`do/${chosen.do}`, {
+      method: "POST", headers: {Authorization: `Bearer ${token}`}, body: JSON.stringify(body)});
+    const said = await answer.json();
+    if (!answer.ok) throw new Error(said.error);
+    if (said.decision && said.decision !== "Resize") throw new Error(said.reason);
+    dialog.close();
+  } catch (error) {
+    byId("confirm-error").textContent = error.message;
+  }
+}
+
+byId("confirm-yes").addEventListener("click", act);
+byId("confirm-input").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") { event.preventDefault(); act(); }
+});
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-do]");
+  if (button) { confirmAct(button); return; }
+  const bar = event.target.closest(".bar[data-job]");
+  if (bar) { openJob(bar.dataset.job); return; }
+  const cells = event.target.closest("svg.cells");
+  if (cells) {
+    const box = cells.getBoundingClientRect();
+    const at = Math.floor((event.clientX - box.left) / box.width * 50);
+    openJob(`${cells.closest("[data-array]").dataset.array}_${Number(cells.dataset.first) + at}`);
+  }
+});
+
+function openJob(job) {
+  if (/^[0-9_]+$/.test(job)) location.hash = `view=job&id=${job}`;
+}
+
+document.addEventListener("submit", (event) => {
+  const form = event.target;
+  if (form.dataset.task !== undefined) {
+    event.preventDefault();
+    openJob(`${form.dataset.task}_${form.elements.task.value}`);
+  } else if (form.dataset.find !== undefined) {
+    event.preventDefault();
+    const asked = view();
+    asked.set("find", form.elements.find.value);
+    asked.delete("offset");
+    location.hash = asked.toString();
+  }
+});
+
+// Up and down go through the rows of a table, left and right through the bars of the lanes.
+document.addEventListener("keydown", (event) => {
+  const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
+  const row = event.target.closest && event.target.closest("[data-rows] > tr");
+  if (!step || !row || event.target.tagName === "INPUT") return;
+  const next = step > 0 ? row.nextElementSibling : row.previousElementSibling;
+  const goal = next && next.querySelector("a, button");
+  if (goal) { event.preventDefault(); goal.focus(); }
+});
+
+keepFollowing();
