@@ -59,7 +59,7 @@ def live(context: Context, asked: LiveQuery) -> Live:
     told, missed = news(context, asked.after) if asked.after >= 0 else ([], 0)
     job = state.job(JobId(asked.job)) if asked.job else None
     return Live(
-        context.journal.newest,
+        context.journal.last,
         now_s,
         _start(context),
         context.scheduler.engine.policy.name,
@@ -177,10 +177,10 @@ def _overlapping(context: Context, begin_s: float, end_s: float) -> Iterator[Nod
     timeline = context.scheduler.timeline
     first = bisect_left(timeline.past, begin_s, key=lambda span: span.end_s or 0.0)
     for span in islice(timeline.past, first, None):
-        if span.start_s < end_s:
+        if span.start_s <= end_s:
             yield span
     for span in timeline.present():
-        if span.start_s < end_s:
+        if span.start_s <= end_s:
             yield span
 
 

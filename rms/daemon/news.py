@@ -32,7 +32,7 @@ OLDEST = 20_000
 def news(context: Context, after: int) -> tuple[list[News], int]:
     """Return what has happened since an entry, and how many earlier things are left out."""
     journal = context.journal
-    first = max(after, journal.newest - OLDEST)
+    first = max(after, journal.last - OLDEST)
     kinds = [kind.__name__ for kind in (*_WORDS, Opened, PolicySet)]
     found, number = journal.since(first, kinds, MOST_NEWS)
     told = [_told(context, seq, entry) for seq, entry in found]

@@ -284,7 +284,7 @@ class Routes:
         """Return the present for a page; wait a while until something new has happened."""
         journal = self.daemon.journal
         until_s = time.monotonic() + min(body.hold_s, LONGEST_HOLD_S)
-        while journal.newest <= body.after and time.monotonic() < until_s:
+        while journal.last <= body.after and time.monotonic() < until_s:
             await asyncio.sleep(WATCH_S)
         return live(self.daemon.context, body)
 

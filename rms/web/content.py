@@ -65,31 +65,46 @@ class Sent:
         self._lists: dict[str, list[str]] = {}
 
     def update(self, content: Content, news: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the messages (JSON) that make a page show this; ``news`` is in the last."""
-        head: dict[str, Any] = {}
+        """Yield the messages (JSON) that make a page show this.
+
+        Args:
+            news: what else is to be told; lists in it may be parted, the rest is in the last one.
+        """
+        message: dict[str, Any] = {}
+        length = 0
+        for section, key, value in [*self._changes(content), *_news(news)]:
+            more = len(_encoded([section, key, value]))
+            if message and length + more > MOST_BYTES - 20:
+                yield _encoded(message)
+                message, length = {}, 0
+            if section in ("parts", "lists"):
+                message.setdefault(section, {})[key] = value
+            elif section == "news":
+                message.setdefault(section, []).append(value)
+            else:
+                message[section] = value
+            length += more
+        yield _encoded(message)
+
+    def _changes(self, content: Content) -> list[tuple[str, str, Any]]:
+        """Return what differs from what was sent, and keep that it is sent now."""
+        found: list[tuple[str, str, Any]] = []
         if content.frame != self._frame:
-            head["frame"] = self._frame = content.frame
-        changed = {k: v for k, v in content.parts.items() if self._parts.get(k) != v}
-        lists = {k: v for k, v in content.lists.items() if self._lists.get(k) != v}
-        self._parts, self._lists = content.parts, content.lists
-        last = dict(news)
+            found.append(("frame", "", content.frame))
+            self._parts, self._lists = {}, {}
+        parts, lists = self._parts, self._lists
+        found += [("parts", k, v) for k, v in content.parts.items() if parts.get(k) != v]
+        found += [("lists", k, v) for k, v in content.lists.items() if lists.get(k) != v]
+        self._frame, self._parts, self._lists = content.frame, content.parts, content.lists
         if content.window is not None:
-            last["window"] = content.window
-        if lists:
-            last["lists"] = lists
-        parts: dict[str, str] = {}
-        length = len(_encoded(head))
-        room = MOST_BYTES - len(_encoded(last)) - 100
-        for key, piece in changed.items():
-            more = len(_encoded({key: piece}))
-            if length + more > (MOST_BYTES - 100):
-                yield _encoded({**head, "parts": parts})
-                head, parts, length = {}, {}, 0
-            parts[key], length = piece, length + more
-        if length > room:
-            yield _encoded({**head, "parts": parts})
-            head, parts = {}, {}
-        yield _encoded({**head, **({"parts": parts} if parts else {}), **last})
+            found.append(("window", "", content.window))
+        return found
+
+
+def _news(news: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    return [("news", "", each) for each in news.get("news", ())] + [
+        (key, "", value) for key, value in news.items() if key != "news"
+    ]
 
 
 def _encoded(value: object) -> bytes:

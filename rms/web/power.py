@@ -6,7 +6,7 @@ from rms import drawings
 from rms.drawings import clock
 from rms.web.asked import Asked
 from rms.web.content import Content, words
-from rms.web.fragments import duration
+from rms.web.fragments import duration, energy_words
 from rms.web.nodes import SPANS_S, window_of
 from rms.wire.live import Live
 

@@ -1,0 +1,101 @@
+"""What a page that follows a daemon is answered: cut to size, and true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from routed import Routed, routed
+
+from rms.core.events import Ended
+from rms.core.model import JobId
+from rms.daemon import live
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Routed]:
+    with routed(tmp_path) as found:
+        yield found
+
+
+def asked(server: Routed, **query: object) -> dict[str, Any]:
+    status, answer = server.ask("POST", "/live", query)
+    assert status == 200, answer
+    found: dict[str, Any] = answer
+    return found
+
+
+def end(server: Routed, job: str) -> None:
+    server.clock[0] += 10.0
+    server.daemon.handle(Ended(server.clock[0], JobId(job), "COMPLETED"))
+
+
+@pytest.mark.promise("web-data")
+def test_a_page_asks_for_rows_and_drawings_that_are_cut_to_size(server: Routed) -> None:
+    wide = server.submit(nodes=[2, 2], job_name="<b>wide</b>")
+    array = server.submit(array="1-200").partition("_")[0]
+    before = asked(server)["seq"]
+    present = asked(server, jobs="active", after=0)
+    assert [line["ids"] for line in present["jobs"]["lines"]] == [wide, f"{array}_[1-200]"]
+    assert (present["waiting"], present["running"], present["held"]) == (200, 1, 2)
+    assert present["jobs"]["total"] == 2 and present["jobs"]["lines"][1]["tasks"] == 200
+    said = [each["words"] for each in present["news"]]
+    assert f"job {wide} has started" in said and f"job {wide} was submitted" in said
+
+    end(server, wide)
+    then = asked(server, jobs="active", after=before, lanes=2, power=True, array=array, job=wide)
+    assert [each["words"] for each in then["news"] if each["job"] == wide] == [
+        f"job {wide} is COMPLETED"
+    ]
+    assert all(each["seq"] > before for each in then["news"]) and then["missed"] == 0
+    assert [line["ids"] for line in then["jobs"]["lines"]] == [
+        f"{array}_1",
+        f"{array}_2",
+        f"{array}_[3-200]",
+    ]
+    spans = [(span["job"], span["end_s"]) for span in then["lanes"]["lanes"][0]["spans"]]
+    assert spans == [(wide, 1010.0), (f"{array}_1", None)]
+    assert len(then["tasks"]) == 200 and then["tasks"][0] == [1, "RUNNING"]
+    assert then["job"]["name"] == "<b>wide</b>" and then["history"][0]["kind"] == "start"
+
+    over = asked(server, jobs="over", find="wide", limit=1)["jobs"]
+    assert [line["ids"] for line in over["lines"]] == [wide] and over["total"] == 1
+    assert asked(server, jobs="over", find="other")["jobs"]["lines"] == []
+
+
+def test_the_curve_of_power_is_that_of_the_books(server: Routed) -> None:
+    job = server.submit(nodes=[1, 1])
+    end(server, job)
+    server.clock[0] += 50.0
+    found = asked(server, power=True, span_s=60.0)["power"]
+    assert (found["begin_s"], found["end_s"]) == (1000.0, 1060.0) and len(found["points"]) == 120
+    part_s = 60.0 / 120
+    energy = found["energy"]
+    assert sum(point[1] for point in found["points"]) * part_s == pytest.approx(energy["cluster_j"])
+    assert sum(point[2] for point in found["points"]) * part_s == pytest.approx(energy["idle_j"])
+
+
+def test_of_much_in_a_lane_it_says_how_much_was_held(server: Routed) -> None:
+    for _ in range(6):
+        end(server, server.submit(nodes=[1, 1]))
+    with patch.object(live, "MOST_BARS", 2):
+        first, second = asked(server, lanes=2, span_s=600.0)["lanes"]["lanes"]
+    assert first["spans"] == [] and {share for _, share in first["held"]} == {1.0}
+    assert second["held"] == [] and second["state"] == "idle"
+    (both,) = asked(server, lanes=1, span_s=600.0)["lanes"]["lanes"]
+    assert both["name"] == "n1 - n2" and {share for _, share in both["held"]} == {0.5}
+    assert both["state"] == "2 idle"
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"jobs": "all"}, "expected jobs that are active or over, got 'all'"),
+        ({"lanes": 2, "span_s": -1.0}, "expected a time and its length, got 0.0 and -1.0"),
+    ],
+)
+def test_what_there_is_not_is_refused(server: Routed, query: object, expected: str) -> None:
+    assert server.ask("POST", "/live", query) == (400, {"error": expected})

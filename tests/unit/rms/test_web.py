@@ -1,0 +1,244 @@
+"""The live page: who may see it, what is sent of it, and that text stays text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from routed import SCRIPT, Routed, routed
+
+from rms import drawings
+from rms.client.connection import ServerError
+from rms.web import app
+from rms.web.app import Bridge
+from rms.web.asked import VIEWS, Asked, query
+from rms.web.content import MOST_BYTES, Content, Sent, words
+from rms.web.views import content
+from rms.wire.live import Live
+from rms.wire.users import NodeSpan
+
+TOKEN = "of the page"
+NASTY = "<img src=x onerror=alert(1)>\"'&"
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Routed]:
+    with routed(tmp_path) as found:
+        yield found
+
+
+def live(server: Routed, asked: Asked) -> Live:
+    body = msgspec.to_builtins(query(asked, 0, 0.0, server.clock[0]))
+    status, answer = server.ask("POST", "/live", body)
+    assert status == 200, answer
+    return msgspec.convert(answer, Live)
+
+
+class Request:
+    """A request to the page's server, as an HTTP server makes it."""
+
+    def __init__(self, bridge: Bridge) -> None:
+        self.app = bridge.app()
+
+    def __call__(
+        self, method: str, path: str, body: bytes = b"", **headers: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        where, _, query = path.partition("?")
+        found: list[Any] = []
+        sent = [{"type": "http.request", "body": body, "more_body": False}]
+        given = {"host": "127.0.0.1:80", **{k.replace("_", "-"): v for k, v in headers.items()}}
+
+        async def receive() -> Any:
+            return sent.pop() if sent else {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            found.append(message)
+
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "path": where,
+            "raw_path": where.encode(),
+            "query_string": query.encode(),
+            "headers": [(k.encode(), v.encode()) for k, v in given.items()],
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        asyncio.run(self.app(scope, receive, send))
+        got = {k.decode(): v.decode() for k, v in found[0]["headers"]}
+        return found[0]["status"], got, b"".join(each.get("body", b"") for each in found[1:])
+
+
+class Texts(HTMLParser):
+    """The elements of a piece of HTML, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text = ""
+        self.attributes: set[str] = set()
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes.update(name for name, _ in attrs)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.promise("web-page")
+def test_nobody_is_answered_without_the_token_or_from_another_address() -> None:
+    ask = Request(Bridge("unix:nowhere", TOKEN))
+    for path in ("/", "/page.js", "/page.css", "/drawings.css"):
+        status, headers, body = ask("GET", path)
+        assert status == 200 and body and TOKEN.encode() not in body
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+    page = ask("GET", "/")[2].decode()
+    assert not re.search(r"https?://|style=|\son\w+=|<script>", page)
+    expected = b'{"error":"expected the address that rms web has printed, with its token"}'
+    own = f"Bearer {TOKEN}"
+    for method, path in (("GET", "/stream"), ("POST", "/do/cancel")):
+        for headers in ({}, {"authorization": "Bearer x"}, {"authorization": own, "host": "a:80"}):
+            status, _, said = ask(method, path, **headers)
+            assert (status, said) == (401, expected)
+    for path, sentence in (
+        ("/stream?view=x", "expected a view of overview, jobs, job, array, power, nodes, got 'x'"),
+        ("/stream?span=x", "expected a number of at most 1e+09 for span, got 'x'"),
+        ("/stream?jobs=x", "expected jobs active or over, got 'x'"),
+    ):
+        status, _, said = ask("GET", path, authorization=own)
+        assert (status, json.loads(said)) == (400, {"error": sentence})
+    status, _, said = ask("POST", "/do/shutdown", b"{}", authorization=own)
+    assert status == 400 and b"expected one of cancel, resize" in said
+
+
+def test_what_is_done_is_the_daemons_own_command() -> None:
+    told: list[object] = []
+
+    def answer(kind: type, *given: object) -> object:
+        told.append(given)
+        if given[2] == "/resize":
+            raise ServerError("expected a running job, got 7")
+        return msgspec.convert({"ids": ["7"]}, kind)
+
+    ask = Request(Bridge("unix:there", TOKEN))
+    with patch.object(app, "ask", answer):
+        own = {"authorization": f"Bearer {TOKEN}"}
+        assert ask("POST", "/do/cancel", b'{"id":"7"}', **own)[::2] == (200, b'{"ids":["7"]}')
+        status, _, said = ask("POST", "/do/resize", b'{"id":"7","nodes":2}', **own)
+        assert (status, json.loads(said)) == (409, {"error": "expected a running job, got 7"})
+        assert ask("POST", "/do/cancel", b'{"all":1}', **own)[0] == 400
+    assert [each[1:3] for each in told] == [("POST", "/cancel"), ("POST", "/resize")]
+
+
+def test_an_update_says_what_has_happened_and_ends_with_its_number(server: Routed) -> None:
+    job = server.submit(job_name="first")
+    answers = [live(server, Asked())]
+    server.submit(job_name="second")
+    answers.append(live(server, Asked()))
+    told, asked = [each.seq for each in answers], list[Any]()
+
+    def answer(kind: type, *given: object) -> object:
+        asked.append(given[3])
+        if not answers:
+            raise ServerError("gone", 1)
+        return answers.pop(0)
+
+    async def some() -> list[bytes]:
+        found: list[bytes] = []
+        async for event in bridge._events(Asked(), 1):
+            found.append(event)
+            if b'"lost"' in event:
+                return found
+        return found
+
+    bridge = Bridge("unix:there", TOKEN)
+    with patch.object(app, "ask", answer):
+        events = asyncio.run(some())
+    numbers = [re.match(rb"id: (\d+)\n", event) for event in events]
+    assert [int(number[1]) for number in numbers if number] == told
+    assert [each.after for each in asked] == [1, *told] and asked[1].hold_s > 0
+    data = [json.loads(event.partition(b"data: ")[2]) for event in events]
+    assert "frame" in data[0] and f"job {job} was submitted" in json.dumps(data)
+    assert "frame" not in data[-2] and data[-1] == {"lost": "gone"}
+    assert bridge.pages == 0
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_text_is_shown_as_text_in_every_view(server: Routed, view: str) -> None:
+    body = SCRIPT | {"name": NASTY, "options": {"job_name": NASTY, "nodes": [1, 2]}}
+    status, answer = server.ask("POST", "/jobs", body)
+    assert status == 200, answer
+    job = answer["ids"][0]
+    found = content(
+        Asked(view, job, find="" if view != "jobs" else NASTY), live(server, Asked(view, job))
+    )
+    whole = found.frame + "".join(found.parts.values())
+    seen = Texts(whole)
+    assert not seen.tags & {"img", "script", "style"}
+    assert not {name for name in seen.attributes if name.startswith("on") or name == "style"}
+    if view in ("overview", "job"):
+        assert NASTY in seen.text
+    assert words("a\x1b[2Jb\nc") == "a\\x1b[2Jb\\nc"
+
+
+def keys(names: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, str]]:
+    return st.dictionaries(names, st.text(max_size=3000), max_size=8)
+
+
+CONTENTS = st.builds(
+    lambda frame, parts, rows: Content(
+        frame,
+        {**parts, **{f"rows/{k}": v for k, v in rows.items()}},
+        {"rows": [f"rows/{k}" for k in rows]},
+    ),
+    st.sampled_from(["one", "two"]),
+    keys(st.sampled_from("abc")),
+    keys(st.text("0123456789", min_size=1, max_size=3)),
+)
+
+
+@pytest.mark.promise("web-page")
+@settings(max_examples=15)
+@given(st.lists(CONTENTS, min_size=1, max_size=3))
+def test_updates_make_a_page_show_what_there_is_and_are_short(contents: list[Content]) -> None:
+    sent, frame = Sent(), None
+    parts: dict[str, str] = {}
+    lists: dict[str, list[str]] = {}
+    for each in contents:
+        news = [{"say": "x" * 300}] * 50
+        messages = list(sent.update(each, {"seq": 1, "news": news}))
+        assert all(len(message) <= MOST_BYTES for message in messages)
+        assert sum(len(json.loads(message).get("news", ())) for message in messages) == 50
+        for message in map(json.loads, messages):
+            frame = message.get("frame", frame)
+            parts |= message.get("parts", {})
+            lists |= message.get("lists", {})
+        assert json.loads(messages[-1])["seq"] == 1
+        assert frame == each.frame and {k: parts[k] for k in each.parts} == each.parts
+        assert lists["rows"] == each.lists["rows"]
+
+
+def test_drawings_place_what_has_a_time() -> None:
+    window = drawings.Window(100.0, 200.0, 50.0)
+    spans = [NodeSpan("n1", "7", 110.0, 150.0), NodeSpan("n1", "off", 150.0, None)]
+    drawn = drawings.lane(spans, [(120.0, "a <mark>")], window)
+    assert 'data-a="60.0" data-b="100.0"' in drawn and 'x="10.000%" width="40.000%"' in drawn
+    assert "a &lt;mark&gt;" in drawn and drawn.count("<text") == 2
+    drawn = drawings.power([(150.0, (4.0, 1.0, 0.0, 0.0)), (200.0, (4.0, 0.0, 0.0, 0.0))], window)
+    assert "M0 180.0" in drawn and 'class="boot"' not in drawn and "5 W" in drawn
+    drawn = drawings.cells(50, {50: "COMPLETED", 51: "COMPLETED", 99: "PENDING"})
+    assert drawn.count("<rect") == 2 and "✓✓" in drawn and 'data-first="50"' in drawn
