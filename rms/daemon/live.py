@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 
 from rms.core.joules import BOOT, OFF
 from rms.core.model import Job, JobId, sort_key
+from rms.core.state import State
 from rms.daemon import views
 from rms.daemon.context import Context
 from rms.daemon.news import news
-from rms.formats.jobscript import fold_ids
+from rms.formats.ids import fold_ids
 from rms.wire.live import (
     MOST_HISTORY,
     MOST_LANES,
@@ -63,7 +64,7 @@ def live(context: Context, asked: LiveQuery) -> Live:
         now_s,
         _start(context),
         context.scheduler.engine.policy.name,
-        len(state.pending) + len(state.too_wide),
+        len(state.pending) + len(state.too_wide) + len(state.held),
         len(state.running),
         len(state.ended),
         sum(len(job.held) for job in state.running.values()),
@@ -102,9 +103,13 @@ def _jobs(context: Context, asked: LiveQuery, now_s: float) -> JobPage:
         groups = [[job] for job in _found(context, over, asked.find)]
     else:
         runs = _found(context, state.running.values(), asked.find)
-        waits = _found(context, (*state.pending.values(), *state.too_wide.values()), asked.find)
+        waits = _found(context, _waiting(state), asked.find)
         groups = [*([job] for job in runs), *_by_array(waits)]
     return JobPage(_lines(context, groups[first:last], now_s), first, len(groups))
+
+
+def _waiting(state: State) -> Iterator[Job]:
+    return chain(state.pending.values(), state.too_wide.values(), state.held.values())
 
 
 def _found(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:

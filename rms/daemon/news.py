@@ -8,6 +8,7 @@ from typing import Any
 from rms.core.events import (
     Ended,
     Event,
+    HeldByUser,
     NodeBooted,
     NodeDown,
     NodePowerFailed,
@@ -22,7 +23,7 @@ from rms.core.events import (
 )
 from rms.daemon.context import Context
 from rms.daemon.journal import Opened, PolicySet, Seen
-from rms.formats.jobscript import fold_ids
+from rms.formats.ids import fold_ids
 from rms.wire.live import MOST_NEWS, News
 
 OLDEST = 20_000
@@ -73,6 +74,11 @@ def _resized(context: Context, event: Resized) -> str:
     return f"job {event.job} was resized {sizes}, stopped for {row.stall_s:.3f} s"
 
 
+def _held(context: Context, event: HeldByUser) -> str:
+    ids = ", ".join(fold_ids(event.jobs[:1000]))
+    return f"job {ids} is held" if event.held else f"job {ids} is released"
+
+
 def _cap(context: Context, event: PowerCapSet) -> str:
     return "no power cap" if event.watts is None else f"a power cap of {event.watts:g} W"
 
@@ -84,6 +90,7 @@ _WORDS: Mapping[type[Event], Callable[[Context, Any], str]] = {
     Resized: _resized,
     ResizeRolledBack: lambda _, event: f"job {event.job} stays as it is: {event.reason}",
     Requeued: lambda context, event: f"job {event.job} waits again",
+    HeldByUser: _held,
     Ended: lambda context, event: f"job {event.job} is {event.state}",
     NodeDown: lambda context, event: f"node {_node(context, event.node)} is given to nobody",
     NodeUp: lambda context, event: f"node {_node(context, event.node)} is given to jobs again",

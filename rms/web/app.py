@@ -71,6 +71,9 @@ FILES = {
 ACTIONS: Mapping[str, tuple[str, Any, Any]] = {
     "cancel": ("/cancel", JobSelection, JobIds),
     "resize": ("/resize", ResizeCommand, ResizeAnswer),
+    "hold": ("/hold", JobSelection, JobIds),
+    "release": ("/release", JobSelection, JobIds),
+    "requeue": ("/requeue", JobSelection, JobIds),
     "drain": ("/drain", NodePattern, NodeNames),
     "resume": ("/resume", NodePattern, NodeNames),
     "policy": ("/policy", PolicyName, PolicyName),

@@ -70,4 +70,13 @@ def job_buttons(job: JobRow, ids: str) -> str:
             f"{job.nodes_min} to {job.nodes_max}: it goes on there from its next resize point."
         )
         found.append(act_button("resize", ids, "Resize", say, f"nodes={job.size}"))
+    if runs:
+        say = f"Requeue job {ids} ({job.name}): it ends at a checkpoint and waits again."
+        found.append(act_button("requeue", ids, "Requeue", say))
+    if job.state == "PENDING" and job.reason.startswith("JobHeldUser"):
+        say = f"Release job {ids} ({job.name}): it starts when its turn comes."
+        found.append(act_button("release", ids, "Release", say))
+    elif job.state == "PENDING":
+        say = f"Hold job {ids} ({job.name}): it does not start until it is released."
+        found.append(act_button("hold", ids, "Hold", say))
     return "".join(found)
