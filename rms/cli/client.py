@@ -168,9 +168,11 @@ def add_resize(command: argparse.ArgumentParser) -> None:
 
 
 def resize(arguments: argparse.Namespace) -> int:
-    """``rms resize ID NODES``: 0 only if the resize was taken on."""
+    """``rms resize ID NODES``: 0 if it was taken on, now or for its first resize point."""
     body = ResizeCommand(arguments.id, arguments.nodes, arguments.strategy, arguments.on)
     found = ask(ResizeAnswer, _server(arguments), "POST", "/resize", body)
+    if found.decision == "Waits":
+        return _show(arguments, found, ["DECISION"], [[found.reason]])
     if found.decision != "Resize":
         never = found.reason.startswith("never")
         raise ServerError(f"not resized: {found.reason}", 2 if never else 1)

@@ -14,6 +14,7 @@ from rms.core.events import (
     Reason,
     Resize,
     ResizeAsked,
+    ResizePoint,
     Submitted,
 )
 from rms.core.idle import Idle
@@ -69,7 +70,7 @@ class Engine:
         """Take in what happened; return what to do, already entered as requested."""
         self.apply(event)
         kind = type(event)
-        if kind in _TO_DECIDE or self.state.held:
+        if kind in _TO_DECIDE or self.state.held or self.state.wanted:
             return self.decide((event,))
         return self._pass((event,)) if kind in self._policy.triggers else []
 
@@ -89,9 +90,9 @@ class Engine:
         Raises:
             RuleError: the policy decided what cannot be; ``taken`` is what was entered before that.
         """
-        last, policy = events[-1], self._policy
-        if type(last) is ResizeAsked:
-            decision = asked_for(self.state, last, policy)
+        policy, wish = self._policy, self._wish(events[-1])
+        if wish is not None:
+            decision = asked_for(self.state, wish, policy)
             self._enter((decision,))
             return [decision]
         triggers, events = policy.triggers, holds.as_seen(self.state, events)
@@ -106,13 +107,21 @@ class Engine:
             RuleError: a decision cannot be; ``taken`` is what was entered before it.
         """
         self.apply(event)
+        wish = self._wish(event)
         self._enter(decisions)
-        if self._triggers(event):
+        if wish is None and self._triggers(event):
             self._end_pass()
 
     def asks(self, event: Event) -> bool:
         """Return whether there is something to decide after an event."""
-        return self._triggers(event) or type(event) is ResizeAsked
+        return self._triggers(event) or self._wish(event) is not None
+
+    def _wish(self, event: Event) -> ResizeAsked | None:
+        """Return the resize that a user wants and that is to be decided on now."""
+        if isinstance(event, ResizeAsked):
+            return event
+        wanted = self.state.wanted
+        return wanted.get(event.job) if wanted and isinstance(event, ResizePoint) else None
 
     def _triggers(self, event: Event) -> bool:
         kind = Submitted if type(event) in holds.EVENTS else type(event)
@@ -185,6 +194,8 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
         sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"
         refusal = f"never: expected a size of {sizes} nodes, got {size}"
     elif not job.resizable_now:
+        if event.holds and job.requested_size is None and not job.rests:
+            return Later(event.job, "waits for its first resize point", Reason.RESIZE_POINT)
         refusal = "later: it has not reached a resize point, is being resized, or rests after that"
     elif event.nodes:
         held = set(job.nodes)

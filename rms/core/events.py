@@ -55,12 +55,17 @@ class Stepped(msgspec.Struct, frozen=True, tag=True):
 
 
 class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
-    """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy."""
+    """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy.
+
+    One that ``holds`` waits for the job's first :class:`ResizePoint`; no policy changes its size
+    afterwards but for a job that waits. Journals of before have none.
+    """
 
     at_s: float
     job: JobId
     size: int
     nodes: tuple[Node, ...] = ()
+    holds: bool = False
 
 
 class ResizeBegun(msgspec.Struct, frozen=True, tag=True):
@@ -272,6 +277,7 @@ class Reason(StrEnum):
     NODE_POWER = "NodePower"
     CONSOLIDATES = "Consolidates"
     USER = "User"
+    RESIZE_POINT = "ResizePoint"
     REFUSED = "Refused"
 
 

@@ -157,6 +157,7 @@ class Job(msgspec.Struct, gc=False):
         resize_begun: the job has stopped stepping for that resize.
         at_resize_point: it has resize points and does not rest after a resize: known beforehand of
             a simulated job, told by a real one.
+        rests: it is to come to another resize point first, after a resize.
         refused_sizes: sizes to which it could not be brought; they are not requested again.
         end_s: when it was over, or None.
         expected_end_s: when a running job is expected to end.
@@ -172,6 +173,7 @@ class Job(msgspec.Struct, gc=False):
         asked: the frequency it asks for on each of its nodes over the highest; empty for that.
         frequencies: what it has there, as a neighbour may ask for more.
         stretch: how much longer it runs at these than at the highest one.
+        kept: a user chose its size: policies change it only for a job that waits, or a power cap.
         held_by_user: a user holds it (see :mod:`rms.core.holds`).
     """
 
@@ -203,6 +205,8 @@ class Job(msgspec.Struct, gc=False):
     frequencies: tuple[float, ...] = ()
     stretch: float = 1.0
     held_by_user: bool = False
+    kept: bool = False
+    rests: bool = False
 
     def __post_init__(self) -> None:
         if self.speedup is None:

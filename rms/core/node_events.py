@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rms.core.events import NodeBooted, NodeDown, NodePowerFailed, NodeUp, TasksHold
 from rms.core.lending import can_hold, hold
+from rms.core.model import Node
 from rms.core.state import State
 
 
@@ -68,3 +69,23 @@ def tasks_hold(state: State, event: TasksHold) -> None:
     if not can_hold(state, event):
         raise TransitionError(f"expected free nodes for tasks, got {event.nodes}")
     hold(state, event)
+
+
+def boots(state: State, node: Node) -> None:
+    """Mark a node that is off as booting from now on."""
+    state.off.remove(node)
+    state.booting[node] = state.now_s + state.model(node).boot_s
+    state.switched.add(node)
+    if state.idle is not None and node == state.together(node)[0]:
+        state.idle.switch(state.now_s, on=True)
+
+
+def power_off(state: State, nodes: tuple[Node, ...]) -> None:
+    """Mark free nodes as off."""
+    state.take(nodes)
+    state.free_count -= len(nodes)
+    state.off.update(nodes)
+    state.switched.update(nodes)
+    if state.idle is not None:
+        for _ in dict.fromkeys(map(state.together, nodes)):
+            state.idle.switch(state.now_s, on=False)

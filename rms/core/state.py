@@ -18,6 +18,7 @@ from math import inf
 from msgspec.structs import replace
 
 from rms.core.contention import Pools
+from rms.core.events import ResizeAsked
 from rms.core.idle import Idle
 from rms.core.model import Job, JobId, Node, NodePower, Site
 
@@ -51,6 +52,7 @@ class State:
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         held: jobs that may not start yet (see :mod:`rms.core.holds`).
+        wanted: resizes that users want of jobs that have come to no resize point yet.
         outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
@@ -101,6 +103,7 @@ class State:
     switched: set[Node] = field(default_factory=set, compare=False)
     too_wide: dict[JobId, Job] = field(default_factory=dict)
     held: dict[JobId, Job] = field(default_factory=dict)
+    wanted: dict[JobId, ResizeAsked] = field(default_factory=dict)
     outcomes: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False)
     ends: list[End] = field(default_factory=list)
     shrinkable: list[End] = field(default_factory=list)
@@ -180,8 +183,7 @@ class State:
 
     def job(self, job_id: JobId) -> Job | None:
         """Return a job, whatever its state."""
-        groups = (self.running, self.pending, self.too_wide, self.held, self.ended)
-        return next((group[job_id] for group in groups if job_id in group), None)
+        return {**self.waiting, **self.running, **self.ended}.get(job_id)
 
     @property
     def waiting(self) -> dict[JobId, Job]:
@@ -311,24 +313,6 @@ class State:
             self.take(lost)
             self.free_count -= len(lost)
 
-    def boots(self, node: Node) -> None:
-        """Mark a node that is off as booting from now on."""
-        self.off.remove(node)
-        self.booting[node] = self.now_s + self.model(node).boot_s
-        self.switched.add(node)
-        if self.idle is not None and node == self.together(node)[0]:
-            self.idle.switch(self.now_s, on=True)
-
-    def power_off(self, nodes: tuple[Node, ...]) -> None:
-        """Mark free nodes as off."""
-        self.take(nodes)
-        self.free_count -= len(nodes)
-        self.off.update(nodes)
-        self.switched.update(nodes)
-        if self.idle is not None:
-            for _ in dict.fromkeys(map(self.together, nodes)):
-                self.idle.switch(self.now_s, on=False)
-
     def index_running(self, job: Job) -> None:
         """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
@@ -350,7 +334,7 @@ class State:
             sizes = spec.sizes()
             if job.size > sizes[0]:
                 insort(self.shrinkable, (end, job.number, job))
-            if job.size < sizes[-1]:
+            if job.size < sizes[-1] and not job.kept:
                 job.pays_until_s = self._pays_until(job)
                 insort(self.expandable, (job.pays_until_s, job.number, job))
 

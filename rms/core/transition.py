@@ -15,6 +15,7 @@ from rms.core.events import (
     Freed,
     FrequenciesSettable,
     HeldByUser,
+    Later,
     Never,
     NodeBooted,
     NodeDown,
@@ -45,8 +46,8 @@ from rms.core.idle import Idle
 from rms.core.model import Job, JobState, Node, Site
 from rms.core.neighbours import enter_bandwidth, set_rates
 from rms.core.node_events import TransitionError as TransitionError
-from rms.core.node_events import booted, down, power_failed, tasks_hold, up
-from rms.core.powercap import share_above
+from rms.core.node_events import booted, boots, down, power_failed, power_off, tasks_hold, up
+from rms.core.powercap import cap_set, measured
 from rms.core.state import State
 
 NARROW_S = 60.0
@@ -109,7 +110,7 @@ def _point(state: State, event: ResizePoint) -> None:
         state.unindex_running(job)
         if event.done is not None:
             job.done, job.since_s = event.done, event.at_s
-        job.at_resize_point, state.needs_pass = True, True
+        job.at_resize_point, job.rests, state.needs_pass = True, False, True
         state.index_running(job)
 
 
@@ -128,6 +129,8 @@ def _stepped(state: State, event: Stepped) -> None:
 def _asked(state: State, event: ResizeAsked) -> None:
     _running(state, event)
     state.now_s = event.at_s
+    if event.holds:
+        state.wanted[event.job] = event
 
 
 def _begun(state: State, event: ResizeBegun) -> None:
@@ -175,6 +178,7 @@ def _rolled_back(state: State, event: ResizeRolledBack) -> None:
         kept = set(job.nodes)
         state.give_back([node for node in job.requested_nodes if node not in kept])
     assert job.requested_size is not None
+    job.kept = False
     if not event.later:
         job.refused_sizes |= {job.requested_size}
     state.unindex_running(job)
@@ -185,6 +189,7 @@ def _resume(state: State, job: Job, *, rests: bool) -> None:
     """Let a job run at its size, no resize in flight."""
     job.progress_to(state.now_s)
     job.at_resize_point &= not rests
+    job.rests = rests
     job.requested_nodes, job.requested_size, job.resize_begun = None, None, False
     job.set_rate()
     state.index_running(job)
@@ -222,6 +227,7 @@ def _ended(state: State, event: Ended) -> None:
 def _release(state: State, job: Job) -> None:
     """Take a job from among the running ones, with all it holds."""
     del state.running[job.spec.id]
+    state.wanted.pop(job.spec.id, None)
     if job.spec.array is not None:
         state.count_array(job, -1)
     state.unindex_running(job)
@@ -286,21 +292,6 @@ def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
                 state.dequeue(job.spec.id)
 
 
-def _cap_set(state: State, event: PowerCapSet) -> None:
-    state.now_s, state.power_cap_w = event.at_s, event.watts
-    if event.watts is None:
-        state.measured_w, state.idle_above_w = None, 0.0
-    for job in state.running.values():
-        job.no_wider_before_s = -inf
-        if event.watts is None:
-            job.above_w = 0.0
-
-
-def _measured(state: State, event: PowerMeasured) -> None:
-    state.now_s, state.measured_w = event.at_s, event.watts
-    share_above(state, event.watts)
-
-
 def _settable(state: State, event: FrequenciesSettable) -> None:
     state.now_s, state.settable_frequencies = event.at_s, event.settable
     if not event.settable:
@@ -326,8 +317,8 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     NodeBooted: booted,
     NodePowerFailed: power_failed,
     Reopened: _reopened,
-    PowerCapSet: _cap_set,
-    PowerMeasured: _measured,
+    PowerCapSet: cap_set,
+    PowerMeasured: measured,
     FrequenciesSettable: _settable,
     TasksHold: tasks_hold,
 }
@@ -366,6 +357,8 @@ def take(state: State, decision: Decision) -> None:
         job = state.running[decision.job]
         state.unindex_running(job)
         job.requested_size = decision.size
+        wanted = state.wanted.pop(decision.job, None)
+        job.kept = wanted is not None or (job.kept and decision.size == job.size)
         if decision.code is Reason.POWER:
             job.no_wider_before_s = state.now_s + NARROW_S
         if decision.nodes:
@@ -375,15 +368,17 @@ def take(state: State, decision: Decision) -> None:
         state.free_count -= job.gain
         state.releasing += job.loss
         state.index_running(job)
+    elif isinstance(decision, Later) and decision.code is Reason.REFUSED:
+        state.wanted.pop(decision.job, None)
     elif isinstance(decision, Never):
         job = state.dequeue(decision.job)
         job.state, job.end_s = JobState.CANCELLED, state.now_s
         end(state, job)
     elif isinstance(decision, PowerOff):
-        state.power_off(decision.nodes)
+        power_off(state, decision.nodes)
     elif isinstance(decision, PowerOn):
         for node in decision.nodes:
-            state.boots(node)
+            boots(state, node)
 
 
 def _running(state: State, event: Any) -> Job:

@@ -13,11 +13,15 @@ from typing import Any
 
 from rms.core.events import (
     Decision,
+    Ended,
     Event,
+    Later,
     Never,
     PowerCapSet,
     PowerOff,
     PowerOn,
+    Reason,
+    Requeued,
     Resize,
     ResizeAsked,
     ResizePoint,
@@ -126,6 +130,8 @@ class Daemon:
         self._look_s = self.scheduler.engine.look_s
         self.power.followed(event)
         self.holds.followed(event)
+        if isinstance(event, Ended | Requeued):
+            self._strategies.pop(event.job, None)
         self.tasks.follow()
 
     def _act(self, decision: Decision) -> None:
@@ -141,6 +147,8 @@ class Daemon:
                 raise
             except Exception as error:
                 self.scripts.fail(job, describe(error))
+        elif isinstance(decision, Later) and decision.code is Reason.REFUSED:
+            self._strategies.pop(decision.job, None)
         elif isinstance(decision, Never):
             self.say(f"job {decision.job} can never run: {decision.reason}")
         elif isinstance(decision, PowerOff | PowerOn):
@@ -210,10 +218,7 @@ class Daemon:
             raise ValueError(f"expected {size} nodes of this cluster, got {', '.join(on)}")
         nodes = tuple(found)
         self._strategies[job_id] = strategy or ""
-        try:
-            return self.handle(ResizeAsked(self.time(), job_id, size, nodes))[0]
-        finally:
-            self._strategies.pop(job_id, None)
+        return self.handle(ResizeAsked(self.time(), job_id, size, nodes, True))[0]
 
     def set_policy(self, name: str) -> None:
         """Let another policy decide from now on.

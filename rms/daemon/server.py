@@ -12,6 +12,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.requests import Request
 
+from rms.core.events import Reason
 from rms.core.model import Job, JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
@@ -249,7 +250,8 @@ class Routes:
             raise ValueError(f"expected a strategy of {known}, got {body.strategy!r}")
         on = [name for name in (body.on or "").split(",") if name]
         decision = self.daemon.resize(job_id, body.nodes, body.strategy, on)
-        return ResizeAnswer(type(decision).__name__, decision.reason)
+        waits = decision.code is Reason.RESIZE_POINT
+        return ResizeAnswer("Waits" if waits else type(decision).__name__, decision.reason)
 
     async def history(self, request: Request) -> list[HistoryEntry]:
         """Return what was decided about a job, in order."""

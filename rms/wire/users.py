@@ -133,7 +133,7 @@ class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResizeAnswer(msgspec.Struct, frozen=True):
-    """What was decided (``Resize`` if it was taken on) and why."""
+    """What was decided (``Resize``, or ``Waits`` for a resize point, if it was taken on), why."""
 
     decision: str
     reason: str

@@ -202,8 +202,14 @@ class Rms:
 
     def resized(self, job: str, size: int, *options: str) -> None:
         """Have a job resized as soon as it may be, and wait until all of it is done."""
-        self.until(lambda: not self.rms("resize", job, str(size), *options).returncode, "resize")
-        self.until(lambda: self.row(job)["size"] == size, f"size {size} of job {job}")
+
+        def done() -> bool:
+            if self.row(job)["size"] == size:
+                return True
+            self.rms("resize", job, str(size), *options)  # refused while nodes are not free yet
+            return False
+
+        self.until(done, f"size {size} of job {job}")
 
     def hurry(self) -> None:
         """Let paced jobs run at full speed from now on."""

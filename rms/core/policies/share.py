@@ -256,7 +256,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         array, handed_in = jobs[0].spec.array, jobs[0].spec.submit_s
         candidates = []
         for job in jobs:
-            if not job.resizable_now or job.speedup is None:
+            if not job.resizable_now or job.speedup is None or job.kept:
                 return
             if job.spec.array != array or job.spec.submit_s != handed_in:
                 return  # jobs that come and go have no common end to work towards

@@ -12,6 +12,7 @@ from msgspec import structs
 from rms.core.contention import Processors, SharedNode
 from rms.core.events import Decision, PowerOff, PowerOn, Reason, Resize, Start, Started
 from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.node_events import power_off
 from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.core.policies.consolidate import Consolidate, Host, feasible, migrations
 from rms.core.speedup import OperatingPoint
@@ -178,7 +179,7 @@ def test_nobody_is_moved_to_a_host_that_is_being_emptied_or_off() -> None:
     take(state, Resize(JobId("2"), (Node(3),), ""))
     assert moved(state) == {}
     state = placed(site(3), *jobs[:2])
-    state.power_off(tuple(map(Node, range(8, 12))))
+    power_off(state, tuple(map(Node, range(8, 12))))
     assert moved(state) == {"2": (3,)}
 
 

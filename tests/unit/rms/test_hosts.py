@@ -21,6 +21,7 @@ from rms.core.events import (
 )
 from rms.core.ledger import Ledger
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.node_events import boots, power_off
 from rms.core.policies import Policy, adjusted, named
 from rms.core.powercap import added_w, expected_w, within_limit
 from rms.core.rules import RuleError, check
@@ -113,17 +114,17 @@ def test_a_host_goes_down_comes_back_and_fails_as_a_whole() -> None:
     for half in (PowerOff((Node(0), Node(1)), ""), PowerOn((Node(4),), "")):
         with pytest.raises(RuleError, match="expected whole hosts"):
             check(state, half)
-    state.power_off(tuple(map(Node, range(4, 8))))
+    power_off(state, tuple(map(Node, range(4, 8))))
     for node in range(4, 8):
-        state.boots(Node(node))
+        boots(state, Node(node))
     assert expected_w(state) == 100.0 + 150.0
     engine.handle(NodePowerFailed(3.0, Node(5)))
     assert state.down == {4, 5, 6, 7} and not state.booting and state.free_count == 4
     engine.handle(NodeUp(4.0, Node(4)))
     assert state.free_count == 8 and state.pool_free == pools.number
-    state.power_off(tuple(map(Node, range(4))))
+    power_off(state, tuple(map(Node, range(4))))
     for node in range(4):
-        state.boots(Node(node))
+        boots(state, Node(node))
     engine.handle(NodeBooted(30.0, Node(0)))
     assert not state.booting and state.free_count == 8 and state.pool_free == pools.number
 

@@ -28,6 +28,7 @@ from rms.core.events import (
     Submitted,
 )
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.node_events import power_off
 from rms.core.policies import POLICIES, Policy, adjusted, named
 from rms.core.powercap import expected_w
 from rms.core.rules import RuleError, check
@@ -104,7 +105,7 @@ def test_without_time_to_boot_its_energy_is_booked_at_once() -> None:
     state = simulation.engine.state
     simulation.ledger.advance(state, 0.0)
     state.now_s = 0.0
-    state.power_off((Node(0),))
+    power_off(state, (Node(0),))
     simulation.run()
     simulation.ledger.check()
     ledger = simulation.ledger
@@ -284,7 +285,7 @@ def test_what_no_policy_may_do_with_nodes_power_is_refused() -> None:
     rms = ByHand(2, off_when_idle())
     engine, state = rms.engine, rms.engine.state
 
-    state.power_off((Node(1),))
+    power_off(state, (Node(1),))
     for decision, words in (
         (PowerOff((Node(1),), ""), "expected idle nodes to power off"),
         (PowerOff((Node(0), Node(0)), ""), "expected every node once"),

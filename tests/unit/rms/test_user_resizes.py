@@ -1,0 +1,108 @@
+"""Resizes that users ask for: they wait for a resize point, and hold until a waiting job needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from rms.core.engine import Engine
+from rms.core.events import (
+    Decision,
+    Ended,
+    Event,
+    Reason,
+    Requeued,
+    Resize,
+    ResizeAsked,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Started,
+    Submitted,
+)
+from rms.core.model import JobId, JobSpec, Mode
+from rms.core.policies import POLICIES
+
+A, B = JobId("1"), JobId("2")
+
+
+def spec(job: JobId, high: int, low: int = 1, submit_s: float = 0.0) -> JobSpec:
+    return JobSpec(job, submit_s, low, high, high, Mode.FLEXIBLE)
+
+
+def begun(policy: str, *, point: bool = True) -> Engine:
+    """Return an engine of four nodes, all of them a job's that was submitted alone."""
+    engine = Engine(4, POLICIES[policy])
+    engine.handle(Submitted(0.0, (spec(A, 4),)))
+    engine.handle(Started(0.0, A))
+    if point:
+        engine.handle(ResizePoint(1.0, A))
+    return engine
+
+
+def asked(at_s: float, size: int) -> ResizeAsked:
+    return ResizeAsked(at_s, A, size, holds=True)
+
+
+def sizes(decisions: Sequence[Decision]) -> list[tuple[JobId, int]]:
+    return [(each.job, each.size) for each in decisions if isinstance(each, Resize)]
+
+
+@pytest.mark.promise("user-resizes")
+@pytest.mark.parametrize("policy", ["backfill-share", "array-share"])
+def test_a_users_resize_holds_until_a_waiting_job_needs_otherwise(policy: str) -> None:
+    engine = begun(policy)
+    assert sizes(engine.handle(asked(2.0, 2))) == [(A, 2)]
+    assert sizes(engine.handle(Resized(3.0, A))) == []
+    assert sizes(engine.handle(ResizePoint(4.0, A))) == []
+    engine.handle(Submitted(5.0, (spec(B, 3, 3),)))
+    assert sizes(engine.handle(ResizePoint(6.0, A))) in ([], [(A, 1)])
+    assert engine.state.running[A].requested_size == 1
+    engine.handle(Resized(7.0, A))
+    assert B in engine.state.running
+    assert sizes(engine.handle(Ended(8.0, B, "CANCELLED"))) == [(A, 4)]
+
+
+def test_a_resize_that_was_rolled_back_holds_nothing() -> None:
+    engine = begun("backfill-share")
+    engine.handle(asked(2.0, 2))
+    engine.handle(Resized(3.0, A))
+    assert sizes(engine.handle(asked(4.0, 3))) == [(A, 3)]
+    found = engine.handle(ResizeRolledBack(5.0, A, "lost", later=True))
+    assert sizes(found) == [(A, 4)]
+
+
+@pytest.mark.promise("user-resizes")
+@pytest.mark.parametrize("policy", ["backfill-share", "fifo"])
+def test_a_resize_waits_for_the_first_resize_point(policy: str) -> None:
+    engine = begun(policy, point=False)
+    (said,) = engine.handle(asked(2.0, 3))
+    assert said.code is Reason.RESIZE_POINT and engine.state.wanted
+    engine.handle(asked(3.0, 2))  # another word goes over the first
+    again = begun(policy, point=False)
+    again.follow(asked(3.0, 2), [said])
+    decided = engine.handle(ResizePoint(4.0, A))
+    assert sizes(decided) == [(A, 2)] and not engine.state.wanted
+    again.follow(ResizePoint(4.0, A), decided)
+    assert again.state.running[A].kept and not again.state.wanted
+    assert sizes(engine.handle(Resized(5.0, A))) == []
+    assert sizes(again.handle(Resized(5.0, A))) == []
+
+
+def test_what_cannot_be_at_the_resize_point_is_refused_then() -> None:
+    engine = Engine(4, POLICIES["fifo"])
+    engine.handle(Submitted(0.0, (JobSpec(A, 0.0, 1, 4, 2, Mode.MALLEABLE), spec(B, 1))))
+    engine.handle(Started(0.0, A))
+    engine.handle(asked(1.0, 4))
+    (refused,) = engine.handle(ResizePoint(2.0, A))
+    assert refused.code is Reason.REFUSED and "wants 2 nodes, 1 are free" in refused.reason  # type: ignore[union-attr]
+    assert not engine.state.wanted and not engine.state.running[A].kept
+
+
+@pytest.mark.parametrize("end", [Requeued(3.0, A), Ended(3.0, A, "CANCELLED")])
+def test_who_is_gone_waits_for_nothing(end: Event) -> None:
+    engine = begun("fifo", point=False)
+    engine.handle(asked(2.0, 3))
+    engine.handle(end)
+    assert not engine.state.wanted
