@@ -121,6 +121,13 @@ class Freed(msgspec.Struct, frozen=True, tag=True):
     jobs: tuple[JobId, ...]
 
 
+class Withdrawn(msgspec.Struct, frozen=True, tag=True):
+    """Jobs that wait are cancelled, all at once."""
+
+    at_s: float
+    jobs: tuple[JobId, ...]
+
+
 class Ticked(msgspec.Struct, frozen=True, tag=True):
     """Time has come for a policy that looks at regular times, whatever happens."""
 
@@ -243,6 +250,7 @@ Event = (
     | Requeued
     | HeldByUser
     | Freed
+    | Withdrawn
     | Ended
     | Ticked
     | NodeDown

@@ -15,9 +15,9 @@ from math import inf
 
 from msgspec.structs import replace
 
-from rms.core.dependencies import unmet
-from rms.core.events import Event, Freed, HeldByUser, Later, Reason, Submitted
-from rms.core.model import Job, JobId
+from rms.core.dependencies import end, unmet
+from rms.core.events import Event, Freed, HeldByUser, Later, Reason, Submitted, Withdrawn
+from rms.core.model import Job, JobId, JobState
 from rms.core.node_events import TransitionError
 from rms.core.state import State
 
@@ -82,6 +82,18 @@ def freed(state: State, event: Freed) -> None:
     _enqueue(state, [state.held[job_id] for job_id in event.jobs])
 
 
+def withdrawn(state: State, event: Withdrawn) -> None:
+    """End jobs that wait, held or not."""
+    known = (state.pending, state.too_wide, state.held)
+    _expect_all(event, lambda job_id: any(job_id in group for group in known))
+    state.now_s = event.at_s
+    for job_id in event.jobs:
+        job = state.too_wide.pop(job_id, None) or state.held.pop(job_id, None)
+        job = job or state.dequeue(job_id)
+        job.state, job.end_s, job.expected_end_s = JobState.CANCELLED, event.at_s, inf
+        end(state, job)
+
+
 def as_seen(state: State, events: Sequence[Event]) -> Sequence[Event]:
     """Return events as a policy is told of them: jobs are handed in when they come to the queue."""
     if not state.held and not any(type(event) in EVENTS for event in events):
@@ -99,7 +111,7 @@ def _seen(state: State, event: Event) -> Event:
     return event
 
 
-def _expect_all(event: HeldByUser | Freed, known: Callable[[JobId], bool]) -> None:
+def _expect_all(event: HeldByUser | Freed | Withdrawn, known: Callable[[JobId], bool]) -> None:
     for job_id in event.jobs:
         if not known(job_id):
             raise TransitionError(f"expected a job that waits, got {job_id} in {event}")

@@ -35,6 +35,7 @@ from rms.core.events import (
     Submitted,
     TasksHold,
     Ticked,
+    Withdrawn,
 )
 from rms.core.ledger import Ledger
 from rms.core.lending import owners_changed
@@ -47,7 +48,7 @@ from rms.wire.users import Books, HistoryEntry
 
 _OF_NO_JOB = (
     *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-    *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed, HeldByUser, Freed),
+    *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed, HeldByUser, Freed, Withdrawn),
 )
 
 _OF_POWER = (NodeBooted, NodePowerFailed)

@@ -40,8 +40,9 @@ from rms.core.events import (
     Submitted,
     TasksHold,
     Ticked,
+    Withdrawn,
 )
-from rms.core.holds import freed, held_by_user, submitted
+from rms.core.holds import freed, held_by_user, submitted, withdrawn
 from rms.core.idle import Idle
 from rms.core.model import Job, JobState, Node, Site
 from rms.core.neighbours import enter_bandwidth, set_rates
@@ -53,9 +54,7 @@ from rms.core.state import State
 NARROW_S = 60.0
 """How long a job that was shrunk for a power cap is not widened again."""
 
-
 _OVER = {str(state): state for state in JobState}
-"""Job states by name."""
 
 
 def apply(state: State, event: Event) -> None:
@@ -310,6 +309,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     Requeued: _requeued,
     HeldByUser: held_by_user,
     Freed: freed,
+    Withdrawn: withdrawn,
     Ended: _ended,
     Ticked: _ticked,
     NodeDown: down,

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from math import inf
 
 from rms.core import holds
-from rms.core.events import Ended, Event, Freed, HeldByUser, Reopened, Submitted
+from rms.core.events import Ended, Event, Freed, HeldByUser, Reopened, Submitted, Withdrawn
 from rms.core.model import JobId
 from rms.daemon.context import Context, Handle
 
-_CHANGES = holds.EVENTS | {Submitted, Ended, Reopened}
+_CHANGES = holds.EVENTS | {Submitted, Ended, Withdrawn, Reopened}
 """Events after which another job may be the next whose time comes."""
 
 
@@ -39,6 +39,10 @@ class Holds:
     def hold(self, jobs: Sequence[JobId]) -> None:
         """Hold jobs that wait."""
         self._handle(HeldByUser(self._context.time(), tuple(jobs), True))
+
+    def withdraw(self, jobs: Sequence[JobId]) -> None:
+        """Cancel jobs that wait."""
+        self._handle(Withdrawn(self._context.time(), tuple(jobs)))
 
     def release(self, jobs: Sequence[JobId]) -> None:
         """Let jobs start that a user held, once they wait for nothing else."""

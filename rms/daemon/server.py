@@ -74,6 +74,9 @@ STEP_LOOKS = 100
 FIRST_HOLD_S = 0.2
 """How long the poll of a job is held that has not stepped yet: that it does is soon known."""
 
+CANCELLED_AT_ONCE = 2500
+"""Of so many jobs that wait, others have their turn before the next are cancelled."""
+
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
@@ -200,8 +203,17 @@ class Routes:
         """Cancel jobs; answer with the ids of those that were not over yet."""
         ended = self.daemon.context.state.ended
         ids = [job_id for job_id in self._changed(body) if job_id not in ended]
+        state, daemon = self.daemon.context.state, self.daemon
+        waiting = [job_id for job_id in reversed(ids) if job_id not in state.running]
+        for first in range(0, len(waiting), CANCELLED_AT_ONCE):
+            await asyncio.sleep(0)
+            here = state.waiting
+            daemon.holds.withdraw(
+                [i for i in waiting[first : first + CANCELLED_AT_ONCE] if i in here]
+            )
         for job_id in ids:
-            self.daemon.cancel(job_id)
+            if job_id in state.running:
+                daemon.cancel(job_id)
         return JobIds([str(job_id) for job_id in ids])
 
     async def hold(self, request: Request, body: JobSelection) -> JobIds:

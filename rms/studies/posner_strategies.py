@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rms.core.events import Ended, Reason, Resize, ResizePoint, Start, Submitted, Ticked
+from rms.core.events import Ended, Reason, Resize, ResizePoint, Start, Submitted, Ticked, Withdrawn
 from rms.core.model import Job, JobId, Node
 from rms.core.policies import Policy
 from rms.core.policies.order import Fcfs
@@ -294,7 +294,7 @@ class Passes:
     @property
     def triggers(self) -> frozenset[type]:
         """Events after which it decides."""
-        return frozenset((Submitted, Ended, ResizePoint, Ticked))
+        return frozenset((Submitted, Ended, Withdrawn, ResizePoint, Ticked))
 
     @property
     def start_triggers(self) -> frozenset[type]:

@@ -20,6 +20,7 @@ from rms.core.events import (
     Submitted,
     TasksHold,
     Ticked,
+    Withdrawn,
 )
 
 POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
@@ -28,7 +29,7 @@ POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
 TRIGGERS: frozenset[type] = POWER | frozenset(
     (
         *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
-        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold),
+        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold, Withdrawn),
     )
 )
 """Events after which there may be something to decide."""
@@ -66,9 +67,9 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def triggers(self) -> frozenset[type]:
         """Events after which it decides."""
-        return POWER | frozenset((Ended, Ticked, ResizePoint))
+        return POWER | frozenset((Ended, Withdrawn, Ticked, ResizePoint))
 
     @property
     def start_triggers(self) -> frozenset[type]:
         """Events after which it starts jobs."""
-        return frozenset((Ended, Ticked))
+        return frozenset((Ended, Withdrawn, Ticked))

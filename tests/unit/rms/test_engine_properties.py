@@ -35,6 +35,7 @@ from rms.core.events import (
     Submitted,
     TasksHold,
     Ticked,
+    Withdrawn,
 )
 from rms.core.holds import due, next_s
 from rms.core.ledger import Ledger
@@ -172,6 +173,14 @@ class Cluster(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject) -> None:
         job = self.one(data, waiting(self.engine.state))
         self.happen(Ended(self.now(data), job.spec.id, "CANCELLED"))
+
+    @precondition(lambda self: waiting(self.engine.state))
+    @rule(data=st.data())
+    def cancel_some(self, data: st.DataObject) -> None:
+        ids = sorted(job.spec.id for job in waiting(self.engine.state))
+        gone = data.draw(st.lists(st.sampled_from(ids), unique=True))
+        self.happen(Withdrawn(self.now(data), tuple(gone)))
+        assert all(self.engine.state.ended[job].state is JobState.CANCELLED for job in gone)
 
     @precondition(lambda self: self.engine.state.running)
     @rule(data=st.data())
