@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -60,6 +61,8 @@ def spawn(
         setting.append(f"{BACKEND_VARIABLE}={backend}")
     info = MPI.Info.Create()
     try:
+        if not runtime.launched:
+            _put_mpiexec_on_path(runtime.mpiexec)
         info.Set("wdir", str(Path.cwd()))
         hosts = hosts_of(wanted.slots[-ranks:])
         if hosts:
@@ -81,6 +84,19 @@ def spawn(
             raise ChannelError(f"the new world was not ready within {boot_s:g} s") from None
 
     return inter, wait
+
+
+def _put_mpiexec_on_path(mpiexec: str | None) -> None:
+    """Let MPI_Comm_spawn of a program without an mpiexec find one: it waits for good if not.
+
+    Raises:
+        RolledBackError: there is none.
+    """
+    if mpiexec is None:
+        raise RolledBackError("expected an mpiexec on PATH to start ranks with, got none")
+    path = os.environ.get("PATH", os.defpath)
+    if shutil.which("mpiexec", path=path) is None:
+        os.environ["PATH"] = f"{path}{os.pathsep}{Path(mpiexec).parent}"
 
 
 @contextlib.contextmanager

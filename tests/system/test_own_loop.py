@@ -73,6 +73,15 @@ def test_loops_of_all_kinds_go_on_where_they_were(
     assert done.stdout.count(f"ranks by {strategy},") in (0, len(steps))
 
 
+@pytest.mark.wide
+def test_without_mpiexec_the_one_beside_python_starts_the_new_ranks(
+    run: Run, undisturbed: str
+) -> None:
+    done = run(*LOOPS, env={"DMR_RESIZE_AT": "9:2", "PATH": os.defpath})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith(f"[[9, 1, 2]] in {undisturbed}")
+
+
 def test_the_surroundings_ask_for_resizes_and_backends(run: Run, steady: str) -> None:
     found = lines(run, 2, "plain", DMR_RESIZE_AT="5:3@rule,9:3@rule,10:1,20:1@abacus")
     said, digest = report(found)

@@ -49,12 +49,13 @@ def test_few_lines_are_changed(capsys: pytest.CaptureFixture[str]) -> None:
         )
         changes = list(difflib.ndiff([n for n in plain if n], [n for n in port if n]))
         added, removed = (sum(line.startswith(sign) for line in changes) for sign in "+-")
-        rows.append((name, added, removed))
-        assert 0 < added <= MOST_ADDED and len(port) < len(plain)
+        lines = [sum(map(bool, text)) for text in (plain, port)]
+        rows.append((name, *lines, added, removed))
+        assert 0 < added <= MOST_ADDED and lines[1] < lines[0]
     with capsys.disabled():
-        print("\nport        lines added or changed   lines taken away or changed")
-        for name, added, removed in rows:
-            print(f"{name:10s} {added:24d}   {removed:27d}")
+        print("\nport        lines plain   malleable   added or changed   taken away or changed")
+        for name, alone, malleable, added, removed in rows:
+            print(f"{name:10s} {alone:12d} {malleable:11d} {added:18d} {removed:23d}")
 
 
 @pytest.mark.parametrize("strategy", ["spawn", "restart"])
