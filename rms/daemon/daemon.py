@@ -35,6 +35,7 @@ from rms.core.events import (
 from rms.core.model import Job, JobId, JobSpec, JobState
 from rms.core.policies import PolicyError, placing
 from rms.core.powercap import check_cap
+from rms.core.validity import check
 from rms.daemon.context import Context, Notes
 from rms.daemon.dispatch import Dispatcher
 from rms.daemon.endings import Endings
@@ -179,6 +180,7 @@ class Daemon:
             JournalFullError: they cannot be written down now.
         """
         event = Submitted(self.time(), tuple(specs))
+        check(self.context.state, event)
         with self.journal.whole():
             for key, fact in (facts or {}).items():
                 self.journal.note(key, fact)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from rms.core.events import Decision, Event
+from rms.core.validity import check
 from rms.daemon.context import Context, Notes
 from rms.daemon.endings import Endings
 from rms.daemon.faults import Faults
@@ -46,6 +47,9 @@ class Dispatcher:
         Args:
             notes: facts that are true with the event and not without it: kept with it or not.
             number: its sequence number, where it is in the journal already.
+
+        Raises:
+            TransitionError: it cannot have happened; nothing of it is in the journal.
         """
         self._queue.append((event, notes or {}, number))
         return [] if self.busy else self._work_off()
@@ -77,6 +81,8 @@ class Dispatcher:
         context = self._context
         journal, scheduler = context.journal, context.scheduler
         event = msgspec.structs.replace(event, at_s=max(event.at_s, context.state.now_s))
+        if number is None:
+            check(context.state, event)
         ended = self._endings.due(event)
         if number is None:
             notes = notes | {key: {"line": ""} for key in ended.values()}
