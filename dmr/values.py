@@ -86,6 +86,25 @@ def adopt(given: Any, arrived: Any) -> Any:
     return given
 
 
+def refuse_memmap(array: Any) -> None:
+    """Refuse an array that is mapped from a file.
+
+    The ranks of before and of after a resize would both write the file; one that is rolled back
+    could not be undone.
+
+    Raises:
+        ValueError: it is, or is a view of one that is.
+    """
+    base = array
+    while base is not None:
+        if isinstance(base, np.memmap):
+            raise ValueError(
+                f"expected an array in memory, got a memmap of {base.filename}: copy it by "
+                "np.array(...), and write the file after the loop"
+            )
+        base = getattr(base, "base", None)
+
+
 def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values that are plain JSON, and the trees of all others.
 
@@ -173,6 +192,11 @@ def _tree(value: Any) -> Any:
         return {"scalar": _npy(np.asarray(value))}
     elif kind is np.ndarray and _has_npy(value.dtype):
         return {"array": _npy(value)}
+    elif isinstance(value, np.memmap):
+        raise ValuesError(
+            f"expected an array in memory, got a memmap of {value.filename}: copy it by "
+            "np.array(...), or open the file again before the block, in every set of ranks"
+        )
     return _pickled("", value)
 
 

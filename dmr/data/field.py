@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dmr.data import gather, overlap, streams
 from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
+from dmr.values import refuse_memmap
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -219,8 +220,9 @@ class Field:
         For programs that step from one array of their own into another and swap the two.
 
         Raises:
-            ValueError: it is laid out in another way.
+            ValueError: it is laid out in another way, or mapped from a file.
         """
+        refuse_memmap(padded)
         storage = padded.transpose(self.padding.order)
         if storage.shape != self.storage.shape or storage.dtype != self.storage.dtype:
             raise ValueError(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dmr.data.decomposition import Box, Halo, Padding
 from dmr.data.field import Array, FieldSpec, Ranges
+from dmr.values import refuse_memmap
 
 
 def adapt(
@@ -44,9 +45,10 @@ def adapt(
         row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
 
     Raises:
-        ValueError: the array has other axes, or gaps. That it has another shape than this rank's
-            block is found out when the run is entered.
+        ValueError: the array has other axes, or gaps, or is mapped from a file. That it has another
+            shape than this rank's block is found out when the run is entered.
     """
+    refuse_memmap(array)
     if array.ndim != len(shape):
         raise ValueError(f"expected an array of {len(shape)} axes, got {array.ndim}")
     order = next((o for o in _orders(array) if array.transpose(o).flags.c_contiguous), None)

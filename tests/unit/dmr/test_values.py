@@ -7,6 +7,7 @@ import fractions
 import math
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dmr.data.wrapped import adapt
 from dmr.progress import Progress, decode, encode
 from dmr.values import ValuesError, decode_values, encode_values
 
@@ -110,6 +112,18 @@ def test_what_cannot_be_pickled_is_refused_in_words(value: Any) -> None:
         encode(Progress(values={"good": 1, "bad": value}))
     with pytest.raises(ValuesError, match="expected names"):
         encode(Progress(values={1: "one"}))  # type: ignore[dict-item]
+
+
+def test_arrays_that_are_mapped_from_a_file_are_refused(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "mapped", "f8", "w+", shape=(4, 4))
+    with pytest.raises(ValuesError, match=r"run.state\['m'\].*got a memmap of .*mapped: copy it"):
+        encode(Progress(values={"m": [mapped]}))
+    for array in (mapped, mapped[:, :], np.asarray(mapped)):
+        with pytest.raises(ValueError, match=r"got a memmap of .*mapped: copy it by np.array"):
+            adapt(array, (4, 4))
+    spec = adapt(np.zeros((4, 4)), (4, 4))
+    with pytest.raises(ValueError, match="got a memmap"):
+        spec.block(spec.decompose((1,)), 0).rebind(mapped)
 
 
 def test_what_cannot_be_read_is_said() -> None:
