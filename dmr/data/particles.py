@@ -6,6 +6,7 @@ An item is a row of a NumPy array: a number, a record of a structured type, or a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,23 @@ import xxhash
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition
 from dmr.data.field import Field, FieldSpec
-from dmr.data.streams import DIGEST_BYTES, Pending, Steps, is_self
+from dmr.data.streams import DIGEST_BYTES, Pending, Steps
 from dmr.errors import TransferError
 from dmr.wire import tags
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+    from dmr.data.sparse import Announcements
+
 Array = npt.NDArray[Any]
 Owner = Callable[[Array, Decomposition], npt.ArrayLike]
 """Returns the rank in a layout of every item: whole numbers, as many as there are items."""
 
 CHUNK_BYTES = 1 << 20
+
+POLLS = 1000
+"""Polls of a rank that waits for others in its step, until it yields its core."""
 
 
 class OwnerError(TransferError):
@@ -118,6 +124,8 @@ class Items(Field):
         self.box = layout.box(rank)
         self._exchange = None
         self._kept: dict[int, Array] = {}
+        self._before: Items | None = None
+        self._announced: Announcements | None = None
         self.items = self.none()
 
     def none(self, count: int = 0) -> Array:
@@ -145,20 +153,25 @@ class Items(Field):
 
     def keep(self, old: Field) -> int:
         """Take what stays on this rank; return its bytes (merge)."""
+        self._before = old if isinstance(old, Items) else None
         owners = self.spec.owners(old.storage, self.layout)
         mine = old.storage[owners == self.rank]
         self._kept[self.rank] = mine
         return int(mine.nbytes)
 
-    def parts(self, layout: Decomposition) -> list[Array]:
-        """Return the items by their ranks in a layout, in their order here."""
+    def parts(self, layout: Decomposition) -> dict[int, Array]:
+        """Return the items by their ranks in a layout, in their order here; of those with any."""
         owners = self.spec.owners(self.items, layout)
-        return [np.ascontiguousarray(self.items[owners == rank]) for rank in range(layout.size)]
+        order = np.argsort(owners, kind="stable")
+        ranks, begins = np.unique(owners[order], return_index=True)
+        found = np.split(np.ascontiguousarray(self.items[order]), begins[1:]) if len(ranks) else []
+        return dict(zip(ranks.tolist(), found, strict=True))
 
     def migrate(self) -> Array:
         """Send every item to its owner in the present layout; return those of here (collective).
 
-        They come in the order of the ranks that had them, and in their order there.
+        They come in the order of the ranks that had them, and in their order there. A rank sends
+        messages to those that get items from it, no others.
 
         Raises:
             OwnerError: the application does not say where an item belongs.
@@ -166,30 +179,48 @@ class Items(Field):
         """
         if self.comm is None:
             raise RuntimeError("expected a list of run.fields, whose ranks are known")
-        parts = self.parts(self.layout)
-        leaving = np.array([part.nbytes for part in parts], np.int64)
-        arriving = np.empty_like(leaving)
-        self.comm.Alltoall(leaving, arriving)
-        items = self.none(int(arriving.sum()) // max(1, self.none(1).nbytes))
-        self.comm.Alltoallv(
-            [_bytes(np.concatenate(parts)), leaving], [items.reshape(-1).view(np.uint8), arriving]
-        )
-        self.items = items
-        return items
+        for wait in self.migrating(self.comm):
+            polls = 0
+            while not wait():  # as MPI waits; who yields at once waits for a whole time slice
+                polls += 1
+                if polls > POLLS:
+                    os.sched_yield()
+        return self.items
+
+    def migrating(self, comm: MPI.Comm) -> Steps:
+        """Do what :meth:`migrate` does; yield what has to be waited for."""
+        from dmr.data.sparse import Announcements  # lists are stated where no MPI can be loaded
+
+        leaving = self.parts(self.layout)
+        mine = leaving.pop(self.rank, self.none())
+        announced = Announcements(comm, {peer: len(part) for peer, part in leaving.items()})
+        yield from announced.steps()
+        arriving = {peer: self.none(count) for peer, count in announced.arriving.items()}
+        with Pending() as pending:
+            for peer, part in arriving.items():
+                pending.add(comm.Irecv(_bytes(part), peer, tags.CHUNK), _bytes(part))
+            for peer, part in leaving.items():
+                pending.add(comm.Isend(_bytes(part), peer, tags.CHUNK), _bytes(part))
+            while len(pending):
+                yield from pending.oldest()
+        arriving[self.rank] = mine
+        self.items = np.concatenate([arriving[rank] for rank in sorted(arriving)])
 
     def sending(
         self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
     ) -> Steps:
         """Send the items to their owners in another layout: their number, chunks, a hash."""
+        from dmr.data.sparse import Announcements
+
+        parts = self.parts(new)
+        if not comm.Is_inter():
+            parts.pop(self.rank, None)
+        self._announced = Announcements(comm, {peer: len(part) for peer, part in parts.items()})
+        yield from self._announced.steps()
         with Pending() as pending:
-            for peer, part in enumerate(self.parts(new)):
-                if is_self(comm, peer, self.rank):
-                    continue
-                count = np.array([len(part)], np.int64)
-                pending.add(comm.Isend(count, peer, tags.COUNT), count)
-                yield from pending.oldest()
+            for peer, part in parts.items():
                 data = _bytes(part)
-                digest = xxhash.xxh3_64(count.data)
+                digest = xxhash.xxh3_64(_count(part).data)
                 for at in range(0, data.size, CHUNK_BYTES):
                     chunk = data[at : at + CHUNK_BYTES]
                     digest.update(chunk.data)
@@ -203,18 +234,21 @@ class Items(Field):
     def receiving(
         self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
     ) -> Steps:
-        """Take the items from every rank of another layout; what :meth:`keep` has taken stays."""
+        """Take the items from ranks of another layout; what :meth:`keep` has taken stays."""
+        from dmr.data.sparse import Announcements
+
         parts: dict[int, Array] = {}
+        before, announced = self._before, Announcements(comm, {})
+        if before is None:
+            yield from announced.steps()
+        else:  # this rank sends as well, and takes part once
+            yield lambda: before._announced is not None and before._announced.done
+            announced, before._announced = before._announced or announced, None
         with Pending() as pending:
-            for peer in range(old.size):
-                if is_self(comm, peer, self.rank):
-                    continue
-                count = np.zeros(1, np.int64)
-                pending.add(comm.Irecv(count, peer, tags.COUNT), count)
-                yield from pending.oldest()
-                part = self.none(int(count[0]))
-                data = part.reshape(-1).view(np.uint8)
-                digest = xxhash.xxh3_64(count.data)
+            for peer, count in sorted(announced.arriving.items()):
+                part = self.none(count)
+                data = _bytes(part)
+                digest = xxhash.xxh3_64(_count(part).data)
                 for at in range(0, data.size, CHUNK_BYTES):
                     chunk = data[at : at + CHUNK_BYTES]
                     pending.add(comm.Irecv(chunk, peer, tags.CHUNK), chunk)
@@ -226,6 +260,7 @@ class Items(Field):
                 if word.tobytes() != digest.digest():
                     broken.append(self.box)
                 parts[peer] = part
+        self._before = None
         self._assemble(parts)
 
     def _assemble(self, parts: dict[int, Array]) -> None:
@@ -293,6 +328,10 @@ def _parts_with(
     base, extra = divmod(layout.shape[layout.split[at]], layout.grid[at])  # as dmr.split_range
     fat = extra * (base + 1)
     return np.where(cells < fat, cells // (base + 1), extra + (cells - fat) // max(1, base))
+
+
+def _count(part: Array) -> npt.NDArray[np.int64]:
+    return np.array([len(part)], np.int64)
 
 
 def _bytes(values: Array) -> npt.NDArray[np.uint8]:

@@ -12,8 +12,9 @@ CHUNK = 73
 DIGEST = 74
 """Hash of all chunks from one sender to one receiver."""
 
-COUNT = 75
-"""Number of list items that follow in chunks."""
+COUNT = 79
+"""Number of list items that follow in chunks; this one and the next take turns
+(:mod:`dmr.data.sparse`)."""
 
 GATHER = 76
 """Part of a block on its way to rank 0 (:mod:`dmr.data.gather`)."""

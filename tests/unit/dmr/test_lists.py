@@ -1,0 +1,106 @@
+"""Lists between hundreds of ranks: messages only where something is to be sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_ranks import Network, run_all
+
+import dmr
+from dmr.data.particles import Items, ListSpec
+
+RANKS, CELLS = 512, 4096
+
+
+def by_cell(items: Any, layout: Any) -> Any:
+    return dmr.rank_of(layout, items)
+
+
+def parts_of(ranks: int, values: Any = ()) -> list[Items]:
+    spec = ListSpec((CELLS,), "i8", lambda box: [], owner=by_cell)
+    layout = spec.decompose((ranks,))
+    found = [Items(spec, layout, rank) for rank in range(ranks)]
+    for rank, part in enumerate(np.array_split(np.asarray(values, "i8"), ranks)):
+        found[rank].items = part
+    return found
+
+
+def moved(old: list[Items], new: list[Items]) -> Network:
+    network, broken = Network((len(old), len(new))), list[Any]()
+    sides = [(old, new[0].layout), (new, old[0].layout)]
+    ends = []
+    for side, (parts, other) in enumerate(sides):
+        for one, comm in zip(parts, network.comms(side), strict=True):
+            way = (one.receiving, broken) if side else (one.sending, list[Any]())
+            ends.append(way[0](comm, other, way[1], in_host=True))
+    run_all(ends)
+    assert not broken
+    return network
+
+
+def test_512_ranks_send_messages_only_where_there_is_something_to_send() -> None:
+    old, new = parts_of(RANKS, range(CELLS)), parts_of(RANKS // 4 * 3)
+    network = moved(old, new)
+    assert [one.items.tolist() for one in new] == [
+        list(range(*dmr.split_range(CELLS, len(new), rank))) for rank in range(len(new))
+    ]
+    # Two receivers at most: a number, a chunk and a hash for each; ten rounds of the barrier.
+    assert max(network.sent.values()) <= 2 * 3 + 10
+    for one in new:
+        one.items = (one.items + 1) % CELLS
+    network = Network((len(new), 0))
+    run_all([one.migrating(comm) for one, comm in zip(new, network.comms(0), strict=True)])
+    assert sorted(np.concatenate([one.items for one in new])) == list(range(CELLS))
+    assert all((by_cell(one.items, one.layout) == one.rank).all() for one in new)
+    assert max(network.sent.values()) <= 2 + 9
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, CELLS - 1), max_size=30),
+    st.integers(1, 7),
+    st.integers(1, 7),
+    st.integers(0, 3),
+    st.integers(1, 1000),
+)
+def test_every_item_arrives_once_in_order_however_many_lists_follow(
+    values: list[int], ranks: int, then: int, lists: int, seed: int
+) -> None:
+    """Some ranks have nothing to send, or get nothing; several lists go over one communicator."""
+    network = Network((ranks, then))
+    olds = [parts_of(ranks, values[at:]) for at in range(lists + 1)]
+    news = [parts_of(then) for _ in olds]
+    comms = [network.comms(side) for side in (0, 1)]
+
+    def chain(side: int, rank: int) -> Any:
+        for old, new in zip(olds, news, strict=True):
+            if side:
+                yield from new[rank].receiving(
+                    comms[1][rank],
+                    old[0].layout,
+                    [],
+                    in_host=True,
+                )
+            else:
+                yield from old[rank].sending(
+                    comms[0][rank],
+                    new[0].layout,
+                    [],
+                    in_host=True,
+                )
+
+    chains = [chain(side, rank) for side in (0, 1) for rank in range(network.sizes[side])]
+    run_all(chains, seed)
+    for at, new in enumerate(news):
+        for one in new:
+            begin, end = one.box.start[0], one.box.stop[0]
+            assert one.items.tolist() == [n for n in values[at:] if begin <= n < end]
+
+
+def test_who_is_not_in_a_run_cannot_migrate() -> None:
+    with pytest.raises(RuntimeError, match=r"expected a list of run.fields"):
+        parts_of(2)[0].migrate()
