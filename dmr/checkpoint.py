@@ -1,19 +1,32 @@
 """Checkpoints of a run: whole at every moment, continued on any number of ranks.
 
 A file (:mod:`dmr.checkpoint_file`) is written beside its place, flushed to disk, and renamed; the
-one before stays until the new one is whole.
+one before stays until the new one is whole. Of several ranks each writes a part first
+(:mod:`dmr.checkpoint_parts`), and that file says what they hold.
 """
 
 from __future__ import annotations
 
-import collections
 import fcntl
 import os
+import secrets
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from dmr.checkpoint_file import BrokenCheckpointError, Writer, existing, path_of, read, verify
+from dmr.checkpoint_file import (
+    BrokenCheckpointError,
+    Writer,
+    existing,
+    parts_at,
+    parts_of,
+    path_of,
+    read,
+    verify,
+    verify_share,
+)
+from dmr.checkpoint_parts import Parts, joined, problem_of_share, rows_of, write_part
 from dmr.data.field import Field
 from dmr.errors import UsageError, words_of
 from dmr.plan import Schedule
@@ -61,23 +74,62 @@ def write(
 ) -> Path | None:
     """Write a checkpoint (collective); return its path, or None where it could not be written.
 
+    Each rank writes what it has to a file of its own; where it is one rank alone, there is but one.
     A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
     """
-    path = path_of(schedule.directory, progress.step)
-    writer = Writer(path, progress, options) if world.rank == 0 else None
-    for name, block in fields.items():
-        shape, pieces = block.gathered(world.internal_comm)
-        if writer is None:
-            collections.deque(pieces, maxlen=0)  # which sends them
-        else:
-            writer.add(name, shape, block.dtype, pieces)
+    path, comm = path_of(schedule.directory, progress.step), world.internal_comm
     problem = None
-    if writer is not None:
+    if comm.size > 1:
+        problem = _write_parts(path, world, fields, progress, options)
+    else:
+        writer = Writer(path, progress, options)
+        for name, block in fields.items():
+            shape, pieces = block.gathered(comm)
+            writer.add(name, shape, block.dtype, pieces)
         problem = writer.finish()
+    if problem is not None and world.rank == 0:
+        words = f"warning: checkpoint at step {progress.step} not written: {problem}"
+        print(words, file=log, flush=True)
+    return None if problem is not None else path
+
+
+def _write_parts(
+    path: Path,
+    world: World,
+    fields: Mapping[str, Field],
+    progress: Progress,
+    options: Mapping[str, Any],
+) -> str | None:
+    """Write a checkpoint of a part for each rank (collective); return what went wrong."""
+    comm, problem = world.internal_comm, None
+    folder = parts_of(path, secrets.token_hex(4))
+    if world.rank == 0:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            problem = words_of(error)
+    problem, folder = comm.bcast((problem, folder))
+    if problem is not None:
+        return str(problem)
+    told = comm.gather(write_part(folder, world.rank, fields))
+    if told is not None:
+        problem = next((wrong for wrong, _ in told if wrong is not None), None)
+        missing = [rank for rank in range(comm.size) if not (folder / f"{rank}.h5").exists()]
+        if problem is None and missing:
+            problem = f"expected {path.parent} on all nodes, got no file of rank {missing[0]}"
+        if problem is None:
+            parts = joined(folder, fields, [found for _, found in told])
+            writer = Writer(path, progress, options)
+            wholes = {
+                name: (block.spec.stored_shape(rows_of(parts.fields[name])), block.dtype)
+                for name, block in fields.items()
+            }
+            writer.link(parts, wholes)
+            problem = writer.finish()
         if problem is not None:
-            words = f"warning: checkpoint at step {progress.step} not written: {problem}"
-            print(words, file=log, flush=True)
-    return None if world.internal_comm.bcast(problem) is not None else path
+            shutil.rmtree(folder, ignore_errors=True)
+    found: str | None = comm.bcast(problem)
+    return found
 
 
 def restore(
@@ -100,11 +152,14 @@ def restore(
     found = existing(schedule.directory) if world.rank == 0 else []
     broken: list[str] = []
     for path in reversed(world.internal_comm.bcast(found)):
-        problem, refused = world.internal_comm.bcast(
+        problem, refused, parts = world.internal_comm.bcast(
             _wrong_with(path, fields, options) if world.rank == 0 else None
         )
         if refused is not None:
             raise UsageError(refused)
+        if parts is not None:  # every rank reads some of them
+            share = problem_of_share(path, parts, world.rank, world.size)
+            problem = next((p for p in world.internal_comm.allgather(share) if p is not None), None)
         if problem is None:
             progress = read(path, fields)
             progress.answered_request = 0  # another life of the job, another count of requests
@@ -159,25 +214,25 @@ def refuse_others(schedule: Schedule, world: World) -> None:
 def load(
     path: Path, world: World, fields: Mapping[str, Field], options: Mapping[str, Any]
 ) -> Progress:
-    """Fill the fields from one file, which rank 0 checks first.
+    """Fill the fields from one file, which rank 0 checks first, and all ranks its parts.
 
     Raises:
-        BrokenCheckpointError: it is not whole.
+        BrokenCheckpointError: it is not whole; perhaps on some ranks only.
         UsageError: it is of another grid, or of other options.
     """
-    if world.rank == 0:
-        verify(path, fields, options)
+    parts = verify(path, fields, options, alone=False) if world.rank == 0 else parts_at(path)
+    if parts is not None:
+        verify_share(path, parts, world.rank, world.size)
     return read(path, fields)
 
 
 def _wrong_with(
     path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]
-) -> tuple[str | None, str | None]:
-    """Return why a checkpoint is broken, and why it is not one of this run."""
+) -> tuple[str | None, str | None, Parts | None]:
+    """Return why a checkpoint is broken, why it is not one of this run, and its parts."""
     try:
-        verify(path, fields, options)
+        return None, None, verify(path, fields, options, alone=False)
     except BrokenCheckpointError as error:
-        return str(error), None
+        return str(error), None, None
     except UsageError as error:
-        return None, str(error)
-    return None, None
+        return None, str(error), None

@@ -1,7 +1,9 @@
 """One checkpoint in HDF5: written whole or not at all, verified before it is read.
 
 Layout: attributes ``format``, ``progress`` and ``options`` (JSON); ``/fields/NAME`` with the
-global interior in axis order and its hash as an attribute.
+global interior in axis order and its hash as an attribute. Where more ranks than one have written
+it (format 2) ``/fields/NAME`` is a virtual dataset of their files, for other readers, and
+``/parts`` says what those hold (:mod:`dmr.checkpoint_parts`).
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dmr.checkpoint_parts import PartedArray, Parts, problem_of_share, sync
 from dmr.data.field import Field
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
@@ -31,10 +35,12 @@ if TYPE_CHECKING:
     import h5py
 
 FORMAT = 1
+FORMAT_OF_PARTS = 2
 KEEP = 2
 """Checkpoints that a folder keeps."""
 
 NAME = re.compile(r"checkpoint-(\d{10})\.h5")
+PARTS_NAME = re.compile(r"checkpoint-(\d{10})-[0-9a-f]{8}\.parts")
 
 
 class BrokenCheckpointError(Exception):
@@ -46,7 +52,12 @@ def path_of(directory: Path, step: int) -> Path:
     return directory / f"checkpoint-{step:010d}.h5"
 
 
-def _digest_of(texts: tuple[str, str]) -> str:
+def parts_of(path: Path, token: str) -> Path:
+    """Return the folder of the parts of a checkpoint; each time it is written has its own."""
+    return path.with_name(f"{path.stem}-{token}.parts")
+
+
+def _digest_of(texts: Sequence[str]) -> str:
     return str(xxhash.xxh3_128_hexdigest("\0".join(texts).encode()))
 
 
@@ -57,10 +68,14 @@ def existing(directory: Path) -> list[Path]:
     return sorted(path for path in directory.iterdir() if NAME.fullmatch(path.name))
 
 
-def _prune(newest: Path) -> None:
+def _prune(newest: Path, parts: str | None) -> None:
     """Remove all but the newest ``KEEP`` checkpoints, and what lies ahead of the newest step.
 
-    The latter was found damaged when the run was restarted before it.
+    The latter was found damaged when the run was restarted before it. A checkpoint goes before its
+    parts, and parts go that nobody has finished.
+
+    Args:
+        parts: the folder of the newest one's parts, if it has any.
     """
     found = existing(newest.parent)
     kept = [path for path in found if path <= newest][-KEEP:]
@@ -68,14 +83,11 @@ def _prune(newest: Path) -> None:
         if other not in kept:
             with contextlib.suppress(OSError):
                 other.unlink()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    steps = {path.stem for path in kept} - {newest.stem}
+    for folder in newest.parent.iterdir():
+        of_others = folder.name.rpartition("-")[0] in steps
+        if PARTS_NAME.fullmatch(folder.name) and not of_others and folder.name != parts:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Writer:
@@ -91,14 +103,15 @@ class Writer:
         self._problem: str | None = None
         self._sink: Sink | None = None
         self._file: h5py.File | None = None
+        self._parts: Parts | None = None
         with self._noting():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._sink = Sink(self._part)
             self._file = h5py.File(self._sink, "w", libver="latest")
             self._file.attrs["format"] = FORMAT
-            texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
-            self._file.attrs["progress"], self._file.attrs["options"] = texts
-            self._file.attrs["xxh3_128"] = _digest_of(texts)
+            self._texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
+            self._file.attrs["progress"], self._file.attrs["options"] = self._texts
+            self._file.attrs["xxh3_128"] = _digest_of(self._texts)
 
     def add(
         self,
@@ -124,6 +137,32 @@ class Writer:
         if dataset is not None and self.problem is None:
             dataset.attrs["xxh3_128"] = digest.hexdigest()
 
+    def link(
+        self, parts: Parts, wholes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
+    ) -> None:
+        """Say what the files of the ranks hold; ``wholes`` has shape and type of each field."""
+        import h5py
+
+        with self._noting():
+            if self._file is None:
+                return
+            sync(self._path.with_name(parts.folder))
+            self._parts = parts
+            text = msgspec.json.encode(parts).decode()
+            self._file.attrs["format"] = FORMAT_OF_PARTS
+            self._file.create_dataset("parts", data=np.frombuffer(text.encode(), np.uint8))
+            self._file.attrs["xxh3_128"] = _digest_of([*self._texts, text])
+            for name, (shape, dtype) in wholes.items():
+                if not parts.fields[name]:
+                    self._file.create_dataset(f"fields/{name}", shape, dtype)
+                    continue
+                layout = h5py.VirtualLayout(shape, dtype)
+                for part in parts.fields[name]:
+                    file, box = f"{parts.folder}/{part.file}", part.box
+                    source = h5py.VirtualSource(file, f"fields/{name}", box.shape, dtype)
+                    layout[box.slices((0,) * len(shape))] = source
+                self._file.create_virtual_dataset(f"fields/{name}", layout)
+
     def finish(self) -> str | None:
         """Make the file durable under its name, or remove it; return what went wrong."""
         with self._noting():
@@ -132,11 +171,11 @@ class Writer:
             if self._sink is not None:
                 self._sink.close()
             if self.problem is None:
-                _sync(self._part)
+                sync(self._part)
                 self._part.replace(self._path)
-                _sync(self._path.parent)
+                sync(self._path.parent)
         if self.problem is None:
-            _prune(self._path)
+            _prune(self._path, None if self._parts is None else self._parts.folder)
         else:
             with contextlib.suppress(OSError):
                 self._part.unlink(missing_ok=True)
@@ -157,8 +196,13 @@ class Writer:
             self._problem = self.problem or words_of(error)
 
 
-def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) -> None:
-    """Read a whole checkpoint once, before any rank trusts it.
+def verify(
+    path: Path, fields: Mapping[str, Field], options: Mapping[str, Any], *, alone: bool = True
+) -> Parts | None:
+    """Look through a checkpoint once, before any rank trusts it; return its parts, if it has any.
+
+    Args:
+        alone: whether this rank reads all parts, too; else they are for others to share.
 
     Raises:
         BrokenCheckpointError: it is not whole.
@@ -169,15 +213,19 @@ def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) 
     try:
         with h5py.File(path, "r", locking=False) as file:
             version = int(file.attrs["format"])
-            if version != FORMAT:
-                raise UsageError(f"{path}: expected checkpoint format {FORMAT}, got {version}")
-            texts = str(file.attrs["progress"]), str(file.attrs["options"])
+            if version not in (FORMAT, FORMAT_OF_PARTS):
+                raise UsageError(
+                    f"{path}: expected checkpoint format {FORMAT} or {FORMAT_OF_PARTS}, "
+                    f"got {version}"
+                )
+            texts = [str(file.attrs["progress"]), str(file.attrs["options"])]
+            parts = _parts_in(file, texts)
             if _digest_of(texts) != file.attrs["xxh3_128"]:
-                raise BrokenCheckpointError("progress or options changed since")
+                raise BrokenCheckpointError("progress, options or parts changed since")
             decode(texts[0], trusted=_is_own(path))
             stated = json.loads(texts[1])
             for name, block in fields.items():
-                _verify_field(path, file["fields"][name], name, block)
+                _verify_field(path, file["fields"][name], name, block, hashed=parts is None)
     except ValuesError as error:
         raise UsageError(
             f"{path}: {error}"
@@ -190,6 +238,43 @@ def verify(path: Path, fields: Mapping[str, Field], options: Mapping[str, Any]) 
             raise UsageError(
                 f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"
             )
+    if alone and parts is not None:
+        verify_share(path, parts, 0, 1)
+    return parts
+
+
+def _parts_in(file: h5py.File, texts: list[str]) -> Parts | None:
+    """Return what a file says of its parts, if it has any; add that to its texts."""
+    if "parts" not in file:
+        return None
+    texts.append(file["parts"][:].tobytes().decode())
+    return msgspec.json.decode(texts[-1], type=Parts)
+
+
+def parts_at(path: Path) -> Parts | None:
+    """Return what a checkpoint says of its parts, if it has any.
+
+    Raises:
+        BrokenCheckpointError: it cannot be read.
+    """
+    import h5py
+
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return _parts_in(file, [])
+    except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
+        raise BrokenCheckpointError(str(error)) from None
+
+
+def verify_share(path: Path, parts: Parts, rank: int, ranks: int) -> None:
+    """Read this rank's share of the parts.
+
+    Raises:
+        BrokenCheckpointError: one is not as it was written.
+    """
+    problem = problem_of_share(path, parts, rank, ranks)
+    if problem is not None:
+        raise BrokenCheckpointError(problem)
 
 
 def _is_own(path: Path) -> bool:
@@ -201,13 +286,17 @@ def _is_own(path: Path) -> bool:
     return found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH
 
 
-def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) -> None:
+def _verify_field(
+    path: Path, dataset: h5py.Dataset, name: str, block: Field, *, hashed: bool
+) -> None:
     shape, dtype = block.spec.stored_shape(dataset.shape[0]), block.dtype
     if dataset.shape != shape or dataset.dtype != dtype:
         raise UsageError(
             f"{path}: expected field {name} of shape {shape} and type {dtype}, "
             f"got {dataset.shape} and {dataset.dtype}"
         )
+    if not hashed:
+        return
     digest = xxhash.xxh3_128()
     step = max(1, SLAB_BYTES // (int(np.prod(shape[1:])) * dtype.itemsize))
     for start in range(0, shape[0], step):
@@ -217,10 +306,16 @@ def _verify_field(path: Path, dataset: h5py.Dataset, name: str, block: Field) ->
 
 
 def read(path: Path, fields: Mapping[str, Field]) -> Progress:
-    """Fill this rank's part of every field; every rank reads the same file on its own."""
+    """Fill this rank's part of every field; every rank reads the same files on its own."""
     import h5py
 
-    with h5py.File(path, "r", locking=False) as file:
+    with contextlib.ExitStack() as files:
+        file = files.enter_context(h5py.File(path, "r", locking=False))
+        parts = _parts_in(file, [])
         for name, block in fields.items():
-            block.restore(file["fields"][name])
+            stored = file["fields"][name]
+            if parts is not None:
+                folder = path.parent / parts.folder
+                stored = PartedArray(name, stored, parts.fields[name], folder, files)
+            block.restore(stored)
         return decode(file.attrs["progress"], trusted=_is_own(path))

@@ -160,6 +160,10 @@ class FieldSpec:
         """Return the shape that a checkpoint holds, if it has so many rows."""
         return self.shape
 
+    def places(self, parts: Sequence[Box]) -> Sequence[Box]:
+        """Return where what each rank has stored lies in the whole of a checkpoint."""
+        return parts
+
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize, or a file and a run, must agree on."""
         return {
@@ -359,6 +363,14 @@ class Field:
         """
         return self.spec.shape, (values for _, values in gather.slabs(comm, self))
 
+    def stored_box(self) -> Box | None:
+        """Return what of the whole this rank writes to a checkpoint, None where another does."""
+        return self.box if self.layout.split or self.rank == 0 else None
+
+    def stored_pieces(self) -> Iterator[npt.NDArray[Any]]:
+        """Return that, contiguous and in host memory, in pieces along the first axis."""
+        return gather.own_pieces(self)
+
     def restore(self, stored: Any) -> None:
         """Set the interior from the whole, in a checkpoint (an HDF5 dataset)."""
         self.unpack(self.box, stored[self.box.slices((0,) * len(self.spec.shape))])
@@ -367,7 +379,8 @@ class Field:
 def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
     raw = xp.zeros(padding.allocation_bytes, dtype=np.uint8)
-    shift = padding.shift_bytes(_address(raw))
+    interface = getattr(raw, "__cuda_array_interface__", None) or raw.__array_interface__
+    shift = padding.shift_bytes(int(interface["data"][0]))
     items = raw[shift : shift + int(np.prod(padding.storage)) * padding.itemsize]
     return items.view(np.dtype(dtype)).reshape(padding.storage)
 
@@ -383,10 +396,3 @@ def to_host(xp: ArrayModule, array: Array) -> npt.NDArray[Any]:
     """Return the array in host memory (itself where it is there already)."""
     asnumpy = getattr(xp, "asnumpy", None)
     return asnumpy(array) if asnumpy is not None else np.asarray(array)
-
-
-def _address(array: Array) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None)
-    if interface is None:
-        interface = array.__array_interface__
-    return int(interface["data"][0])

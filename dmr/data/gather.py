@@ -1,4 +1,4 @@
-"""Streaming distributed data through rank 0 in the order of a file, a piece at a time."""
+"""Streaming distributed data in the order of a file: through rank 0, or each rank its own."""
 
 from __future__ import annotations
 
@@ -35,6 +35,15 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
         stop = min(start + step, shape[0])
         slab = Box((start, *(0,) * (len(shape) - 1)), (stop, *shape[1:]))
         yield slab, _gather_slab(comm, block, slab)
+
+
+def own_pieces(block: CellBlock) -> Iterator[Array]:
+    """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
+    (first, *starts), (last, *stops) = block.box.start, block.box.stop
+    layer = block.box.size // max(1, last - first) * block.dtype.itemsize
+    step = max(1, SLAB_BYTES // max(1, layer))
+    for at in range(first, last, step):
+        yield block.pack(Box((at, *starts), (min(at + step, last), *stops)))
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:

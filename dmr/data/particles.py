@@ -7,8 +7,9 @@ An item is a row of a NumPy array: a number, a record of a structured type, or a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +78,14 @@ class ListSpec(FieldSpec):
     def stored_shape(self, rows: int) -> tuple[int, ...]:
         """Return the shape that a checkpoint holds, if it has so many items."""
         return (rows, *self.item)
+
+    def places(self, parts: Sequence[Box]) -> list[Box]:
+        """Return where each rank's items lie in the list of all: in the order of the ranks."""
+        ends = list(accumulate((part.stop[0] for part in parts), initial=0))
+        return [
+            Box((begin, *part.start[1:]), (end, *part.stop[1:]))
+            for part, begin, end in zip(parts, ends, ends[1:], strict=False)
+        ]
 
     def owners(self, items: Array, layout: Decomposition) -> npt.NDArray[np.int64]:
         """Return the rank of every item.
@@ -278,6 +287,14 @@ class Items(Field):
         counts = comm.gather(len(self.items))
         whole = (sum(counts or ()), *self.spec.item)
         return whole, gather.lists(comm, np.ascontiguousarray(self.items), counts)
+
+    def stored_box(self) -> Box:
+        """Return the extent of the items of this rank."""
+        return Box((0,) * self.items.ndim, self.items.shape)
+
+    def stored_pieces(self) -> Iterator[Array]:
+        """Yield the items of this rank."""
+        yield np.ascontiguousarray(self.items)
 
     def restore(self, stored: Any) -> None:
         """Take from a checkpoint the items that belong here, a piece at a time."""

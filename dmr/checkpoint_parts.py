@@ -1,0 +1,193 @@
+"""The parts of a checkpoint: every rank writes and reads a file of its own, not by way of rank 0.
+
+A part holds ``fields/NAME``, what its rank has of each field. Which part holds which box of the
+whole, and the hash of it, is written in the file of the checkpoint (:mod:`dmr.checkpoint_file`);
+whoever reads takes the pieces that it needs from the parts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from dmr.data.decomposition import Box
+from dmr.data.field import Field
+from dmr.data.gather import SLAB_BYTES
+from dmr.errors import words_of
+from dmr.sink import Sink
+
+if TYPE_CHECKING:
+    import h5py
+
+Array = npt.NDArray[Any]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one file holds of one field.
+
+    Attributes:
+        file: its name in the folder of the parts.
+        start, stop: where it lies in the whole, along each axis.
+        xxh3_128: hash of its bytes.
+    """
+
+    file: str
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    xxh3_128: str
+
+    @property
+    def box(self) -> Box:
+        """Where it lies in the whole."""
+        return Box(self.start, self.stop)
+
+
+class Parts(msgspec.Struct):
+    """All parts of a checkpoint.
+
+    Attributes:
+        folder: that they are in, beside the checkpoint's file.
+        fields: the parts of each field or list, those that are empty left out.
+    """
+
+    folder: str
+    fields: dict[str, list[Part]]
+
+
+def write_part(
+    folder: Path, rank: int, fields: Mapping[str, Field]
+) -> tuple[str | None, dict[str, Part]]:
+    """Write what this rank has; return what went wrong, and what has been written."""
+    import h5py  # not before it is needed: every world that boots would pay for it
+
+    name, found = f"{rank}.h5", dict[str, Part]()
+    sink: Sink | None = None
+    try:
+        sink = Sink(folder / name)
+        with h5py.File(sink, "w", libver="latest") as file:
+            for field, block in fields.items():
+                box = block.stored_box()
+                if box is None or sink.problem is not None:
+                    continue
+                digest = xxhash.xxh3_128()
+                dataset = file.create_dataset(f"fields/{field}", box.shape, block.dtype)
+                at = 0
+                for values in block.stored_pieces():
+                    if values.size and sink.problem is None:
+                        dataset[at : at + len(values)] = values
+                        digest.update(values.reshape(-1).view(np.uint8).data)
+                    at += len(values)
+                found[field] = Part(name, box.start, box.stop, digest.hexdigest())
+        sink.close()
+        if sink.problem is None:
+            sync(folder / name)
+    except (OSError, RuntimeError) as error:
+        problem = error if sink is None else sink.problem or error
+        return words_of(problem), found
+    return None if sink.problem is None else words_of(sink.problem), found
+
+
+def joined(
+    folder: Path, fields: Mapping[str, Field], written: Sequence[Mapping[str, Part]]
+) -> Parts:
+    """Return all parts of what each rank has written."""
+    found: dict[str, list[Part]] = {}
+    for name, block in fields.items():
+        parts = [each[name] for each in written if name in each]
+        places = block.spec.places([part.box for part in parts])
+        found[name] = [
+            msgspec.structs.replace(part, start=box.start, stop=box.stop)
+            for part, box in zip(parts, places, strict=True)
+            if box.size
+        ]
+    return Parts(folder.name, found)
+
+
+def rows_of(parts: Sequence[Part]) -> int:
+    """Return how many rows parts have together, along the first axis of the whole."""
+    return max((part.stop[0] for part in parts), default=0)
+
+
+def problem_of_share(path: Path, parts: Parts, rank: int, ranks: int) -> str | None:
+    """Read this rank's share of the parts; return the first that is not as it was written."""
+    import h5py
+
+    every = [(name, part) for name, found in parts.fields.items() for part in found]
+    for name, part in every[rank::ranks]:
+        digest = xxhash.xxh3_128()
+        try:
+            with h5py.File(path.parent / parts.folder / part.file, "r", locking=False) as file:
+                dataset = file["fields"][name]
+                shape, itemsize = part.box.shape, dataset.dtype.itemsize
+                if dataset.shape != shape:
+                    return f"part {part.file} has another shape of field {name}"
+                step = max(1, SLAB_BYTES // max(1, int(np.prod(shape[1:])) * itemsize))
+                for at in range(0, shape[0], step):
+                    piece = np.ascontiguousarray(dataset[at : at + step])
+                    digest.update(piece.reshape(-1).view(np.uint8).data)
+        except (OSError, KeyError, RuntimeError, ValueError) as error:
+            return f"part {part.file}: {words_of(error)}"
+        if digest.hexdigest() != part.xxh3_128:
+            return f"field {name} does not have the hash it was written with, in part {part.file}"
+    return None
+
+
+class PartedArray:
+    """A field of a checkpoint in parts, to be read by slices along each axis, or the first.
+
+    Args:
+        shape, dtype: of the whole.
+        folder: that the parts are in.
+        files: closes what has been opened.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        whole: h5py.Dataset,
+        parts: Sequence[Part],
+        folder: Path,
+        files: contextlib.ExitStack,
+    ) -> None:
+        self.shape: tuple[int, ...] = tuple(whole.shape)
+        self.dtype: np.dtype[Any] = whole.dtype
+        self._name, self._parts, self._folder, self._files = name, parts, folder, files
+        self._open: dict[str, h5py.Dataset] = {}
+
+    def __getitem__(self, key: slice | tuple[slice, ...]) -> Array:
+        given = key if isinstance(key, tuple) else (key,)
+        given = (*given, *[slice(None)] * (len(self.shape) - len(given)))
+        ranges = [one.indices(n)[:2] for one, n in zip(given, self.shape, strict=True)]
+        box = Box(tuple(a for a, _ in ranges), tuple(b for _, b in ranges))
+        found = np.empty(box.shape, self.dtype)
+        for part in self._parts:
+            shared = part.box.intersect(box)
+            if shared.size:
+                values = self._dataset(part.file)[shared.slices(part.start)]
+                found[shared.slices(box.start)] = values
+        return found
+
+    def _dataset(self, file: str) -> h5py.Dataset:
+        import h5py
+
+        if file not in self._open:
+            opened = h5py.File(self._folder / file, "r", locking=False)
+            self._open[file] = self._files.enter_context(opened)["fields"][self._name]
+        return self._open[file]
+
+
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
