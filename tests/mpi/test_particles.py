@@ -158,6 +158,34 @@ def test_items_come_back_from_a_checkpoint_on_other_ranks(
     together(noticed, "expected the changed byte to be noticed")
 
 
+def test_a_part_that_cannot_be_written_leaves_the_checkpoint_of_before(
+    world: MPI.Intracomm,
+    together: Together,
+    shared_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here, log = World(world, world, 0, (world.size,)), io.StringIO()
+    schedule = checkpoint.Schedule(shared_folder)
+    fields = here.allocate({"list": list_spec()})
+    fields["list"].initialise()
+    first = checkpoint.write(schedule, here, fields, Progress(step=3), {}, log)
+    kept = sorted(shared_folder.iterdir()) if world.rank == 0 else []
+    written = checkpoint.write_part
+    if world.rank == 1:
+
+        def fails(*given: Any) -> Any:
+            return "No space left on device", written(*given)[1]
+
+        monkeypatch.setattr(checkpoint, "write_part", fails)
+    for why in ("No space left on device", "on all nodes, got no file of rank 1"):
+        again = checkpoint.write(schedule, here, fields, Progress(step=6), {}, log)
+        together(first is not None and again is None, "expected it not to be written")
+        together(world.rank > 0 or log.getvalue().rstrip().endswith(why), log.getvalue())
+        if world.rank == 1:  # now a folder of its node's own
+            monkeypatch.setattr(checkpoint, "write_part", lambda *_: (None, {}))
+    together(world.rank > 0 or sorted(shared_folder.iterdir()) == kept, "what was there")
+
+
 def test_a_checkpoint_leaves_the_messages_of_the_application_alone(
     world: MPI.Intracomm, together: Together, shared_folder: Path
 ) -> None:
