@@ -11,22 +11,25 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rms.cli.engines import ENGINES, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
+from rms.daemon.log import LEVELS, Log, warning
 from rms.daemon.nodes import POWERED_BY_SLURM
 from rms.daemon.replay import replayed
-from rms.daemon.serve import ServeOptions, run_daemon
+from rms.daemon.serve import ServeOptions, check_start, run_daemon
 from rms.daemon.snapshots import KEEP
 from rms.daemon.sockets import ServeError
 from rms.formats import profiles
-from rms.formats.config import FileError
+from rms.formats.config import FileError, read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.prices import Prices, read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
+from rms.launch.containment import uncontained
 from rms.launch.power import DEADLINE_S, PowerCommands
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
@@ -34,7 +37,7 @@ from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_re
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
 from rms.wire.files import state_folder
-from rms.wire.terminal import CommandError, publish, refuse_on, say
+from rms.wire.terminal import CommandError, columns, publish, refuse_on
 from rms.wire.users import PowerCap
 
 
@@ -49,7 +52,15 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     )
     add("--nodes", type=int, metavar="N", help="only the first N nodes there are")
     add("--engine", default="local", metavar="|".join(ENGINES))
-    add("--check", action="store_true", help="say what this site's Slurm allows")
+    add(
+        "--check",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="FILE.toml",
+        help="start nothing, but say what would be served with these options (and this cluster "
+        "file); with Slurm's engines, what this site allows",
+    )
     add("--reach", default="slurm", metavar="NAME", help="how mpiexec reaches nodes (-launcher)")
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
     add("--ntasks-per-node", type=int, metavar="N", help="slots of a node (default: its CPUs)")
@@ -86,6 +97,12 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="end when the parent ends; PID: which that is, as it may have ended by now",
     )  # fmt: skip
     add("--state", type=Path, metavar="DIR")
+    add(
+        "--log-level",
+        choices=tuple(LEVELS),
+        default="info",
+        help="what is said on standard error: debug (each event and decision), info, warning",
+    )
     add(
         "--listen",
         metavar="unix:PATH|tcp:HOST:PORT",
@@ -179,12 +196,15 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
 def serve(arguments: argparse.Namespace) -> int:
     """``rms serve``: run the daemon until it is told to stop."""
     check_engine(arguments.engine)
-    if arguments.check:
-        return _check(arguments)
+    if arguments.check is not None and arguments.check != Path():
+        arguments.cluster = arguments.check
+    if arguments.check is not None and arguments.engine != "local":
+        return _check_site(arguments)
+    say = Log(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
     cap, refused = arguments.power_cap, (FileError, MeterError, PolicyError, JournalError)
     with refuse_on(*refused, ScriptError, ServeError, SlurmError, OSError):
-        policy = _policy(arguments, (state / "journal.sqlite").exists())
+        policy = _policy(arguments, (state / "journal.sqlite").exists(), say)
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
@@ -209,8 +229,33 @@ def serve(arguments: argparse.Namespace) -> int:
         engine = _engine(arguments, shared=policy.shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
-        run_daemon(state, engine.sharing() if policy.shared else engine, options, say)
+        engine = engine.sharing() if policy.shared else engine
+        if arguments.check is None:
+            run_daemon(state, engine, options, say)
+        else:
+            check_start(state, engine, options)
+            result = _as_found(state, engine, options)
+            publish(arguments.json, result, columns(*_rows(result)))
     return 0
+
+
+def _as_found(state: Path, engine: Engine, options: ServeOptions) -> dict[str, Any]:
+    """Return what a daemon would serve, and how."""
+    cluster, goes_on = engine.cluster, (state / "journal.sqlite").exists()
+    return {
+        "nodes": len(cluster.hosts),
+        "slots": sum(map(len, cluster.slots)),
+        "idle_w": sum(node.idle_w for node in cluster.power),
+        "policy": placing(options.policy).name,
+        "state": str(state),
+        "journal": "goes on" if goes_on else "new",
+        "listens": options.listen,
+        "contained": uncontained() or "all that a job starts ends with it",
+    }
+
+
+def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    return ["WHAT", "FOUND"], [[name, f"{value}"] for name, value in result.items()]
 
 
 def _governor(arguments: argparse.Namespace, prices: Prices | None) -> GovernorRule | None:
@@ -252,14 +297,14 @@ def _policy_modules(given: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _policy(arguments: argparse.Namespace, goes_on: bool) -> Policy:
+def _policy(arguments: argparse.Namespace, goes_on: bool, say: Log) -> Policy:
     """Return the policy that is to decide; of a daemon that goes on, whatever has become of it."""
     try:
         return placing(arguments.policy)
     except MissingPartError as error:
         if not goes_on:
             raise
-        say(f"policy {DEFAULT} decides instead: {error}")
+        say(warning(f"policy {DEFAULT} decides instead: {error}"))
         arguments.policy = DEFAULT
         return placing(DEFAULT)
 
@@ -297,12 +342,11 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
     return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
 
 
-def _check(arguments: argparse.Namespace) -> int:
+def _check_site(arguments: argparse.Namespace) -> int:
     """Say what this site's Slurm allows; exit 1 where the engine asked for cannot work."""
-    if arguments.engine == "local":
-        raise CommandError(
-            "expected --check with --engine slurm or slurm-pilot, got the engine local"
-        )
+    if arguments.cluster is not None:
+        with refuse_on(FileError, OSError):
+            read_cluster(arguments.cluster)
     slurm = Slurm(os.environ, getpass.getuser())
     with refuse_on(SlurmError, exit_code=1):
         site = inspect_site(slurm)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rms.daemon.journal import Journal
+from rms.daemon.log import warning
 
 NOTE = "clock"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -77,10 +78,11 @@ class Clock:
         """By how much the time of day is ahead of this clock: 0 until somebody sets it."""
         skew_s = self._of_day() - self()
         if abs(skew_s - self._skew_s) > STEP_S:
-            self._say(
+            words = (
                 f"the time of day was set by {skew_s - self._skew_s:+.1f} s; times here go on as "
                 f"before, {abs(skew_s):.1f} s {'behind' if skew_s > 0.0 else 'ahead of'} it"
             )
+            self._say(warning(words))
             self._skew_s = skew_s
         return self._skew_s
 

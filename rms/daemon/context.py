@@ -52,6 +52,7 @@ class Settings:
         policy_modules: of users' own, whose functions policies may name that decide later.
         clock: what ``now`` is, where the time of day may come to differ from it.
         keep_entries: how many of the journal's entries are kept at least, None for all.
+        debug: whether each event and what was decided on it is said.
     """
 
     policy: str
@@ -67,6 +68,7 @@ class Settings:
     policy_modules: frozenset[str] = frozenset()
     clock: Clock | None = None
     keep_entries: int | None = None
+    debug: bool = False
 
 
 @dataclass

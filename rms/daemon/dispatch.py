@@ -13,6 +13,7 @@ from rms.daemon.context import Context, Notes
 from rms.daemon.endings import Endings
 from rms.daemon.faults import Faults
 from rms.daemon.journal import JournalFullError, PolicySet
+from rms.daemon.log import debug, warning
 
 
 class Dispatcher:
@@ -92,6 +93,8 @@ class Dispatcher:
             self._policy_failed(number, event, decisions)
         else:
             journal.decided(number, decisions)
+        if context.settings.debug:
+            context.say(debug(f"entry {number}: {event}; decided: {decisions or 'nothing'}"))
         self._followed(event)
         self._endings.add(ended)
         self._decided.extend(decisions)
@@ -116,7 +119,7 @@ class Dispatcher:
         except JournalFullError as error:
             if not self._unwritable:
                 words = f"{error}; until it can be written, jobs go on but none is taken in"
-                self._context.say(words)
+                self._context.say(warning(words))
             self._unwritable = True
         else:
             if self._unwritable:
@@ -129,4 +132,4 @@ class Dispatcher:
         policy, reason = scheduler.engine.policy, scheduler.failure
         entry = PolicySet(event.at_s, policy.key, reason)
         self._context.journal.replaced(number, decisions, entry)
-        self._context.say(f"policy {reason}; {policy.name} decides from now on")
+        self._context.say(warning(f"policy {reason}; {policy.name} decides from now on"))

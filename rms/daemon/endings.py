@@ -11,6 +11,7 @@ from rms.core.model import Job, JobId
 from rms.daemon.accounts import is_settled, job_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
+from rms.daemon.log import warning
 from rms.formats.energy import Account, cost_words
 
 SETTLE_S = 5.0
@@ -73,7 +74,7 @@ class Endings:
         try:
             _append(Path(job.note["output"]), job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
-            context.say(f"job {job_id}: its output does not take its last line: {error}")
+            context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
         context.note(NOTE, job, {"line": job.summary})  # a line twice is seen, one lost is not
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rms.daemon.journal import JournalError
+from rms.daemon.log import warning
 
 
 def describe(error: Exception) -> str:
@@ -40,4 +41,4 @@ class Faults:
             words = describe(error)
             if self._said.get(part) != words:
                 self._said[part] = words
-                self._say(f"{part}: {words}; the rest goes on")
+                self._say(warning(f"{part}: {words}; the rest goes on"))

@@ -13,6 +13,7 @@ from rms.core.measured import Host
 from rms.core.scheduler import Scheduler
 from rms.daemon.context import Context
 from rms.daemon.journal import Journal
+from rms.daemon.log import warning
 from rms.wire.messages import MeterAnswer, Metered
 
 STALE_S = 60.0
@@ -76,7 +77,9 @@ class Meters:
         for host in silent:
             _, for_s = self._heard.pop(host)
             where = host or "this machine"
-            self._context.say(f"no report of the meters of {where} for {for_s:g} s: by the model")
+            self._context.say(
+                warning(f"no report of the meters of {where} for {for_s:g} s: by the model")
+            )
             self._scheduler.forget_meter(host, self._context.time())
 
     def _hear(self, host: str, now_s: float) -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rms.core.events import NodeBooted, NodePowerFailed, PowerOff, PowerOn
 from rms.core.model import Node
 from rms.daemon.context import Context, Handle
+from rms.daemon.log import warning
 from rms.launch.power import PowerCommands
 
 NOTE = "powered-off"
@@ -119,7 +120,8 @@ class PowerControl:
 
     def _fail(self, node: Node, reason: str) -> None:
         context, name = self._context, self._context.cluster.host_of(node)
-        context.say(f"{name} is down: {reason}; rms resume {name} gives it to jobs again")
+        words = f"{name} is down: {reason}; rms resume {name} gives it to jobs again"
+        context.say(warning(words))
         context.set_broken([*context.broken, name])
         self._note(name, is_off=False)
         self._handle(NodePowerFailed(context.time(), node, reason))

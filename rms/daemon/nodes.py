@@ -8,6 +8,7 @@ from rms.core.cluster import Cluster
 from rms.core.events import NodeDown, NodeUp
 from rms.core.policies import Policy, PolicyError
 from rms.daemon.context import Context, Handle
+from rms.daemon.log import warning
 
 POWERED_BY_SLURM = (
     "expected node_power always-on with Slurm's nodes, which Slurm itself powers off "
@@ -53,7 +54,7 @@ class Nodes:
             return
         gone = sorted(set(found) - (self._away or set()))
         if gone and launcher.requeue_on_shutdown:
-            self._context.say(f"not to be had now: {', '.join(gone)}")
+            self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
         self._away = frozenset(found)
         self._close_and_open(self._context.cluster.hosts)
 

@@ -33,9 +33,21 @@ def make_folder(state: Path) -> None:
     Raises:
         ServeError: somebody else can, or it is no folder.
     """
-    if state.exists() and not state.is_dir():
+    if not state.exists():
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_folder(state)
+
+
+def check_folder(state: Path) -> None:
+    """See that nobody else can open or replace a folder; one that is not there can be made.
+
+    Raises:
+        ServeError: somebody else can, or it is no folder.
+    """
+    if not state.exists():
+        return
+    if not state.is_dir():
         raise ServeError(f"expected a folder for --state, got {state}, which is a file")
-    state.mkdir(parents=True, exist_ok=True, mode=0o700)
     found = state.stat()
     if found.st_uid != os.geteuid():
         raise ServeError(

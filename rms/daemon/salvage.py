@@ -22,6 +22,7 @@ from rms.core.model import JobState
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.journal_file import RECORDS, Count, DamagedError, prepare, said
+from rms.daemon.log import warning
 from rms.daemon.recovery import LOST
 
 NO_NOTE = "what it was submitted with is missing from the journal"
@@ -46,7 +47,7 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
     except DamagedError as error:
         if not Count(path).path.exists():
             raise
-        say(str(error))
+        say(warning(str(error)))
     part = path.with_name(f"{path.name}.salvaging")
     part.unlink(missing_ok=True)
     found = _copy(path, part)
@@ -54,7 +55,8 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
         os.fsync(file.fileno())
     part.replace(whole)
     aside = _replace(path, whole)
-    say(f"{path}: {found} records could be read, and go on; the file is kept as {aside.name}")
+    words = f"{path}: {found} records could be read, and go on; the file is kept as {aside.name}"
+    say(warning(words))
     return Journal.open(path)
 
 
@@ -139,7 +141,7 @@ def settle(daemon: Daemon) -> None:
     """Say what is missing; end what runs of jobs that nobody knows, and jobs that cannot start."""
     state, journal = daemon.context.state, daemon.journal
     for sentence in journal.damage:
-        daemon.say(f"{journal.path}: {sentence}")
+        daemon.say(warning(f"{journal.path}: {sentence}"))
     for job_id, job in state.waiting.items():
         if job.state is JobState.PENDING and daemon.jobs[job_id].note is LOST:
             daemon.scheduler.reasons[job_id] = NO_NOTE
@@ -151,7 +153,7 @@ def settle(daemon: Daemon) -> None:
         arrays = {job_id.partition("_")[0] for job_id in known}
         lost = sorted(names - known - arrays, key=lambda name: [int(n) for n in name.split("_")])
         if lost:
-            daemon.say(f"not known any more, or refused at the time: {_listed(lost)}")
+            daemon.say(warning(f"not known any more, or refused at the time: {_listed(lost)}"))
     for name in daemon.launcher.jobs():
         if _ID.fullmatch(name) and name not in state.running:
             daemon.launcher.kill(name)

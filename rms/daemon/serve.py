@@ -10,7 +10,6 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +24,10 @@ from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal
+from rms.daemon.log import Log, warning
 from rms.daemon.nodes import check_placement
-from rms.daemon.private import make_folder, owner_only, secret
+from rms.daemon.notify import Notifier
+from rms.daemon.private import check_folder, make_folder, owner_only, secret
 from rms.daemon.recovery import resume
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.daemon.server import WATCH_S, Routes
@@ -78,22 +79,31 @@ class ServeOptions:
     keep_entries: int | None = KEEP
 
 
-def run_daemon(
-    state: Path, engine: Engine, options: ServeOptions, say: Callable[[str], None]
-) -> None:
-    """Run a daemon until it is told to stop (or its ``parent`` process is gone).
+def check_start(state: Path, engine: Engine, options: ServeOptions) -> None:
+    """See what can be seen before a daemon is started; nothing is written.
 
     Raises:
-        JournalError, PolicyError, ServeError, OSError: it cannot be started.
+        PolicyError, ServeError: it could not be started.
     """
     if options.power_cap is not None:
         try:
             check_cap(options.power_cap.cap_w, sum(model.idle_w for model in engine.cluster.power))
         except ValueError as error:
             raise ServeError(str(error)) from None
-    check_placement(placing(options.policy), engine.cluster)  # before anything is written
+    check_placement(placing(options.policy), engine.cluster)
     if not engine.remote:
         sockets.check_loopback(options.listen)
+    sockets.check_address(options.listen)
+    check_folder(state)
+
+
+def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> None:
+    """Run a daemon until it is told to stop (or its ``parent`` process is gone).
+
+    Raises:
+        JournalError, PolicyError, ServeError, OSError: it cannot be started.
+    """
+    check_start(state, engine, options)
     make_folder(state)
     with owner_only():
         opened = salvage.open_journal(state / "journal.sqlite", say)
@@ -124,21 +134,16 @@ def run_daemon(
             options.policy_modules | modules_of(placing(options.policy)),
             clock,
             options.keep_entries,
+            say.level == "debug",
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
         salvage.settle(daemon)
         daemon.frequencies.begin()
-        if not engine.remote and uncontained():
-            say(f"what a job starts may outlive it: {uncontained()}")
-        if not placing(options.policy).always_on and options.power_commands is None:
-            say("nodes go off in the books only: no --power-off and --power-on are given")
-        if options.power_cap is not None:
-            daemon.set_power_cap(options.power_cap.cap_w)
-        elif (cap_w := daemon.context.state.power_cap_w) is not None:
-            say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
+        _begin(daemon, options, contained=engine.remote or not uncontained())
         token = secret(state / "token")
         tasks = daemon.tasks
         tasks_socket = _tasks_socket(tasks, options.listen, stack)
+        notifier = Notifier(os.environ)
 
         async def main() -> None:
             stopping = _stop_on_signals()
@@ -148,13 +153,27 @@ def run_daemon(
                 await _serve_tasks(tasks, tasks_socket, options.governor)
             say(f"serving at {address}")
             launcher.open()
-            await _watch(daemon, stopping, options.parent)
+            notifier.tell("READY=1", f"STATUS=serving at {address}")
+            await _watch(daemon, stopping, options.parent, notifier)
             daemon.endings.close()
             daemon.meters.write_all()
             server.should_exit = server.force_exit = True
             await serving
 
         asyncio.run(main())
+
+
+def _begin(daemon: Daemon, options: ServeOptions, *, contained: bool) -> None:
+    """Set what was asked for, and say what does not go without saying."""
+    say = daemon.say
+    if not contained:
+        say(warning(f"what a job starts may outlive it: {uncontained()}"))
+    if not placing(options.policy).always_on and options.power_commands is None:
+        say("nodes go off in the books only: no --power-off and --power-on are given")
+    if options.power_cap is not None:
+        daemon.set_power_cap(options.power_cap.cap_w)
+    elif (cap_w := daemon.context.state.power_cap_w) is not None:
+        say(f"power cap: {cap_w:g} W, as before (--power-cap none lifts it)")
 
 
 def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> socket.socket | None:
@@ -225,7 +244,9 @@ def _stop_on_signals() -> _Stopping:
     return stopping
 
 
-async def _watch(daemon: Daemon, stopping: _Stopping, parent: int | None) -> None:
+async def _watch(
+    daemon: Daemon, stopping: _Stopping, parent: int | None, notifier: Notifier
+) -> None:
     """Let the daemon look at its processes until it is told to stop and all jobs are over.
 
     Told again, it kills what is left, and does not wait for what cannot be killed: jobs of a Slurm
@@ -233,11 +254,12 @@ async def _watch(daemon: Daemon, stopping: _Stopping, parent: int | None) -> Non
     """
     ending, until_s, trouble = False, math.inf, ""
     while not (ending and daemon.idle):
+        notifier.alive(time.monotonic())
         try:
             daemon.watch()
         except Exception as error:  # what is wrong with one look is not wrong with the next
             if trouble != (trouble := f"{type(error).__name__}: {error}"):
-                daemon.say(f"looking at processes: {trouble}")
+                daemon.say(warning(f"looking at processes: {trouble}"))
         if parent is not None and os.getppid() != parent:
             stopping.set()
         reason = "" if ending else daemon.launcher.shutdown_reason()
@@ -246,13 +268,14 @@ async def _watch(daemon: Daemon, stopping: _Stopping, parent: int | None) -> Non
             stopping.set()
         if stopping.told and not ending:
             ending = True
+            notifier.tell("STOPPING=1", "STATUS=waits for jobs to end")
             daemon.stop()
         if stopping.again and until_s == math.inf:
             until_s = time.monotonic() + HURRY_S
             daemon.hurry()
         if time.monotonic() > until_s:
             left = ", ".join(daemon.context.state.running)
-            daemon.say(f"told to stop again: left to the next daemon: {left}")
+            daemon.say(warning(f"told to stop again: left to the next daemon: {left}"))
             break
         await asyncio.sleep(WATCH_S)
 

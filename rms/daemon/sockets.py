@@ -26,22 +26,36 @@ def bind(listen: str) -> tuple[socket.socket, str]:
     Raises:
         ServeError: the path is too long, in use, or another owner's.
     """
+    check_address(listen)
+    if listen.startswith("unix:"):
+        return _bind_unix(Path(listen.removeprefix("unix:"))), listen
+    host, _, port = listen.removeprefix("tcp:").rpartition(":")
+    try:
+        server = socket.create_server((host, int(port)))
+    except OSError as error:
+        raise ServeError(f"cannot listen on {listen}: {error}") from None
+    return server, f"http://{host}:{server.getsockname()[1]}"
+
+
+def check_address(listen: str) -> None:
+    """See that a daemon could listen there, and that none does.
+
+    Raises:
+        ServeError: it is no address, its path is too long, in use, or another owner's.
+    """
     if listen.startswith("unix:"):
         path = Path(listen.removeprefix("unix:"))
         if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
             raise ServeError(
                 f"expected a socket path of at most {LONGEST_UNIX_PATH} bytes, got {path}"
             )
-        return _bind_unix(path), listen
+        if path.exists() or path.is_symlink():
+            _check_stale(path)
+        return
     kind, _, rest = listen.partition(":")
     host, _, port = rest.rpartition(":")
     if kind != "tcp" or not host or not port.isdigit():
         raise ServeError(f"expected unix:PATH or tcp:HOST:PORT, got {listen!r}")
-    try:
-        server = socket.create_server((host, int(port)))
-    except OSError as error:
-        raise ServeError(f"cannot listen on {listen}: {error}") from None
-    return server, f"http://{host}:{server.getsockname()[1]}"
 
 
 def is_loopback(host: str) -> bool:
@@ -68,8 +82,7 @@ def check_loopback(listen: str) -> None:
 
 def _bind_unix(path: Path) -> socket.socket:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if path.exists() or path.is_symlink():
-        _remove_stale(path)
+    path.unlink(missing_ok=True)  # of a daemon that was killed
     server = socket.socket(socket.AF_UNIX)
     before = os.umask(0o177)
     try:
@@ -83,8 +96,8 @@ def _bind_unix(path: Path) -> socket.socket:
     return server
 
 
-def _remove_stale(path: Path) -> None:
-    """Remove the socket of a daemon that was killed; refuse to take another's place."""
+def _check_stale(path: Path) -> None:
+    """See that a path is the socket of a daemon that is gone; refuse to take another's place."""
     if not path.is_socket():
         raise ServeError(f"expected a path for a socket, got {path}, which is something else")
     if path.stat().st_uid != os.getuid():
@@ -93,9 +106,8 @@ def _remove_stale(path: Path) -> None:
         try:
             probe.connect(str(path))
         except OSError:
-            path.unlink()
-        else:
-            raise ServeError(f"another daemon answers at {path}; expected a socket not in use")
+            return
+    raise ServeError(f"another daemon answers at {path}; expected a socket not in use")
 
 
 def close(listening: socket.socket, listen: str) -> None:

@@ -19,6 +19,7 @@ from rms.core.policies import MissingPartError, PolicyError, named, read_policy
 from rms.daemon import guard, views
 from rms.daemon.guard import FailedPolicyError, GuardedPolicy, forked, guarded
 from rms.daemon.journal import PolicySet
+from rms.daemon.log import Log
 from rms.daemon.recovery import replay
 
 PARTS = '''
@@ -160,13 +161,13 @@ def test_rms_serve_with_a_policy_whose_module_is_gone(
     path = tmp_path / "gone.toml"
     path.write_text('order = { part = "my_gone_parts:order" }\n')
     with pytest.raises(MissingPartError, match="my_gone_parts"):  # a daemon that is new
-        _policy(Namespace(policy=str(path)), False)
+        _policy(Namespace(policy=str(path)), False, Log("info", {}))
     arguments = Namespace(policy=str(path))
-    assert _policy(arguments, True).name == arguments.policy == "backfill-share"
+    assert _policy(arguments, True, Log("info", {})).name == arguments.policy == "backfill-share"
     said = capsys.readouterr()
     assert "policy backfill-share decides instead: " in said.out + said.err
     with pytest.raises(PolicyError, match="does not exist"):
-        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True)
+        _policy(Namespace(policy=str(tmp_path / "typo.toml")), True, Log("info", {}))
 
 
 def test_decisions_that_were_not_recorded_are_a_shipped_policys_then(

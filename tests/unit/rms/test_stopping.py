@@ -11,6 +11,7 @@ from faults import Fault
 
 from rms.daemon import serve
 from rms.daemon.daemon import Daemon
+from rms.daemon.notify import Notifier
 
 
 class Stuck:
@@ -35,7 +36,7 @@ class Stuck:
         self.told.append("hurry")
 
     def run(self) -> None:
-        watching = serve._watch(cast(Daemon, cast(Any, self)), self.stopping, None)
+        watching = serve._watch(cast(Daemon, cast(Any, self)), self.stopping, None, Notifier({}))
         asyncio.run(asyncio.wait_for(watching, 120.0))
 
 
