@@ -120,7 +120,7 @@ def _found(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:
     return [
         job
         for job in jobs
-        if text in job.spec.id or text in str(known[job.spec.id].note.get("name", ""))
+        if text in job.spec.id or text in str(known[job.spec.id].shared.get("name", ""))
     ]
 
 

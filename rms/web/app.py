@@ -43,6 +43,9 @@ HOLD_S = 1.0
 PAUSE_S = 0.2
 """From one update to the next at least."""
 
+SEARCH_PAUSE_S = 2.0
+"""The same of a search, which goes through all jobs."""
+
 AGAIN_S = 0.5
 """How long after it did not answer the daemon is asked again."""
 
@@ -162,7 +165,7 @@ class Bridge:
                     yield _event(message)
                 yield _event(messages[-1], live.seq)
                 hold_s, now_s = HOLD_S, live.now_s
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(SEARCH_PAUSE_S if asked.find else PAUSE_S)
         finally:
             self.pages -= 1
 

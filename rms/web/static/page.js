@@ -12,7 +12,7 @@ const main = byId("main"), connection = byId("connection"), newsList = byId("new
 const dialog = byId("confirm");
 
 const shown = new Map();  // key -> element of a piece in a list
-let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1;
+let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1, following = "";
 
 function view() {
   const asked = new URLSearchParams(location.hash.slice(1));
@@ -85,6 +85,7 @@ function show(message) {
   if (message.window) span = message.window;
   if (message.parts || message.window) placeTimes();
   for (const each of message.news || []) tell(each);
+  if (message.seq !== undefined) main.dataset.view = following;
   if (message.missed) tell({n: lastNews, at: "", say: `and ${message.missed} more before that`});
 }
 
@@ -169,7 +170,7 @@ async function keepFollowing() {
   if (stop) stop.abort();
   const own = stop = new AbortController();
   const asked = view();
-  asked.delete("token");
+  following = asked.toString();
   for (const link of document.querySelectorAll("nav a")) {
     const is = link.getAttribute("href") === `#view=${asked.get("view")}`;
     if (is) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
