@@ -56,6 +56,7 @@ TASK_SIGNS: Mapping[str, tuple[str, str]] = {
     "FAILED": ("#ee8866", "×"),
     "CANCELLED": ("#dddddd", "–"),
     "TIMEOUT": ("#ffaabb", "!"),
+    "OUT_OF_MEMORY": ("#ffaabb", "m"),
 }
 """Colour and sign of a task in each state."""
 

@@ -59,6 +59,10 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         help="after the ends of others: afterok:7:8_2,afterany:9, singleton",
     )
     command.add_argument("-H", "--hold", action="store_true", help="until rms release")
+    command.add_argument("--mem", metavar="SIZE", help="on each node: 512 (MiB), 4G; more ends it")
+    command.add_argument(
+        "--signal", metavar="[B:]SIG[@S]", help="S seconds before its time is up (default: 60)"
+    )
     command.add_argument("--power-limit", metavar="W", help="no size at which it adds more is used")
     command.add_argument(
         "--idempotency-key",
@@ -98,7 +102,7 @@ def _script(arguments: argparse.Namespace) -> tuple[str, str]:
 def _options(arguments: argparse.Namespace) -> Options:
     """Return what the command line sets."""
     own = [*arguments.arguments, *(arguments.command_line if arguments.script else [])]
-    mode, cooldown = arguments.mode, arguments.cooldown
+    mode, cooldown, memory = arguments.mode, arguments.cooldown, arguments.mem
     power, limit, gb_s = arguments.power, arguments.power_limit, arguments.memory_bandwidth
     asked = None if gb_s is None else read_option("memory-bandwidth", gb_s)
     return Options(
@@ -111,6 +115,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         hold=arguments.hold or None,
         dependency=_checked("dependency", arguments.dependency),
         begin=_checked("begin", arguments.begin),
+        memory_mib=None if memory is None else read_option("mem", memory).memory_mib,
+        signal=_checked("signal", arguments.signal),
         output=arguments.output,
         error=arguments.error,
         chdir=arguments.chdir,

@@ -171,7 +171,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     job: JobId
-    state: Literal["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"]
+    state: Literal["COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY"]
 
 
 class Reopened(msgspec.Struct, frozen=True, tag=True):

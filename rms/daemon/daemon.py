@@ -46,6 +46,7 @@ from rms.daemon.holds import Holds
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
+from rms.daemon.limits import Limits
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import POWERED_BY_SLURM, Nodes, check_placement
@@ -86,6 +87,7 @@ class Daemon:
         self.nodes = Nodes(context, self.handle)
         self.meters = Meters(context)
         self.endings = Endings(context)
+        self._limits = Limits(context, self.scripts)
         self.holds = Holds(context, self.handle)
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
@@ -394,9 +396,7 @@ class Daemon:
         if running.state is JobState.CONFIGURING and not self.scripts.see_started(job):
             return
         self.worlds.watch(job)
-        limit = running.spec.limit_s
-        if limit is not None and running.start_s is not None and now > running.start_s + limit:
-            self.scripts.cancel(job, "TIMEOUT")
+        self._limits.watch(job, running, now)
         if job.kill_at is not None and now > job.kill_at:
             self.launcher.kill(job.id)
         if job.script is not None:

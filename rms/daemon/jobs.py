@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,8 @@ class JobRuntime:
         rests_until_s: end of its cooldown.
         requested_ranks: how many its application would have, 0 where it has not said.
         ending: the state in which it is to end, once it was told to.
+        signalled: it has got the signal that it asked for, before the end of its time.
+        memory_s: when its memory was looked at last.
         fault: what has gone wrong about it in the daemon, "" where nothing has: it is being ended.
         summary: the last line of its output, "" while that is due, None where none is.
         exit_code: of its script, once it is over.
@@ -176,6 +179,8 @@ class JobRuntime:
     ending: str | None = None
     fault: str = ""
     kill_at: float | None = None
+    signalled: bool = False
+    memory_s: float = -inf
     answer: str = ""
     summary: str | None = None
     exit_code: int | None = None
@@ -257,5 +262,6 @@ class JobRuntime:
         """Drop what was known of its processes, of which there are none any more."""
         self.script = self.resize = self.call = self.diagnosis = None
         self.ending = self.kill_at = None
+        self.signalled = False
         self.steps, self.keys, self.count = [], [], None
         self.step = self.total = self.requested_ranks = 0

@@ -16,7 +16,7 @@ from rms.core.events import Reopened, Started
 from rms.core.model import Job, JobId, JobState
 from rms.core.policies import placing
 from rms.core.scheduler import Scheduler
-from rms.daemon import endings
+from rms.daemon import endings, limits
 from rms.daemon.context import Context, Notes, Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.faults import describe
@@ -118,6 +118,7 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
         job.answer, job.exit_code = end.get("answer", ""), end.get("exit_code")
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
+        job.signalled = bool(journal.noted(limits.NOTE, job.id))
         job.summary = journal.noted(endings.NOTE, job.id).get("line")
     return jobs
 

@@ -129,13 +129,20 @@ class Scripts:
             self._handle(Started(context.time(), job.id))
         self.enter_end(job, 1, reason, "FAILED")
 
-    def cancel(self, job: JobRuntime, state: str = "CANCELLED") -> None:
-        """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
+    def cancel(
+        self, job: JobRuntime, state: str = "CANCELLED", *, grace_s: float | None = None
+    ) -> None:
+        """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs.
+
+        Args:
+            grace_s: how long it has for a checkpoint; None for as long as this daemon gives.
+        """
         context = self._context
         if job.script is None:
             self._handle(Ended(context.time(), job.id, "CANCELLED"))
         elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):
-            job.ending, job.kill_at = state, context.now() + context.settings.grace_s
+            grace_s = context.settings.grace_s if grace_s is None else grace_s
+            job.ending, job.kill_at = state, context.now() + grace_s
             context.note("ending", job, {"state": state, "kill_at": job.kill_at})
             self.terminate(job)
 
@@ -161,7 +168,7 @@ class Scripts:
         job.forget_processes()
         # Before the event, else it is taken for that of the next run.
         self._context.launcher.status_file(job.id).unlink(missing_ok=True)
-        found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script")}
+        found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script", "signal")}
         return found | {f"steps/{job.id}": job.steps_note()}
 
     def end(self, job: JobRuntime, status: int) -> None:
@@ -192,7 +199,8 @@ class Scripts:
         state = ending or end_state or ("COMPLETED" if well else "FAILED")
         why = failed.message if failed is not None else said or f"script ended with {status}"
         why = lost or why
-        why = {"COMPLETED": "", "TIMEOUT": f"TimeLimit: {why}"}.get(state, why)
+        limits = {"TIMEOUT": f"TimeLimit: {why}", "OUT_OF_MEMORY": f"OutOfMemory: {why}"}
+        why = "" if state == "COMPLETED" else limits.get(state, why)
         self.enter_end(job, status, why, state)
         context.say(f"job {job.id} {state}{': ' if why else ''}{why}")
 

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ from rms.formats.jobscript import (
     refuse_unsupported,
 )
 from rms.formats.profiles import Profile, ProfileError, Program
+from rms.formats.signals import parse_signal
 from rms.launch.machine import hardware
 from rms.launch.outputs import check_output, check_strings
 from rms.wire.files import sync_folder, write_whole
@@ -76,6 +78,8 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     script = parse_text(body.text, body.name)
     options = _options(body.options).over(script.options)
     warnings = _warnings(daemon.launcher.unheeded(script.slurm_options))
+    if not daemon.launcher.watches_processes and (body.options.memory_mib or body.options.signal):
+        raise ScriptError("expected --mem and --signal in #SBATCH lines, for Slurm, got them here")
     body = _placed(body, options)
     cluster = daemon.context.cluster
     refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
@@ -131,6 +135,10 @@ def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> di
         note["outputs"]["error"] = options.error
     if options.arguments:
         note["arguments"] = options.arguments
+    if options.memory_mib and daemon.launcher.watches_processes:
+        note["memory_mib"] = options.memory_mib
+    if options.signal is not None and daemon.launcher.watches_processes:
+        note["signal"] = asdict(parse_signal(options.signal))
     return note
 
 
@@ -255,8 +263,11 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
     sync_folder(folder.parent)
 
 
+_READ_LATER = ("begin", "dependency", "signal")
+
+
 def _options(given: SubmitOptions) -> Options:
-    for option in ("job_name", "output", "error", "chdir", "export", "begin", "dependency"):
+    for option in ("job_name", "output", "error", "chdir", "export", *_READ_LATER):
         text = getattr(given, option)
         if text is not None:
             read_option(option.replace("_", "-"), text)
@@ -346,7 +357,7 @@ def _after(daemon: Daemon, options: Options, name: str) -> tuple[tuple[Dependenc
         raise ScriptError(f"--dependency: expected the id of a job, got {missing}, not known")
     after = [Dependency(*each) for each in asked.after]
     if asked.singleton:
-        notes = [daemon.jobs[job_id].note for job_id in (*state.waiting, *state.running)]
+        notes = [daemon.jobs[job_id].shared for job_id in (*state.waiting, *state.running)]
         same = dict.fromkeys(note["array"] for note in notes if note.get("name") == name)
         after += [Dependency("afterany", job) for job in same]
     return tuple(after), asked.any_of

@@ -20,6 +20,7 @@ from rms.formats.begin import parse_begin
 from rms.formats.dependency import parse_dependency
 from rms.formats.ids import ScriptError as ScriptError
 from rms.formats.ids import match, parse_array
+from rms.formats.signals import parse_signal
 
 MOST_NODES = 100_000  # of one job
 MOST_OPTIONS = 65_536  # characters, of all lines with options
@@ -58,6 +59,8 @@ class Options:
     idempotency_key: str | None = None
     hold: bool | None = None
     begin: str | None = None  # for parse_begin
+    memory_mib: float | None = None  # on each node; 0 for all that there is
+    signal: str | None = None  # for parse_signal
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -245,6 +248,8 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
             and (kind == "RMS" or name not in _NOT_SLURMS)
         ):
             text = text if given or not words else words.pop(0)
+            if kind == "SBATCH" and name in WATCHED:
+                ignored.append(f"{option}={text}")
             options = read_option(name, text).over(options)
         elif kind == "RMS" or option in _FLAGS or not option.startswith("-"):
             known = ", ".join([*(f"--{name}" for name in _READERS), *_FLAGS])
@@ -271,6 +276,13 @@ def _amount(text: str) -> float:
     return float(match(form, text, "a number above 0 like 12.5")[0])
 
 
+def _memory(text: str) -> float:
+    """Return MiB, which is what a number without a unit is."""
+    form = "memory like 512 (MiB), 4G or 0.5T, 0 for all of a node"
+    number, unit = match(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT]?)B?", text.upper(), form).groups()
+    return float(number) * 1024.0 ** ("KMGT".index(unit or "M") - 1)
+
+
 def _mode(text: str) -> Mode:
     return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
 
@@ -294,8 +306,13 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "error": ("error", _text),
     "chdir": ("chdir", _text),
     "export": ("export", _text),
+    "mem": ("memory_mib", _memory),
+    "signal": ("signal", lambda text: parse_signal(text) and text),
     "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
 }
+WATCHED = ("mem", "signal")
+"""Options of sbatch that the RMS heeds where it starts the processes, Slurm where that does."""
+
 _NOT_SLURMS = {
     *("preferred", "mode", "resize-factor", "memory-bandwidth", "power", "power-limit"),
     *("cooldown", "profile"),

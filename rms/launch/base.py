@@ -137,6 +137,8 @@ class Launcher(Protocol):
         shared_filesystem: whether jobs are on other machines, whose files may be seen here a
             little later.
         starts_steps: whether a script can be started on a node without a job of its own.
+        watches_processes: whether the memory of all processes of a job is seen, and any signal can
+            be sent to them.
         max_concurrent_resizes: how many jobs policies should have resized at once, 0 for any
             number.
         unavailable_label: what nodes are called that are not to be had.
@@ -150,6 +152,7 @@ class Launcher(Protocol):
     requeue_by_default: bool
     shared_filesystem: bool
     starts_steps: bool
+    watches_processes: bool
     max_concurrent_resizes: int
     unavailable_label: str
     meter_token: str
@@ -186,6 +189,9 @@ class Launcher(Protocol):
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
         """Ask a job's worlds, or else its script, to checkpoint and end."""
+
+    def send_signal(self, job: str, number: int, script: int = 0) -> None:
+        """Send a signal to a job's ranks, or to the script below the shell ``script``."""
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job, or of one of its launches, at once."""

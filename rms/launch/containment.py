@@ -94,14 +94,14 @@ def descendants(pids: list[int]) -> list[int]:
     known, new = set(pids), list(pids)
     found: list[int] = []
     while new:
-        below = {child for pid in new for child in _children(pid)}
+        below = {child for pid in new for child in children(pid)}
         new = sorted(below - known)
         known.update(new)
         found += new
     return found
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
     """Return the children of all threads of a process, none of one that has ended."""
     found: list[int] = []
     try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from rms.formats.jobscript import WATCHED
 from rms.launch.agent import MeterAgent
 from rms.launch.base import (
     LaunchError,
@@ -26,6 +27,7 @@ from rms.launch.base import (
 from rms.launch.containment import (
     KEEP_STATUS,
     KEEP_WORLD_STATUS,
+    children,
     hold_orphans,
     is_shell,
     runs_shell,
@@ -82,6 +84,7 @@ class LocalLauncher:
     requeue_by_default = False
     shared_filesystem = False
     starts_steps = True
+    watches_processes = True
     max_concurrent_resizes = 0
     unavailable_label = "down"
     meter_token = ""
@@ -228,8 +231,8 @@ class LocalLauncher:
         return []
 
     def unheeded(self, own: Sequence[str]) -> list[str]:
-        """Return which of a script's options for sbatch have no effect here: all of them."""
-        return list(own)
+        """Return which of a script's options for sbatch have no effect here."""
+        return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
 
     # --- nodes that a resource manager gives and takes: here there is none ----------------------
 
@@ -299,6 +302,20 @@ class LocalLauncher:
         for pid in ranks or [world.pid for world in worlds] or self.members(job):
             send_signal(pid, signal.SIGTERM)
 
+    def send_signal(self, job: str, number: int, script: int = 0) -> None:
+        """Send a signal to the processes of a job's worlds, as ranks or started by them.
+
+        Args:
+            script: the shell around the job's script, where that is to get it instead.
+        """
+        members = self.members(job)
+        if script:
+            members = [pid for pid in members if pid in children(script)]
+        else:
+            members = [pid for pid in members if _is_rank(pid)]
+        for pid in members:
+            send_signal(pid, number)
+
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job, or of one of its launches, at once.
 
@@ -366,6 +383,14 @@ def _open_output(path: Path) -> IO[bytes]:
         file.close()
         raise
     return file
+
+
+RANK_VARIABLES = (b"PMI_RANK=", b"PMIX_RANK=", b"OMPI_COMM_WORLD_RANK=")
+
+
+def _is_rank(pid: int) -> bool:
+    """Return whether a process is a rank, or was started by one."""
+    return any(variable.startswith(RANK_VARIABLES) for variable in environment(pid) or [])
 
 
 def _of_open_mpi(pid: int) -> bool:

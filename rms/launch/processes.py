@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from pathlib import Path
 
@@ -107,6 +106,15 @@ def program_name(pid: int) -> str:
         return ""
 
 
+def resident_mib(pid: int) -> float:
+    """Return the resident memory of a process (RSS, proc(5)), 0 if it has ended."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0.0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
 def alive(pid: int) -> bool:
     """Return whether a process runs (a zombie does not)."""
     try:
@@ -125,7 +133,7 @@ def has_live_children(pid: int) -> bool | None:
     return any(alive(int(child)) for child in children)
 
 
-def send_signal(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: int) -> None:
     """Send a signal to a process; one that has ended, or is not ours to signal, gets none."""
     if pid <= 0:
         return  # no process: to the system it would mean a whole group, our own

@@ -22,7 +22,7 @@ from rms.wire.bounds import (
 )
 from rms.wire.messages import Resize
 
-OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT")
+OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 """States of jobs that will not change any more."""
 
 SHORT_STATES = {
@@ -33,6 +33,7 @@ SHORT_STATES = {
     "F": "FAILED",
     "CA": "CANCELLED",
     "TO": "TIMEOUT",
+    "OOM": "OUT_OF_MEMORY",
 }
 """As squeue writes them."""
 
@@ -75,6 +76,8 @@ class SubmitOptions(
     hold: bool | None = None
     begin: Name | None = None
     dependency: Text | None = None
+    memory_mib: Amount | None = None
+    signal: Name | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -54,6 +54,7 @@ class SlurmLauncher(LocalLauncher):
 
     shared_filesystem = True
     starts_steps = False
+    watches_processes = False
 
     def poll(self) -> None:
         """Poll the processes that were started here, for a short while; the rest next time."""

@@ -103,7 +103,7 @@ def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) 
 
 def test_what_slurm_alone_knows_is_ignored_and_named(read: Read) -> None:
     script = read("#SBATCH --mem=4G -p debug --exclusive -n 8\n#SBATCH --nice -5 --gpus 1 -N 2")
-    assert script.options == Options(nodes=(2, 2))
+    assert script.options == Options(nodes=(2, 2), memory_mib=4096.0)
     assert " ".join(script.slurm_options) == "--mem=4G -pdebug --exclusive -n8 --nice -5 --gpus=1"
 
 
@@ -151,7 +151,7 @@ def test_a_script_need_not_be_executable_nor_end_its_last_line(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        *(("#RMS --mem=4G", "'--mem=4G'"), ("#RMS -n 4", "'-n'")),
+        *(("#RMS --gpus=4", "'--gpus=4'"), ("#RMS -n 4", "'-n'")),
         ("#RMS --requeue=yes", "'--requeue=yes'"),
         *(("#SBATCH --requeue=yes", "'--requeue=yes'"), ("#RMS nodes=4", "'nodes=4'")),
         *(("#SBATCH nodes=4", "'nodes=4'"), ("#SBATCH --mem=4G more", "'more'")),
