@@ -58,7 +58,7 @@ from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
 from rms.wire.messages import MeterAnswer, Metered, Poll, Report, ResizeRequest
 
-LOOK_S = 0.1
+LOOK_S = 0.01
 """How long jobs are looked at before others have their turn."""
 
 
@@ -369,7 +369,10 @@ class Daemon:
                 self._contain(self.jobs[job_id], running, now)
         with self.faults.of("meters"):
             self.meters.watch()
-        self._dispatcher.flush()
+
+    async def flush(self) -> None:
+        """Have all on disk that was entered; jobs are asked and answered meanwhile."""
+        await self._dispatcher.flush()
 
     def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
         """Look at a job; an error in that ends the job, but what the system is short of passes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -112,10 +113,15 @@ class Dispatcher:
         while self._decided:
             self._act(self._decided.popleft())
 
-    def flush(self) -> None:
-        """Have all on disk that was entered; say when that cannot be, and when it can be again."""
+    async def flush(self) -> None:
+        """Have all on disk that was entered; say when that cannot be, and when it can be again.
+
+        Others have their turn meanwhile.
+        """
         try:
-            self._context.journal.flush()
+            work = self._context.journal.flushing()
+            if work is not None:
+                await asyncio.to_thread(work)
         except JournalFullError as error:
             if not self._unwritable:
                 words = f"{error}; until it can be written, jobs go on but none is taken in"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from rms.daemon.journal import JournalError, JournalFullError
+from rms.daemon.journal import Journal, JournalError, JournalFullError
 from rms.wire.signing import ANSWER_HEADER, answer_signature, digest, verified
 from rms.wire.users import ErrorAnswer
 
@@ -91,7 +92,29 @@ class Endpoint:
     flush: Flush = "must"
 
 
-def application(endpoints: Sequence[Endpoint], flush: Callable[[], None]) -> Starlette:
+class Flushes:
+    """Has on disk what was entered, in a thread: those who ask meanwhile share the next flush."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal, self._turn = journal, asyncio.Lock()
+
+    async def __call__(self) -> None:
+        """Return when all is on disk that was entered before.
+
+        Raises:
+            JournalFullError: there is no room for it.
+        """
+        journal = self._journal
+        if journal.flushing() is None:
+            return
+        upto = journal.written
+        async with self._turn:
+            work = None if journal.synced >= upto else journal.flushing()
+            if work is not None:
+                await asyncio.to_thread(work)
+
+
+def application(endpoints: Sequence[Endpoint], flush: Callable[[], Awaitable[None]]) -> Starlette:
     """Return the application that answers at these endpoints.
 
     Args:
@@ -104,7 +127,7 @@ def application(endpoints: Sequence[Endpoint], flush: Callable[[], None]) -> Sta
 
 
 def _answering(
-    endpoint: Endpoint, flush: Callable[[], None]
+    endpoint: Endpoint, flush: Callable[[], Awaitable[None]]
 ) -> Callable[[Request], Awaitable[Response]]:
     decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
 
@@ -119,7 +142,7 @@ def _answering(
             found, status = await endpoint.call(request, *sent), 200
             if endpoint.flush != "no":
                 with contextlib.suppress(*may_fail):
-                    flush()
+                    await flush()
         except Exception as error:
             found, status = _refusal(error)
         return _response(found, status, request.state.seal)

@@ -190,7 +190,7 @@ class Count:
 
     def __init__(self, journal: Path) -> None:
         self.path = journal.absolute().with_suffix(".count")
-        self._file = -1
+        self._file, self._newest = -1, 0
 
     def read(self) -> Counted | None:
         """Return what it says, None where there is no such file, or not what was written."""
@@ -204,6 +204,9 @@ class Count:
 
     def write(self, counted: Counted) -> None:
         """Keep it, in place: on a full disk that needs no room. What cannot be kept is not."""
+        if counted.entries < self._newest:
+            return  # a later flush was sooner over
+        self._newest = counted.entries
         text = json.dumps(msgspec.to_builtins(counted)).encode()
         with contextlib.suppress(OSError):
             if self._file < 0:

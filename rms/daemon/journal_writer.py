@@ -54,12 +54,13 @@ class Writer:
 
     Attributes:
         counted: what the count beside the journal said when it was opened, None if there was none.
+        written, synced: how many statements have changed it; how many of these are on disk.
     """
 
     def __init__(self, path: Path, db: sqlite3.Connection) -> None:
         self.path = path
         self._db = db
-        self._written, self._log = False, -1
+        self.written, self.synced, self._log = 0, 0, -1
         self._late: dict[tuple[object, ...], tuple[str, tuple[Any, ...]]] = {}
         self._strict = False
         self._count = Count(path)
@@ -176,19 +177,39 @@ class Writer:
         Raises:
             JournalFullError: there is no room for what was entered; it is tried again.
         """
+        work = self.flushing()
+        if work is not None:
+            work()
+
+    def flushing(self) -> Callable[[], None] | None:
+        """Return what has all on disk that is entered by now, None where it is there.
+
+        It may be called in another thread, and raises as :meth:`flush`, as this does.
+        """
         self._catch_up()
-        if not self._written:
-            return
-        try:
+        upto, counted = self.written, Counted(self._last, dict(self._kept))
+        if self.synced >= upto:
+            return None
+        with self._no_disk():
             if self._log < 0:
                 sync_folder(self.path.absolute().parent)  # that the files are there
                 self._log = os.open(f"{self.path.absolute()}-wal", os.O_RDONLY)
-            os.fsync(self._log)  # what synchronous = FULL does after each statement
+
+        def work() -> None:
+            with self._no_disk():
+                os.fsync(self._log)  # what synchronous = FULL does after each statement
+            self.synced = max(self.synced, upto)
+            self._count.write(counted)
+
+        return work
+
+    @contextmanager
+    def _no_disk(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             got = f"{self.path}: expected a journal on disk, got {error}"
             raise JournalFullError(got) from None
-        self._written = False
-        self._count.write(Counted(self._last, self._kept))
 
     def close(self) -> None:
         """Give the file back; a second time does nothing."""
@@ -234,5 +255,5 @@ class Writer:
         with said(self.path):
             execute = self._db.executemany if many else self._db.execute
             cursor = execute(statement, values)
-            self._written |= not statement.startswith("SELECT")
+            self.written += not statement.startswith("SELECT")
             return cursor.fetchall(), cursor

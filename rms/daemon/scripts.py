@@ -14,7 +14,7 @@ from rms.daemon.journal import JournalError
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.wire.messages import TOKEN_VARIABLE
 
-START_S = 0.1
+START_S = 0.02
 """How long jobs are started before others have their turn for as long."""
 
 
@@ -54,6 +54,11 @@ class Scripts:
             job = context.jobs[decision.job]
             if running is not None and running.nodes == decision.nodes and job.script is None:
                 self.start(job, decision.nodes)
+
+    @property
+    def starting(self) -> bool:
+        """Whether jobs are left that :meth:`start_some` is to start."""
+        return bool(self._starts) and not self.stopping
 
     def start(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
         """Start a job; it has failed where that cannot be."""

@@ -257,6 +257,7 @@ async def _watch(
         notifier.alive(time.monotonic())
         try:
             daemon.watch()
+            await daemon.flush()
         except Exception as error:  # what is wrong with one look is not wrong with the next
             if trouble != (trouble := f"{type(error).__name__}: {error}"):
                 daemon.say(warning(f"looking at processes: {trouble}"))
@@ -277,7 +278,7 @@ async def _watch(
             left = ", ".join(daemon.context.state.running)
             daemon.say(warning(f"told to stop again: left to the next daemon: {left}"))
             break
-        await asyncio.sleep(WATCH_S)
+        await asyncio.sleep(0.0 if daemon.scripts.starting else WATCH_S)
 
 
 def _instance_id(journal: Journal) -> str:

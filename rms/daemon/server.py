@@ -17,7 +17,7 @@ from rms.core.model import Job, JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
-from rms.daemon.endpoints import Endpoint, RefusedError, application, check_token
+from rms.daemon.endpoints import Endpoint, Flushes, RefusedError, application, check_token
 from rms.daemon.governor import GovernorRule
 from rms.daemon.jobs import REQUEUED
 from rms.daemon.live import live
@@ -112,7 +112,7 @@ class Routes:
 
     def app(self) -> Starlette:
         """Return the application."""
-        return application(self.endpoints(), self.daemon.journal.flush)
+        return application(self.endpoints(), Flushes(self.daemon.journal))
 
     def endpoints(self) -> list[Endpoint]:
         """Return all that can be asked, and who may: users, a job about itself, meters."""
@@ -141,7 +141,8 @@ class Routes:
             Endpoint("GET", "/power-cap", user, self.power_cap),
             Endpoint("POST", "/power-cap", user, self.set_power_cap, PowerCap),
             Endpoint("POST", "/shutdown", user, self.shutdown, Nothing),
-            Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll, "may"),
+            # Whatever it leads to is on disk before it is done.
+            Endpoint("POST", "/jobs/{id}/poll", job, self.poll, Poll, "no"),
             Endpoint("POST", "/jobs/{id}/report", job, self.report, Report, "may"),
             Endpoint("POST", "/jobs/{id}/steps", job, self.launch, LaunchRequest, "may"),
             Endpoint("GET", "/jobs/{id}/steps/{step}", job, self.step),
