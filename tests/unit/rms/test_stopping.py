@@ -22,12 +22,16 @@ class Stuck:
         self.idle, self.say = False, self.said.append
         self.launcher = SimpleNamespace(shutdown_reason=lambda: "")
         self.context = SimpleNamespace(state=SimpleNamespace(running={"7": None}))
+        self.scripts = SimpleNamespace(starting=False)
         self.stopping = serve._Stopping()
 
     def watch(self) -> None:
         if self._faults:
             raise self._faults.pop()
         self.stopping.signal()
+
+    async def flush(self) -> None:
+        pass
 
     def stop(self) -> None:
         self.told.append("stop")
