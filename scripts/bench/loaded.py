@@ -154,6 +154,8 @@ async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: 
     ranks = Ranks(path, hold_s, time.monotonic() + 1e9)
     for first in range(0, len(jobs), 50):
         await asyncio.gather(*(ranks.launch(*job) for job in jobs[first : first + 50]))
+    first_poll = Poll(1, 1_000_000, 0, launches=((0, 1),))  # its job is at a resize point by it
+    await asyncio.gather(*(ranks.post(*job, "poll", first_poll) for job in jobs))
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     begun, cpu = time.monotonic(), time.process_time()
