@@ -7,14 +7,14 @@ of the same time (:mod:`rms.core.measured`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from rms.core.cluster import Cluster
 from rms.core.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
-from rms.core.joules import BOOT, IDLE, MODEL, OFF, check_balance
+from rms.core.joules import BOOT, IDLE, MODEL, OFF, PAST, check_balance
 from rms.core.ledger import Ledger, drawing
 from rms.core.lending import as_job, is_task
 from rms.core.measured import Measured
@@ -163,6 +163,25 @@ class EnergyBooks:
         spans.restore(rows, booked_s)
         if self.closed_by_model is not None:
             spans.split(booked_s, spans.totals.since_s)
+
+    def forget(self, jobs: Collection[JobId]) -> None:
+        """Tell jobs that are over no more apart: their energy stays in all sums."""
+        totals = self.measured.spans.totals
+        for job in jobs:
+            self.ledger.forget(job)
+            totals.forget(job)
+        gone = frozenset(jobs)
+        for key in [key for key in self.resizes if key[0] in gone]:
+            del self.resizes[key]
+        for name in [name for name in totals.resize_j if name[0] in gone]:
+            del totals.resize_j[name]
+
+    def owners(self) -> set[JobId]:
+        """Return the jobs whose energy is told apart."""
+        totals = self.measured.spans.totals
+        found = {*self.ledger.busy_j, *totals.owner_j, *totals.measured, *totals.since_j}
+        others = (IDLE, OFF, BOOT, PAST)
+        return {JobId(each) for each in found if each not in others and not is_task(each)}
 
     def _open(self, at_s: float) -> None:
         idle_w = dict.fromkeys(self._booked, 0.0)

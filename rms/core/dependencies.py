@@ -7,7 +7,7 @@ says so (``DependencyNeverSatisfied``), as under Slurm without ``kill_invalid_de
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rms.core.events import Later, Reason
 from rms.core.model import Dependency, Job, JobId, JobState
@@ -77,6 +77,12 @@ def end(state: State, job: Job) -> None:
         total, over, failed = state.outcomes.get(array, (0, 0, 0))
         failed += job.state is not JobState.COMPLETED
         state.outcomes[array] = total, over + 1, failed
+
+
+def is_met(kind: str, states: Sequence[JobState]) -> bool:
+    """Return whether a condition on jobs holds that have ended in these states."""
+    failed = any(state is not JobState.COMPLETED for state in states)
+    return True if kind == ANY else failed if kind == NOT_OK else not failed
 
 
 def unknown(state: State, ids: Iterable[str]) -> str:

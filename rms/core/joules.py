@@ -17,6 +17,9 @@ OFF = "off"
 BOOT = "boot"
 """Owner of what nodes draw while they boot."""
 
+PAST = "past"
+"""Owner of what jobs have had that are no more told apart."""
+
 MODEL = "model"
 """Source of what was not measured."""
 
@@ -176,6 +179,14 @@ class Totals:
     def enter_source(self, owner: str, source: str, more: Share) -> None:
         """Add to what was measured of an owner from a source."""
         self.measured.setdefault(owner, {}).setdefault(source, Share()).add(more)
+
+    def forget(self, owner: str) -> None:
+        """Let an owner that is over be one of those of before, all of whom have one sum."""
+        for sums in (self.owner_j, self.since_j):
+            if owner in sums:
+                sums[PAST] = sums.get(PAST, 0.0) + sums.pop(owner)
+        for source, share in self.measured.pop(owner, {}).items():
+            self.enter_source(PAST, source, share)
 
     def load(self, row: EnergyRow) -> None:
         """Take in a row that was written, or the sum of several of one owner, node and resize."""

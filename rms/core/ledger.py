@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rms.core.clocks import host_powers, node_powers
-from rms.core.joules import check_balance
+from rms.core.joules import PAST, check_balance
 from rms.core.lending import is_task
 from rms.core.model import Job, JobId, Node, NodePower, Site
 from rms.core.state import State
@@ -245,6 +245,12 @@ class Ledger:
         """Let a job draw this share of its power from the time of the books on."""
         self._shares[job.spec.id] = share
         self._rescaled[job.spec.id] = job
+
+    def forget(self, job_id: JobId) -> None:
+        """Let the energy of a job that is over be in one sum with that of others."""
+        if job_id in self._busy_j:
+            past = JobId(PAST)
+            self._busy_j[past] = self._busy_j.get(past, 0.0) + self._busy_j.pop(job_id)
 
     # --- what changed ------------------------------------------------------------------------
 

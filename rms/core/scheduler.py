@@ -7,7 +7,7 @@ compares what it decides with what was recorded.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rms.core.books import EnergyBooks
@@ -151,6 +151,19 @@ class Scheduler:
                     raise
                 engine.policy, engine.state.needs_pass = instead, True
         return found
+
+    def forget(self, jobs: Collection[JobId]) -> None:
+        """Tell jobs that are over no more apart; nothing is decided by them."""
+        state = self.engine.state
+        arrays = {job.spec.array for job_id in jobs if (job := state.ended.pop(job_id, None))}
+        for known in (self.history, self.reasons, self.resizes):
+            for job_id in jobs:
+                known.pop(job_id, None)
+        left = {job.spec.array for job in state.ended.values()} | state.arrays.keys()
+        for array in arrays - left:
+            state.outcomes.pop(array or "", None)
+        self.energy.forget(jobs)
+        self.timeline.forget(frozenset(jobs))
 
     def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
         """Return a decision as the history has it."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rms.core.joules import BOOT, OFF
 from rms.core.model import JobId, Node
 from rms.core.state import State
 from rms.wire.users import NodeSpan
+
+MOST = 20_000
+"""How many points and spans are kept at least when older ones are forgotten."""
 
 RESOLUTION_S = 1.0
 """Of readings that follow one another faster than this, the first and the newest are kept."""
@@ -98,6 +101,15 @@ class Timeline:
             curve.pop()
         self.power(now_s, watts)
         self._ends_with_reading = True
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Drop what jobs that are over held, and what is longest ago of all else."""
+        self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
+        del self.power_w[:-MOST]
+        old = self.power_spans[:-MOST]
+        if old:
+            left = [span for span in old if span.end_s is None]
+            self.power_spans = left + self.power_spans[-MOST:]
 
     def reopen(self, names: Sequence[str], at_s: float | None) -> None:
         """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""

@@ -10,6 +10,7 @@ open, until it closes or dies. Its tables:
 - ``snapshots``: ``seq`` of an entry, ``body``: the scheduler after it (:mod:`rms.core.snapshot`).
   A start goes on from the newest that is whole. Entries up to an older one may be gone, but for
   the first header: what is left begins there.
+- ``over``: jobs that have been over for long (:mod:`rms.daemon.retirement`), a row each.
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   All of them together are the cluster's, once a daemon has ended; of one that was killed, those of

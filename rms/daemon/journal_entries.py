@@ -10,7 +10,7 @@ from rms.core.contention import SharedNode
 from rms.core.events import Decision, Event
 from rms.core.model import NodePower
 from rms.daemon.journal_file import FORMAT
-from rms.wire.users import EnergyRow
+from rms.wire.users import EnergyRow, HistoryEntry, JobRow
 
 BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
 SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
@@ -62,6 +62,13 @@ class Seen(msgspec.Struct, frozen=True, tag=True):
     seq: int
     event: Event
     decisions: tuple[Decision, ...] | None
+
+
+class Archived(msgspec.Struct, frozen=True):
+    """A job that is over: its row, and what was decided about it."""
+
+    row: JobRow
+    history: list[HistoryEntry] = []
 
 
 Entry = Opened | PolicySet | Seen

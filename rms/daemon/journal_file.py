@@ -50,6 +50,8 @@ _TASKS = """CREATE TABLE IF NOT EXISTS tasks (
     seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)"""
 _SNAPSHOTS = """CREATE TABLE IF NOT EXISTS snapshots (
     seq INTEGER PRIMARY KEY, body BLOB NOT NULL, sum INTEGER)"""
+_OVER = """CREATE TABLE IF NOT EXISTS over (
+    id TEXT PRIMARY KEY, state TEXT NOT NULL, body BLOB NOT NULL, sum INTEGER)"""
 _DAMAGED = "CREATE TABLE IF NOT EXISTS damaged (part TEXT NOT NULL, at NOT NULL, body)"
 _WHOSE = """SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
     FROM pragma_application_id, pragma_user_version"""
@@ -132,6 +134,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
         _BY_OWNER,
         _TASKS,
         _SNAPSHOTS,
+        _OVER,
         _DAMAGED,
     ):  # journals of before have none
         db.execute(statement)

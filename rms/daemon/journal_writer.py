@@ -9,7 +9,7 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -17,7 +17,7 @@ from typing import Any, Self
 import msgspec
 
 from rms.core.tasks.record import RecordEntry
-from rms.daemon.journal_entries import BOOK, NEWEST, SUMS, energy_rows
+from rms.daemon.journal_entries import BOOK, NEWEST, SUMS, Archived, energy_rows
 from rms.daemon.journal_file import (
     KEPT,
     Count,
@@ -46,6 +46,11 @@ _LAST = chr(0x10FFFF)
 """Behind every character of a key."""
 
 
+_ARCHIVE = "INSERT OR REPLACE INTO over (id, state, body, sum) VALUES (?, ?, ?, ?)"
+_ARCHIVED = "SELECT id, body, sum FROM over WHERE id = ? OR (id > ? AND id < ?)"
+_ALL_ARCHIVED = "SELECT id, body, sum FROM over WHERE id > ? ORDER BY id LIMIT 1000"
+_DROP = "DELETE FROM notes WHERE key >= ? AND key <= ?"
+_archived = msgspec.msgpack.Decoder(Archived)
 _recorded = msgspec.msgpack.Decoder(RecordEntry)
 
 
@@ -112,6 +117,49 @@ class Writer:
             return [_recorded.decode(body) for _, body in rows]
         except (msgspec.MsgspecError, TypeError, ValueError) as error:
             raise JournalError(f"{self.path}: expected tasks' entries, got: {error}") from None
+
+    def archive(self, jobs: Sequence[Archived], keys: Iterable[str]) -> None:
+        """Keep the rows of jobs that are over, and drop notes about them, all or nothing.
+
+        Args:
+            keys: of notes; those that end with a slash stand for all that begin so.
+
+        Raises:
+            JournalFullError: there is no room now; nothing has changed.
+        """
+        encode = msgspec.msgpack.encode
+        with self.whole():
+            for each in jobs:
+                body, name = encode(each), each.row.id
+                self._run(_ARCHIVE, name, each.row.state, body, checksum(name, body))
+            for key in keys:
+                self._run(_DROP, key, key + _LAST if key.endswith("/") else key)
+
+    def archived(self, job: str) -> list[Archived]:
+        """Return the job of an id that is over and archived; of an array's id all its jobs."""
+        found = []
+        for name, body, total in self._run(_ARCHIVED, job, f"{job}_", f"{job}_{_LAST}")[0]:
+            if total == checksum(name, body):
+                found.append(_archived.decode(body))
+        return found
+
+    def all_archived(self) -> Iterator[Archived]:
+        """Yield all jobs that are over and archived, page by page."""
+        after = ""
+        while rows := self._run(_ALL_ARCHIVED, after)[0]:
+            yield from (
+                _archived.decode(b) for name, b, total in rows if total == checksum(name, b)
+            )
+            after = rows[-1][0]
+
+    def archived_ids(self) -> set[str]:
+        """Return the ids of all jobs that are archived."""
+        return {name for (name,) in self._run("SELECT id FROM over")[0]}
+
+    def archived_among(self, jobs: Iterable[str]) -> list[str]:
+        """Return which of these jobs are archived."""
+        known = "SELECT 1 FROM over WHERE id = ?"
+        return [job for job in jobs if self._run(known, job)[0]]
 
     def energy(self, owner: str | None = None) -> list[EnergyRow]:
         """Return all rows of energy, or those of an owner, by node and time."""

@@ -11,7 +11,7 @@ from rms.daemon import views
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
 from rms.daemon.meters import restore_energy
-from rms.daemon.recovery import known_jobs
+from rms.daemon.recovery import forget_archived, known_jobs
 from rms.daemon.replay import restored
 from rms.launch.local import LocalLauncher
 from rms.wire.users import Snapshot
@@ -26,6 +26,7 @@ def past(path: Path) -> Snapshot:
     with Journal.open(path) as journal, tempfile.TemporaryDirectory() as folder:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
+        forget_archived(journal, scheduler)
         settings = Settings("", lambda: scheduler.engine.state.now_s, lambda words: None)
         launcher = LocalLauncher(Path(folder), "", "")  # it is asked what it knows: nothing
         context = Context(settings, scheduler, known_jobs(journal, scheduler), journal, launcher)

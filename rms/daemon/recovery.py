@@ -97,10 +97,19 @@ def restore(cluster: Cluster, journal: Journal, launcher: Launcher, settings: Se
     if settings.clock is not None:
         settings.clock.not_before(found.engine.state.now_s)
     restore_energy(found.scheduler, journal)
+    forget_archived(journal, found.scheduler)
     jobs = known_jobs(journal, found.scheduler)
     drained = frozenset(journal.notes("drained").get("drained", {"names": []})["names"])
     broken = frozenset(journal.notes("broken").get("broken", {"names": []})["names"])
     return Context(settings, found.scheduler, jobs, journal, launcher, drained, broken)
+
+
+def forget_archived(journal: Journal, scheduler: Scheduler) -> None:
+    """Let a scheduler forget the jobs that had been archived when its daemon was killed."""
+    state = scheduler.engine.state
+    gone = set(map(JobId, journal.archived_among(state.ended)))
+    known = {*state.waiting, *state.running, *state.ended}
+    scheduler.forget([*gone, *sorted(scheduler.energy.owners() - known)])
 
 
 def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime]:

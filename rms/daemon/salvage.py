@@ -83,7 +83,7 @@ def _copy(path: Path, part: Path) -> int:
         prepare(new, part)
         new.execute("PRAGMA journal_mode = DELETE")
         new.execute("BEGIN")
-        for table in (*RECORDS, "energy", "tasks"):
+        for table in (*RECORDS, "over", "energy", "tasks"):
             for row in _rows(old, table):
                 places = ", ".join("?" * len(row))
                 found += new.execute(
@@ -147,7 +147,7 @@ def settle(daemon: Daemon) -> None:
             daemon.scheduler.reasons[job_id] = NO_NOTE
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
             daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
-    known = {*state.waiting, *state.running, *state.ended}
+    known = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
     if journal.damage:
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
         arrays = {job_id.partition("_")[0] for job_id in known}

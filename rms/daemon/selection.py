@@ -10,7 +10,7 @@ from rms.core.modes import JobState
 from rms.core.state import State
 from rms.daemon.context import Context
 from rms.formats.ids import IdSelection, parse_id_list
-from rms.wire.users import SHORT_STATES, JobSelection
+from rms.wire.users import SHORT_STATES, JobRow, JobSelection
 
 
 class UnknownJobError(ValueError):
@@ -33,7 +33,7 @@ def selected(context: Context, asked: JobSelection) -> dict[JobId, Job]:
     names = None if asked.name is None else set(asked.name.split(","))
     if asked.user is not None and getpass.getuser() not in asked.user.split(","):
         return {}  # they are all of the daemon's own user
-    found = dict(_named(context.state, asked.id))
+    found = dict(_named(context, asked.id))
     if states is not None:
         found = {job_id: job for job_id, job in found.items() if job.state in states}
     if names is not None:
@@ -42,7 +42,29 @@ def selected(context: Context, asked: JobSelection) -> dict[JobId, Job]:
     return found
 
 
-def _named(state: State, ids: str | None) -> Iterator[tuple[JobId, Job]]:
+def archived(context: Context, asked: JobSelection) -> list[JobRow]:
+    """Return the jobs that have been over for long, are named by an id, and are asked for."""
+    if asked.id is None or (
+        asked.user is not None and getpass.getuser() not in asked.user.split(",")
+    ):
+        return []
+    states = _states(asked.state)
+    names = None if asked.name is None else set(asked.name.split(","))
+    found = {row.id: row for part in parse_id_list(asked.id) for row in _archived(context, part)}
+    return [
+        row
+        for row in found.values()
+        if (states is None or row.state in states) and (names is None or row.name in names)
+    ]
+
+
+def _archived(context: Context, part: IdSelection) -> list[JobRow]:
+    rows = (each.row for each in context.journal.archived(str(part.job)))
+    return [row for row in rows if part.matches(row.id)]
+
+
+def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
+    state = context.state
     if ids is None:
         yield from (entry for group in groups(state) for entry in group.items())
         return
@@ -59,7 +81,7 @@ def _named(state: State, ids: str | None) -> Iterator[tuple[JobId, Job]]:
             if matching:
                 yield job_id, job
     for part in parts:
-        if part not in known:
+        if part not in known and not _archived(context, part):
             raise UnknownJobError(f"expected the id of a job, got {part}, which is not known")
 
 

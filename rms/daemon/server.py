@@ -22,7 +22,7 @@ from rms.daemon.governor import GovernorRule
 from rms.daemon.jobs import REQUEUED
 from rms.daemon.live import live
 from rms.daemon.openapi import describe
-from rms.daemon.selection import UnknownJobError, selected
+from rms.daemon.selection import UnknownJobError, archived, selected
 from rms.daemon.sockets import is_loopback, raise_open_files
 from rms.daemon.submit import admit
 from rms.formats.ids import parse_ids
@@ -185,14 +185,13 @@ class Routes:
 
     async def jobs(self, request: Request) -> list[JobRow]:
         """Return all jobs, or those an id, states, names select."""
-        return views.jobs(self.daemon.context, self._wanted(request))
-
-    def _wanted(self, request: Request) -> Callable[[str], bool]:
-        """Return what tells the jobs that a query asks for."""
-        asked = {key: text for key, text in request.query_params.items() if key in JOB_QUERY}
-        if not asked:
-            return lambda _: True
-        return self._selected(JobSelection(**asked)).__contains__
+        given = {key: text for key, text in request.query_params.items() if key in JOB_QUERY}
+        context = self.daemon.context
+        if not given:
+            return views.jobs(context)
+        asked = JobSelection(**given)
+        wanted = self._selected(asked)
+        return views.jobs(context, wanted.__contains__, archived(context, asked))
 
     def _selected(self, asked: JobSelection) -> dict[JobId, Job]:
         try:
@@ -269,7 +268,7 @@ class Routes:
     async def history(self, request: Request) -> list[HistoryEntry]:
         """Return what was decided about a job, in order."""
         job_id = _job_id(request)
-        if job_id not in self.daemon.jobs:
+        if job_id not in self.daemon.jobs and not self.daemon.journal.archived(job_id):
             raise RefusedError(404, f"expected the id of a job, got {job_id}")
         return views.history(self.daemon.context, job_id)
 
@@ -308,7 +307,7 @@ class Routes:
         wanted = request.query_params.get("id")
         if wanted is None:
             return views.acct(self.daemon.context)
-        found = views.acct(self.daemon.context, parse_ids(wanted).matches)
+        found = views.acct(self.daemon.context, parse_ids(wanted))
         if not found.jobs:
             raise RefusedError(404, UNKNOWN.format(wanted))
         return found

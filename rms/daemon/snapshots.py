@@ -1,10 +1,11 @@
-"""Snapshots of the scheduler in the journal, and the end of entries that are older than is kept."""
+"""What keeps a daemon small: snapshots, old entries deleted, jobs archived that are long over."""
 
 from __future__ import annotations
 
 from rms.core.snapshot import freeze
 from rms.daemon.context import Context
 from rms.daemon.journal import JournalFullError
+from rms.daemon.retirement import retire
 
 EVERY = 2_000
 """After so many entries there is a snapshot; a start follows no more than these again."""
@@ -26,13 +27,15 @@ class Snapshots:
         self._prunes = True
 
     def watch(self) -> None:
-        """Take one that is due; else delete some entries that are older than is kept."""
+        """Take one that is due; else archive some jobs, or delete some old entries."""
         state, journal = self._context.state, self._context.journal
         try:
             jobs = len(state.pending) + len(state.held) + len(state.running)
             if journal.last >= self._last + max(EVERY, jobs):
                 self._last, self._prunes = journal.last, True
                 journal.save(freeze(self._context.scheduler), self._context.settings.keep_entries)
+            elif retire(self._context):
+                return
             elif self._prunes and (keep := self._context.settings.keep_entries) is not None:
                 self._prunes = journal.prune(keep)
         except JournalFullError:

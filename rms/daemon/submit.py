@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rms.core.dependencies import unknown
-from rms.core.model import Dependency, JobId, JobSpec, Mode
+from rms.core.dependencies import is_met, unknown
+from rms.core.model import Dependency, JobId, JobSpec, JobState, Mode
 from rms.core.powercap import within_limit
 from rms.core.speedup import OperatingPoint
 from rms.core.state import State
@@ -352,10 +352,15 @@ def _after(daemon: Daemon, options: Options, name: str) -> tuple[tuple[Dependenc
     if options.dependency is None:
         return (), False
     asked, state = parse_dependency(options.dependency), daemon.context.state
-    missing = unknown(state, [job for _, job in asked.after])
-    if missing:
-        raise ScriptError(f"--dependency: expected the id of a job, got {missing}, not known")
-    after = [Dependency(*each) for each in asked.after]
+    after = []
+    for kind, job in asked.after:
+        over = daemon.journal.archived(job) if unknown(state, [job]) else []
+        if not over and unknown(state, [job]):
+            raise ScriptError(f"--dependency: expected the id of a job, got {job}, not known")
+        if not over or not is_met(kind, [JobState(each.row.state) for each in over]):
+            after.append(Dependency(kind, job))
+        elif asked.any_of:
+            return (), False
     if asked.singleton:
         notes = [daemon.jobs[job_id].shared for job_id in (*state.waiting, *state.running)]
         same = dict.fromkeys(note["array"] for note in notes if note.get("name") == name)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-
-import msgspec
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rms.core.joules import MODEL
-from rms.core.model import Job, JobId, Node, sort_key
+from rms.core.model import JobId, Node, sort_key
 from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
-from rms.daemon.jobs import JobRuntime
+from rms.daemon.rows import row as row
 from rms.daemon.selection import groups
 from rms.daemon.tasks import Tasks
+from rms.formats.ids import IdSelection
 from rms.wire.users import (
     Accounts,
     BooksAnswer,
@@ -23,73 +22,23 @@ from rms.wire.users import (
     NodeRow,
     PolicyName,
     PowerCapRow,
-    ResizeRow,
-    SeenSteps,
-    SlurmRow,
 )
 
 
-def jobs(context: Context, wanted: Callable[[str], bool] = lambda _: True) -> list[JobRow]:
-    """Return a row for each wanted job, for queue, show, acct and reports, by rising id."""
+def jobs(
+    context: Context,
+    wanted: Callable[[str], bool] = lambda _: True,
+    archived: Iterable[JobRow] = (),
+) -> list[JobRow]:
+    """Return a row for each wanted job, for queue, show, acct and reports, by rising id.
+
+    Args:
+        archived: rows of jobs that have been over for long.
+    """
     state, now_s = context.state, context.time()
     found = [job for group in groups(state) for job_id, job in group.items() if wanted(job_id)]
-    return [row(context, job, now_s) for job in sorted(found, key=lambda j: sort_key(j.spec.id))]
-
-
-def row(context: Context, job: Job, now_s: float) -> JobRow:
-    """Return all that is known of a job, its energy up to a time."""
-    spec, scheduler = job.spec, context.scheduler
-    known = context.jobs.get(spec.id, JobRuntime(spec.id))
-    energy_j = scheduler.energy.job_j(spec.id, now_s)
-    parts = scheduler.energy.parts(spec.id, energy_j)
-    details = _compared(context.launcher.job_details(spec.id), energy_j)
-    return JobRow(
-        id=spec.id,
-        name=known.note.get("name", ""),
-        state=str(job.state),
-        mode=str(spec.mode),
-        submit_s=spec.submit_s,
-        start_s=job.start_s,
-        end_s=job.end_s,
-        nodes=[context.cluster.names[n] for n in job.nodes] if job.end_s is None else [],
-        size=len(job.nodes),
-        nodes_min=spec.nodes_min,
-        nodes_max=spec.nodes_max,
-        reason=_reason(context, job) or details.waits or "",
-        step=known.step,
-        steps=known.total,
-        energy_j=energy_j,
-        energy_source=" and ".join(part.source for part in parts),
-        energy=parts,
-        answer=known.answer,
-        resizes=[_resize(context, spec.id, each) for each in known.resizes],
-        resizing=known.resizing,
-        output=known.note.get("output", ""),
-        slurm=details,
-        summary=known.summary,
-        seen=[SeenSteps(n, *each) for n, each in sorted((job.seen or {}).items())],
-        profile=known.note.get("profile", ""),
-        frequency=min(job.frequencies, default=None) if job.end_s is None else None,
-        exit_code=None if job.end_s is None else known.exit_code,
-    )
-
-
-def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:
-    """Return what Slurm tells of a job, its energy beside ours."""
-    consumed_j = details.consumed_energy_j
-    if isinstance(consumed_j, msgspec.UnsetType) or not energy_j:
-        return details
-    return msgspec.structs.replace(details, consumed_energy_ratio=consumed_j / energy_j)
-
-
-def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
-    """Return a resize with its energy."""
-    energy = context.scheduler.energy
-    found = energy.resizes.get((job_id, row.number))
-    if found is None:
-        return row
-    joules = energy.resize_j(job_id, row.number)
-    return msgspec.structs.replace(row, energy_j=joules, saved_j=found.saved_j)
+    rows = [*archived, *(row(context, job, now_s) for job in found)]
+    return sorted(rows, key=lambda each: sort_key(JobId(each.id)))
 
 
 def nodes(context: Context) -> list[NodeRow]:
@@ -135,12 +84,6 @@ def _node_state(context: Context, own: Sequence[Node], held: Collection[Node]) -
     return "idle"
 
 
-def _reason(context: Context, job: Job) -> str:
-    """Return why a job waits, or what was said of it last."""
-    waits = context.scheduler.engine.explain(job.spec.id)
-    return context.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason
-
-
 def policy(context: Context, tasks: Tasks) -> PolicyName:
     """Return what decides on jobs, and what on tasks."""
     name, scheduler = context.scheduler.engine.policy.name, tasks.scheduler
@@ -151,10 +94,15 @@ def policy(context: Context, tasks: Tasks) -> PolicyName:
     return PolicyName(name, scheduler.strategy.name, governor, governor_rule=by)
 
 
-def acct(context: Context, wanted: Callable[[str], bool] | None = None) -> Accounts:
+def acct(context: Context, wanted: IdSelection | None = None) -> Accounts:
     """Return jobs and what was booked to them, all at one time; of all jobs, to nobody too."""
     with context.as_of(context.now()):
-        found = jobs(context) if wanted is None else jobs(context, wanted)
+        if wanted is None:
+            found = jobs(context, archived=(each.row for each in context.journal.all_archived()))
+        else:
+            over = (each.row for each in context.journal.archived(str(wanted.job)))
+            matching = [each for each in over if wanted.matches(each.id)]
+            found = jobs(context, wanted.matches, matching)
         ids = None if wanted is None else [job.id for job in found]
         rows = energy_rows(context, ids)
         return Accounts(found, context.scheduler.books(context.time()), rows)
@@ -163,6 +111,8 @@ def acct(context: Context, wanted: Callable[[str], bool] | None = None) -> Accou
 def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
     """Return what was decided about a job, and, of one that waits, why it does now."""
     scheduler = context.scheduler
+    if job_id not in context.jobs:
+        return next((each.history for each in context.journal.archived(job_id)), [])
     known, waits = scheduler.history.get(job_id, []), scheduler.engine.explain(job_id)
     if waits is None:
         return known

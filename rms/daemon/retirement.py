@@ -1,0 +1,76 @@
+"""Jobs that have been over for long: a row in the journal is all that is left of each.
+
+The newest that are over stay in memory, as do those that meters may still speak of, and those that
+others wait for. Nothing is decided by one that is over, so a replay, which knows all, decides the
+same.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from rms.core.model import Job
+from rms.daemon.context import Context
+from rms.daemon.journal_entries import Archived
+from rms.daemon.rows import row
+
+KEPT = 1_000
+"""How many jobs that are over stay in memory."""
+
+AT_ONCE = 100
+"""How many are archived at once: others have their turn in between."""
+
+NOTES = ("job", "script", "steps", "boot", "resizes", "ending", "end", "summary")
+"""Kinds of notes about a job."""
+
+
+def retire(context: Context) -> bool:
+    """Archive some of the jobs that are over, where there are many; return whether any were.
+
+    Raises:
+        JournalFullError: there is no room for that now; nothing has changed.
+    """
+    state, scheduler = context.state, context.scheduler
+    more = len(state.ended) - KEPT
+    if more < AT_ONCE:
+        return False
+    jobs = _due(context, more)
+    if not jobs:
+        return False
+    found = [
+        Archived(row(context, job, context.time()), scheduler.history.get(job.spec.id, []))
+        for job in jobs
+    ]
+    ids = [job.spec.id for job in jobs]
+    keys = [f"{kind}/{job_id}" for job_id in ids for kind in NOTES]
+    keys += [f"line/{job_id}/" for job_id in ids]
+    gone = frozenset(ids)
+    left = {job.spec.array for job_id, job in state.ended.items() if job_id not in gone}
+    arrays = {job.spec.array for job in jobs if job.spec.array is not None}
+    keys += [f"job/{array}" for array in arrays - left - state.arrays.keys() - _held(context)]
+    context.journal.archive(found, keys)
+    scheduler.forget(ids)
+    for job_id in ids:
+        context.jobs.pop(job_id, None)
+    return True
+
+
+def _held(context: Context) -> set[str | None]:
+    """Return the arrays of jobs that may not start yet, which are not among those that wait."""
+    state = context.state
+    return {job.spec.array for group in (state.held, state.too_wide) for job in group.values()}
+
+
+def _due(context: Context, number: int) -> list[Job]:
+    """Return the first of those that are over, so many at most, of whom all is known."""
+    state, spans = context.state, context.scheduler.energy.measured.spans
+    wanted = {each.job for job in state.held.values() for each in job.spec.after}
+    booked = {span.owner for span in spans.kept()}
+    found = [
+        job
+        for job_id, job in islice(state.ended.items(), number)
+        if job_id not in booked
+        and wanted.isdisjoint((job_id, job.spec.array or job_id))
+        and context.jobs[job_id].summary != ""
+    ]
+    return found[:AT_ONCE]
