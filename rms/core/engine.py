@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from rms.core import holds, rules, transition
+from rms.core import holds, lease, rules, transition
 from rms.core.events import (
     Decision,
     Event,
@@ -129,7 +129,11 @@ class Engine:
 
     def _pass(self, events: Sequence[Event]) -> list[Decision]:
         """Let the policy decide on ``events``."""
-        decisions = self._policy.decide(self.state, events)
+        state = self.state
+        seen = state
+        if state.lease is not None:
+            seen, events = lease.usable(state, events)
+        decisions = self._policy.decide(seen, events)
         if decisions:
             self._enter(decisions)
         self._end_pass()
@@ -174,12 +178,12 @@ class Engine:
         if job is None:
             return None
         if self._explained is None:  # once for all jobs that are asked about
-            self._explained = self._policy.explained(self.state)
+            self._explained = self._policy.explained(self.state) | lease.obstacles(self.state)
         known = self._explained.get(job_id)
         if known is not None:
             return known
         if self._view is None:
-            self._view = self._policy.view(self.state)
+            self._view = self._policy.view(lease.usable(self.state, ())[0])
         return self._policy.explain(self.state, job, self._view)
 
 

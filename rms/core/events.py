@@ -238,6 +238,22 @@ class TasksHold(msgspec.Struct, frozen=True, tag=True):
     owners: tuple[str, ...] = ()
 
 
+class NodesLeased(msgspec.Struct, frozen=True, tag=True):
+    """From here on these nodes are held for a time (:mod:`rms.core.lease`); the others for good.
+
+    Attributes:
+        nodes, until_s: which, and when jobs on each are told to end.
+        most: how many nodes there are to be at once at most.
+        longest_s: how long a job may run on nodes that have just come.
+    """
+
+    at_s: float
+    nodes: tuple[Node, ...]
+    until_s: tuple[float, ...]
+    most: int
+    longest_s: float
+
+
 Event = (
     Submitted
     | Started
@@ -262,6 +278,7 @@ Event = (
     | PowerMeasured
     | FrequenciesSettable
     | TasksHold
+    | NodesLeased
 )
 
 
@@ -274,6 +291,7 @@ class Reason(StrEnum):
     PRIORITY = "Priority"
     ARRAY_LIMIT = "JobArrayTaskLimit"
     TOO_WIDE = "TooWide"
+    ALLOCATION_ENDS = "AllocationEnds"
     HELD_BY_USER = "JobHeldUser"
     BEGIN = "BeginTime"
     DEPENDENCY = "Dependency"

@@ -1,8 +1,16 @@
-"""How the state follows what happens to nodes: down and up, off and booting, lent to tasks."""
+"""How the state follows what happens to nodes: down and up, off and booting, lent to tasks,
+held for a time."""
 
 from __future__ import annotations
 
-from rms.core.events import NodeBooted, NodeDown, NodePowerFailed, NodeUp, TasksHold
+from rms.core.events import (
+    NodeBooted,
+    NodeDown,
+    NodePowerFailed,
+    NodesLeased,
+    NodeUp,
+    TasksHold,
+)
 from rms.core.lending import can_hold, hold
 from rms.core.model import Node
 from rms.core.state import State
@@ -89,3 +97,10 @@ def power_off(state: State, nodes: tuple[Node, ...]) -> None:
     if state.idle is not None:
         for _ in dict.fromkeys(map(state.together, nodes)):
             state.idle.switch(state.now_s, on=False)
+
+
+def leased(state: State, event: NodesLeased) -> None:
+    """Take in until when which nodes are held."""
+    if len(event.nodes) != len(event.until_s) or not all(0 <= n < state.nodes for n in event.nodes):
+        raise TransitionError(f"expected nodes of this cluster, each with a time, got {event}")
+    state.now_s, state.lease = event.at_s, event

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rms.core.events import Decision, Never, PowerOff, PowerOn, Resize, Start
+from rms.core.events import Decision, Never, NodesLeased, PowerOff, PowerOn, Resize, Start
+from rms.core.lease import left_s, obstacle
 from rms.core.model import JobState
 from rms.core.powercap import ROUNDING, boot_extra_w, expected_w, growth_w, job_w
 from rms.core.state import State
@@ -39,6 +40,8 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
                 _clocked(state, decision)
         elif not state.counted or (size > state.free_count and not ahead):
             raise RuleError(f"expected free nodes for {decision.job}, got {size}")
+        if state.lease is not None:
+            _held_long_enough(state, state.lease, decision)
         if size != spec.preferred:
             if not spec.mode.any_start:
                 raise RuleError(f"expected {spec.preferred} nodes for {decision.job}, got {size}")
@@ -101,6 +104,13 @@ def _within_cap(state: State, decision: Start | Resize, more_w: float, cap_w: fl
     """Refuse a decision by which expected power passes the cap; a shrink never does."""
     if more_w > 0.0 and (then_w := expected_w(state) + more_w) > cap_w * (1.0 + ROUNDING):
         raise RuleError(f"expected at most {cap_w:g} W, got {then_w:g} W with {decision.job}")
+
+
+def _held_long_enough(state: State, lease: NodesLeased, decision: Start) -> None:
+    """Refuse to start a job on nodes that go back before it could be of use there."""
+    later = obstacle(lease, state.pending[decision.job], left_s(state, lease))
+    if later is not None:
+        raise RuleError(f"expected no start of {decision.job}, got one: {later.reason}")
 
 
 def _distinct(nodes: tuple[int, ...]) -> None:

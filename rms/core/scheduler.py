@@ -23,6 +23,7 @@ from rms.core.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
+    NodesLeased,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
@@ -48,7 +49,8 @@ from rms.wire.users import Books, HistoryEntry
 
 _OF_NO_JOB = (
     *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-    *(TasksHold, NodeDown, NodeUp, NodeBooted, NodePowerFailed, HeldByUser, Freed, Withdrawn),
+    *(TasksHold, NodesLeased, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
+    *(HeldByUser, Freed, Withdrawn),
 )
 
 _OF_POWER = (NodeBooted, NodePowerFailed)

@@ -18,7 +18,7 @@ from math import inf
 from msgspec.structs import replace
 
 from rms.core.contention import Pools
-from rms.core.events import ResizeAsked
+from rms.core.events import NodesLeased, ResizeAsked
 from rms.core.idle import Idle
 from rms.core.model import Job, JobId, Node, NodePower, Site
 
@@ -50,6 +50,7 @@ class State:
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
         lent: nodes that tasks hold, and whose (:class:`rms.core.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
+        lease: until when which nodes are held (:mod:`rms.core.lease`); None: for good.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         held: jobs that may not start yet (see :mod:`rms.core.holds`).
         wanted: resizes that users want of jobs that have come to no resize point yet.
@@ -101,6 +102,7 @@ class State:
     reclocked: dict[JobId, Job] = field(default_factory=dict, compare=False)
     lent: dict[Node, str] = field(default_factory=dict)
     switched: set[Node] = field(default_factory=set, compare=False)
+    lease: NodesLeased | None = None
     too_wide: dict[JobId, Job] = field(default_factory=dict)
     held: dict[JobId, Job] = field(default_factory=dict)
     wanted: dict[JobId, ResizeAsked] = field(default_factory=dict)

@@ -20,6 +20,7 @@ from rms.core.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
+    NodesLeased,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
@@ -47,7 +48,16 @@ from rms.core.idle import Idle
 from rms.core.model import Job, JobState, Node, Site
 from rms.core.neighbours import enter_bandwidth, set_rates
 from rms.core.node_events import TransitionError as TransitionError
-from rms.core.node_events import booted, boots, down, power_failed, power_off, tasks_hold, up
+from rms.core.node_events import (
+    booted,
+    boots,
+    down,
+    leased,
+    power_failed,
+    power_off,
+    tasks_hold,
+    up,
+)
 from rms.core.powercap import cap_set, measured
 from rms.core.state import State
 
@@ -269,7 +279,7 @@ def _reopened(state: State, event: Reopened) -> None:
 
 def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
     """Take another cluster, all of it free; nothing runs on the one before any more."""
-    state.site, state.down, state.releasing = site, lost, 0
+    state.site, state.down, state.releasing, state.lease = site, lost, 0, None
     state.off.clear()
     state.booting.clear()
     state.switched.clear()
@@ -321,6 +331,7 @@ _APPLY: dict[type, Callable[[State, Any], None]] = {
     PowerMeasured: measured,
     FrequenciesSettable: _settable,
     TasksHold: tasks_hold,
+    NodesLeased: leased,
 }
 
 

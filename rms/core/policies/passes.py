@@ -8,6 +8,7 @@ from rms.core.events import (
     Ended,
     NodeBooted,
     NodePowerFailed,
+    NodesLeased,
     NodeUp,
     PowerCapSet,
     PowerMeasured,
@@ -29,7 +30,8 @@ POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
 TRIGGERS: frozenset[type] = POWER | frozenset(
     (
         *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
-        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold, Withdrawn),
+        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold, NodesLeased),
+        Withdrawn,
     )
 )
 """Events after which there may be something to decide."""
