@@ -77,6 +77,11 @@ class SlurmLauncher(LocalLauncher):
         """Return the Slurm job that an RMS job's nodes belong to, None while it has none."""
         raise NotImplementedError
 
+    def allocations(self, job: str) -> list[int]:
+        """Return all jobs of Slurm's in which steps of an RMS job may run."""
+        found = self.allocation(job)
+        return [] if found is None else [found]
+
     def name(self, job: str, launch: int | None = None) -> str:
         """Return what a job's script is called in Slurm, or one of its launches."""
         return f"rms.{self.instance_id[:8]}.{job}" + ("" if launch is None else f".{launch}")
@@ -151,15 +156,15 @@ class SlurmLauncher(LocalLauncher):
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job or launch at once, here and on its nodes."""
-        name, allocation = self.name(job, launch), self.allocation(job)
+        name, allocations = self.name(job, launch), self.allocations(job)
         asked = name in self._ending
         for known in [known for known in self._worlds if is_part_of(known, name)]:
             self._worlds.pop(known).abandoned = True
         super().kill(job, launch)
-        if allocation is not None and not asked:
+        if allocations and not asked:
             executor = self.executor
             self._ending[name] = executor.ask(
-                lambda: end_steps(executor, allocation, name, END_PATIENCE_S)
+                lambda: end_steps(executor, allocations, name, END_PATIENCE_S)
             )
 
     def end_process(self, pid: int) -> None:

@@ -28,6 +28,7 @@ from rms.launch.base import (
 from rms.launch.processes import INSTANCE_VARIABLE
 from rms.launch.slurm.allocation import PROBE_S, Allocation
 from rms.launch.slurm.commands import SlurmError
+from rms.launch.slurm.held import HeldAllocation
 from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.meters import AllocationMeters, until_done
 from rms.launch.slurm.steps import ScriptStep, end_steps
@@ -70,51 +71,60 @@ class PilotLauncher(SlurmLauncher):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        slurm, probe = self.executor.slurm, self.step_options(self.name("probe"))
-        self._allocation = Allocation(slurm, self.within, self.hosts, probe)
-        self._meters = AllocationMeters(
-            self._start_meter,
-            self.within,
-            self.hosts,
-            self.step_options(self.name(self._meter_name)),
-            self.controller_answers,
-            self.meters,
+        self._held: dict[int, HeldAllocation] = {}
+        if self.within:
+            self.hold(self.within, self.hosts)
+
+    def hold(self, number: int, hosts: tuple[str, ...]) -> HeldAllocation:
+        """Run jobs on the nodes of an allocation, too, from now on."""
+        probe = self.step_options(self.name("probe"))
+        given = number, hosts, self.step_options(self.name(self._meter_name))
+        self._held[number] = HeldAllocation(
+            Allocation(self.executor.slurm, number, hosts, probe),
+            AllocationMeters(self._start_meter, *given, self.controller_answers, self.meters),
+            AllocationMeters(
+                self._start_meter,
+                *given,
+                self.controller_answers,
+                agent=until_done([sys.executable, "-m", "rms.power.clock_agent"]),
+            ),
         )
-        self._clocks_steps = AllocationMeters(
-            self._start_meter,
-            self.within,
-            self.hosts,
-            self.step_options(self.name(self._meter_name)),
-            self.controller_answers,
-            agent=until_done([sys.executable, "-m", "rms.power.clock_agent"]),
-        )
+        return self._held[number]
 
     def allocation(self, job: str) -> int:
         """Return the pilot's own job."""
+        return self.within
+
+    def holder(self, host: str) -> int:
+        """Return the allocation that a node belongs to."""
         return self.within
 
     # --- what runs beside the jobs -----------------------------------------------------------
 
     def open(self) -> None:
         """Start a meter on every node; end those of a daemon that was killed."""
+        for each in self._held.values():
+            self._meter(each)
+
+    def _meter(self, held: HeldAllocation) -> None:
+        """Read the meters of an allocation's nodes; end those of a daemon that was killed."""
         if not self.meters.none:
-            self._meters.start()
+            held.meters.start()
         own, prefix = self.name(self._meter_name), self.name("meter-")
-        self.executor.ask(lambda: self._end_meters(prefix, own))
+        self.executor.ask(lambda: self._end_meters(held.number, prefix, own))
 
     def poll(self) -> None:
-        """Look at the allocation, the meters and all processes when it is time."""
+        """Look at the allocations, the meters and all processes when it is time."""
         super().poll()
-        self._allocation.poll()
-        self._meters.poll()
-        self._clocks_steps.poll()
+        for each in self._held.values():
+            each.poll()
 
     def close(self) -> None:
         """End the meters; wait for what was asked of Slurm."""
-        if any([self._meters.close(), self._clocks_steps.close()]):
+        ran = [each.number for each in list(self._held.values()) if each.close()]
+        if ran:
             executor, name = self.executor, self.name(self._meter_name)
-            executor.ask(lambda: end_steps(executor, self.within, name, PROBE_S))
-        self._allocation.close()
+            executor.ask(lambda: end_steps(executor, ran, name, PROBE_S))
         self.executor.close()
 
     @property
@@ -126,10 +136,10 @@ class PilotLauncher(SlurmLauncher):
         mark = f"{self.instance_id}:{self._meter_name}"
         return {**self.environment, INSTANCE_VARIABLE: mark}
 
-    def _end_meters(self, prefix: str, own: str) -> None:
+    def _end_meters(self, number: int, prefix: str, own: str) -> None:
         slurm = self.executor.slurm
         with contextlib.suppress(SlurmError):
-            steps = slurm.steps(self.within)
+            steps = slurm.steps(number)
             old = [step for step, name in steps if name.startswith(prefix) and name != own]
             if old:
                 slurm.end_steps(old)
@@ -151,18 +161,19 @@ class PilotLauncher(SlurmLauncher):
             host, _, device = slot.partition("/")
             by_host.setdefault(host, {})[device] = share
         self._orders = {host: ClockOrders(own, highest_mhz or 0.0) for host, own in by_host.items()}
-        if self._orders and not self._clocks_steps.started:
-            self._clocks_steps.start()
+        for held in self._held.values():
+            if self._orders and not held.clocks.started:
+                held.clocks.start()
 
     # --- what is known -----------------------------------------------------------------------
 
     def controller_answers(self) -> bool:
         """Return whether the controller answered when it was asked last."""
-        return not self._allocation.silent
+        return not any(each.seen.silent for each in self._held.values())
 
     def shutdown_reason(self) -> str:
         """Return why the daemon has to end: its allocation does, or has."""
-        seen = self._allocation.snapshot
+        seen = self._held[self.within].seen.snapshot
         if seen is None:
             return ""
         if seen.over:
@@ -174,14 +185,14 @@ class PilotLauncher(SlurmLauncher):
 
     def unavailable(self) -> frozenset[str] | None:
         """Return the allocation's nodes that are down, drained or silent."""
-        seen = self._allocation.snapshot
-        return None if seen is None else seen.unfit | self._allocation.suspects
+        seen = self._held[self.within].seen
+        return None if seen.snapshot is None else seen.snapshot.unfit | seen.suspects
 
     def diagnose_failure(self, job: str, hosts: Sequence[str]) -> PendingCall:
         """Ask whether a job died of its nodes, or its steps were cancelled by a user."""
-        name = self.name(job)
-        asked = self.executor.ask(lambda: self._allocation.diagnose(name, hosts))
-        return lambda: _told(asked) if asked.done() else None
+        name, diagnose = self.name(job), self._held[self.within].seen.diagnose
+        asked = self.executor.ask(lambda: diagnose(name, hosts))
+        return lambda: told(asked) if asked.done() else None
 
     # --- scripts -----------------------------------------------------------------------------
 
@@ -248,15 +259,15 @@ class PilotLauncher(SlurmLauncher):
         if srun is None:
             raise LaunchError("expected Slurm's srun on PATH, got none")
         site = {key: self.environment[key] for key in SITE_VARIABLES if key in self.environment}
-        path = launch.env.get("PATH", os.defpath)
+        path, host = launch.env.get("PATH", os.defpath), hosts_of(launch.nodes[0])[0]
         env = {**site, **launch.env, **self.script_env(job, path)}
         # srun describes the allocation to its step; to the script, its job is the RMS's.
         own = [f"{key}={env[key]}" for key in JOB_VARIABLES if key in env]
         for key in [k for k in env if k.startswith("SLURM_") and k not in KEPT_VARIABLES]:
             del env[key]
         command = [
-            *[srun, f"--jobid={self.within}", "--nodes=1", "--ntasks=1", "--input=none"],
-            *[f"--nodelist={hosts_of(launch.nodes[0])[0]}", "--quiet"],
+            *[srun, f"--jobid={self.holder(host)}", "--nodes=1", "--ntasks=1", "--input=none"],
+            *[f"--nodelist={host}", "--quiet"],
             *[*self.step_options(self.name(job)), "env", *own],
             *["/bin/sh", "-c", MARK_BEGUN, str(self._begun_file(job))],
             *self.script_command(launch),
@@ -274,22 +285,24 @@ class PilotLauncher(SlurmLauncher):
         if script is not None and not script.started:
             script.abandoned = True
             return
-        name = self.name(job)
-        self.executor.ask(lambda: self._signal_step(name))
+        name, allocations = self.name(job), self.allocations(job)
+        self.executor.ask(lambda: self._signal_step(allocations, name))
 
-    def _signal_step(self, name: str) -> None:
+    def _signal_step(self, allocations: Sequence[int], name: str) -> None:
         slurm = self.executor.slurm
         with contextlib.suppress(SlurmError):  # it is killed later in any case
-            found = [step for step, called in slurm.steps(self.within) if called == name]
+            steps = [each for number in allocations for each in slurm.steps(number)]
+            found = [step for step, called in steps if called == name]
             if found:
                 slurm.call("scancel", "--signal=TERM", *found)
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End whatever is left of a job or launch at once, here and on its nodes."""
-        self._allocation.killed.add(self.name(job, launch))
+        for held in self._held.values():
+            held.seen.killed.add(self.name(job, launch))
         super().kill(job, launch)
 
 
-def _told(asked: Future[str]) -> str:
+def told(asked: Future[str]) -> str:
     """Return a diagnosis, "" where none could be made."""
     return "" if asked.exception() is not None else asked.result()

@@ -205,15 +205,16 @@ def step_on_each(
     ]
 
 
-def end_steps(executor: Executor, allocation: int, name: str, patience_s: float) -> None:
-    """End all steps of an allocation that are called so, and wait until they are gone.
+def end_steps(executor: Executor, allocations: Sequence[int], name: str, patience_s: float) -> None:
+    """End all steps of allocations that are called so, and wait until they are gone.
 
     Where the daemon ends meanwhile they are told to, and no more is waited.
     """
     slurm, until = executor.slurm, time.monotonic() + patience_s
     while time.monotonic() < until:
         try:
-            left = [step for step, called in slurm.steps(allocation) if is_part_of(called, name)]
+            steps = [each for number in allocations for each in slurm.steps(number)]
+            left = [step for step, called in steps if is_part_of(called, name)]
             if not left:
                 return
             slurm.end_steps(left)
