@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rms.cli.engines import ENGINES, check_engine, local_nodes
+from rms.cli.engines import ENGINES, ON_DEMAND, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
@@ -195,7 +195,8 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
 
 def serve(arguments: argparse.Namespace) -> int:
     """``rms serve``: run the daemon until it is told to stop."""
-    check_engine(arguments.engine)
+    if arguments.engine != ON_DEMAND:
+        check_engine(arguments.engine)
     if arguments.check is not None and arguments.check != Path():
         arguments.cluster = arguments.check
     if arguments.check is not None and arguments.engine != "local":
@@ -331,15 +332,23 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
             else machine.from_file(arguments.cluster, shared=shared)
         )
         return machine.local_engine(cluster, meters)
+    if arguments.engine == ON_DEMAND:
+        who, options = (os.environ, getpass.getuser()), _options(arguments, meters)
+        return engines.on_demand(*who, options, arguments.limits, arguments.margin)
     kind = (
         partial(engines.site, partition=arguments.partition)
         if arguments.engine == "slurm"
         else partial(engines.pilot, margin_s=arguments.margin)
     )
-    options = engines.EngineOptions(
+    options = _options(arguments, meters)
+    return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
+
+
+def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.EngineOptions:
+    """Return what the engines of Slurm are configured with."""
+    return engines.EngineOptions(
         arguments.reach, arguments.grace, arguments.ntasks_per_node, arguments.cluster, meters
     )
-    return kind(os.environ, getpass.getuser(), options).first(arguments.nodes)
 
 
 def _check_site(arguments: argparse.Namespace) -> int:

@@ -6,6 +6,8 @@ from rms.launch.machine import this_machine
 from rms.wire.terminal import CommandError
 
 ENGINES = ("local", "slurm-pilot", "slurm")
+ON_DEMAND = "pilot on demand"
+"""The engine of ``rms pilot``."""
 
 
 def check_engine(name: str) -> None:

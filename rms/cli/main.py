@@ -16,6 +16,7 @@ CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
+    "pilot": ("rms.cli.pilot", "run the daemon; it asks Slurm for nodes by what waits"),
     "submit": ("rms.cli.submit", "hand in a job script or a command"),
     "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
     "queue": ("rms.cli.queue", "jobs that wait or run"),
@@ -47,10 +48,10 @@ COMMANDS = {
 """Of each command the module that has a function of its name (``_`` for ``-``), and one that adds
 its options (``add_NAME``) where it has any; and what ``rms --help`` says."""
 
-WITH_COMMAND_LINE = ("submit", "launch", "profile")
-"""Commands that end with ``-- COMMAND``."""
+WITH_COMMAND_LINE = ("submit", "launch", "profile", "pilot")
+"""Commands that end with ``-- COMMAND``, or options of another one."""
 
-WITHOUT_SERVER = ("serve", "reproduce", "compare", "profile", "replay")
+WITHOUT_SERVER = ("serve", "pilot", "reproduce", "compare", "profile", "replay")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

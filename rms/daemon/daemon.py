@@ -46,6 +46,7 @@ from rms.daemon.holds import Holds
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
+from rms.daemon.leases import Leases
 from rms.daemon.limits import Limits
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
@@ -85,6 +86,7 @@ class Daemon:
         self.scripts = Scripts(context, self.handle)
         self.worlds = Worlds(context, self.scripts, self.handle)
         self.nodes = Nodes(context, self.handle)
+        self.leases = Leases(context, self.handle, self.scripts)
         self.meters = Meters(context)
         self.endings = Endings(context)
         self._limits = Limits(context, self.scripts)
@@ -104,6 +106,7 @@ class Daemon:
             "policy": self._tick,
             "starts": self.scripts.start_some,
             "launcher": self.launcher.poll,
+            "leases": self.leases.watch,
             "nodes": self.nodes.watch,
             "node power": self.node_power.watch,
             "frequencies": self.frequencies.watch,

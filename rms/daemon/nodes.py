@@ -53,7 +53,7 @@ class Nodes:
         if found is None or self._away == found:
             return
         gone = sorted(set(found) - (self._away or set()))
-        if gone and launcher.requeue_on_shutdown:
+        if gone and launcher.requeue_on_shutdown and launcher.leases() is None:
             self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
         self._away = frozenset(found)
         self._close_and_open(self._context.cluster.hosts)

@@ -13,6 +13,7 @@ import msgspec
 
 from rms.core.cluster import Cluster
 from rms.formats.config import FileError
+from rms.launch.demand import Demand, Leases
 from rms.launch.processes import alive
 from rms.power.clocks import Shares
 from rms.wire.messages import ClockOrders
@@ -239,6 +240,12 @@ class Launcher(Protocol):
 
     def unavailable(self) -> Collection[str] | None:
         """Return the nodes that are not to be had now, None while that is not known."""
+
+    def leases(self) -> Leases | None:
+        """Return until when nodes are held, None where they are there for good."""
+
+    def follow(self, demand: Demand) -> Sequence[str]:
+        """Take in what waits and runs, to ask for nodes by that; return what is to be said."""
 
     def job_details(self, job: str) -> SlurmRow:
         """Return more about a job: who gave its nodes, and when."""

@@ -32,6 +32,7 @@ from rms.launch.containment import (
     is_shell,
     runs_shell,
 )
+from rms.launch.demand import Demand, Leases
 from rms.launch.outputs import check_output
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
@@ -255,6 +256,14 @@ class LocalLauncher:
     def unavailable(self) -> Collection[str] | None:
         """Return the nodes that are not to be had now; here that is never known."""
         return None
+
+    def leases(self) -> Leases | None:
+        """Return until when nodes are held: here they are there for good."""
+        return None
+
+    def follow(self, demand: Demand) -> Sequence[str]:
+        """Ask for no nodes: they are there."""
+        return ()
 
     def job_details(self, job: str) -> SlurmRow:
         """Return what else is to be said of a job: here nothing."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rms.core.cluster import Cluster
+from rms.core.lease import LEAST_S
 from rms.core.model import NodePower
 from rms.formats.config import ClusterFile, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER
 from rms.launch.slurm.commands import KEPT, Slurm, SlurmError
+from rms.launch.slurm.elastic import ElasticLauncher
 from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm.ondemand import Limits
 from rms.launch.slurm.output import Partition, SiteNode
 from rms.launch.slurm.pilot import PilotLauncher
-from rms.launch.slurm.site import inspect_site, measures, refusals, serves, verdicts
+from rms.launch.slurm.site import Site, inspect_site, measures, refusals, serves, verdicts
 from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
@@ -111,21 +115,11 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
         SlurmError: Slurm does not answer, has no such partition or nodes, or is too old.
         FileError: the cluster file is none.
     """
-    slurm = Slurm(env, user, json_offered={"squeue": False, "sinfo": False, "sacct": False})
-    found = inspect_site(slurm)
+    slurm, found, chosen, cluster = _partition(env, user, options, partition)
+    binds, refused, partitions = binding(slurm), refusals(found), slurm.partitions()
     refusal = next((v.why for v in verdicts(found) if v.what.startswith("engine slurm,")), "")
     if not serves("slurm", found):
         raise SlurmError(refusal)
-    partitions = slurm.partitions()
-    chosen = _chosen(partitions, partition)
-    known = None if options.file is None else read_cluster(options.file)
-    named = {node.name: node for node in found.nodes}
-    hosts = _hosts(chosen, named.keys(), known, options.file)
-    slots = None
-    if known is None or options.tasks is not None:
-        slots = tuple(_slots(named[host], options.tasks) for host in hosts)
-    cluster = _cluster(hosts, slots, known)
-    binds, refused = binding(slurm), refusals(found)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
         return JobsLauncher(
@@ -142,6 +136,78 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
         )
 
     return Engine(cluster, launcher, remote=True)
+
+
+def on_demand(
+    env: Mapping[str, str],
+    user: str,
+    options: EngineOptions,
+    limits: Limits,
+    margin_s: float | None = None,
+) -> Engine:
+    """Return the nodes of a partition, for a pilot that asks Slurm for them by what waits.
+
+    Args:
+        limits: what the user allows; ``most`` 0 for all nodes of the partition, which is "" for
+            that of jobs that do not say.
+        margin_s: how long before the end of an allocation jobs are told to end.
+
+    Raises:
+        SlurmError: Slurm does not answer, or has no such partition or nodes; a margin that is too
+            short, or limits beyond those of the partition.
+        FileError: the cluster file is none.
+    """
+    margin_s = _margin(margin_s, options.grace_s)
+    slurm, _, chosen, cluster = _partition(env, user, options, limits.partition)
+    there = len(cluster.hosts)
+    minutes = math.ceil(limits.time_s / 60)  # Slurm counts in these
+    most = limits.most or there
+    limits = replace(limits, most=most, margin_s=margin_s, time_s=60.0 * minutes)
+    if not limits.keep <= limits.most <= there:
+        raise SlurmError(
+            f"expected --keep of at most --max-nodes, and that of at most {there} nodes of "
+            f"partition {chosen.name}, got {limits.keep} and {limits.most}"
+        )
+    if limits.longest_s < LEAST_S or limits.time_s > (chosen.limit_s or math.inf):
+        raise SlurmError(
+            f"expected --time from {margin_s + LEAST_S:g} s, as the margin is {margin_s:g} s, to "
+            f"{chosen.limit_s or math.inf:g} s, the limit of partition {chosen.name}, got "
+            f"{limits.time_s:g} s"
+        )
+    words = [f"--partition={chosen.name}", f"--time={minutes}"]
+    if others := set(chosen.hosts).difference(cluster.hosts):
+        words.append(f"--exclude={','.join(sorted(others))}")
+    plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
+    binds = binding(slurm)
+
+    def launcher(state: Path, instance_id: str, server: str) -> Launcher:
+        return ElasticLauncher(
+            *(state, instance_id, server, Executor(slurm), options.reach, binds),
+            margin_s=margin_s,
+            environment=plain,
+            meters=options.meters,
+            limits=limits,
+            cluster=tuple(cluster.hosts),
+            options=(*words, *limits.options),
+        )
+
+    return Engine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
+
+
+def _partition(
+    env: Mapping[str, str], user: str, options: EngineOptions, partition: str
+) -> tuple[Slurm, Site, Partition, Cluster]:
+    """Return Slurm's commands, what this site is, the partition chosen, and its nodes."""
+    slurm = Slurm(env, user, json_offered={"squeue": False, "sinfo": False, "sacct": False})
+    found = inspect_site(slurm)
+    chosen = _chosen(slurm.partitions(), partition)
+    known = None if options.file is None else read_cluster(options.file)
+    named = {node.name: node for node in found.nodes}
+    hosts = _hosts(chosen, named.keys(), known, options.file)
+    slots = None
+    if known is None or options.tasks is not None:
+        slots = tuple(_slots(named[host], options.tasks) for host in hosts)
+    return slurm, found, chosen, _cluster(hosts, slots, known)
 
 
 def _margin(margin_s: float | None, grace_s: float) -> float:

@@ -9,8 +9,10 @@ they wait, and give back single nodes once they run.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+
+from rms.launch.demand import WaitingJob
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,8 @@ class Limits:
         margin_s: how long before its end its jobs are told to end.
         idle_s: how long a node that nobody needs is kept.
         backlog: allocations that wait in Slurm's queue at once at most.
+        partition: whose nodes; "" for Slurm's default.
+        options: more of sbatch's.
     """
 
     on_demand: bool = True
@@ -34,35 +38,13 @@ class Limits:
     margin_s: float = 40.0
     idle_s: float = 60.0
     backlog: int = 1
+    partition: str = ""
+    options: tuple[str, ...] = ()
 
     @property
     def longest_s(self) -> float:
         """How long a job may run on an allocation that has just begun."""
         return self.time_s - self.margin_s
-
-
-@dataclass(frozen=True)
-class WaitingJob:
-    """A job that waits: the nodes without which it does not start, those it wants, for how long."""
-
-    least: int
-    wants: int
-    needs_s: float
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What the RMS has to do with its nodes.
-
-    Attributes:
-        waiting: jobs, the oldest first.
-        busy: nodes that jobs have or are about to have.
-        closed: nodes that are given to no job.
-    """
-
-    waiting: Sequence[WaitingJob] = ()
-    busy: frozenset[str] = frozenset()
-    closed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -87,7 +69,7 @@ class Running:
     number: int
     hosts: tuple[str, ...]
     until_s: float = inf
-    idle_since_s: Mapping[str, float] = ()  # type: ignore[assignment]
+    idle_since_s: Mapping[str, float] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
 
 
