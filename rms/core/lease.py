@@ -66,7 +66,8 @@ def usable(state: State, events: Sequence[Event]) -> tuple[State, Sequence[Event
 
     Jobs that no cluster of this size can ever run are left to them.
     """
-    hidden = {name for name in obstacles(state) if state.pending[name].least <= state.nodes}
+    waits = obstacles(state)
+    hidden = {name for name in waits if state.pending[name].least <= state.nodes}
     if not hidden:
         return state, events
     view = copy.copy(state)

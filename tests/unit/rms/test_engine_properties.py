@@ -21,6 +21,7 @@ from rms.core.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
+    NodesLeased,
     NodeUp,
     Reopened,
     Requeued,
@@ -38,6 +39,7 @@ from rms.core.events import (
     Withdrawn,
 )
 from rms.core.holds import due, next_s
+from rms.core.lease import needs_s
 from rms.core.ledger import Ledger
 from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, adjusted, named
@@ -117,10 +119,20 @@ class Cluster(RuleBasedStateMachine):
         self.ledger.advance(self.engine.state, event.at_s)
         self.events.append((self.engine.policy.key, event))
         decided = self.engine.handle(event)  # the rules are checked at every decision
+        for each in decided:
+            if isinstance(each, Start):
+                self.starts_on_nodes_that_stay(each)
         self.decisions.append(decided)
         for decision in decided:
             if isinstance(decision, Start) and self.prompt:
                 self.happen(Started(event.at_s, decision.job))
+
+    def starts_on_nodes_that_stay(self, start: Start) -> None:
+        state = self.engine.state
+        if state.lease is not None:
+            until_s = dict(zip(state.lease.nodes, state.lease.until_s, strict=True))
+            needed_s = needs_s(state.running[start.job].spec)
+            assert all(until_s.get(n, inf) - state.now_s >= needed_s for n in start.nodes)
 
     prompt = True
 
@@ -244,6 +256,14 @@ class Cluster(RuleBasedStateMachine):
         held = sorted(data.draw(st.sets(st.sampled_from(able)))) if able else []
         owners = [data.draw(st.sampled_from(["", "task:a[1]", "task:b[2]"])) for _ in held]
         self.happen(TasksHold(self.now(data), tuple(held), tuple(owners)))
+
+    @rule(data=st.data(), most=st.integers(1, NODES), longest_s=st.sampled_from([40.0, 70.0]))
+    def lease(self, data: st.DataObject, most: int, longest_s: float) -> None:
+        at_s, nodes = self.now(data), range(self.engine.state.nodes)
+        leased = tuple(map(Node, sorted(data.draw(st.sets(st.sampled_from(nodes))))))
+        left_s = [data.draw(st.sampled_from([-1.0, 9.0, 20.0, 55.0, 90.0])) for _ in leased]
+        until_s = tuple(at_s + s for s in left_s)
+        self.happen(NodesLeased(at_s, leased, until_s, most, longest_s))
 
     @precondition(lambda self: self.engine.state.booting)
     @rule(data=st.data(), good=st.booleans())
