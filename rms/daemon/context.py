@@ -78,6 +78,7 @@ class Context:
     Attributes:
         drained: names of nodes that are given to no more jobs.
         broken: names of nodes that could not be powered off or on, until somebody resumes them.
+        nodes_wait: what nodes wait for that are asked for, "" where none are.
         private: tokens of jobs, and environments.
     """
 
@@ -88,6 +89,7 @@ class Context:
     launcher: Launcher
     drained: frozenset[str] = frozenset()
     broken: frozenset[str] = frozenset()
+    nodes_wait: str = ""
     private: Private = field(init=False)
     _as_of_s: float | None = None
 

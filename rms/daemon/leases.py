@@ -40,7 +40,7 @@ class Leases:
         if found is None:
             self._next_s = inf
             return
-        self._next_s = now + EVERY_S
+        self._next_s, context.nodes_wait = now + EVERY_S, found.waits
         nodes_of, skew_s = context.cluster.nodes_of, context.skew_s
         until_s = {
             node: end_s - skew_s

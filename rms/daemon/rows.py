@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from rms.core.events import Later, Reason
 from rms.core.model import Job, JobId
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
 from rms.wire.users import JobRow, ResizeRow, SeenSteps, SlurmRow
+
+_FOR_NODES = (Reason.RESOURCES, Reason.PRIORITY)
+"""Why jobs wait that more nodes would let start."""
 
 
 def row(context: Context, job: Job, now_s: float) -> JobRow:
@@ -66,7 +70,15 @@ def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
     return msgspec.structs.replace(row, energy_j=joules, saved_j=found.saved_j)
 
 
+def waits_for(context: Context, job_id: JobId) -> Later | None:
+    """Return why a job waits, with what nodes wait for that are asked for; None if it does not."""
+    waits = context.scheduler.engine.explain(job_id)
+    if waits is None or not context.nodes_wait or waits.code not in _FOR_NODES:
+        return waits
+    return msgspec.structs.replace(waits, reason=f"{waits.reason}; {context.nodes_wait}")
+
+
 def _reason(context: Context, job: Job) -> str:
     """Return why a job waits, or what was said of it last."""
-    waits = context.scheduler.engine.explain(job.spec.id)
+    waits = waits_for(context, job.spec.id)
     return context.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason

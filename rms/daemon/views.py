@@ -11,6 +11,7 @@ from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.rows import row as row
+from rms.daemon.rows import waits_for
 from rms.daemon.selection import groups
 from rms.daemon.tasks import Tasks
 from rms.formats.ids import IdSelection
@@ -113,7 +114,7 @@ def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
     scheduler = context.scheduler
     if job_id not in context.jobs:
         return next((each.history for each in context.journal.archived(job_id)), [])
-    known, waits = scheduler.history.get(job_id, []), scheduler.engine.explain(job_id)
+    known, waits = scheduler.history.get(job_id, []), waits_for(context, job_id)
     if waits is None:
         return known
     now = scheduler.entry(context.time(), waits)

@@ -39,8 +39,10 @@ class Leases:
             wall clock.
         most: how many nodes are held at once at most.
         longest_s: how long a job may run on nodes that have just come.
+        waits: what nodes that are asked for wait for, "" where none are.
     """
 
     until_s: Mapping[str, float]
     most: int
     longest_s: float
+    waits: str = ""

@@ -58,6 +58,7 @@ class Allocations:
         silent: Slurm did not answer when it was asked last.
         narrows: whether running ones could be given fewer nodes so far.
         news: what is to be said.
+        wait_reason: what nodes that are asked for wait for, "" where none are.
     """
 
     executor: Executor
@@ -71,6 +72,7 @@ class Allocations:
     silent: bool = False
     narrows: bool = True
     news: list[str] = field(default_factory=list)
+    wait_reason: str = ""
     _asked_for: dict[int, tuple[int, int]] = field(default_factory=dict)
     _let_go: set[int] = field(default_factory=set)
     _over: set[int] = field(default_factory=set)
@@ -80,6 +82,7 @@ class Allocations:
     _touch_s: float = -inf
     _submit_s: float = -inf
     _refused: int = 0
+    _refused_words: str = ""
 
     def __post_init__(self) -> None:
         self._script, self._alive = self.folder / "allocation.sh", self.folder / "alive"
@@ -147,6 +150,11 @@ class Allocations:
             for row in rows
             if row.state == "PENDING"
         }
+        waiting = [row for row in rows if row.state == "PENDING"]
+        if waiting:
+            self._refused_words = ""
+        texts = [f"allocation {row.job_id} waits in Slurm: {row.reason}" for row in waiting]
+        self.wait_reason = "; ".join(texts) or self._refused_words
         for number in self.running.keys() - before.keys():
             hosts = ",".join(self.running[number].hosts)
             self.news.append(f"allocation {number} has {hosts}")
@@ -176,6 +184,7 @@ class Allocations:
         self._refused += 1
         self._submit_s = time.monotonic() + pause_s
         self.news.append(f"{words}; the next is asked for in {pause_s:.0f} s")
+        self.wait_reason = self._refused_words = words
 
     # --- what is changed ---------------------------------------------------------------------
 

@@ -160,11 +160,16 @@ class ElasticLauncher(PilotLauncher):
         for number, each in self._held.items():
             end_s = self._until_s(number)
             until_s.update((host, end_s) for host in each.hosts if end_s < float("inf"))
-        return Leases(until_s, self.limits.most, self.limits.longest_s)
+        limits, waits = self.limits, self._allocations.wait_reason
+        return Leases(until_s, limits.most, limits.longest_s, waits)
 
     def _until_s(self, number: int) -> float:
         """Return when jobs of an allocation are told to end, by the wall clock."""
-        row = self._allocations.running.get(number)
+        held, row = self._held.get(number), self._allocations.running.get(number)
+        if held is not None and held.seen.snapshot is not None:
+            end_s = held.seen.snapshot.end_s  # to the second; the queue's limit is in minutes
+            if end_s is not None:
+                return end_s - self.limits.margin_s
         if row is None or row.start_s is None or row.limit_s is None:
             return float("inf")
         return row.start_s + row.limit_s - self.limits.margin_s
