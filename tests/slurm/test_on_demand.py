@@ -28,14 +28,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory, asked: None) -> str:
     return bare(tmp_path_factory.mktemp("alone"), *SMALL.split())
 
 
-def another(slurm: Slurm, *options: str) -> str:
-    """Return a job of another user's, which runs."""
-    words = ["--parsable", "--uid=nobody", "--exclusive", "--output=/dev/null", "--chdir=/tmp"]
-    number = slurm("sbatch", *words, *options, "--wrap", "exec sleep 900").strip()
-    slurm.wait_until(lambda: slurm.show(number)["JobState"] == "RUNNING", f"job {number} runs")
-    return number
-
-
 def shown(slurm: Slurm, job: str) -> dict[str, str]:
     """Return what must not change of a job that is left alone."""
     known = slurm.show(job)
@@ -43,7 +35,7 @@ def shown(slurm: Slurm, job: str) -> dict[str, str]:
 
 
 def test_allocations_follow_the_queue_beside_another_users_job(slurm: Slurm) -> None:
-    other = another(slurm, "--nodes=1")
+    other = slurm.allocate("--uid=nobody", "--nodes=1")
     before = shown(slurm, other)
     with on_demand(slurm, "--on-demand", "--max-nodes", "3") as rms:
         assert not rms.allocations()
@@ -106,7 +98,7 @@ def test_a_job_has_nodes_of_several_allocations(slurm: Slurm, alone: str) -> Non
 
 
 def test_it_goes_on_with_what_the_one_before_had(slurm: Slurm, alone: str) -> None:
-    another(slurm, "--nodes=2")
+    slurm.allocate("--uid=nobody", "--nodes=2")
     with on_demand(slurm, "--on-demand") as rms:
         job = rms.submit(MPDATA, "--nodes", "1", "--mode", "fixed")
         rms.running(job)
