@@ -28,6 +28,12 @@ def alone(tmp_path_factory: pytest.TempPathFactory, asked: None) -> str:
     return bare(tmp_path_factory.mktemp("alone"), *SMALL.split())
 
 
+def another(slurm: Slurm, nodes: int) -> str:
+    """Return a job of another user's, which runs."""
+    slurm.folder.parent.chmod(0o711)  # they are to reach the script in there
+    return slurm.submit("--uid=nobody", f"--nodes={nodes}", "--chdir=/tmp", "--output=/dev/null")
+
+
 def shown(slurm: Slurm, job: str) -> dict[str, str]:
     """Return what must not change of a job that is left alone."""
     known = slurm.show(job)
@@ -35,7 +41,7 @@ def shown(slurm: Slurm, job: str) -> dict[str, str]:
 
 
 def test_allocations_follow_the_queue_beside_another_users_job(slurm: Slurm) -> None:
-    other = slurm.allocate("--uid=nobody", "--nodes=1")
+    other = another(slurm, 1)
     before = shown(slurm, other)
     with on_demand(slurm, "--on-demand", "--max-nodes", "3") as rms:
         assert not rms.allocations()
@@ -98,7 +104,7 @@ def test_a_job_has_nodes_of_several_allocations(slurm: Slurm, alone: str) -> Non
 
 
 def test_it_goes_on_with_what_the_one_before_had(slurm: Slurm, alone: str) -> None:
-    slurm.allocate("--uid=nobody", "--nodes=2")
+    another(slurm, 2)
     with on_demand(slurm, "--on-demand") as rms:
         job = rms.submit(MPDATA, "--nodes", "1", "--mode", "fixed")
         rms.running(job)
