@@ -18,6 +18,7 @@ from rms.core.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
+    NodesLeased,
     NodeUp,
     Reopened,
     Requeued,
@@ -125,6 +126,12 @@ def _tasks_hold(state: State, event: TasksHold) -> None:
         raise TransitionError(f"expected free nodes for tasks, got {event.nodes}")
 
 
+def _leased(state: State, event: NodesLeased) -> None:
+    _nodes(state.nodes, event.nodes)
+    if len(event.nodes) != len(event.until_s):
+        raise TransitionError(f"expected a time for each node, got {event}")
+
+
 def _reopened(state: State, event: Reopened) -> None:
     if state.counted:
         raise TransitionError("expected a cluster whose jobs are placed, got one that is counted")
@@ -151,5 +158,6 @@ _CHECK: dict[type, Callable[[State, Any], object]] = {
     NodeBooted: _booted,
     NodePowerFailed: _power_failed,
     TasksHold: _tasks_hold,
+    NodesLeased: _leased,
     Reopened: _reopened,
 }
