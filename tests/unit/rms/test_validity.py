@@ -22,6 +22,7 @@ from rms.core.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
+    NodesLeased,
     NodeUp,
     Requeued,
     ResizeAsked,
@@ -64,6 +65,7 @@ def events(at_s: float) -> Iterator[Event]:
     for node in map(Node, range(-1, NODES + 1)):
         yield from (kind(at_s, node) for kind in OF_NODES)
         yield TasksHold(at_s, (node,))
+        yield from (NodesLeased(at_s, (node,), until_s, 4, 9.0) for until_s in ((1.0,), ()))
     yield Submitted(at_s - 1.0, (spec(99, at_s),))
 
 
