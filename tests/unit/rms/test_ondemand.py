@@ -174,7 +174,7 @@ def test_no_limit_is_passed_and_no_job_loses_its_nodes(
     assert not gone or staying - gone >= limits.keep
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(1, 5)), max_size=8),
     st.integers(0, 2),
