@@ -199,7 +199,7 @@ def serve(arguments: argparse.Namespace) -> int:
         check_engine(arguments.engine)
     if arguments.check is not None and arguments.check != Path():
         arguments.cluster = arguments.check
-    if arguments.check is not None and arguments.engine != "local":
+    if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND):
         return _check_site(arguments)
     say = Log(arguments.log_level, os.environ)
     state = (arguments.state or state_folder(os.environ)).absolute()
