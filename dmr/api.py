@@ -95,6 +95,11 @@ def malleable(
                 return driver.loop(lambda: index(steps))
 
             run.internal.loop, run.internal.point = loop, driver.point
+            if runtime.parent is not None and runtime.rendezvous is None:
+                run.note(
+                    "note: another program has spawned this one; ranks that replace these have "
+                    "no MPI_Comm_get_parent to it"
+                )
             _take_state(run, state or {})
             driver.enter()
             yield run
@@ -109,8 +114,19 @@ def _runtime_of(comm: MPI.Intracomm) -> Runtime:
     """Return what surrounds a program, whose ranks are those of a communicator.
 
     Raises:
-        UsageError: there are others, which would know nothing of a resize.
+        UsageError: there are others, which would know nothing of a resize, or MPI is not
+            initialised.
     """
+    if getattr(sys.modules.get("mpi4py.futures._core"), "SharedPool", None) is not None:
+        raise UsageError(
+            "expected every rank to run the program, got python -m mpi4py.futures, under which "
+            "rank 0 does alone: start it without, and use MPICommExecutor(run.comm)"
+        )
+    if not MPI.Is_initialized():
+        raise UsageError(
+            "expected MPI to be initialised, got a session only: leave mpi4py.rc.initialize as it "
+            "is, resizes need MPI_Comm_spawn or MPI_Comm_accept"
+        )
     if comm.size != MPI.COMM_WORLD.size:
         raise UsageError(
             f"expected a communicator of all {MPI.COMM_WORLD.size} ranks, got one of {comm.size}: "

@@ -263,9 +263,11 @@ class Driver:
         run = self.run
         run.internal.requested = 0
         ranks = fitting(ranks, self.plan.limits, self.plan.sizes)
+        if ranks == run.world.size:
+            return None
         if run.runtime.manager is None:
             return ranks
-        if run.internal.rms is not None and ranks != run.world.size:
+        if run.internal.rms is not None:
             run.internal.rms.report(ApplicationResizeRequest(ranks))
         return None
 

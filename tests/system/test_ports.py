@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,3 +118,12 @@ def settled(rms: Rms, job: str, count: int) -> bool:
     row = rms.row(job)
     assert not rms.rolled_back(job) and row["state"] == "RUNNING", rms.output(job)
     return len(row["resizes"]) == count and row["resizing"] == ""
+
+
+@pytest.mark.wide
+def test_a_task_farm_asks_for_ranks_and_gives_them_back(run: Run) -> None:
+    farm = runpy.run_path(str(PORTS.parent / "farm.py"))
+    alone = sum(farm["work"](task) for task in range(48))
+    done = run(MPIEXEC, "-n", "1", sys.executable, str(PORTS.parent / "farm.py"), "48", "3")
+    wanted = f"48 tasks, sum {alone}, 2 resizes, ranks of each round [1, 3, 3, 3, 2]"
+    assert done.stdout.splitlines()[-1] == wanted, done.stdout + done.stderr
