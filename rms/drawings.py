@@ -30,12 +30,14 @@ COLOURS = (
 
 STYLE = (
     """svg { display: block; width: 100%; overflow: hidden }
+svg.mark { overflow: visible; width: 1px }
 svg text { font: 12px system-ui, sans-serif; fill: #111; pointer-events: none }
 svg.axis text, .scale text { fill: currentColor }
+.scale text { paint-order: stroke; stroke: Canvas; stroke-width: 4px }
 svg.axis line, .scale line { stroke: currentColor; stroke-opacity: 0.35 }
 .bar rect { stroke: #444; stroke-width: 1 }
-.bar:focus { outline: none }
-.bar:focus rect { stroke-width: 4; stroke: #000 }
+.cursor rect, rect.cursor { stroke: #000; stroke-width: 4 }
+rect.cursor { fill: none }
 .bar.off rect, .bar.boot rect { fill: none; stroke: currentColor; stroke-dasharray: 3 3 }
 .bar.off text, .bar.boot text { fill: currentColor }
 .mark path { fill: #000; stroke: #fff; stroke-width: 1 }
@@ -158,8 +160,8 @@ def _steps(held: Sequence[tuple[float, float]], window: Window) -> Iterable[str]
 def axis(window: Window) -> str:
     """Return the axis of time: ticks at round times of day."""
     span_s = window.end_s - window.begin_s
-    step_s = next((step for step in STEPS_S if span_s / step <= 8), 86400)
-    while span_s / step_s > 8:
+    step_s = next((step for step in STEPS_S if span_s / step <= 6), 86400)
+    while span_s / step_s > 6:
         step_s *= 2
     shift_s = time.localtime(window.begin_s).tm_gmtoff
     first = -int(-(window.begin_s + shift_s) // step_s) * step_s - shift_s
@@ -171,9 +173,11 @@ def axis(window: Window) -> str:
         words = clock(at_s, day=step_s >= 86400)
         words = words[:10] if step_s >= 86400 else words[:5] if step_s >= 60 else words
         place = window.place(at_s)
+        late = at_s > window.begin_s + 0.95 * span_s
+        side = ' text-anchor="end" dx="-3"' if late else ' dx="3"'
         parts.append(
             f'<line x1="{place}" x2="{place}" y1="0" y2="5"/>'
-            f'<text x="{place}" y="17" dx="3">{words}</text>'
+            f'<text x="{place}" y="17"{side}>{words}</text>'
         )
     return f'<svg class="axis" height="20" aria-hidden="true">{"".join(parts)}</svg>'
 
@@ -262,12 +266,12 @@ def _round_up(value: float) -> float:
 # --- arrays and rates ----------------------------------------------------------------------------
 
 CELL_PX = 16
-CELLS = 50
+CELLS = 25
 """Of an array's tasks so many stand in a row."""
 
 
 def cells(first: int, states: Mapping[int, str]) -> str:
-    """Return the tasks ``first`` to ``first + 49`` of an array, a cell with a sign for each."""
+    """Return the tasks ``first`` to ``first + 24`` of an array, a cell with a sign for each."""
     runs: list[tuple[str, int, int]] = []
     signs: list[tuple[int, str]] = []
     for at in range(CELLS):

@@ -66,10 +66,10 @@ def _submitted(context: Context, event: Submitted) -> str:
 
 def _resized(context: Context, event: Resized) -> str:
     known = context.jobs.get(event.job)
-    rows = [] if known is None else known.resizes
-    row = min(rows, key=lambda each: abs(each.at_s - event.at_s), default=None)
-    if row is None or abs(row.at_s - event.at_s) > 1.0:
+    rows = [] if known is None else [row for row in known.resizes if row.at_s <= event.at_s]
+    if not rows:
         return f"job {event.job} was resized"
+    row = rows[-1]  # it is told first; then processes end, and the resize is over
     sizes = f"from {row.from_ranks} to {row.to_ranks} ranks"
     return f"job {event.job} was resized {sizes}, stopped for {row.stall_s:.3f} s"
 

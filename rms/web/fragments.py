@@ -7,10 +7,11 @@ from rms.web.content import words
 from rms.wire.users import OVER, JobRow
 
 
-def state_words(state: str) -> str:
-    """Return a state with its sign."""
+def state_words(state: str, resizing: str = "") -> str:
+    """Return a state with its sign, and the state of a resize."""
+    also = f", resize: {words(resizing, 30)}" if resizing else ""
     _, sign = drawings.TASK_SIGNS.get(state, drawings.OTHER_SIGN)
-    return f'<span aria-hidden="true">{sign}</span> {words(state, 30)}'
+    return f'<span aria-hidden="true">{sign}</span> {words(state, 30)}{also}'
 
 
 def size_words(job: JobRow) -> str:

@@ -70,15 +70,14 @@ def _list_row(line: JobLine) -> str:
     where = fold_slots(job.nodes) if job.nodes else job.reason
     array = job.id.partition("_")[0]
     view, target = ("array", array) if line.tasks > 1 else ("job", job.id)
-    state = job.resizing or job.state
     steps = f"{job.step}/{job.steps}" if job.steps else ""
     return (
         f'<tr data-job="{words(job.id)}"><th scope=row><a href="#view={view}&amp;id={target}">'
         f"{words(line.ids, 40)}</a></th>"
-        f"<td>{words(job.name, 60)}</td><td>{state_words(state)}</td>"
+        f"<td>{words(job.name, 60)}</td><td class="s">{state_words(job.state, job.resizing)}</td>"
         f'<td class="n">{size_words(job)}</td><td class="n">{steps}</td>'
         f'<td class="n">{energy_words(job.energy_j)}</td>'
-        f'<td class="long">{words(where, 160)}</td><td>{job_buttons(job, line.ids)}</td></tr>'
+        f'<td class="long">{words(where, 160)}</td><td class="s">{job_buttons(job, line.ids)}</td></tr>'
     )
 
 
@@ -142,7 +141,7 @@ def _facts(job: JobRow, now_s: float) -> str:
     ran = 0.0 if began is None else (job.end_s or now_s) - began
     rows = [
         ("Name", words(job.name)),
-        ("State", state_words(job.resizing or job.state)),
+        ("State", state_words(job.state, job.resizing)),
         ("Mode", words(job.mode)),
         ("Submitted", clock(job.submit_s, day=True)),
         ("Started", "" if began is None else clock(began, day=True)),
@@ -185,7 +184,7 @@ def _output(job: JobRow) -> str:
 
 # --- arrays --------------------------------------------------------------------------------------
 
-ROWS_OF_TASKS = 20
+ROWS_OF_TASKS = 40
 
 
 def array_view(asked: Asked, live: Live) -> Content:
@@ -196,7 +195,9 @@ def array_view(asked: Asked, live: Live) -> Content:
         '<div data-part="acts" class="acts"></div><p data-part="states"></p>'
         f'<form class="find" data-task="{number}"><label>Open task <input name="task" '
         'inputmode="numeric" autocomplete="off"></label></form>'
-        f'<div data-list="tasks" class="tasks" data-array="{number}"></div>'
+        f'<div data-list="tasks" class="tasks" data-array="{number}" tabindex="0" '
+        'role="group" aria-label="Tasks: arrow keys go from one to the next, Enter opens it"></div>'
+        '<p class="told" role="status"></p>'
         '<p class="choices" data-part="pages"></p></section>'
     )
     found, tasks = Content(frame), dict(live.tasks)

@@ -39,11 +39,13 @@ def over_time(asked: Asked) -> str:
     return (
         '<section aria-labelledby="h-nodes"><h2 id="h-nodes">Nodes over time</h2>'
         f'<p class="choices">{spans} {move}</p><p data-part="since"></p>'
-        '<div class="lanes" data-list="lanes" data-timed></div>'
-        '<div class="of-time" data-part="axis"></div>'
+        '<div class="lanes" data-list="lanes" data-timed data-bars tabindex="0" role="group" '
+        'aria-label="Bars of jobs: arrow keys go from one to the next, Enter opens its job"></div>'
+        '<div class="of-time" data-part="axis"></div><p class="told" role="status"></p>'
         "<details><summary>As a table</summary><table><thead><tr><th>Node</th><th>State</th>"
         '<th>Jobs, from and until</th></tr></thead><tbody data-list="held"></tbody></table>'
-        "</details></section>"
+        "<table><thead><tr><th>Resizes</th></tr></thead>"
+        '<tbody data-list="marks"></tbody></table></details></section>'
     )
 
 
@@ -53,12 +55,11 @@ def show_over_time(found: Content, asked: Asked, live: Live) -> None:
     if lanes is None:
         return
     window = window_of(live, lanes.begin_s, lanes.end_s)
-    marks: dict[str, list[tuple[float, str]]] = {}
-    for mark in lanes.marks:
-        marks.setdefault(mark.job, []).append((mark.at_s, _mark_words(mark)))
     drawn = Window(window.origin_s, window.origin_s + 1.0, window.origin_s)
     found.fill("lanes", [(lane.name, _lane(lane, lanes, drawn)) for lane in lanes.lanes])
     found.fill("held", [(lane.name, _held_row(lane)) for lane in lanes.lanes])
+    rows = [(f"{m.job}-{m.at_s:.3f}", _mark_words(m)) for m in reversed(lanes.marks[-30:])]
+    found.fill("marks", [(key, f"<tr><td>{words(said, 200)}</td></tr>") for key, said in rows])
     found.parts["axis"] = drawings.axis(window)
     begin_s = lanes.end_s - asked.span_s
     late = lanes.begin_s > max(begin_s, _origin(live)) + 60.0
@@ -71,12 +72,7 @@ def _lane(lane: Lane, lanes: Lanes, window: Window) -> str:
     if lane.held:
         drawing = drawings.held_lane(lane.held, window)
     else:
-        here = {span.job for span in lane.spans if span.end_s is None or span.job}
-        marks = [
-            (mark.at_s, _mark_words(mark))
-            for mark in lanes.marks
-            if mark.job in here and _touches(lane, mark)
-        ]
+        marks = [(mark.at_s, _mark_words(mark)) for mark in lanes.marks if _touches(lane, mark)]
         drawing = drawings.lane(lane.spans, marks, window)
     name, state = words(lane.name, 40), words(lane.state, 60)
     return (

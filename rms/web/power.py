@@ -21,7 +21,7 @@ def power_view(asked: Asked, live: Live) -> Content:
     key = "".join(f'<span class="key {name}">{name}</span>' for name in drawings.OWNERS)
     frame = (
         '<section aria-labelledby="h-power"><h2 id="h-power">Power</h2>'
-        f'<p class="choices">{spans}</p><p>By owner: {key}, from the bottom up; '
+        f'<p class="choices">{spans}</p><p>By owner: {key} from the bottom up, '
         '<span data-part="source"></span></p><div class="of-time" data-part="curve"></div>'
         '<div class="of-time" data-part="axis"></div><h3>Energy so far</h3>'
         '<table><thead><tr><th>Owner or source</th><th class="n">Energy</th></tr></thead>'
@@ -40,7 +40,7 @@ def power_view(asked: Asked, live: Live) -> Content:
     found.parts["curve"] = drawings.power(points, window, power.cap_w)
     found.parts["axis"] = drawings.axis(window)
     cap = "no power cap" if power.cap_w is None else f"the power cap is {power.cap_w:g} W"
-    found.parts["source"] = f"measured by {words(power.sources)}; {cap}"
+    found.parts["source"] = f"power by {words(power.sources)}; {cap}"
     energy = power.energy
     rows = [("jobs", energy.busy_j), ("tasks", energy.tasks_j), ("idle", energy.idle_j)]
     rows += [("off", energy.off_j), ("boot", energy.boot_j), ("cluster", energy.cluster_j)]

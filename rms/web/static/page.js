@@ -11,6 +11,8 @@ const byId = (id) => document.getElementById(id);
 const main = byId("main"), connection = byId("connection"), newsList = byId("news");
 const dialog = byId("confirm");
 
+const CELLS = 25;  // tasks of an array in a row
+
 const shown = new Map();  // key -> element of a piece in a list
 let frame = null, lists = {}, span = null, lastNumber = -1, stop = null, lastNews = -1, following = "";
 
@@ -248,7 +250,7 @@ document.addEventListener("click", (event) => {
   const cells = event.target.closest("svg.cells");
   if (cells) {
     const box = cells.getBoundingClientRect();
-    const at = Math.floor((event.clientX - box.left) / box.width * 50);
+    const at = Math.floor((event.clientX - box.left) / box.width * CELLS);
     openJob(`${cells.closest("[data-array]").dataset.array}_${Number(cells.dataset.first) + at}`);
   }
 });
@@ -271,7 +273,51 @@ document.addEventListener("submit", (event) => {
   }
 });
 
-// Up and down go through the rows of a table, left and right through the bars of the lanes.
+// Arrow keys go through bars of lanes and cells of arrays; what has the cursor is told.
+let cursor = [0, 0];
+
+function moved(event, rows, count) {
+  const [down, right] = {ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1],
+    ArrowRight: [0, 1]}[event.key] || [0, 0];
+  if (!rows || (!down && !right && event.key !== "Enter")) return false;
+  event.preventDefault();
+  cursor[0] = Math.min(Math.max(cursor[0] + down, 0), rows - 1);
+  cursor[1] = Math.min(Math.max(cursor[1] + right, 0), Math.max(count(cursor[0]) - 1, 0));
+  return true;
+}
+
+function overBars(event, holder) {
+  const lanes = [...holder.querySelectorAll("svg.lane")].map((lane) => [...lane.children].filter(
+    (bar) => bar.tagName === "g" && bar.style.display !== "none"));
+  if (!moved(event, lanes.length, (lane) => lanes[lane].length)) return;
+  for (const old of holder.querySelectorAll(".cursor")) old.classList.remove("cursor");
+  const bar = lanes[cursor[0]][cursor[1]];
+  const told = holder.parentElement.querySelector(".told");
+  told.textContent = bar ? bar.querySelector("title").textContent : "nobody held this node";
+  if (!bar) return;
+  bar.classList.add("cursor");
+  if (event.key === "Enter" && bar.dataset.job) openJob(bar.dataset.job);
+}
+
+function overCells(event, holder) {
+  const rows = [...holder.querySelectorAll("svg.cells")];
+  if (!moved(event, rows.length, () => CELLS)) return;
+  for (const old of holder.querySelectorAll("rect.cursor")) old.remove();
+  const row = rows[cursor[0]], mark = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+  const box = {class: "cursor", x: cursor[1] * 16, y: 0, width: 16, height: 16};
+  for (const [name, value] of Object.entries(box)) mark.setAttribute(name, value);
+  row.append(mark);
+  const task = `${holder.dataset.array}_${Number(row.dataset.first) + cursor[1]}`;
+  holder.parentElement.querySelector(".told").textContent = `task ${task}`;
+  if (event.key === "Enter") openJob(task);
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.target.matches("[data-bars]")) overBars(event, event.target);
+  if (event.target.matches("[data-array]")) overCells(event, event.target);
+});
+
+// Up and down go through the rows of a table.
 document.addEventListener("keydown", (event) => {
   const step = {ArrowDown: 1, ArrowUp: -1}[event.key];
   const row = event.target.closest && event.target.closest("[data-rows] > tr");

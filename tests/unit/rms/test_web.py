@@ -240,5 +240,5 @@ def test_drawings_place_what_has_a_time() -> None:
     assert "a &lt;mark&gt;" in drawn and drawn.count("<text") == 2
     drawn = drawings.power([(150.0, (4.0, 1.0, 0.0, 0.0)), (200.0, (4.0, 0.0, 0.0, 0.0))], window)
     assert "M0 180.0" in drawn and 'class="boot"' not in drawn and "5 W" in drawn
-    drawn = drawings.cells(50, {50: "COMPLETED", 51: "COMPLETED", 99: "PENDING"})
+    drawn = drawings.cells(50, {50: "COMPLETED", 51: "COMPLETED", 74: "PENDING"})
     assert drawn.count("<rect") == 2 and "✓✓" in drawn and 'data-first="50"' in drawn
