@@ -74,10 +74,12 @@ def _list_row(line: JobLine) -> str:
     return (
         f'<tr data-job="{words(job.id)}"><th scope=row><a href="#view={view}&amp;id={target}">'
         f"{words(line.ids, 40)}</a></th>"
-        f"<td>{words(job.name, 60)}</td><td class="s">{state_words(job.state, job.resizing)}</td>"
+        f"<td>{words(job.name, 60)}</td>"
+        f'<td class="s">{state_words(job.state, job.resizing)}</td>'
         f'<td class="n">{size_words(job)}</td><td class="n">{steps}</td>'
         f'<td class="n">{energy_words(job.energy_j)}</td>'
-        f'<td class="long">{words(where, 160)}</td><td class="s">{job_buttons(job, line.ids)}</td></tr>'
+        f'<td class="long">{words(where, 160)}</td>'
+        f'<td class="s">{job_buttons(job, line.ids)}</td></tr>'
     )
 
 
