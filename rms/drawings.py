@@ -313,9 +313,9 @@ def rates(rows: Sequence[tuple[str, float]], unit: str) -> str:
         y = at * ROW_PX
         parts.append(
             f'<g class="scale"><text x="0" y="{y + 17}">{html.escape(words)}</text></g>'
-            f'<rect class="jobs" x="20%" y="{y + 3}" width="{60.0 * figure / most:.2f}%" '
+            f'<rect class="jobs" x="20%" y="{y + 3}" width="{52.0 * figure / most:.2f}%" '
             f'height="{ROW_PX - 6}"/><g class="scale">'
-            f'<text x="{20.5 + 60.0 * figure / most:.2f}%" y="{y + 17}">'
+            f'<text x="{20.5 + 52.0 * figure / most:.2f}%" y="{y + 17}">'
             f"{figure:.3g} {html.escape(unit)}</text></g>"
         )
     return f'<svg height="{ROW_PX * len(rows)}" aria-hidden="true">{"".join(parts)}</svg>'

@@ -34,6 +34,7 @@ def list_frame(asked: Asked) -> str:
         f"{' aria-current=true' if name == asked.jobs else ''}>{label}</a>"
         for name, label in (("active", "wait or run"), ("over", "over"))
     )
+    where = "Where, or why it waits" if asked.jobs == "active" else "Ended"
     return (
         '<section aria-labelledby="h-jobs"><h2 id="h-jobs">Jobs</h2>'
         f'<p class="choices">{lists}</p>'
@@ -41,7 +42,7 @@ def list_frame(asked: Asked) -> str:
         f'value="{words(asked.find, 200)}" autocomplete="off"></label></form>'
         '<div class="wide"><table class="jobs-table"><thead><tr><th>Job</th><th>Name</th>'
         '<th>State</th><th class="n">Nodes</th><th class="n">Steps</th><th class="n">Energy</th>'
-        "<th>Where, or why it waits</th><th>Act</th></tr></thead>"
+        f"<th>{where}</th><th>Act</th></tr></thead>"
         '<tbody data-list="jobs" data-rows></tbody></table></div>'
         '<p class="choices" data-part="pages"></p></section>'
     )
@@ -67,7 +68,7 @@ def show_list(found: Content, asked: Asked, live: Live) -> None:
 
 def _list_row(line: JobLine) -> str:
     job = line.job
-    where = fold_slots(job.nodes) if job.nodes else job.reason
+    where = _when(job) if job.end_s is not None else fold_slots(job.nodes) or job.reason
     array = job.id.partition("_")[0]
     view, target = ("array", array) if line.tasks > 1 else ("job", job.id)
     steps = f"{job.step}/{job.steps}" if job.steps else ""
@@ -84,6 +85,15 @@ def _list_row(line: JobLine) -> str:
 
 
 # --- one job -------------------------------------------------------------------------------------
+
+
+def _when(job: JobRow) -> str:
+    """Return when a job that is over ended, and how long it ran and waited."""
+    end_s = job.end_s or 0.0
+    if job.start_s is None:
+        return f"{clock(end_s)}, never ran. {job.reason}"
+    ran, waited = duration(end_s - job.start_s), duration(job.start_s - job.submit_s)
+    return f"{clock(end_s)}, ran {ran}, waited {waited}. {job.reason}"
 
 
 def job_view(asked: Asked, live: Live) -> Content:
@@ -116,7 +126,7 @@ def job_view(asked: Asked, live: Live) -> Content:
         [
             (
                 str(n),
-                f"<tr><td>{clock(row.at_s)}</td><td>{row.from_ranks} to {row.to_ranks}</td>"
+                f"<tr><td class=s>{clock(row.at_s)}</td><td>{row.from_ranks} to {row.to_ranks}</td>"
                 f'<td>{words(row.strategy)}</td><td class="n">{row.stall_s * 1000:.0f} ms</td>'
                 f'<td class="n">{row.bytes / 1e6:.1f} MB</td></tr>',
             )
@@ -128,7 +138,7 @@ def job_view(asked: Asked, live: Live) -> Content:
         [
             (
                 f"{n}-{entry.at_s:.3f}",
-                f"<tr><td>{clock(entry.at_s)}</td><td>{words(entry.kind)}"
+                f"<tr><td class=s>{clock(entry.at_s)}</td><td>{words(entry.kind)}"
                 f"{f' on {entry.size}' if entry.size else ''}</td>"
                 f'<td class="long">{words(entry.reason, 200)}</td></tr>',
             )
