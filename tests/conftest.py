@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from types import FrameType
 
 import pytest
 from faults import Fault, entering, rows_of, table
@@ -42,6 +43,19 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("chosen")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let a run that timeout(1) ends leave no daemon, mpiexec or spinning rank: fixtures end them.
+
+    What is interrupted may be a command called in this process, which answers by its status.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        session.shouldstop = "ended by SIGTERM"
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
