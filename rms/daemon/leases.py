@@ -6,7 +6,7 @@ from collections import Counter
 from math import inf
 
 from rms.core.events import NodesLeased, ResizeAsked
-from rms.core.lease import needs_s
+from rms.core.lease import LEAST_S, needs_s
 from rms.core.model import Job, JobId, Node
 from rms.daemon.context import Context, Handle
 from rms.daemon.jobs import REQUEUED
@@ -18,9 +18,6 @@ EVERY_S = 0.5
 
 SAME_S = 5.0
 """Ends that differ by less are the same: the clocks of two machines are read."""
-
-MOVE_S = 60.0
-"""How long before its nodes go back a job is asked to go on with those that stay."""
 
 
 class Leases:
@@ -64,12 +61,12 @@ class Leases:
 
     def _end_in_time(self, now: float, until_s: dict[Node, float]) -> None:
         """Have jobs go on with fewer nodes, or end at checkpoints, before theirs go back."""
-        if min(until_s.values(), default=inf) > now + MOVE_S:
+        if min(until_s.values(), default=inf) > now + LEAST_S:
             return
         for job_id, running in list(self._context.state.running.items()):
             ends = [until_s.get(node, inf) for node in running.held]
             first_s = min(ends, default=inf)
-            if first_s > now + MOVE_S:
+            if first_s > now + LEAST_S:
                 continue
             if first_s > now:
                 self._leave(running, now, until_s)
@@ -78,7 +75,7 @@ class Leases:
 
     def _leave(self, running: Job, now: float, until_s: dict[Node, float]) -> None:
         """Ask a job that can be resized to go on with its nodes that stay, if it may."""
-        kept = tuple(n for n in running.nodes if until_s.get(n, inf) > now + MOVE_S)
+        kept = tuple(n for n in running.nodes if until_s.get(n, inf) > now + LEAST_S)
         sizes = running.spec.sizes()
         size = max((n for n in sizes if n <= len(kept)), default=0)
         if size and running.resizable_now and size not in running.refused_sizes:

@@ -93,8 +93,13 @@ def test_a_job_has_nodes_of_several_allocations(slurm: Slurm, alone: str) -> Non
         assert rms.running(job)["size"] == 2
         assert sorted(map(len, rms.allocations("RUNNING").values())) == [1, 1]
         assert set(rms.row(job)["nodes"]) == rms.held()
-        rms.resized(job, 1)
-        rms.until(lambda: len(rms.held()) == 1, "the end of one allocation")
+        first, last = sorted(rms.allocations("RUNNING"), key=int)
+        (kept,) = rms.allocations("RUNNING")[first]
+        end = slurm("date", "-d", "+95 seconds", "+%Y-%m-%dT%H:%M:%S").strip()
+        slurm("scontrol", "update", f"jobid={last}", f"EndTime={end}")
+        rms.until(lambda: rms.row(job)["nodes"] == [kept], "the job on the node that stays")
+        rms.until(lambda: rms.held() == {kept}, "the end of one allocation, before its time")
+        assert rms.resizes(job) == [(2, 1)] and "told to end" not in rms.said()
         rms.hurry()
         assert rms.over(job) == ["COMPLETED"]
         assert rms.row(job)["answer"] == alone

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from rms.core.lease import LEAST_S
 from rms.launch.base import LaunchError, PendingCall
 from rms.launch.demand import Demand, Leases
 from rms.launch.slurm.allocations import Allocations
@@ -139,7 +140,7 @@ class ElasticLauncher(PilotLauncher):
         return ""
 
     def unavailable(self) -> frozenset[str] | None:
-        """Return the nodes that are not held, fail or are about to be given back."""
+        """Return the nodes that are not held, fail or go back soon."""
         if not (self._held or self._allocations.known):
             return None
         there = {host for each in self._held.values() for host in each.hosts}
@@ -150,6 +151,8 @@ class ElasticLauncher(PilotLauncher):
                 if seen.snapshot.over:
                     there.difference_update(seen.hosts)
             there -= seen.suspects
+            if self._until_s(number) < time.time() + LEAST_S:  # no job is started there any more
+                there.difference_update(seen.hosts)
             if number in self._leaving:
                 there.difference_update(self._leaving[number].hosts)
         return frozenset(self.cluster).difference(there)

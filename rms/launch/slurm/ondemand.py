@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from rms.core.lease import LEAST_S
 from rms.launch.demand import WaitingJob
 
 
@@ -124,13 +125,13 @@ def decide(
     """
     served = [job for job in waiting if serves(limits, job)]
     wanted = sum(job.wants for job in served) if limits.on_demand else 0
-    shortest_s = min((job.needs_s for job in served), default=0.0)
+    shortest_s = max(LEAST_S, min((job.needs_s for job in served), default=0.0))
     idle: dict[str, Running] = {}
     short: set[str] = set()
     for each in running:
         for host in each.idle_since_s:
             idle[host] = each
-            if each.until_s <= now_s or each.until_s - now_s < shortest_s:
+            if each.until_s - now_s < shortest_s:
                 short.add(host)
     held = sum(len(each.hosts) for each in running)
     lasting = sum(len(each.hosts) - len(each.leaving) for each in running) - len(short)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rms.cli.main import main
+from rms.core.lease import LEAST_S
 from rms.launch.demand import WaitingJob
 from rms.launch.slurm.ondemand import (
     Action,
@@ -71,7 +72,7 @@ def holds(
             [],
             [Submit(1, 1), GiveBack(1, ("a",))],
         ),
-        ([], [holds(1, "a", idle="a", left_s=0.0)], [], [GiveBack(1, ("a",))]),
+        ([], [holds(1, "a", idle="a", left_s=59.0)], [], [GiveBack(1, ("a",))]),
     ],
 )
 def test_examples(
@@ -166,7 +167,7 @@ def test_no_limit_is_passed_and_no_job_loses_its_nodes(
         assert each.hosts and set(each.hosts) <= own.idle_since_s.keys()  # nothing runs there
         assert len(each.hosts) == len(own.hosts) or own.hosts[0] not in each.hosts
         of_use = min((j.needs_s for j in waiting if serves(limits, j)), default=0.0)
-        late = own.until_s <= NOW_S or own.until_s - NOW_S < of_use
+        late = own.until_s - NOW_S < max(of_use, LEAST_S)
         assert late or all(NOW_S - own.idle_since_s[host] >= limits.idle_s for host in each.hosts)
         gone += 0 if late else len(each.hosts)
     lasting = [each for each in running if each.until_s > NOW_S]
