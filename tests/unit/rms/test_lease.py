@@ -13,6 +13,7 @@ from rms.core.model import JobId, JobSpec, Mode, Node, NodePower
 from rms.core.node_events import TransitionError
 from rms.core.policies import named
 from rms.core.scheduler import Scheduler
+from rms.core.snapshot import freeze, thaw
 
 
 def scheduler(nodes: int = 4) -> Scheduler:
@@ -88,6 +89,15 @@ def test_followed_decisions_and_decisions_are_the_same() -> None:
     for event, decisions in zip(events, decided, strict=True):
         again.feed(event, decisions)
     assert again.engine.state == first.engine.state
+
+
+def test_a_snapshot_keeps_it() -> None:
+    found = scheduler()
+    found.feed(leased(0.0, 100.0, 300.0))
+    again = thaw(freeze(found), lambda key, _: named(key))
+    assert again.engine.state.lease == found.engine.state.lease
+    event = Submitted(1.0, (job("1", 200.0), job("2", 90.0)))
+    assert again.feed(event) == found.feed(event)
 
 
 def test_nodes_that_there_are_not_are_refused() -> None:
