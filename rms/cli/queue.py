@@ -15,7 +15,7 @@ from rms.client.connection import server_address
 from rms.formats.ids import fold_ids
 from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import CommandError, columns, printable, publish
-from rms.wire.users import OVER, SHORT_STATES, JobRow
+from rms.wire.users import ALIVE, SHORT_STATES, JobRow
 
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"]
 
@@ -44,9 +44,8 @@ def queue(arguments: argparse.Namespace) -> int:
     form = arguments.format
     _check(form or "")
     server = server_address(arguments.server, os.environ)
-    filters = {"state": arguments.state, "name": arguments.name, "user": arguments.user}
-    found = jobs(server, arguments.id, **filters)
-    rows = [job for job in found if arguments.state is not None or job.state not in OVER]
+    state = ALIVE if arguments.state is None else arguments.state
+    rows = jobs(server, arguments.id, state=state, name=arguments.name, user=arguments.user)
     waiting: dict[tuple[str, str], list[JobRow]] = {}
     shown: list[tuple[str, JobRow]] = []
     for job in rows:

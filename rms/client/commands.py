@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -19,9 +18,24 @@ from rms.client.connection import ServerError, ask, sendable
 from rms.client.launch import strip_options
 from rms.formats.jobscript import Options, ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
-from rms.wire.users import OVER, JobIds, JobRow, Submission, SubmitOptions
+from rms.wire.users import (
+    WAIT_PATH,
+    JobIds,
+    JobRow,
+    Submission,
+    SubmitOptions,
+    WaitAnswer,
+    WaitQuery,
+)
 
-POLL_S = 0.1
+PAGE = 500
+"""How many rows are asked for at once."""
+
+HOLD_S = 20.0
+"""How long the daemon may hold the question whether jobs are over."""
+
+COPY_S = 0.2
+"""How often a job's output is copied while it runs."""
 
 SUMMARY_S = 10.0
 """How long the last lines of jobs that are over are waited for."""
@@ -122,42 +136,47 @@ def _profile_text(path: Path) -> str:
 
 
 def jobs(server: str, wanted: str | None = None, **filters: str | None) -> list[JobRow]:
-    """Return all jobs, or those that ids name and of a ``state``, ``name``, ``user``."""
+    """Return all jobs, or those that ids name and of a ``state``, ``name``, ``user``.
+
+    They come by pages, between which the daemon answers others.
+    """
     given = {key: text for key, text in {"id": wanted, **filters}.items() if text is not None}
-    path = f"/jobs?{urlencode(given)}" if given else "/jobs"
-    return ask(list[JobRow], server, "GET", path)
+    given["limit"] = str(PAGE)
+    rows: list[JobRow] = []
+    while True:
+        page = ask(list[JobRow], server, "GET", f"/jobs?{urlencode(given)}")
+        rows += page
+        if len(page) < PAGE:
+            return rows
+        given["after"] = page[-1].id
 
 
-def wait_for(
-    server: str,
-    wanted: str,
-    say: Callable[[str], None] | None = None,
-    look: Callable[[Sequence[JobRow]], None] | None = None,
-) -> int:
+def unfinished(server: str, wanted: str, hold_s: float, *, lines: bool = False) -> int:
+    """Return how many jobs are not over yet: when none is, or after a time.
+
+    Args:
+        lines: they are over only once the last lines of their outputs are written.
+    """
+    return ask(WaitAnswer, server, "POST", WAIT_PATH, WaitQuery(wanted, lines, hold_s)).left
+
+
+def wait_for(server: str, wanted: str, say: Callable[[str], None] | None = None) -> int:
     """Return when the jobs are over: 0 if all are COMPLETED, else the highest of their statuses.
 
     That of one that did not complete is its script's, or 1 where that is 0 or it has none.
 
     Args:
         say: told the last line of each job's output.
-        look: told how they are, again and again, and how they have ended.
     """
-    over_s = None
-    while True:
-        rows = jobs(server, wanted)
-        if look is not None:
-            look(rows)
-        if all(job.state in OVER for job in rows):
-            over_s = over_s or time.monotonic()
-            # The line waits for the last readings of meters.
-            late = (say is None and look is None) or time.monotonic() > over_s + SUMMARY_S
-            if late or all(job.summary != "" for job in rows):
-                break
-        time.sleep(POLL_S)
+    while unfinished(server, wanted, HOLD_S):
+        pass
+    if say is not None:  # the lines wait for the last readings of meters
+        unfinished(server, wanted, SUMMARY_S, lines=True)
+    rows = jobs(server, wanted)
     for job in rows:
         if say is not None and job.summary:
             say(job.summary)
-    return max(0 if job.state == "COMPLETED" else job.exit_code or 1 for job in rows)
+    return _status(rows)
 
 
 def follow(server: str, wanted: str, out: BinaryIO) -> tuple[int, JobRow]:
@@ -166,25 +185,32 @@ def follow(server: str, wanted: str, out: BinaryIO) -> tuple[int, JobRow]:
     Raises:
         ServerError: it is not one job, or its output cannot be read here.
     """
+    rows = jobs(server, wanted)
+    if len(rows) != 1:
+        raise ServerError(f"expected the id of one job, got {wanted}, of {len(rows)}")
+    path, files = Path(rows[0].output), list[BinaryIO]()
+
+    def copy() -> None:
+        try:
+            if not files:
+                files.append(opened.enter_context(path.open("rb")))
+            while part := files[0].read(COPY_BYTES):
+                out.write(part)
+        except FileNotFoundError:
+            return  # it has not started
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise ServerError(f"expected to read the job's output here, got {error}") from None
+        out.flush()
+
     with contextlib.ExitStack() as opened:
-        files: list[BinaryIO] = []
-        last: list[JobRow] = []
+        while unfinished(server, wanted, COPY_S):
+            copy()
+        unfinished(server, wanted, SUMMARY_S, lines=True)
+        copy()
+    return _status(rows := jobs(server, wanted)), rows[0]
 
-        def look(rows: Sequence[JobRow]) -> None:
-            if len(rows) != 1:
-                raise ServerError(f"expected the id of one job, got {wanted}, of {len(rows)}")
-            last[:] = rows
-            try:
-                if not files:
-                    files.append(opened.enter_context(Path(rows[0].output).open("rb")))
-                while part := files[0].read(COPY_BYTES):
-                    out.write(part)
-            except FileNotFoundError:
-                return  # it has not started
-            except BrokenPipeError:
-                raise
-            except OSError as error:
-                raise ServerError(f"expected to read the job's output here, got {error}") from None
-            out.flush()
 
-        return wait_for(server, wanted, look=look), last[0]
+def _status(rows: Sequence[JobRow]) -> int:
+    return max(0 if job.state == "COMPLETED" else job.exit_code or 1 for job in rows)

@@ -185,7 +185,8 @@ class State:
 
     def job(self, job_id: JobId) -> Job | None:
         """Return a job, whatever its state."""
-        return {**self.waiting, **self.running, **self.ended}.get(job_id)
+        groups = self.pending, self.too_wide, self.held, self.running, self.ended
+        return next((group[job_id] for group in groups if job_id in group), None)
 
     @property
     def waiting(self) -> dict[JobId, Job]:

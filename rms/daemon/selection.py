@@ -68,21 +68,22 @@ def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
     if ids is None:
         yield from (entry for group in groups(state) for entry in group.items())
         return
-    wanted: dict[str, list[IdSelection]] = {}
-    parts = parse_id_list(ids)
-    for part in parts:
-        wanted.setdefault(str(part.job), []).append(part)
-    known = set[IdSelection]()
-    for group in groups(state):
-        for job_id, job in group.items():
-            naming = wanted.get(job_id.partition("_")[0], ())
-            matching = [part for part in naming if part.matches(job_id)]
-            known.update(matching)
-            if matching:
-                yield job_id, job
-    for part in parts:
-        if part not in known and not _archived(context, part):
+    for part in parse_id_list(ids):
+        found = _of(state, part)
+        if not found and not _archived(context, part):
             raise UnknownJobError(f"expected the id of a job, got {part}, which is not known")
+        yield from found
+
+
+def _of(state: State, part: IdSelection) -> list[tuple[JobId, Job]]:
+    """Return the jobs that an id names; no others are looked at but for those of a whole array."""
+    indices = part.indices
+    ids = [str(part.job)] if indices is None else [f"{part.job}_{n}" for n in sorted(indices)]
+    known = [(JobId(i), job) for i in ids if (job := state.job(JobId(i))) is not None]
+    if known or indices is not None:
+        return known
+    before = f"{part.job}_"
+    return [each for group in groups(state) for each in group.items() if each[0].startswith(before)]
 
 
 def _states(text: str | None) -> set[JobState] | None:

@@ -13,18 +13,16 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from rms.core.events import Reason
-from rms.core.model import Job, JobId
+from rms.core.model import JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, Flushes, RefusedError, application, check_token
 from rms.daemon.governor import GovernorRule
-from rms.daemon.jobs import REQUEUED
+from rms.daemon.job_routes import JOB_QUERY, JobRoutes
 from rms.daemon.live import live
 from rms.daemon.openapi import describe
-from rms.daemon.selection import UnknownJobError, archived, selected
 from rms.daemon.sockets import is_loopback, raise_open_files
-from rms.daemon.submit import admit
 from rms.formats.ids import parse_ids
 from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
@@ -46,11 +44,10 @@ from rms.wire.messages import (
     StepState,
 )
 from rms.wire.users import (
+    WAIT_PATH,
     Accounts,
     BooksAnswer,
     HistoryEntry,
-    JobIds,
-    JobRow,
     JobSelection,
     NodeNames,
     NodePattern,
@@ -63,6 +60,7 @@ from rms.wire.users import (
     ResizeCommand,
     Submission,
     TaskRow,
+    WaitQuery,
 )
 
 WATCH_S = 0.05
@@ -74,9 +72,6 @@ STEP_LOOKS = 100
 FIRST_HOLD_S = 0.2
 """How long the poll of a job is held that has not stepped yet: that it does is soon known."""
 
-CANCELLED_AT_ONCE = 2500
-"""Of so many jobs that wait, others have their turn before the next are cancelled."""
-
 HOLD_S = 1.0
 MOST_HOLD_S = 8.0
 POLLS_PER_S = 200.0
@@ -87,7 +82,6 @@ UNKNOWN = "expected the id of a job, got {}, which is not known"
 
 _STEP = re.compile("[0-9]{1,9}")
 
-JOB_QUERY = ("id", "state", "name", "user")
 QUERIES = {"/jobs": JOB_QUERY, "/acct": ["id"]}
 
 
@@ -108,7 +102,7 @@ class Routes:
         self.daemon, self.stop, self._token = daemon, stop, token
         self._sockets = frozenset(sockets)
         self._held, self._most_held = 0, raise_open_files() // 2
-        self._admitting = asyncio.Lock()
+        self._of_jobs = JobRoutes(daemon)
 
     def app(self) -> Starlette:
         """Return the application."""
@@ -117,14 +111,16 @@ class Routes:
     def endpoints(self) -> list[Endpoint]:
         """Return all that can be asked, and who may: users, a job about itself, meters."""
         user, job, meter = self._check_user, self._check_job, self._check_meter
+        of_jobs = self._of_jobs
         return [
             Endpoint("GET", "/openapi.json", user, self.openapi),
-            Endpoint("POST", "/jobs", user, self.submit, Submission),
-            Endpoint("GET", "/jobs", user, self.jobs),
-            Endpoint("POST", "/cancel", user, self.cancel, JobSelection),
-            Endpoint("POST", "/hold", user, self.hold, JobSelection),
-            Endpoint("POST", "/release", user, self.hold, JobSelection),
-            Endpoint("POST", "/requeue", user, self.requeue, JobSelection),
+            Endpoint("POST", "/jobs", user, of_jobs.submit, Submission),
+            Endpoint("GET", "/jobs", user, of_jobs.jobs),
+            Endpoint("POST", WAIT_PATH, user, of_jobs.wait, WaitQuery, "no"),
+            Endpoint("POST", "/cancel", user, of_jobs.cancel, JobSelection),
+            Endpoint("POST", "/hold", user, of_jobs.hold, JobSelection),
+            Endpoint("POST", "/release", user, of_jobs.hold, JobSelection),
+            Endpoint("POST", "/requeue", user, of_jobs.requeue, JobSelection),
             Endpoint("POST", "/resize", user, self.resize, ResizeCommand),
             Endpoint("GET", "/history/{id}", user, self.history),
             Endpoint("GET", "/nodes", user, self.nodes),
@@ -177,80 +173,6 @@ class Routes:
         return describe(self.endpoints(), QUERIES)
 
     # --- users' routes -----------------------------------------------------------------------
-
-    async def submit(self, request: Request, body: Submission) -> JobIds:
-        """Take in a script; answer with the ids of its jobs."""
-        async with self._admitting:  # the next number is taken once its jobs are
-            return await admit(self.daemon, body)
-
-    async def jobs(self, request: Request) -> list[JobRow]:
-        """Return all jobs, or those an id, states, names select."""
-        given = {key: text for key, text in request.query_params.items() if key in JOB_QUERY}
-        context = self.daemon.context
-        if not given:
-            return views.jobs(context)
-        asked = JobSelection(**given)
-        wanted = self._selected(asked)
-        return views.jobs(context, wanted.__contains__, archived(context, asked))
-
-    def _selected(self, asked: JobSelection) -> dict[JobId, Job]:
-        try:
-            return selected(self.daemon.context, asked)
-        except UnknownJobError as error:
-            raise RefusedError(404, str(error)) from None
-
-    async def cancel(self, request: Request, body: JobSelection) -> JobIds:
-        """Cancel jobs; answer with the ids of those that were not over yet."""
-        ended = self.daemon.context.state.ended
-        ids = [job_id for job_id in self._changed(body) if job_id not in ended]
-        state, daemon = self.daemon.context.state, self.daemon
-        waiting = [job_id for job_id in reversed(ids) if job_id not in state.running]
-        for first in range(0, len(waiting), CANCELLED_AT_ONCE):
-            await asyncio.sleep(0)
-            here = state.waiting
-            daemon.holds.withdraw(
-                [i for i in waiting[first : first + CANCELLED_AT_ONCE] if i in here]
-            )
-        for job_id in ids:
-            if job_id in state.running:
-                daemon.cancel(job_id)
-        return JobIds([str(job_id) for job_id in ids])
-
-    async def hold(self, request: Request, body: JobSelection) -> JobIds:
-        """Hold jobs that wait, or let them go; answer with their ids."""
-        waiting = self.daemon.context.state.waiting
-        ids = self._among(body, waiting, "a job that waits")
-        holds = self.daemon.holds
-        (holds.hold if request.url.path == "/hold" else holds.release)(ids)
-        return JobIds([str(job_id) for job_id in ids])
-
-    async def requeue(self, request: Request, body: JobSelection) -> JobIds:
-        """Let running jobs end at checkpoints and wait again; answer with their ids."""
-        jobs, running = self.daemon.jobs, self.daemon.context.state.running
-        started = [job_id for job_id in running if jobs[job_id].script is not None]
-        ids = self._among(body, started, "a running job")
-        for job_id in ids:
-            self.daemon.scripts.cancel(jobs[job_id], REQUEUED)
-        return JobIds([str(job_id) for job_id in ids])
-
-    def _changed(self, asked: JobSelection) -> dict[JobId, Job]:
-        """Return the jobs that a command is to change: never all for want of a word."""
-        if asked == JobSelection():
-            raise ValueError("expected ids, states, names or users of jobs, got none")
-        return self._selected(asked)
-
-    def _among(self, asked: JobSelection, these: Collection[JobId], expected: str) -> list[JobId]:
-        """Return which of these jobs are meant.
-
-        Raises:
-            RefusedError: there are none.
-        """
-        found = self._changed(asked)
-        ids = [job_id for job_id in found if job_id in these]
-        if not ids:
-            got = next((f"{job_id}, {job.state}" for job_id, job in found.items()), "none")
-            raise RefusedError(409, f"expected {expected}, got {got}")
-        return ids
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
         """Resize a job on a user's behalf; answer with what was decided."""

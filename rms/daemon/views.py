@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from rms.core.joules import MODEL
-from rms.core.model import JobId, Node, sort_key
+from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
@@ -31,14 +31,25 @@ def jobs(
     wanted: Callable[[str], bool] = lambda _: True,
     archived: Iterable[JobRow] = (),
 ) -> list[JobRow]:
-    """Return a row for each wanted job, for queue, show, acct and reports, by rising id.
+    """Return a row for each wanted job, by rising id.
 
     Args:
         archived: rows of jobs that have been over for long.
     """
-    state, now_s = context.state, context.time()
-    found = [job for group in groups(state) for job_id, job in group.items() if wanted(job_id)]
-    rows = [*archived, *(row(context, job, now_s) for job in found)]
+    found = [
+        job for each in groups(context.state) for job_id, job in each.items() if wanted(job_id)
+    ]
+    return by_id([*archived, *rows(context, found)])
+
+
+def rows(context: Context, found: Iterable[Job]) -> list[JobRow]:
+    """Return a row for each of these jobs, for queue, show, acct and reports."""
+    now_s = context.time()
+    return [row(context, job, now_s) for job in found]
+
+
+def by_id(rows: Iterable[JobRow]) -> list[JobRow]:
+    """Return rows by rising id."""
     return sorted(rows, key=lambda each: sort_key(JobId(each.id)))
 
 

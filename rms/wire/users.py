@@ -25,6 +25,8 @@ from rms.wire.messages import Resize
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
 """States of jobs that will not change any more."""
 
+ALIVE = "PENDING,CONFIGURING,RUNNING"
+
 SHORT_STATES = {
     "PD": "PENDING",
     "CF": "CONFIGURING",
@@ -124,6 +126,28 @@ class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     state: Name | None = None
     name: Text | None = None
     user: Name | None = None
+
+
+WAIT_PATH = "/wait"
+
+
+class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whether jobs are over, held for a while until they are.
+
+    Attributes:
+        lines: they are over only once the last lines of their outputs are written.
+        hold_s: how long the question may be held.
+    """
+
+    id: Selection
+    lines: bool = False
+    hold_s: Seconds = 0.0
+
+
+class WaitAnswer(msgspec.Struct, frozen=True):
+    """How many of the jobs are not over yet, at most."""
+
+    left: int
 
 
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,7 +18,7 @@ from rms.core.model import JobId
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
 from rms.wire.http import request
-from rms.wire.users import JobRow, SlurmRow
+from rms.wire.users import SlurmRow
 
 HERE = "unix:in-process"
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
@@ -360,29 +360,27 @@ def test_attach_copies_the_output_as_it_grows_and_ends_as_the_job_does(
     (row,) = commands.jobs(HERE)
     output = Path(row.output)
     assert row.exit_code is None and not output.exists()
-    steps = [("", {}), ("one\ntw", {}), ("", {}), ("o\n", {"state": "FAILED", "summary": ""})]
-    steps.append(("rms: over\n", {"state": "FAILED", "summary": "over", "exit_code": 7}))
-    coming = iter(steps)
+    texts = iter(["", "one\ntw", "", "o\n", "rms: over\n"])
+    over = msgspec.structs.replace(row, state="FAILED", summary="over", exit_code=7)
 
-    def jobs(server: str, wanted: str) -> list[JobRow]:
-        text, change = next(coming)
-        if text:
+    def unfinished(server: str, wanted: str, hold_s: float, *, lines: bool = False) -> int:
+        if text := next(texts):
             with output.open("a") as file:
                 file.write(text)
-        return [msgspec.structs.replace(row, **change)]
+        return 1 if text in ("", "one\ntw") else 0
 
-    monkeypatch.setattr(commands, "jobs", jobs)
-    monkeypatch.setattr(commands, "POLL_S", 0.0)
+    monkeypatch.setattr(commands, "unfinished", unfinished)
+    monkeypatch.setattr(commands, "jobs", lambda server, wanted: [over])
     assert terminal.run("attach", "1") == 7
     assert terminal.out == "one\ntwo\nrms: over\n" == output.read_text()
     assert terminal.err == "rms: job 1 FAILED, exit status 7\n"
-    coming = iter(steps[-1:])
+    texts = iter(["o\n"])
     assert terminal.run("wait", "1") == 7
-    coming = iter([("", {"state": "FAILED", "exit_code": 0})])
-    assert terminal.run("wait", "1") == 1  # its script hides that a step has failed
-    coming = iter(steps[-1:])
+    texts = iter(["o\n", "o\n"])
     assert terminal.run("attach", "1", "--json", "-") == 7
     assert json.loads(terminal.out) == {"id": "1", "state": "FAILED", "exit_code": 7}
+    over, texts = msgspec.structs.replace(over, exit_code=0), iter(["o\n"])
+    assert terminal.run("wait", "1") == 1  # its script hides that a step has failed
 
 
 # --- what is refused ----------------------------------------------------------------------------
