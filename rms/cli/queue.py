@@ -113,6 +113,8 @@ FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
     "N": ("NODELIST", lambda name, job: fold_slots(job.nodes)),
     "R": ("NODELIST(REASON)", lambda name, job: _where(job)),
     "r": ("REASON", lambda name, job: job.reason or "None"),
+    "a": ("ACCOUNT", lambda name, job: job.account or "None"),
+    "Q": ("PRIORITY", lambda name, job: "" if job.priority is None else f"{job.priority:.0f}"),
     "M": ("TIME", lambda name, job: _run_time(job)),
     "V": ("SUBMIT_TIME", lambda name, job: _date(job.submit_s)),
     "S": ("START_TIME", lambda name, job: _date(job.start_s)),

@@ -59,6 +59,7 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         help="after the ends of others: afterok:7:8_2,afterany:9, singleton",
     )
     command.add_argument("-H", "--hold", action="store_true", help="until rms release")
+    command.add_argument("-A", "--account", metavar="NAME", help="whose usage it counts as")
     command.add_argument("--mem", metavar="SIZE", help="on each node: 512 (MiB), 4G; more ends it")
     command.add_argument(
         "--signal", metavar="[B:]SIG[@S]", help="S seconds before its time is up (default: 60)"
@@ -117,6 +118,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         begin=_checked("begin", arguments.begin),
         memory_mib=None if memory is None else read_option("mem", memory).memory_mib,
         signal=_checked("signal", arguments.signal),
+        account=_checked("account", arguments.account),
         output=arguments.output,
         error=arguments.error,
         chdir=arguments.chdir,

@@ -22,6 +22,7 @@ from rms.core.model import JobId, Site
 from rms.core.policies import Policy, PolicyError, View
 from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
+from rms.core.usage import Usage
 
 _TO_DECIDE = holds.EVENTS | {ResizeAsked}
 """Events after which it is not the events as they are that a policy is told of."""
@@ -60,11 +61,23 @@ class Engine:
         if policy.counted != self.state.counted:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
         self._policy, self._explained, self._view = policy, None, None
+        self._count_usage()
         if policy.always_on:
             self.state.idle = None
         elif self.state.idle is None:
             self.state.idle = Idle()
         self.state.use_estimates(exact=policy.exact)
+
+    def _count_usage(self) -> None:
+        """Count what accounts use, from now on, where the policy goes by it."""
+        state, half_life_s = self.state, getattr(self._policy.order, "half_life_s", None)
+        if half_life_s is None:
+            state.usage = None
+        elif state.usage is None:
+            state.usage = Usage(half_life_s, state.now_s)
+            state.usage.know((*state.waiting.values(), *state.running.values()))
+        else:
+            state.usage.half_life_s = half_life_s
 
     def handle(self, event: Event) -> list[Decision]:
         """Take in what happened; return what to do, already entered as requested."""

@@ -58,6 +58,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         operating_points: time and power over frequency, rising; empty where that is not known.
         hold: it is held from its submission on, until a user releases it.
         begin_s: when it may start at the earliest, or None.
+        account: whose usage its nodes count as.
         after, after_any: what has to be over before it starts: all of them, or any.
     """
 
@@ -84,6 +85,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     begin_s: float | None = None
     after: tuple[Dependency, ...] = ()
     after_any: bool = False
+    account: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:

@@ -21,6 +21,7 @@ from rms.core.contention import Pools
 from rms.core.events import NodesLeased, ResizeAsked
 from rms.core.idle import Idle
 from rms.core.model import Job, JobId, Node, NodePower, Site
+from rms.core.usage import Usage
 
 End = tuple[float, int, Job]
 """When a job is expected to end, its number (no two are alike), the job."""
@@ -54,6 +55,7 @@ class State:
         too_wide: jobs that wait for a wider cluster than the one that there is now.
         held: jobs that may not start yet (see :mod:`rms.core.holds`).
         wanted: resizes that users want of jobs that have come to no resize point yet.
+        usage: what accounts have used, where the policy goes by it.
         outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
@@ -106,6 +108,7 @@ class State:
     too_wide: dict[JobId, Job] = field(default_factory=dict)
     held: dict[JobId, Job] = field(default_factory=dict)
     wanted: dict[JobId, ResizeAsked] = field(default_factory=dict)
+    usage: Usage | None = None
     outcomes: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False)
     ends: list[End] = field(default_factory=list)
     shrinkable: list[End] = field(default_factory=list)

@@ -71,6 +71,8 @@ def apply(state: State, event: Event) -> None:
     """Change the state by what happened."""
     if event.at_s < state.now_s:
         raise TransitionError(f"expected time to go on from {state.now_s}, got {event.at_s}")
+    if state.usage is not None:
+        state.usage.advance(state.running.values(), event.at_s)
     _APPLY[type(event)](state, event)
     if type(event) not in _QUIET:
         state.needs_pass = True
@@ -86,6 +88,8 @@ def _submitted(state: State, event: Submitted) -> None:
     for spec in event.specs:
         job = Job(spec)
         state.enqueue(job)
+        if state.usage is not None:
+            state.usage.know((job,))
         if spec.array is not None:
             enter(state, job)
         if spec.hold or spec.begin_s is not None or spec.after:

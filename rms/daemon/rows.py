@@ -6,6 +6,7 @@ import msgspec
 
 from rms.core.events import Later, Reason
 from rms.core.model import Job, JobId
+from rms.core.policies.multifactor import Multifactor, Priority
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
 from rms.wire.users import JobRow, ResizeRow, SeenSteps, SlurmRow
@@ -49,7 +50,17 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         profile=known.note.get("profile", ""),
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
         exit_code=None if job.end_s is None else known.exit_code,
+        account=spec.account,
+        priority=None if (found := priority(context, job)) is None else found.value,
     )
+
+
+def priority(context: Context, job: Job) -> Priority | None:
+    """Return the priority of a job that waits, None where there is none."""
+    order, state = context.scheduler.engine.policy.order, context.state
+    if isinstance(order, Multifactor) and job.spec.id in state.pending:
+        return order.priority(state, job)
+    return None
 
 
 def _compared(details: SlurmRow, energy_j: float) -> SlurmRow:

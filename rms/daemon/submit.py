@@ -263,7 +263,7 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
     sync_folder(folder.parent)
 
 
-_READ_LATER = ("begin", "dependency", "signal")
+_READ_LATER = ("begin", "dependency", "signal", "account")
 
 
 def _options(given: SubmitOptions) -> Options:
@@ -330,6 +330,7 @@ def _spec(
             bandwidth_gb_s=gb_s,
             operating_points=points,
             hold=bool(options.hold),
+            account=options.account or "",
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None

@@ -11,7 +11,7 @@ from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.rows import row as row
-from rms.daemon.rows import waits_for
+from rms.daemon.rows import priority, waits_for
 from rms.daemon.selection import groups
 from rms.daemon.tasks import Tasks
 from rms.formats.ids import IdSelection
@@ -129,7 +129,11 @@ def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
     if waits is None:
         return known
     now = scheduler.entry(context.time(), waits)
-    return known if known and repeats(now, known[-1]) else [*known, now]
+    found = known if known and repeats(now, known[-1]) else [*known, now]
+    rank = priority(context, context.state.waiting[job_id])
+    if rank is not None:
+        found = [*found, HistoryEntry(now.at_s, "later", "Priority", rank.words)]
+    return found
 
 
 def power_cap(context: Context) -> PowerCapRow:

@@ -61,6 +61,7 @@ class Options:
     begin: str | None = None  # for parse_begin
     memory_mib: float | None = None  # on each node; 0 for all that there is
     signal: str | None = None  # for parse_signal
+    account: str | None = None
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -236,7 +237,7 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
         word = words.pop(0)
         if word == "-H":
             word = "--hold"
-        if short := re.fullmatch("-([aNtJodeDb])(.*)", word):
+        if short := re.fullmatch("-([aNtJodeDbA])(.*)", word):
             word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
         option, given, text = word.partition("=")
         name = option.removeprefix("--")
@@ -308,9 +309,10 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "export": ("export", _text),
     "mem": ("memory_mib", _memory),
     "signal": ("signal", lambda text: parse_signal(text) and text),
+    "account": ("account", _text),
     "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
 }
-WATCHED = ("mem", "signal")
+WATCHED = ("mem", "signal", "account")
 """Options of sbatch that the RMS heeds where it starts the processes, Slurm where that does."""
 
 _NOT_SLURMS = {
@@ -323,4 +325,4 @@ _FLAGS = {
     "--hold": Options(hold=True),
 }
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
-_SHORT |= {"e": "error", "D": "chdir", "b": "begin"}
+_SHORT |= {"e": "error", "D": "chdir", "b": "begin", "A": "account"}

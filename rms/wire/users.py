@@ -80,6 +80,7 @@ class SubmitOptions(
     dependency: Text | None = None
     memory_mib: Amount | None = None
     signal: Name | None = None
+    account: Name | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -287,6 +288,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         frequency: the lowest of its nodes, over the highest one; None where none is set.
         exit_code: of its script, 128 and the signal's number where one has ended it; None while it
             is not over, or never ran.
+        account: whose usage its nodes count as.
+        priority: of one that waits, where the policy goes by that.
     """
 
     id: str
@@ -316,6 +319,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     profile: str = ""
     frequency: float | None = None
     exit_code: int | None = None
+    account: str = ""
+    priority: float | None = None
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):

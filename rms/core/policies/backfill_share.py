@@ -217,6 +217,8 @@ def _oldest(state: State, queue: Iterable[Job], free: int) -> Iterator[Job]:
     As in the order ``smallest``, none is flexible. A list holds some of those waiting only: others
     were refused in this pass or are held back by the limits of their arrays.
     """
+    if state.usage is not None:
+        return  # by priority, not by age
     there = set(map(id, queue)) if isinstance(queue, list) else None
     for job in state.pending.values():
         if there is not None and id(job) not in there:

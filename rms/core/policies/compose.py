@@ -17,6 +17,7 @@ from rms.core.policies import (
     conservative,
     consolidate,
     frequency,
+    multifactor,
     node_power,
     order,
     paper,
@@ -31,7 +32,12 @@ from rms.core.policies import (
 from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 
 PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
-    "order": {"fcfs": order.Fcfs, "shortest": order.ShortestFirst, "smallest": order.SmallestFirst},
+    "order": {
+        "fcfs": order.Fcfs,
+        "shortest": order.ShortestFirst,
+        "smallest": order.SmallestFirst,
+        "multifactor": multifactor.Multifactor,
+    },
     "admission": {
         "in-order": admission.InOrder,
         "easy": admission.Easy,

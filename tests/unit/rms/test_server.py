@@ -14,7 +14,7 @@ from rms.wire.signing import answer_signature, signed
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
     "energy_j energy_source energy answer resizes resizing output slurm summary seen profile "
-    "frequency exit_code"
+    "frequency exit_code account priority"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j"
 
@@ -59,6 +59,8 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "profile": "",
         "frequency": None,
         "exit_code": None,
+        "account": "",
+        "priority": None,
     }
     note = server.daemon.jobs[JobId(runs)].note
     kept = server.daemon.context.private.environment(note)

@@ -25,13 +25,13 @@ def own(tmp_path: Path) -> list[str]:
 
 def test_sbatch_hears_what_the_rms_does_not_decide(own: list[str]) -> None:
     assert options.sbatch_options(own) == [
-        *("--mem=4G", "-pdebug", "-Aphysics", "--qos=high", "--constraint=a&b"),
+        *("--mem=4G", "-pdebug", "--account=physics", "--qos=high", "--constraint=a&b"),
         *("--comment=two words", "--mail-user=me@example.org"),
     ]
 
 
 def test_a_donor_has_in_common_what_says_where_and_for_whom(own: list[str]) -> None:
-    where = ["-pdebug", "-Aphysics", "--qos=high", "--constraint=a&b"]
+    where = ["-pdebug", "--account=physics", "--qos=high", "--constraint=a&b"]
     assert options.donor_options(own) == where
     assert options.donor_options(own, "batch") == where
 

@@ -1,0 +1,108 @@
+"""Order ``multifactor``: by age, fair share and size, as Slurm's priority/multifactor plugin.
+
+Fair share is the plugin's classic one: 2^(-U / S), with U what an account has used of all that was
+used, older use counting less, and S its share of all shares. 1 for who has used nothing, 0.5 for
+who has used what is its own. Of equal priorities the first that was handed in comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from rms.core.model import Job
+from rms.core.state import State
+
+DAY_S = 86_400.0
+
+
+class Priority(msgspec.Struct, frozen=True):
+    """The priority of a job, and the weighted factors that it is the sum of.
+
+    Attributes:
+        usage, share: what its account has used of all that was, and its share, from 0 to 1.
+    """
+
+    age: float
+    fair_share: float
+    size: float
+    usage: float
+    share: float
+
+    @property
+    def value(self) -> float:
+        """The sum."""
+        return self.age + self.fair_share + self.size
+
+    @property
+    def words(self) -> str:
+        """What ``rms explain`` says of it."""
+        return (
+            f"priority {self.value:.0f} = age {self.age:.0f} + fair share {self.fair_share:.0f} "
+            f"(has used {100 * self.usage:.0f} %, may {100 * self.share:.0f} %) "
+            f"+ size {self.size:.0f}"
+        )
+
+
+class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The highest priority first.
+
+    Attributes:
+        age, fair_share, size: weights; each factor is from 0 to 1.
+        max_age_days: a job that has waited for so long has all of ``age``.
+        half_life_days: what was used so long ago counts half.
+        shares: of accounts; one that is not named has 1.
+    """
+
+    age: float = 1000.0
+    fair_share: float = 10_000.0
+    size: float = 0.0
+    max_age_days: float = 7.0
+    half_life_days: float = 7.0
+    shares: dict[str, float] = {}
+
+    def __post_init__(self) -> None:
+        weights = (self.age, self.fair_share, self.size, *self.shares.values())
+        if not all(0.0 <= weight < 1e12 for weight in weights):
+            raise ValueError(f"expected weights and shares of at least 0, got {self}")
+        if not all(0.0 < days < 1e9 for days in (self.max_age_days, self.half_life_days)):
+            raise ValueError(f"expected days above 0, got {self}")
+
+    @property
+    def half_life_s(self) -> float:
+        """By what the engine counts usage."""
+        return self.half_life_days * DAY_S
+
+    def __call__(self, state: State) -> Iterable[Job]:
+        """Return the queue."""
+        return [job for _, _, job in sorted(self._ranked(state))]
+
+    def _ranked(self, state: State) -> Iterable[tuple[float, int, Job]]:
+        fair = self._fair(state)
+        for job in state.pending.values():
+            yield -self._of(state, job, fair).value, job.number, job
+
+    def priority(self, state: State, job: Job) -> Priority:
+        """Return the priority of a waiting job."""
+        return self._of(state, job, self._fair(state))
+
+    def _of(self, state: State, job: Job, fair: dict[str, tuple[float, float, float]]) -> Priority:
+        waited_s = state.now_s - job.spec.submit_s
+        age = min(1.0, max(0.0, waited_s) / (self.max_age_days * DAY_S))
+        factor, usage, share = fair.get(job.spec.account, (1.0, 0.0, 0.0))
+        size = job.least / state.nodes
+        return Priority(self.age * age, self.fair_share * factor, self.size * size, usage, share)
+
+    def _fair(self, state: State) -> dict[str, tuple[float, float, float]]:
+        """Return the fair-share factor, the usage and the share of each account that is known."""
+        used = {} if state.usage is None else state.usage.used
+        names = {*used, *self.shares}
+        used_s, shares = sum(used.values()), sum(self.shares.get(name, 1.0) for name in names)
+        found = {}
+        for name in names:
+            share = self.shares.get(name, 1.0) / shares if shares else 0.0
+            usage = used.get(name, 0.0) / used_s if used_s else 0.0
+            factor = 2.0 ** (-usage / share) if share else 0.0
+            found[name] = factor, usage, share
+        return found
