@@ -20,7 +20,7 @@ KEPT = 1_000
 AT_ONCE = 100
 """How many are archived at once: others have their turn in between."""
 
-NOTES = ("job", "script", "steps", "boot", "resizes", "ending", "end", "summary")
+NOTES = ("job", "script", "steps", "boot", "resizes", "ending", "end", "signal", "summary")
 """Kinds of notes about a job."""
 
 

@@ -10,8 +10,8 @@ from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
-from rms.daemon.rows import row as row
 from rms.daemon.rows import priority, waits_for
+from rms.daemon.rows import row as row
 from rms.daemon.selection import groups
 from rms.daemon.tasks import Tasks
 from rms.formats.ids import IdSelection
