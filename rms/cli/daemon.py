@@ -29,7 +29,7 @@ from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.prices import Prices, read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
-from rms.launch.containment import uncontained
+from rms.launch.groups import escapes
 from rms.launch.power import DEADLINE_S, PowerCommands
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
@@ -251,7 +251,7 @@ def _as_found(state: Path, engine: Engine, options: ServeOptions) -> dict[str, A
         "state": str(state),
         "journal": "goes on" if goes_on else "new",
         "listens": options.listen,
-        "contained": uncontained() or "all that a job starts ends with it",
+        "contained": escapes(os.environ) or "all that a job starts ends with it",
     }
 
 

@@ -38,6 +38,7 @@ from rms.daemon.tasks import Tasks
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
 from rms.launch.containment import uncontained
+from rms.launch.groups import escapes
 from rms.launch.power import PowerCommands
 from rms.wire.users import PowerCap
 
@@ -139,7 +140,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
         daemon = resume(engine.cluster, journal, launcher, settings)
         salvage.settle(daemon)
         daemon.frequencies.begin()
-        _begin(daemon, options, contained=engine.remote or not uncontained())
+        _begin(daemon, options, "" if engine.remote else escapes(os.environ))
         token = secret(state / "token")
         tasks = daemon.tasks
         tasks_socket = _tasks_socket(tasks, options.listen, stack)
@@ -163,11 +164,12 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
         asyncio.run(main())
 
 
-def _begin(daemon: Daemon, options: ServeOptions, *, contained: bool) -> None:
+def _begin(daemon: Daemon, options: ServeOptions, escaping: str) -> None:
     """Set what was asked for, and say what does not go without saying."""
     say = daemon.say
-    if not contained:
-        say(warning(f"what a job starts may outlive it: {uncontained()}"))
+    if escaping:
+        words = f"what a job starts may outlive it: {escaping}"
+        say(warning(words) if uncontained() else words)
     if not placing(options.policy).always_on and options.power_commands is None:
         say("nodes go off in the books only: no --power-off and --power-on are given")
     if options.power_cap is not None:

@@ -33,6 +33,7 @@ from rms.launch.containment import (
     runs_shell,
 )
 from rms.launch.demand import Demand, Leases
+from rms.launch.groups import Groups, find_delegated, join
 from rms.launch.outputs import check_output
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
@@ -78,6 +79,7 @@ class LocalLauncher:
     meters: MeterChoice = field(default=NONE, kw_only=True)
     shims: Path = field(init=False)
     _processes: Processes = field(init=False, repr=False)
+    _groups: Groups = field(init=False, repr=False)
     _agent: MeterAgent | None = field(default=None, init=False, repr=False)
     _clocks: Clocks = field(default_factory=Clocks, init=False, repr=False)
 
@@ -92,6 +94,8 @@ class LocalLauncher:
 
     def __post_init__(self) -> None:
         self._processes = Processes(self.instance_id)
+        above = find_delegated(os.environ)
+        self._groups = Groups(above, self.instance_id, self.state / "jobs")
         self.shims = self.state / "bin"
         self.shims.mkdir(parents=True, exist_ok=True)
         for name in LAUNCHERS:
@@ -121,6 +125,7 @@ class LocalLauncher:
             self._agent.close()
         with contextlib.suppress(FrequencyError):  # its process has said so
             self._clocks.close()
+        self._groups.close()
 
     def _start_meter(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
         """Start what reads meters, with what it needs to reach the daemon."""
@@ -295,7 +300,10 @@ class LocalLauncher:
 
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
-        return self._processes.of(job, None if launch is None else str(launch))
+        found = self._processes.of(job, None if launch is None else str(launch))
+        if job is None or launch is not None:
+            return found
+        return list(dict.fromkeys([*found, *self._groups.members(job)]))
 
     def jobs(self) -> Collection[str]:
         """Return the jobs of which processes are there, and the names of what reads meters."""
@@ -346,11 +354,13 @@ class LocalLauncher:
         cores: Sequence[int],
         errors: Path | None = None,
     ) -> subprocess.Popen[bytes]:
-        shell = is_shell(list(command))
+        shell, job = is_shell(list(command)), env[INSTANCE_VARIABLE].partition(":")[2]
+        group = self._groups.joined(job) if shell else None
 
         def bind() -> None:
             if shell:
                 hold_orphans()
+            join(group)
             if cores and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(0, set(cores))
 

@@ -89,6 +89,7 @@ class Soak:
     wrong: list[str] = field(default_factory=list)
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
     drained: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     life: int = 0
 
     # --- what is asked ------------------------------------------------------------------------
@@ -108,6 +109,9 @@ class Soak:
         mode = self.rng.choice(("malleable", "flexible", "flexible", "moldable"))
         words = ["--nodes", f"1-{most}", "--mode", mode, "--idempotency-key", f"key-{number}"]
         words += ["--array", f"1-{tasks}"] if tasks > 1 else []
+        before = self.pick("RUNNING", "PENDING")
+        if before and self.rng.random() < 0.2:
+            words += ["--dependency", f"afterany:{before}"]
         state = "FAILED" if kind == "fails" else "COMPLETED"
         self.counted["submitted"] += 1
         self._submit(f"key-{number}", ([*words, str(script)], steps, state, tasks))
@@ -138,7 +142,7 @@ class Soak:
     def cancel(self) -> None:
         """Cancel a job, or all of an array."""
         job = self.pick("RUNNING", "PENDING", "CONFIGURING")
-        if not job:
+        if not job or self.rng.random() < 0.6:
             return
         job = self.rng.choice((job, job, job, job.partition("_")[0]))
         for one, expected in self.jobs.items():
@@ -159,7 +163,21 @@ class Soak:
         with contextlib.suppress(AssertionError):
             self.rows = {row["id"]: row for row in self.rms.rows()}
             ended = sum(row["state"] in OVER for row in self.rows.values())
-            self.samples.append(held(self.rms, self.life, ended))
+            self.samples.append(holding(self.rms, self.life, ended))
+
+    def hold(self) -> None:
+        """Hold a job that waits, or let go of all that are held."""
+        if self.held:
+            for job in sorted(self.held):  # one that was cancelled is refused
+                self.ask("release", job)
+            self.held.clear()
+        elif (job := self.pick("PENDING")) and self.ask("hold", job):
+            self.held.add(job)
+
+    def requeue(self) -> None:
+        """Let a running job end and wait again."""
+        if job := self.pick("RUNNING", stepping=True):
+            self.ask("requeue", job)
 
     def swap(self) -> None:
         """Let another policy decide."""
@@ -219,6 +237,8 @@ class Soak:
             self.cancel: 1,
             self.drain: 1,
             self.swap: 1,
+            self.hold: 1,
+            self.requeue: 1,
             self.look: 3,
         }
         self.rng.choices(list(acts), list(acts.values()))[0]()
@@ -242,8 +262,11 @@ class Soak:
 
     def settle(self) -> None:
         """Let all jobs end; check each, what is left, and the books."""
-        for node in self.drained:
-            self.ask("resume", node)
+        if self.drained:
+            self.ask("resume", *self.drained)
+        for row in self.rms.rows():
+            if row["state"] == "PENDING":  # also those whose release was not answered
+                self.ask("release", row["id"])
         self.rms.hurry()
         self.rms.until(self._all_over, "end of all jobs", OVER_S, 0.5)
         rows = {row["id"]: row for row in self.rms.rows()}
@@ -297,7 +320,7 @@ class Soak:
                 self.wrong.append(f"life {life}: memory grew from {kib[0]} to {kib[1]} KiB")
 
 
-def held(rms: Rms, life: int, ended: int) -> Sample:
+def holding(rms: Rms, life: int, ended: int) -> Sample:
     """Return what the daemon's process holds."""
     assert rms.process is not None
     try:
@@ -328,7 +351,7 @@ def soak(
     Args:
         keep: where the daemon's folder is copied if something is.
     """
-    rms = LocalRms(nodes, "--grace", "5", "--boot-deadline", "120")
+    rms = LocalRms(nodes, "--grace", "5", "--boot-deadline", "120", "--keep-events", "1500")
     try:
         found = Soak(rms, random.Random(seed), nodes)
         try:
@@ -357,6 +380,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, metavar="N")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="copy the folder of a fault here")
     asked = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):  # what was started is ended then
+        signal.signal(number, lambda *_: sys.exit(130))
     found = soak(asked.seconds, asked.kills, asked.seed, asked.keep)
     print("\n".join(f"{count:6d} {what}" for what, count in found.counted.items()))
     print(
