@@ -106,6 +106,29 @@ def held_lane(held: Sequence[tuple[float, float]], window: Window) -> str:
     return _lane_svg("".join(_steps(held, window)))
 
 
+def held_shares(
+    spans: Iterable[NodeSpan], nodes: int, window: Window, parts: int = 120
+) -> list[tuple[float, float]]:
+    """Return which share of so many nodes spans hold, for each part of a time where it changes."""
+    begin_s, end_s = window.begin_s, window.end_s
+    part_s = (end_s - begin_s) / parts
+    node_s = [0.0] * parts
+    for span in spans:
+        first_s = max(span.start_s, begin_s)
+        last_s = end_s if span.end_s is None else min(span.end_s, end_s)
+        first = min(parts - 1, int((first_s - begin_s) / part_s))
+        last = min(parts - 1, int((last_s - begin_s) / part_s))
+        for at in range(first, last + 1):
+            low = max(first_s, begin_s + at * part_s)
+            node_s[at] += max(0.0, min(last_s, begin_s + (at + 1) * part_s) - low)
+    found: list[tuple[float, float]] = []
+    for at, seconds in enumerate(node_s):
+        share = round(min(1.0, seconds / (nodes * part_s)), 3)
+        if not found or found[-1][1] != share:
+            found.append((begin_s + at * part_s, share))
+    return found
+
+
 def _lane_svg(inner: str) -> str:
     return f'<svg class="lane" height="{LANE_PX}" aria-hidden="true">{inner}</svg>'
 
@@ -253,13 +276,13 @@ def _stairs(steps: Sequence[tuple[int, int, float]]) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return the next of 1, 2, 5, 10, ..."""
+    """Return the next of 1, 1.5, 2, 3, 4, 6, 8, 10, ..."""
     power_of_ten = 1.0
     while power_of_ten * 10.0 <= value:
         power_of_ten *= 10.0
     while power_of_ten > value:
         power_of_ten /= 10.0
-    factor = next(f for f in (1.0, 2.0, 5.0, 10.0) if f * power_of_ten >= value)
+    factor = next(f for f in (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0) if f * power_of_ten >= value)
     return factor * power_of_ten
 
 
@@ -316,6 +339,11 @@ def rates(rows: Sequence[tuple[str, float]], unit: str) -> str:
             f'<rect class="jobs" x="20%" y="{y + 3}" width="{52.0 * figure / most:.2f}%" '
             f'height="{ROW_PX - 6}"/><g class="scale">'
             f'<text x="{20.5 + 52.0 * figure / most:.2f}%" y="{y + 17}">'
-            f"{figure:.3g} {html.escape(unit)}</text></g>"
+            f"{_rounded(figure)} {html.escape(unit)}</text></g>"
         )
     return f'<svg height="{ROW_PX * len(rows)}" aria-hidden="true">{"".join(parts)}</svg>'
+
+
+def _rounded(figure: float) -> str:
+    """Return a figure with three digits at least."""
+    return f"{figure:,.0f}" if abs(figure) >= 100.0 else f"{figure:.3g}"

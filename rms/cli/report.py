@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +15,15 @@ import msgspec
 
 from rms.cli.workloads import log_lines
 from rms.client.connection import server_address
-from rms.client.page import heading, page, paragraph, pictures, preformatted, table
+from rms.client.page import pictures, preformatted
+from rms.client.report import Report, watts_of
+from rms.plots import History
 from rms.wire.files import write_whole
 from rms.wire.terminal import CommandError, publish, refuse_on
-from rms.wire.users import Snapshot
+from rms.wire.users import NodeSpan, Snapshot
 
 Row = dict[str, Any]
+Heads = Sequence[str]
 
 
 def add_report(command: argparse.ArgumentParser) -> None:
@@ -50,16 +54,13 @@ def report(arguments: argparse.Namespace) -> int:
         raise CommandError(f"expected a folder, got {folder}, which is a file")
     if arguments.source is None:
         return _of_jobs(arguments)
-    result = _read(arguments.source)
-    target = folder / "report.html"
     try:
+        found = _of_result(_read(arguments.source), arguments.source)
         with tempfile.TemporaryDirectory() as scratch:
-            drawn = Path(scratch) / "figures.png"
-            text = page(f"rms: {arguments.source.name}", list(_parts(result, drawn)))
-            # All or nothing: what is no result leaves no folder either.
+            found.write(Path(scratch))  # all or nothing: what is no result leaves no folder either
             folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / drawn.name, drawn.read_bytes())
-        write_whole(target, text)
+            for path in sorted(Path(scratch).iterdir()):
+                write_whole(folder / path.name, path.read_bytes())
     except OSError as error:
         raise CommandError(f"cannot write a report to {folder}: {error.strerror}", 1) from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -68,6 +69,7 @@ def report(arguments: argparse.Namespace) -> int:
             f"{arguments.source}: expected the JSON of rms simulate or rms compare, "
             f"got one without a good {error}"
         ) from None
+    target = folder / "report.html"
     publish(arguments.json, {"page": str(target)}, [str(target)])
     return 0
 
@@ -114,59 +116,118 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
-def _parts(result: dict[str, Any], figure: Path) -> Iterator[str]:
-    """Yield the parts of the page of a result; its figures are drawn into one file."""
+def _of_result(result: dict[str, Any], source: Path) -> Report:
+    """Return the report of what simulate or compare wrote."""
+    found = Report(f"rms: {source.name}")
     if result.get("study") == "malleability":
-        yield paragraph(f"What would malleability bring to {result['trace']}?")
+        found.say(f"What would malleability bring to {result['trace']}?")
     if "log" in result:
-        yield preformatted(log_lines(result["log"]))
+        found.parts.append(preformatted(log_lines(result["log"])))
     if result.get("study") == "malleability":
-        from rms.studies.malleability import draw
-        from rms.studies.malleability import table as study_table
-
-        yield preformatted(study_table(result))
-        draw(result, figure, f"{result['trace']}, policy {result['policy']}")
+        _malleability(found, result)
     elif "makespan_s" in result:
-        _draw_simulation(result, figure)
+        _simulation(found, result)
     else:
-        _draw_comparison(result, figure)
-    yield pictures([figure])
-    yield from tables(result)
+        _comparison(found, result)
+    for name, heads, rows in tables(result):
+        if name:
+            found.head(name)
+        found.table(_file_name(name) or "result", heads, rows)
+    return found
 
 
-def tables(result: dict[str, Any]) -> Iterator[str]:
-    """Yield a table of the single values, then one for each list or group of values, with heads."""
+def _file_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _malleability(found: Report, result: dict[str, Any]) -> None:
+    from rms.studies.malleability import draw
+    from rms.studies.malleability import table as study_table
+
+    found.parts.append(preformatted(study_table(result)))
+    title = f"{result['trace']}, policy {result['policy']}"
+    with tempfile.TemporaryDirectory() as scratch:
+        figure = Path(scratch) / "malleability.png"
+        draw(result, figure, title)
+        picture = figure.read_bytes()
+        shown = pictures([figure])
+    found.drawing("malleability", shown, lambda path: write_whole(path, picture))
+
+
+def _simulation(found: Report, result: dict[str, Any]) -> None:
+    owners = [(name, j / 1e6) for name, j in result["energy_j"].items() if name != "cluster"]
+    for kind, label in (("size", "processors"), ("length", "run time")):
+        rows = [(row["class"], row["mean_wait_s"] / 3600) for row in result["classes"][kind]]
+        found.head(f"Mean wait by {label}")
+        found.bars(f"mean-wait-by-{kind}", rows, "h")
+    if any(joules for _, joules in owners):
+        found.head("Energy")
+        found.bars("energy", owners, "MJ")
+
+
+def _comparison(found: Report, result: dict[str, Any]) -> None:
+    """Enter the modes beside each other, then who held which node when in each."""
+    rows = result["rows"]
+    for key, label, unit in (
+        ("time_s", "Time", "s"),
+        ("cluster_j", "Energy of the cluster", "J"),
+        ("allocation", "Nodes held", "of all node seconds"),
+    ):
+        found.head(label)
+        found.bars(_file_name(label), [(str(row["mode"]), float(row[key])) for row in rows], unit)
+    for row in rows:
+        if row.get("spans"):
+            found.head(f"Nodes over time, mode {row['mode']}")
+            history = History(
+                row["nodes"],
+                msgspec.convert(row["spans"], list[NodeSpan]),
+                [(at_s, watts) for at_s, watts in row["power_w"]],
+                row["time_s"],
+                0.0,
+                msgspec.convert(row["power_spans"], list[NodeSpan]),
+            )
+            marks = {job["id"]: _marks(job) for job in row["jobs"]}
+            found.over_time(history, watts_of(history), marks, f"{row['mode']}-", relative=True)
+
+
+def _marks(job: Row) -> list[tuple[float, str]]:
+    return [
+        (each["at_s"], f"job {job['id']}: {each['from']} to {each['to']} ranks")
+        for each in job.get("resizes", [])
+        if "at_s" in each
+    ]
+
+
+def tables(result: dict[str, Any], of: str = "") -> Iterator[tuple[str, Heads, list[list[str]]]]:
+    """Yield the single values, then each list or group of values: name, heads, and rows."""
     single = [(name, value) for name, value in result.items() if not isinstance(value, dict | list)]
-    yield table((), [(name, _cell(value)) for name, value in single])
+    if single:
+        yield of, ("", ""), [[name, _cell(value)] for name, value in single]
     for name, value in result.items():
         if isinstance(value, dict):
-            yield heading(name)
-            yield from tables(value)
+            yield from tables(value, name)
         elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
-            yield heading(name)
-            yield _rows(value)
+            yield name, *_rows(value)
             yield from _inner(name, value)
 
 
-def _inner(name: str, rows: Sequence[Row]) -> Iterator[str]:
+def _inner(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, Heads, list[list[str]]]]:
     """Yield the tables inside the rows of another: classes of a simulation, jobs of a mode."""
     for row in rows:
-        label = ", ".join(str(value) for value in list(row.values())[:4] if _plain(value))
+        label = ", ".join(_cell(value) for value in list(row.values())[:4] if _plain(value))
         for key in ("classes", "jobs"):
             value = row.get(key)
             if isinstance(value, dict):
                 for kind, found in value.items():
-                    yield heading(f"{name}, {label}: by {kind}")
-                    yield _rows(found)
+                    yield f"{name}, {label}: by {kind}", *_rows(found)
             elif isinstance(value, list):
-                yield heading(f"{name}, {label}: {key}")
-                yield _rows(value)
+                yield f"{name}, {label}: {key}", *_rows(value)
 
 
-def _rows(rows: Sequence[Row]) -> str:
+def _rows(rows: Sequence[Row]) -> tuple[Heads, list[list[str]]]:
     flat = [_flat(row) for row in rows]
     heads = list(dict.fromkeys(key for row in flat for key in row))
-    return table(heads, [[_cell(row.get(head, "")) for head in heads] for row in flat])
+    return heads, [[_cell(row.get(head, "")) for head in heads] for row in flat]
 
 
 def _flat(row: Row) -> Row:
@@ -186,33 +247,3 @@ def _plain(value: object) -> bool:
 
 def _cell(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _draw_simulation(result: dict[str, Any], path: Path) -> None:
-    from rms.plots import Panel, draw_panels
-
-    owners = {name: j / 1e9 for name, j in result["energy_j"].items() if name != "cluster"}
-    panels = [
-        Panel(f"mean wait (h) by {label}", _bars(result["classes"][kind], "mean_wait_s"), "")
-        for kind, label in (("size", "processors"), ("length", "run time"))
-    ]
-    if any(owners.values()):
-        panels.append(Panel("energy (GJ)", {"": (list(owners), list(owners.values()))}, ""))
-    draw_panels(panels, path, f"policy {result['policy']}")
-
-
-def _bars(rows: Sequence[Row], name: str) -> dict[str, tuple[list[str], list[float]]]:
-    return {"": ([row["class"] for row in rows], [row[name] / 3600 for row in rows])}
-
-
-def _draw_comparison(result: dict[str, Any], path: Path) -> None:
-    from rms.plots import Panel, draw_panels
-
-    rows = result["rows"]
-    modes = [str(row["mode"]) for row in rows]
-    columns = (("time_s", "time (s)"), ("cluster_j", "energy (J)"), ("allocation", "allocation"))
-    panels = [
-        Panel(label, {"": (modes, [float(row[name]) for row in rows])}, "mode")
-        for name, label in columns
-    ]
-    draw_panels(panels, path, f"policy {result['policy']}")

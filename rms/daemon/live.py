@@ -16,6 +16,7 @@ from rms.core.state import State
 from rms.daemon import views
 from rms.daemon.context import Context
 from rms.daemon.news import news
+from rms.drawings import Window, held_shares
 from rms.formats.ids import fold_ids
 from rms.wire.live import (
     MOST_HISTORY,
@@ -215,7 +216,7 @@ def _lanes(context: Context, most: int, begin_s: float, end_s: float) -> Lanes:
         held: list[tuple[float, float]] = []
         if len(own) > 1 or len(rows) > MOST_BARS:
             rows, by_jobs = [], (span for span in within if span.job not in (OFF, BOOT))
-            held = _held(by_jobs, len(own), begin_s, end_s)
+            held = held_shares(by_jobs, len(own), Window(begin_s, end_s), PARTS)
         found.append(Lane(name, len(own), states[at], rows, held))
     jobs = dict.fromkeys(span.job for lane in found for span in lane.spans)
     return Lanes(begin_s, end_s, found, _marks(context, jobs, begin_s, end_s))
@@ -237,28 +238,6 @@ def _states(context: Context, each: int) -> list[str]:
         rest = len(own) - sum(numbers.values())
         words = [f"{n} {word}" for word, n in {"held": max(0, rest), **numbers}.items() if n]
         found.append(", ".join(words))
-    return found
-
-
-def _held(
-    spans: Iterable[NodeSpan], nodes: int, begin_s: float, end_s: float
-) -> list[tuple[float, float]]:
-    """Return the share of nodes that are held in each part of a time, where that changes."""
-    part_s = (end_s - begin_s) / PARTS
-    node_s = [0.0] * PARTS
-    for span in spans:
-        first_s = max(span.start_s, begin_s)
-        last_s = end_s if span.end_s is None else min(span.end_s, end_s)
-        first = min(PARTS - 1, int((first_s - begin_s) / part_s))
-        last = min(PARTS - 1, int((last_s - begin_s) / part_s))
-        for at in range(first, last + 1):
-            low = max(first_s, begin_s + at * part_s)
-            node_s[at] += max(0.0, min(last_s, begin_s + (at + 1) * part_s) - low)
-    found: list[tuple[float, float]] = []
-    for at, seconds in enumerate(node_s):
-        share = round(min(1.0, seconds / (nodes * part_s)), 3)
-        if not found or found[-1][1] != share:
-            found.append((begin_s + at * part_s, share))
     return found
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from rms.core.model import JobId
 from rms.daemon import views
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal
@@ -32,4 +33,5 @@ def past(path: Path) -> Snapshot:
         context = Context(settings, scheduler, known_jobs(journal, scheduler), journal, launcher)
         found = views.acct(context)
         books = msgspec.structs.replace(views.books(context), energy=found.energy)
-        return Snapshot(found.jobs, views.nodes(context), books, found.rows)
+        decisions = {job.id: views.history(context, JobId(job.id)) for job in found.jobs}
+        return Snapshot(found.jobs, views.nodes(context), books, found.rows, decisions)

@@ -482,10 +482,11 @@ class Accounts(msgspec.Struct, frozen=True):
 class Snapshot(msgspec.Struct, frozen=True):
     """All that a daemon tells of its present and past: ``rms top``, ``rms report``.
 
-    ``rows`` are there for reports.
+    ``rows`` and ``decisions``, by job, are there for reports.
     """
 
     jobs: list[JobRow]
     nodes: list[NodeRow]
     books: BooksAnswer
     rows: list[EnergyRow] = []
+    decisions: dict[str, list[HistoryEntry]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
 import re
 import sqlite3
@@ -10,10 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from routed import routed
 
 from rms.cli.main import main
+from rms.client.report import Report, watts_by_owner, watts_of
 from rms.core.model import JobId
+from rms.plots import History
+from rms.wire.users import EnergyRow, NodeSpan
 
 TRACE = "; MaxProcs: 8\n" + "".join(
     f"{n} {20 * n} -1 {100 + n} {1 + n % 8} -1 -1 {1 + n % 8} 900 -1 1 1 1 1 1 -1 -1 -1\n"
@@ -65,13 +71,17 @@ def test_a_simulation(tmp_path: Path) -> None:
     result = simulated(tmp_path)
     page = reported(tmp_path, result)
     wait_s = json.loads(result.read_text())["mean_wait_s"]
-    assert f"<td>mean_wait_s</td><td>{wait_s:.6g}</td>" in page
-    assert "<h2>classes</h2>" in page and page.count("data:image/png") == 1
+    assert f'<td>mean_wait_s</td><td class="n">{wait_s:.6g}</td>' in page
+    assert "Mean wait by processors" in page and page.count("<rect") > 2
+    assert "data:" not in page and not re.search(r"(?:src|href)=", page)
+    files = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"mean-wait-by-size.png", "result.csv", "size.csv"} <= files
 
 
 def test_a_comparison(tmp_path: Path) -> None:
     page = reported(tmp_path, COMPARISON)
-    assert "<td>flexible</td><td>9.5</td>" in page and "flexible, 9.5, 90.0, 0.5: jobs" in page
+    assert '<td>flexible</td><td class="n">9.5</td>' in page
+    assert "flexible, 9.5, 90, 0.5: jobs" in page and "over-time" not in page.partition("<h1>")[2]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +143,50 @@ def test_a_daemon_that_is_gone(tmp_path: Path, capsys: pytest.CaptureFixture[str
     page = (tmp_path / "out" / "report.html").read_text()
     assert "&lt;over&gt;" in page and "Jobs, tasks, idle, off and boot are the cluster" in page
     assert found["jobs"][0]["summary"].startswith("job 1 COMPLETED: 4.0 s on 2 nodes")
+    assert [entry["kind"] for entry in found["decisions"]["1"]] == ["start"]
+    out = tmp_path / "out"
+    assert page.count('class="bar ') == 3 and "<h2>Decisions</h2>" in page
+    assert not re.search(r'(?:src|href)="', page)
+    names = {path.name for path in out.iterdir()}
+    assert names >= {"report.html", "nodes.png", "power.png", "jobs.csv", "decisions.csv"}
+    with (out / "jobs.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["NAME"] for row in rows] == ["<over>", "runs", "waits"]
+
+
+@given(
+    spans=st.lists(
+        st.tuples(
+            st.sampled_from(["1", "2_7", "idle", "off", "boot"]),
+            st.floats(0.0, 90.0),
+            st.floats(0.01, 50.0),
+            st.floats(0.0, 1e6),
+        )
+    )
+)
+def test_a_curve_has_all_joules(spans: list[tuple[str, float, float, float]]) -> None:
+    rows = [
+        EnergyRow(owner, 1, 0, "n1", "node", "model", at, at + for_s, joules, 0.0, False, 0.0)
+        for owner, at, for_s, joules in spans
+    ]
+    points = watts_by_owner(rows, 0.0, 140.0)
+    part_s = points[1][0] - points[0][0]
+    for at, owners in enumerate((("1", "2_7"), ("idle",), ("off",), ("boot",))):
+        whole = sum(row.joules for row in rows if row.owner in owners)
+        found = sum(watts[at] for _, watts in points) * part_s
+        assert found == pytest.approx(whole, rel=1e-6, abs=1e-6)
+    assert points[-1][0] == pytest.approx(140.0)
+
+
+def test_many_nodes_share_lanes(tmp_path: Path) -> None:
+    nodes = [f"n{n}" for n in range(1, 1001)]
+    spans = [NodeSpan(node, "1", 0.0, 10.0) for node in nodes[:500]]
+    history = History(nodes, spans, [(0.0, 500.0)], 10.0)
+    found = Report("many")
+    found.over_time(history, watts_of(history), {})
+    page = found.write(tmp_path).read_text()
+    assert page.count('class="row"') == 63 + 2 and "100% held" in page and len(page) < 60_000
+    assert len((tmp_path / "nodes.csv").read_text().splitlines()) == 501
 
 
 def test_a_journal_of_0_1_0(tmp_path: Path) -> None:
@@ -140,7 +194,7 @@ def test_a_journal_of_0_1_0(tmp_path: Path) -> None:
         database.executescript(Path(__file__).with_name("journal_0_1_0.sql").read_text())
     assert main(["report", str(tmp_path / "out"), "--journal", str(tmp_path / "old")]) == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "Jobs, tasks, idle, off and boot are the cluster" in page and "<td>80.0</td>" in page
+    assert "Jobs, tasks, idle, off and boot are the cluster" in page and ">80.0</td>" in page
 
 
 def test_what_is_no_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,255 @@
+"""A report: a page that needs nothing else, and beside it its tables as CSV, its figures as PNG."""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rms import drawings
+from rms.client.page import heading, page, paragraph, table
+from rms.core.joules import BOOT, OFF
+from rms.drawings import Window
+from rms.plots import History, gantt, power_over_time
+from rms.wire.files import write_whole
+from rms.wire.users import EnergyRow, NodeSpan
+
+MOST_ROWS = 1000
+"""Of a table with more rows the page shows the first ones; all are in the CSV file."""
+
+MOST_LANES = 64
+"""More nodes than this share lanes."""
+
+MOST_BARS = 20_000
+"""Of more spans than this nodes share lanes too."""
+
+PARTS = 300
+"""Into how many parts a time is cut for the curve of power."""
+
+HINT = (
+    "A bar is a job on a node, a triangle a resize: rest the pointer there for more. "
+    "+ and - (or Ctrl and the wheel) zoom, arrows and dragging move, 0 shows all."
+)
+
+Rows = Sequence[Sequence[str]]
+
+
+@dataclass
+class Report:
+    """What a report shows, in order.
+
+    Attributes:
+        parts: of the page.
+        files: CSV texts by name.
+        figures: what draws a PNG file, by name.
+    """
+
+    title: str
+    parts: list[str] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+
+    def head(self, text: str, level: int = 2) -> None:
+        """Begin a section."""
+        self.parts.append(heading(text, level))
+
+    def say(self, text: str) -> None:
+        """Enter a paragraph."""
+        self.parts.append(paragraph(text))
+
+    def table(self, name: str, heads: Sequence[str], rows: Rows) -> None:
+        """Enter a table; the file is called so."""
+        text = io.StringIO()
+        csv.writer(text).writerows([heads, *rows] if heads else rows)
+        self.files[f"{name}.csv"] = text.getvalue()
+        self.parts.append(table(heads, rows[:MOST_ROWS]))
+        if len(rows) > MOST_ROWS:
+            self.say(f"The first {MOST_ROWS:,} of {len(rows):,} rows; all are in {name}.csv.")
+
+    def drawing(self, name: str, svg: str, draw: Callable[[Path], None] | None) -> None:
+        """Enter a drawing, and what draws it as PNG."""
+        self.parts.append(svg)
+        if draw is not None:
+            self.figures[f"{name}.png"] = draw
+
+    def write(self, folder: Path) -> Path:
+        """Write it; return the page's path. The page comes last: where it is, all is.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            write_whole(folder / name, text)
+        for name, draw in self.figures.items():
+            draw(folder / name)
+        write_whole(folder / "report.html", page(self.title, self.parts))
+        return folder / "report.html"
+
+    # --- drawings ----------------------------------------------------------------------------
+
+    def over_time(
+        self,
+        history: History,
+        points: Sequence[tuple[float, Sequence[float]]],
+        marks: Mapping[str, Sequence[tuple[float, str]]],
+        name: str = "",
+        *,
+        relative: bool = False,
+    ) -> None:
+        """Enter who held which node when, and the power below it.
+
+        Args:
+            points: of the power, as :func:`rms.drawings.power` takes them.
+            marks: of jobs, what happened to them when, in words.
+            name: what the files' names begin with.
+            relative: times are seconds since the start, and not of day.
+        """
+        end_s = max(history.end_s, history.start_s + 1e-3)
+        window = Window(history.start_s, end_s, history.start_s)
+        lanes = "".join(_lanes(history, marks, window))
+        key = "".join(f'<span class="key {owner}">{owner}</span>' for owner in drawings.OWNERS)
+        curve = drawings.power(points, window).replace("<svg ", '<svg class="curve" ', 1)
+        clock = "" if relative else "local"
+        if not any(HINT in part for part in self.parts):
+            self.say(HINT)
+        svg = (
+            f'<div class="over-time" tabindex="0" role="img" '
+            f'aria-label="nodes and power over time; the tables below say the same" '
+            f'data-begin="0" data-end="{end_s - history.start_s:.3f}" '
+            f'data-origin="{history.start_s:.3f}" data-clock="{clock}">{lanes}'
+            f'<div class="row"><span class="name">power</span>{curve}</div>'
+            f'<div class="row"><span class="name"></span>{drawings.axis(window)}</div></div>'
+        )
+        if any(sum(watts[1:]) for _, watts in points):
+            svg += f"<p>Power by owner: {key}</p>"
+        self.drawing(f"{name}nodes", svg, lambda path: gantt(history, path, "nodes over time"))
+        self.figures[f"{name}power.png"] = lambda path: power_over_time(
+            {"cluster": history}, path, "power of the cluster"
+        )
+        spans = [*history.spans, *history.power_spans]
+        self.files[f"{name}nodes.csv"] = _csv(
+            ("node", "job", "start_s", "end_s"),
+            [(span.node, span.job, span.start_s, span.end_s) for span in spans],
+        )
+        self.files[f"{name}power.csv"] = _csv(("at_s", "watts"), history.power_w)
+
+    def tasks(self, array: str, states: Mapping[int, str]) -> None:
+        """Enter the tasks of an array as cells."""
+        self.head(f"Array {array}, {len(states):,} tasks", 3)
+        firsts = sorted({at - at % drawings.CELLS for at in states})
+        rows = "".join(
+            f'<div class="row tasks"><span class="name">{first}</span>'
+            f"{drawings.cells(first, states)}</div>"
+            for first in firsts
+        )
+        self.parts.append(f'<div class="wide" tabindex="0">{rows}</div>')
+        seen = dict.fromkeys(states.values())
+        self.say(
+            ", ".join(
+                f"{drawings.TASK_SIGNS.get(state, drawings.OTHER_SIGN)[1] or 'empty'} {state}: "
+                f"{sum(each == state for each in states.values()):,}"
+                for state in seen
+            )
+        )
+
+    def bars(self, name: str, rows: Sequence[tuple[str, float]], unit: str) -> None:
+        """Enter a bar for each figure."""
+        from rms.plots import Panel, draw_panels
+
+        panel = Panel(name, {"": ([each for each, _ in rows], [value for _, value in rows])}, unit)
+        self.drawing(
+            name, drawings.rates(rows, unit), lambda path: draw_panels([panel], path, name)
+        )
+
+
+def watts_by_owner(
+    rows: Iterable[EnergyRow], begin_s: float, end_s: float
+) -> list[tuple[float, tuple[float, float, float, float]]]:
+    """Return the mean power of jobs (and tasks), idle, off and boot in each part of a time.
+
+    The joules of all parts are those of the rows that lie in the time.
+    """
+    part_s = (end_s - begin_s) / PARTS
+    joules = [[0.0] * 4 for _ in range(PARTS)]
+    owners = {"idle": 1, OFF: 2, BOOT: 3}
+    for row in rows:
+        owner, span_s = owners.get(row.owner, 0), row.end_s - row.begin_s
+        if span_s <= 0.0:
+            continue
+        first = max(0, int((row.begin_s - begin_s) / part_s))
+        last = min(PARTS - 1, int((row.end_s - begin_s) / part_s))
+        for at in range(first, last + 1):
+            low, high = begin_s + at * part_s, begin_s + (at + 1) * part_s
+            inside_s = min(high, row.end_s) - max(low, row.begin_s)
+            joules[at][owner] += row.joules * max(0.0, inside_s) / span_s
+    return [
+        (begin_s + (at + 1) * part_s, (j / part_s, i / part_s, o / part_s, b / part_s))
+        for at, (j, i, o, b) in enumerate(joules)
+    ]
+
+
+def watts_of(
+    history: History,
+) -> list[tuple[float, tuple[float, float, float, float]]]:
+    """Return the power of the cluster, of which nobody says whose it is, as that of jobs."""
+    times, watts = history.power()
+    part_s = (history.end_s - history.start_s) / PARTS
+    found, at = [], 0
+    for part in range(PARTS):
+        while at + 1 < len(times) and times[at + 1] <= part * part_s:
+            at += 1
+        power_w = watts[at] if watts else 0.0
+        found.append((history.start_s + (part + 1) * part_s, (power_w, 0.0, 0.0, 0.0)))
+    return found
+
+
+def when(at_s: float | None) -> str:
+    """Return a time as a person reads it."""
+    if at_s is None:
+        return ""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def _lanes(
+    history: History, marks: Mapping[str, Sequence[tuple[float, str]]], window: Window
+) -> Iterable[str]:
+    nodes, of_node = history.rows, dict[str, list[NodeSpan]]()
+    for span in [*history.spans, *history.power_spans]:
+        of_node.setdefault(span.node, []).append(span)
+    each = 1
+    if len(nodes) > MOST_LANES or sum(len(spans) for spans in of_node.values()) > MOST_BARS:
+        each = max(2, -(-len(nodes) // MOST_LANES)) if len(nodes) > 1 else 1
+    for first in range(0, len(nodes), each):
+        own = nodes[first : first + each]
+        spans = [span for node in own for span in of_node.get(node, [])]
+        if each == 1:
+            name = own[0]
+            lane = drawings.lane(spans, _on_node(spans, marks), window)
+        else:
+            name = own[0] if len(own) == 1 else f"{own[0]} - {own[-1]}"
+            held = [span for span in spans if span.job not in (OFF, BOOT)]
+            lane = drawings.held_lane(drawings.held_shares(held, len(own), window), window)
+        yield f'<div class="row"><span class="name">{html.escape(name)}</span>{lane}</div>'
+
+
+def _on_node(
+    spans: Iterable[NodeSpan], marks: Mapping[str, Sequence[tuple[float, str]]]
+) -> list[tuple[float, str]]:
+    """Return the marks of the jobs that held a node then."""
+    return [
+        (at_s, words)
+        for span in spans
+        for at_s, words in marks.get(span.job, ())
+        if span.start_s <= at_s <= (at_s if span.end_s is None else span.end_s)
+    ]
+
+
+def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows([heads, *rows])
+    return text.getvalue()
