@@ -276,13 +276,13 @@ def _stairs(steps: Sequence[tuple[int, int, float]]) -> str:
 
 
 def _round_up(value: float) -> float:
-    """Return the next of 1, 1.5, 2, 3, 4, 6, 8, 10, ..."""
+    """Return the next of 1, 1.5, 2, 3, 4, 5, 6, 8, 10, ..."""
     power_of_ten = 1.0
     while power_of_ten * 10.0 <= value:
         power_of_ten *= 10.0
     while power_of_ten > value:
         power_of_ten /= 10.0
-    factor = next(f for f in (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0) if f * power_of_ten >= value)
+    factor = next(f for f in (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0) if f * power_of_ten >= value)
     return factor * power_of_ten
 
 
