@@ -282,8 +282,8 @@ def _round_up(value: float) -> float:
         power_of_ten *= 10.0
     while power_of_ten > value:
         power_of_ten /= 10.0
-    factor = next(f for f in (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0) if f * power_of_ten >= value)
-    return factor * power_of_ten
+    factors = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+    return next(f * power_of_ten for f in factors if f * power_of_ten >= value)
 
 
 # --- arrays and rates ----------------------------------------------------------------------------
