@@ -16,6 +16,7 @@ from rms.core.state import State
 from rms.daemon.clock import Clock
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.journal import Journal
+from rms.daemon.metrics import Metrics
 from rms.daemon.private import Private
 from rms.daemon.resize import BOOT_S, GRACE_S
 from rms.formats.prices import Prices
@@ -80,6 +81,7 @@ class Context:
         broken: names of nodes that could not be powered off or on, until somebody resumes them.
         nodes_wait: what nodes wait for that are asked for, "" where none are.
         private: tokens of jobs, and environments.
+        metrics: what is counted for ``/metrics``.
     """
 
     settings: Settings
@@ -91,6 +93,7 @@ class Context:
     broken: frozenset[str] = frozenset()
     nodes_wait: str = ""
     private: Private = field(init=False)
+    metrics: Metrics = field(default_factory=Metrics, init=False)
     _as_of_s: float | None = None
 
     def __post_init__(self) -> None:

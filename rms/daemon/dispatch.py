@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -12,6 +13,7 @@ from rms.core.events import Decision, Event
 from rms.core.validity import check
 from rms.daemon.context import Context, Notes
 from rms.daemon.endings import Endings
+from rms.daemon.exposition import observe
 from rms.daemon.faults import Faults
 from rms.daemon.journal import JournalFullError, PolicySet
 from rms.daemon.log import debug, warning
@@ -89,7 +91,9 @@ class Dispatcher:
         if number is None:
             notes = notes | {key: {"line": ""} for key in ended.values()}
             number = journal.append(event, notes)
+        begun = time.perf_counter()
         decisions = scheduler.feed(event)
+        observe(context, event, time.perf_counter() - begun)
         if scheduler.failure:
             self._policy_failed(number, event, decisions)
         else:

@@ -25,6 +25,9 @@ MOST_BYTES = 1 << 24
 
 LONGEST_SENTENCE = 1000
 
+PLAIN = "text/plain; version=0.0.4; charset=utf-8"
+"""Of an answer that is a text: Prometheus' format."""
+
 STATUSES: tuple[tuple[tuple[type[Exception], ...], int], ...] = (
     ((JournalError, OSError), 503),
     ((ValueError, OverflowError, RecursionError), 400),
@@ -197,9 +200,10 @@ async def _no_such(request: Request, error: Exception) -> Response:
 
 
 def _response(answer: object, status: int, seal: Seal | None = None) -> Response:
-    body, headers = msgspec.json.encode(answer), {}
+    body = answer.encode() if isinstance(answer, str) else msgspec.json.encode(answer)
+    kind, headers = PLAIN if isinstance(answer, str) else "application/json", {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if seal is not None:
         headers[ANSWER_HEADER] = answer_signature(seal.token, seal.nonce, status, body)
-    return Response(body, status, headers, "application/json")
+    return Response(body, status, headers, kind)

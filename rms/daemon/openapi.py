@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from rms._version import __version__
-from rms.daemon.endpoints import Endpoint
+from rms.daemon.endpoints import PLAIN, Endpoint
 from rms.wire.users import ErrorAnswer
 
 REFUSALS = {
@@ -41,7 +41,7 @@ def describe(endpoints: Sequence[Endpoint], queries: Mapping[str, Sequence[str]]
     }
     paths: dict[str, Any] = {}
     for endpoint, answer in zip(endpoints, answers, strict=True):
-        done = {"description": "It was done.", "content": _json(schemas[str(answer)])}
+        done = {"description": "It was done.", "content": _content(schemas[str(answer)])}
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", endpoint.path)
@@ -68,6 +68,11 @@ def describe(endpoints: Sequence[Endpoint], queries: Mapping[str, Sequence[str]]
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+
+
+def _content(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an answer is: a text, or JSON."""
+    return {PLAIN: {"schema": schema}} if schema.get("type") == "string" else _json(schema)
 
 
 def _json(schema: Mapping[str, Any]) -> dict[str, Any]:

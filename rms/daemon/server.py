@@ -18,6 +18,7 @@ from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import Endpoint, Flushes, RefusedError, application, check_token
+from rms.daemon.exposition import exposition
 from rms.daemon.governor import GovernorRule
 from rms.daemon.job_routes import JOB_QUERY, JobRoutes
 from rms.daemon.live import live
@@ -129,6 +130,7 @@ class Routes:
             Endpoint("GET", "/tasks", user, self.tasks),
             Endpoint("GET", "/tasks/record", user, self.task_record),
             Endpoint("GET", "/books", user, self.books),
+            Endpoint("GET", "/metrics", user, self.metrics, flush="no"),
             Endpoint("POST", LIVE_PATH, user, self.live, LiveQuery, "may"),
             Endpoint("GET", "/acct", user, self.acct),
             Endpoint("GET", "/prices", user, self.prices),
@@ -211,6 +213,10 @@ class Routes:
     async def task_record(self, request: Request) -> list[RecordEntry]:
         """Return what happened to tasks, for other strategies to be tried on."""
         return self.daemon.tasks.record.read()
+
+    async def metrics(self, request: Request) -> str:
+        """Return queue, waits, power, energy and resizes for Prometheus."""
+        return exposition(self.daemon.context)
 
     async def books(self, request: Request) -> BooksAnswer:
         """Return the energy books and who held which node when."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from routed import routed
 
 from rms.daemon.journal import Seen
 
 
+@pytest.mark.promise("large-arrays")
 def test_an_array_is_entered_and_cancelled_as_one(tmp_path: Path) -> None:
     with routed(tmp_path) as server:
         assert server.submit(array="1-600", output="%A-%a.out") == "1_1"
