@@ -23,6 +23,8 @@ from rms.core.state import State
 from rms.wire.messages import Metered
 from rms.wire.users import Books, EnergyPart, EnergyRow
 
+_OF_RESIZES = (ResizeBegun, Resized, ResizeRolledBack)
+
 ROUNDING = 1e-9
 """Of an owner's energy: less than that is left of the model's where all was measured."""
 
@@ -100,9 +102,9 @@ class EnergyBooks:
             numbers: of each job, that of its newest resize.
         """
         at_s, spans = event.at_s, self.measured.spans
-        if isinstance(event, ResizeBegun | Resized | ResizeRolledBack):
+        if isinstance(event, _OF_RESIZES):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
-        switched = [node for node in sorted(state.switched) if node in self._hosts]
+        switched = [n for n in sorted(state.switched) if n in self._hosts] if state.switched else ()
         for node in switched:
             model, name = state.model(node), self._hosts[node]
             up = spans.on(name)[-1].owner == OFF and node not in state.off

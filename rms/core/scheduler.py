@@ -47,13 +47,19 @@ from rms.core.timeline import Timeline
 from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
 
-_OF_NO_JOB = (
-    *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-    *(TasksHold, NodesLeased, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
-    *(HeldByUser, Freed, Withdrawn),
+_OF_NO_JOB = frozenset(
+    (
+        *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
+        *(TasksHold, NodesLeased, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
+        *(HeldByUser, Freed, Withdrawn),
+    )
 )
 
-_OF_POWER = (NodeBooted, NodePowerFailed)
+_OF_POWER = frozenset((NodeBooted, NodePowerFailed))
+
+_OF_NODES = (PowerOff, PowerOn)
+
+_GOES = (Start, Resize)
 
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
@@ -103,6 +109,7 @@ class Scheduler:
             TransitionError: it cannot have happened.
             RuleError: the policy decided what cannot be, or it is recorded so.
         """
+        kind = type(event)
         if isinstance(event, Reopened):
             self._reopen(event)
         state, at_s = self.engine.state, event.at_s
@@ -111,19 +118,19 @@ class Scheduler:
         decisions = self._decide(event, recorded)
         if isinstance(event, ResizeRolledBack):
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
-        of_jobs = [each for each in decisions if not isinstance(each, PowerOff | PowerOn)]
+        of_jobs = [each for each in decisions if not isinstance(each, _OF_NODES)]
         for decision in of_jobs:
-            goes = isinstance(decision, Start | Resize)
+            goes = isinstance(decision, _GOES)
             self.reasons[decision.job] = "" if goes else decision.reason
             self._remember(decision.job, self.entry(at_s, decision))
             if isinstance(decision, Resize):
                 self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
-        jobs = [] if isinstance(event, _OF_NO_JOB) else [event.job]
+        jobs: list[JobId] = [] if kind in _OF_NO_JOB else [event.job]  # type: ignore[union-attr]
         jobs.extend(decision.job for decision in of_jobs)
         owners = [] if state.lent is lent else owners_changed(lent, state.lent)
         self.energy.follow(state, event, [*jobs, *owners], self.resizes)
         self.timeline.hold(state, at_s, jobs)
-        if isinstance(event, _OF_POWER) or len(of_jobs) < len(decisions):
+        if kind in _OF_POWER or len(of_jobs) < len(decisions):
             self.timeline.switch(state, at_s)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions

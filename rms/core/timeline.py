@@ -15,6 +15,8 @@ MOST = 20_000
 RESOLUTION_S = 1.0
 """Of readings that follow one another faster than this, the first and the newest are kept."""
 
+_NONE: frozenset[Node] = frozenset()
+
 
 class Timeline:
     """What has happened on the nodes of a cluster.
@@ -57,7 +59,7 @@ class Timeline:
                 span.end_s = now_s
                 self.past.append(span)
         for job_id, held in now.items():
-            for node in sorted(held - self.held.get(job_id, frozenset())):
+            for node in sorted(held - self.held.get(job_id, _NONE)):
                 span = NodeSpan(self.names[node], str(job_id), now_s, None)
                 self.open[node] = span
                 self.spans.append(span)

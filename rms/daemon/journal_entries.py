@@ -15,7 +15,7 @@ from rms.wire.users import EnergyRow, HistoryEntry, JobRow
 BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
 SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
     sum(uncertainty_j), max(estimate), sum(replaced_j) FROM energy
-    GROUP BY owner, resize, node, source, begin_s >= ?"""
+    WHERE source != 'model' OR replaced_j != 0 GROUP BY owner, resize, node, source, begin_s >= ?"""
 NEWEST = """SELECT energy.* FROM energy JOIN (
         SELECT node, max(begin_s) AS newest_s, min(CASE WHEN end_s > ? THEN begin_s END) AS first_s
         FROM energy GROUP BY node

@@ -46,6 +46,8 @@ _ENERGY = """CREATE TABLE IF NOT EXISTS energy (
     joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
     replaced_j REAL NOT NULL, PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
 _BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
+_MEASURED = """CREATE INDEX IF NOT EXISTS energy_measured ON energy (owner)
+    WHERE source != 'model' OR replaced_j != 0"""
 _TASKS = """CREATE TABLE IF NOT EXISTS tasks (
     seq INTEGER PRIMARY KEY, at_s REAL NOT NULL, kind TEXT NOT NULL, body BLOB NOT NULL)"""
 _SNAPSHOTS = """CREATE TABLE IF NOT EXISTS snapshots (
@@ -132,6 +134,7 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
     for statement in (
         _ENERGY,
         _BY_OWNER,
+        _MEASURED,
         _TASKS,
         _SNAPSHOTS,
         _OVER,

@@ -6,7 +6,9 @@ restart, which follows what is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import gc
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import zip_longest
 
@@ -80,7 +82,20 @@ def restored(journal: Journal, cluster: Cluster | None = None) -> Replay:
             journal.damage.append(str(error))
             continue
         return replay(journal.read(seq), again=False, base=base)
-    return replay(journal.read(), cluster, again=False)
+    with _uncollected():
+        return replay(journal.read(), cluster, again=False)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Look for no garbage meanwhile: it would be sought among all that is kept, again and again."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _thawed(journal: Journal, seq: int, *, again: bool) -> Replay:
@@ -171,15 +186,19 @@ def _use(found: Replay, entry: Opened | PolicySet) -> bool:
 def _feed(found: Replay, entry: Seen, *, follow: bool) -> None:
     """Feed an event, decide on it or follow what is recorded, and note what differs."""
     found.events += 1
-    event, recorded = f"event {entry.seq} ({type(entry.event).__name__})", entry.decisions
+    recorded = entry.decisions
     try:
         got = found.scheduler.feed(entry.event, recorded if follow else None)
     except (TransitionError, RuleError) as error:
-        sentence = f"{event}: expected one that the engine takes, got: {error}"
+        sentence = f"{_named(entry)}: expected one that the engine takes, got: {error}"
         (found.refused if recorded is None else found.differing).append(sentence)
         return
     if recorded is None:
         found.unrecorded[entry.seq] = got
     elif tuple(got) != recorded:
         old, new = next((a, b) for a, b in zip_longest(recorded, got) if a != b)
-        found.differing.append(f"{event}: expected {old} as recorded, got {new}")
+        found.differing.append(f"{_named(entry)}: expected {old} as recorded, got {new}")
+
+
+def _named(entry: Seen) -> str:
+    return f"event {entry.seq} ({type(entry.event).__name__})"
