@@ -158,6 +158,8 @@ class Writer:
 
     def archived_among(self, jobs: Iterable[str]) -> list[str]:
         """Return which of these jobs are archived."""
+        if not self._run("SELECT 1 FROM over LIMIT 1")[0]:
+            return []
         known = "SELECT 1 FROM over WHERE id = ?"
         return [job for job in jobs if self._run(known, job)[0]]
 

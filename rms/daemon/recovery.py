@@ -117,18 +117,20 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
     jobs, state = {}, scheduler.engine.state
     notes = {key.removeprefix("job/"): note for key, note in journal.notes("job/").items()}
     there = [*state.waiting, *state.running, *state.ended]
+    kinds = ("resizes", "steps", "end", endings.NOTE)
+    known = {key: note for kind in kinds for key, note in journal.notes(f"{kind}/").items()}
     for job_id in there:
         note = notes.get(job_id) or notes.get(job_id.partition("_")[0])
         job = jobs[job_id] = JobRuntime(job_id, LOST if note is None else note)
-        rows = journal.noted("resizes", job.id).get("rows", [])
+        rows = known.get(f"resizes/{job_id}", {}).get("rows", [])
         job.resizes = msgspec.convert(rows, list[ResizeRow])
-        job.launch_count = journal.noted("steps", job.id).get("launches", 0)
-        end = journal.noted("end", job.id)
+        job.launch_count = known.get(f"steps/{job_id}", {}).get("launches", 0)
+        end = known.get(f"end/{job_id}", {})
         job.answer, job.exit_code = end.get("answer", ""), end.get("exit_code")
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
         job.signalled = bool(journal.noted(limits.NOTE, job.id))
-        job.summary = journal.noted(endings.NOTE, job.id).get("line")
+        job.summary = known.get(f"{endings.NOTE}/{job_id}", {}).get("line")
     return jobs
 
 

@@ -20,12 +20,18 @@ KEPT = 1_000
 AT_ONCE = 100
 """How many are archived at once: others have their turn in between."""
 
+BACKLOG = 5_000
+"""More than so many (of a journal of before) are archived before anybody is served."""
+
 NOTES = ("job", "script", "steps", "boot", "resizes", "ending", "end", "signal", "summary")
 """Kinds of notes about a job."""
 
 
-def retire(context: Context) -> bool:
+def retire(context: Context, at_once: int = AT_ONCE) -> bool:
     """Archive some of the jobs that are over, where there are many; return whether any were.
+
+    Args:
+        at_once: how many at most.
 
     Raises:
         JournalFullError: there is no room for that now; nothing has changed.
@@ -34,7 +40,7 @@ def retire(context: Context) -> bool:
     more = len(state.ended) - KEPT
     if more < AT_ONCE:
         return False
-    jobs = _due(context, more)
+    jobs = _due(context, more)[:at_once]
     if not jobs:
         return False
     found = [
@@ -55,6 +61,18 @@ def retire(context: Context) -> bool:
     return True
 
 
+def catch_up(context: Context) -> None:
+    """Archive all jobs that are to be, where there are too many to do it in between.
+
+    Raises:
+        JournalFullError: there is no room for that now; nothing has changed.
+    """
+    more = len(context.state.ended) - KEPT
+    if more > BACKLOG:
+        context.say(f"archives {more} jobs that are over, once")
+        retire(context, more)
+
+
 def _held(context: Context) -> set[str | None]:
     """Return the arrays of jobs that may not start yet, which are not among those that wait."""
     state = context.state
@@ -66,11 +84,10 @@ def _due(context: Context, number: int) -> list[Job]:
     state, spans = context.state, context.scheduler.energy.measured.spans
     wanted = {each.job for job in state.held.values() for each in job.spec.after}
     booked = {span.owner for span in spans.kept()}
-    found = [
+    return [
         job
         for job_id, job in islice(state.ended.items(), number)
         if job_id not in booked
         and wanted.isdisjoint((job_id, job.spec.array or job_id))
         and context.jobs[job_id].summary != ""
     ]
-    return found[:AT_ONCE]

@@ -147,8 +147,8 @@ def settle(daemon: Daemon) -> None:
             daemon.scheduler.reasons[job_id] = NO_NOTE
             daemon.handle(Ended(daemon.time(), job_id, "FAILED"))
             daemon.say(f"job {job_id} FAILED: {NO_NOTE}")
-    known = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
     if journal.damage:
+        known = {*state.waiting, *state.running, *state.ended, *journal.archived_ids()}
         names = {name for name in _names(daemon.launcher.state / "jobs") if _ID.fullmatch(name)}
         arrays = {job_id.partition("_")[0] for job_id in known}
         lost = sorted(names - known - arrays, key=lambda name: [int(n) for n in name.split("_")])

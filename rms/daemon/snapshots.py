@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from rms.core.snapshot import freeze
 from rms.daemon.context import Context
 from rms.daemon.journal import JournalFullError
-from rms.daemon.retirement import retire
+from rms.daemon.retirement import catch_up, retire
 
 EVERY = 2_000
 """After so many entries there is a snapshot; a start follows no more than these again."""
@@ -25,6 +27,8 @@ class Snapshots:
         self._context = context
         self._last = max(context.journal.snapshots(), default=0)
         self._prunes = True
+        with contextlib.suppress(JournalFullError):
+            catch_up(context)
 
     def watch(self) -> None:
         """Take one that is due; else archive some jobs, or delete some old entries."""

@@ -129,6 +129,24 @@ def test_they_are_found_by_their_ids(retired: Bench) -> None:
     retired.start()
 
 
+def test_many_of_a_journal_of_before_are_archived_before_anybody_is_served(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path) as bench:
+        for number in range(1, JOBS + 1):
+            lives(bench, number)
+        assert bench.journal.archived_ids() == set()
+        with (
+            patch("rms.daemon.retirement.KEPT", 1),
+            patch("rms.daemon.retirement.AT_ONCE", 1),
+            patch("rms.daemon.retirement.BACKLOG", 1),
+        ):
+            bench.start()
+        assert bench.journal.archived_ids() == set(NAMES[:-1])
+        assert f"archives {JOBS - 1} jobs that are over, once" in bench.said
+        assert [each.id for each in views.acct(bench.daemon.context).jobs] == NAMES
+
+
 def test_without_room_for_their_rows_they_stay(retired: Bench) -> None:
     lives_on = retired.daemon.context
     with patch.object(retired.journal, "archive", side_effect=JournalFullError("full")):
