@@ -69,7 +69,11 @@ def write_digests(
         except ValuesError as error:
             data = str(error).encode()
         state[name] = xxhash.xxh3_128_hexdigest(data)
-    unchanged = [name for name, digest in found.items() if progress.digests.get(name) == digest]
+    unchanged = [
+        name
+        for name, digest in found.items()
+        if progress.digests.get(name) == digest and not fields[name].spec.constant
+    ]
     sizes = [resize.to_ranks for resize in progress.resizes]
     record = Digests(comm.size, progress.step, sizes, found, unchanged, state)
     path.write_bytes(msgspec.json.encode(record))

@@ -63,6 +63,8 @@ class Progress(msgspec.Struct):
     """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.digests`)."""
     at_point: bool = False
     """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
+    constants: dict[str, str] = {}
+    """Hashes of the fields that never change (:mod:`dmr.data.constant`)."""
 
     def close_resize(self, now: float) -> Resize:
         """Turn the open resize into a record: the new world is about to step."""

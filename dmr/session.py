@@ -13,6 +13,7 @@ from mpi4py import MPI
 from dmr import checkpoint
 from dmr.application import Application, Run, RunState
 from dmr.boot.environment import SCRIPT_VARIABLE, Runtime
+from dmr.data import constant
 from dmr.data.field import Field, FieldSpec
 from dmr.digests import digests_of, write_digests
 from dmr.driver import NO_BUILD, Driver
@@ -176,6 +177,7 @@ def _restore_or_initialise(run: Run, plan: Plan) -> None:
         if progress is not None:
             progress.launches = run.progress.launches
             run.progress, run.restored = progress, True
+            _hash_constants(run)
             return
     elif plan.checkpoint is not None:
         checkpoint.refuse_others(plan.checkpoint, world)
@@ -186,8 +188,21 @@ def _restore_or_initialise(run: Run, plan: Plan) -> None:
         except ValueError as problem:
             error = error or f"field {name}: {problem}"
     raise_on_all(world.internal_comm, error)
+    _hash_constants(run)
     if run.runtime.check is not None:
         run.progress.digests = digests_of(world.internal_comm, fields)
+
+
+def _hash_constants(run: Run) -> None:
+    """Note what the fields that never change are, for later worlds to compare (collective)."""
+    fields = {name: block for name, block in run.fields.items() if block.spec.constant}
+    if not fields:
+        return
+    found = constant.combined(fields, run.world.internal_comm.allgather(constant.hashes(fields)))
+    for name, digest in found.items():
+        if digest == constant.DIFFERS:
+            raise UsageError(f"field {name}: expected one constant array, got data {digest}")
+    run.progress.constants = found
 
 
 def _allocate(world: World, specs: Mapping[str, FieldSpec]) -> dict[str, Field]:

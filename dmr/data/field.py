@@ -52,6 +52,7 @@ class FieldSpec:
         ranges: where the parts of a split axis begin, and its end (see :data:`Ranges`).
         grid: ``grid(size)`` returns the process grid of so many ranks, by default the library's.
         row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
+        constant: whether every set of ranks has its values from ``initial``, which never change.
     """
 
     shape: tuple[int, ...]
@@ -66,6 +67,7 @@ class FieldSpec:
     ranges: Ranges | None = field(default=None, compare=False)
     grid: Callable[[int], Sequence[int]] | None = field(default=None, compare=False)
     row_major: bool = False
+    constant: bool = False
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
@@ -78,7 +80,6 @@ class FieldSpec:
         object.__setattr__(self, "split", split)
         if self.order is not None and sorted(self.order) != list(range(axes)):
             raise ValueError(f"expected an order of {axes} axes, got {self.order}")
-
         if isinstance(self.halo, int):
             good = self.halo >= 0
         else:
@@ -171,6 +172,7 @@ class FieldSpec:
             "dtype": np.dtype(self.dtype).str,
             "split": list(self.split),
             **({"row_major": True} if self.row_major else {}),
+            **({"constant": True} if self.constant else {}),
         }
 
 

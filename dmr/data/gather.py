@@ -37,11 +37,11 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
         yield slab, _gather_slab(comm, block, slab)
 
 
-def own_pieces(block: CellBlock) -> Iterator[Array]:
+def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
     """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
     (first, *starts), (last, *stops) = block.box.start, block.box.stop
     layer = block.box.size // max(1, last - first) * block.dtype.itemsize
-    step = max(1, SLAB_BYTES // max(1, layer))
+    step = max(1, limit_bytes // max(1, layer))
     for at in range(first, last, step):
         yield block.pack(Box((at, *starts), (min(at + step, last), *stops)))
 

@@ -61,6 +61,8 @@ class ListSpec(FieldSpec):
     def _check_dtype(self) -> None:
         if not self.split:
             raise ValueError("expected at least one axis of the items' grid to split, got none")
+        if self.constant:
+            raise ValueError("expected a list that may change, got constant=True")
         if self.owner is None:
             raise ValueError("expected a function that says who owns an item, got none")
         if np.dtype(self.dtype).hasobject:

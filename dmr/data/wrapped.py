@@ -23,6 +23,7 @@ def adapt(
     ranges: Ranges | None = None,
     grid: Callable[[int], Sequence[int]] | None = None,
     row_major: bool = False,
+    constant: bool = False,
 ) -> FieldSpec:
     """State a field that lives in an array of the application's own.
 
@@ -43,6 +44,8 @@ def adapt(
         grid: ``grid(size)`` returns the process grid of so many ranks, one number a split axis;
             by default near a square, rows first.
         row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
+        constant: whether the program sets it before the block in every set of ranks, to the same,
+            and never again: then a resize does not send it, but compares.
 
     Raises:
         ValueError: the array has other axes, or gaps, or is mapped from a file. That it has another
@@ -63,6 +66,7 @@ def adapt(
         ranges=ranges,
         grid=grid,
         row_major=row_major,
+        constant=constant,
         source=source,
     )
 

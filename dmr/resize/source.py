@@ -20,7 +20,7 @@ from mpi4py import MPI
 from dmr import checkpoint
 from dmr.application import Run
 from dmr.boot import spawn
-from dmr.data import transfer
+from dmr.data import constant, transfer
 from dmr.errors import Left, RolledBackError
 from dmr.per_rank import merge_all, pack, with_merged
 from dmr.plan import NextWorld, Plan, Schedule
@@ -285,7 +285,7 @@ class Replacement(Source):
         """Send this rank's part; return its bytes."""
         if self._inter is None:
             raise RuntimeError("expected to be connected")
-        sent, blocks = 0, self.run.fields
+        sent, blocks = 0, constant.moving(self.run.fields)
         for name, block in blocks.items():
             layout = self.layouts[name]
             sent += transfer.send(

@@ -9,6 +9,7 @@ import contextlib
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from dmr import checkpoint
 from dmr.application import Application, Run
 from dmr.boot.environment import bind
 from dmr.checkpoint_file import BrokenCheckpointError, path_of
-from dmr.data import transfer
+from dmr.data import constant, transfer
 from dmr.data.decomposition import Decomposition
 from dmr.data.field import Field
 from dmr.errors import CollectiveError, Left, RolledBackError
@@ -54,6 +55,7 @@ class Target(Side):
         self.app, self.run, self.plan = app, run, plan
         self._inter = run.runtime.parent
         self._stack = contextlib.ExitStack()
+        self._constants: dict[str, str] = {}
 
     def take_over(self) -> None:
         """Wait for the old world and become the job (collective).
@@ -87,9 +89,15 @@ class Target(Side):
 
     def _prepare(self) -> str:
         """Do what needs no data: prefault the memory, load kernels; return the MPI port."""
-        for block in self.run.fields.values():
-            block.prefault()  # pages are there before the data is
+        fields = self.run.fields
+        for block in fields.values():
+            if block.spec.constant:
+                block.initialise()
+            else:
+                block.prefault()  # pages are there before the data is
         self.app.prepare(self.run)
+        if found := constant.hashes(fields):
+            self._constants = self.conclude(None, found, partial(constant.combined, fields))
         port = ""
         if self._inter is None and self.run.world.rank == 0:
             with contextlib.suppress(MPI.Exception):
@@ -122,6 +130,8 @@ class Target(Side):
             run.progress = decode(bytes(header.progress), trusted=True)
         except (msgspec.DecodeError, ValuesError) as error:
             problem = problem or str(error)
+        if header.strategy not in ("merge", "restart"):  # these move it as all else
+            problem = problem or constant.problem_with(run.progress.constants, self._constants)
         self.conclude(problem, None, lambda _: self.say(Accepted(mine)))
         return mine and header.in_host
 
@@ -158,7 +168,9 @@ class Target(Side):
     ) -> tuple[float, float, float]:
         """Fill the blocks; return the seconds of that, of plain sends, and of measuring these."""
         begun = time.perf_counter()
-        problem, _ = attempt(lambda: self._fill(inter, self.run.fields, header, in_host))
+        problem, _ = attempt(
+            lambda: self._fill(inter, constant.moving(self.run.fields), header, in_host)
+        )
         taken_s = time.perf_counter() - begun
         self.conclude(problem, None, nothing, self.check_alive)
         begun = time.perf_counter()
@@ -185,7 +197,7 @@ class Target(Side):
         old = self._layouts(header.from_ranks)
         return sum(
             transfer.plain(inter, block, old[name], sending=False, check=self.check_alive)
-            for name, block in self.run.fields.items()
+            for name, block in constant.moving(self.run.fields).items()
         )
 
     def _layouts(self, ranks: int) -> dict[str, Decomposition]:

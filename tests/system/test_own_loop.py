@@ -9,6 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from daemon import served
 from own_loops import PROGRAM, lines, report
@@ -272,3 +273,20 @@ def test_loops_of_all_kinds_under_the_rms(undisturbed: str) -> None:
         assert {row["strategy"] for row in rms.row(job)["resizes"]} == {"warm"}
         assert f"in {undisturbed}" in rms.output(job)
         rms.nothing_left()
+
+
+CONSTANT = program("constant_field")
+
+
+@pytest.mark.wide
+def test_a_constant_field_is_compared_not_moved(run: Run) -> None:
+    script = {"DMR_RESIZE_AT": "3:3,6:1", "DMR_STRATEGY": "spawn"}
+    done = run(MPIEXEC, "-n", "2", *CONSTANT, "3", env=script)
+    k, u = np.sqrt(np.arange(300.0 * 64)).reshape(300, 64), np.zeros((300, 64))
+    for _ in range(10):
+        u += k * 2.0
+    first, second, *_, last = done.stdout.splitlines()
+    why = "field k: expected the constant data of the ranks before, got other data: set it before"
+    assert first.startswith(f"resize to 3 ranks rolled back: {why}"), done.stdout + done.stderr
+    assert second.startswith("resize at step 6: 2 -> 1 ranks by spawn")
+    assert last == f"1 ranks, moved [{u.nbytes}], sum {u.sum()}"

@@ -1,0 +1,90 @@
+"""Fields that never change: not sent, but made again by every set of ranks, and compared.
+
+A new world has them from the program's set-up while the old one still steps. What both compare is a
+hash that does not depend on how a field is cut: the sum, modulo 2**64, of one hash for each cell,
+which mixes its index and its bytes (the finaliser of SplitMix64: G. Steele, D. Lea, C. Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dmr.data import gather
+from dmr.data.field import Field
+
+PIECE_BYTES = 1 << 20
+"""Cells are hashed in pieces of so many bytes: what is computed with them stays in cache."""
+
+DIFFERS = "not the same on all ranks"
+
+Words = npt.NDArray[np.uint64]
+
+
+def moving(fields: Mapping[str, Field]) -> dict[str, Field]:
+    """Return the fields that a resize into an all new world sends."""
+    return {name: block for name, block in fields.items() if not block.spec.constant}
+
+
+def hashes(fields: Mapping[str, Field]) -> dict[str, int]:
+    """Return the sum over this rank's cells, of every constant field."""
+    return {name: _hash_of(block) for name, block in fields.items() if block.spec.constant}
+
+
+def combined(fields: Mapping[str, Field], parts: Sequence[Mapping[str, int]]) -> dict[str, str]:
+    """Return the hash of every constant field as a whole, of what each rank has found."""
+    found = {}
+    for name in parts[0]:
+        each = [part[name] for part in parts]
+        if fields[name].layout.split:
+            found[name] = f"{sum(each) % 2**64:016x}"
+        else:  # every rank has the whole
+            found[name] = f"{each[0]:016x}" if len(set(each)) == 1 else DIFFERS
+    return found
+
+
+def problem_with(old: Mapping[str, str], new: Mapping[str, str]) -> str | None:
+    """Return a sentence if the constant data of a new world is not that of the old one."""
+    for name, digest in new.items():
+        if old.get(name) != digest:
+            return (
+                f"field {name}: expected the constant data of the ranks before, got "
+                f"{'data ' + DIFFERS if digest == DIFFERS else 'other data'}: set it before the "
+                "block, the same in every set of ranks"
+            )
+    return None
+
+
+def _hash_of(block: Field) -> int:
+    start, shape = block.box.start, block.layout.shape
+    total, at = 0, start[0]
+    for values in gather.own_pieces(block, PIECE_BYTES):
+        origin = (at, *start[1:])
+        index = np.zeros((), np.uint64)
+        for first, cells, extent in zip(origin, values.shape, shape, strict=True):
+            along = np.arange(first, first + cells, dtype=np.uint64)
+            index = index[..., None] * np.uint64(extent) + along
+        found = _mixed(index.reshape(-1) + np.uint64(1))
+        for word in _words(values).T:
+            found = _mixed(found ^ word)
+        total += int(np.add.reduce(found, dtype=np.uint64))
+        at += len(values)
+    return total % 2**64
+
+
+def _words(values: npt.NDArray[Any]) -> Words:
+    """Return the bytes of each cell as whole words."""
+    size = values.dtype.itemsize
+    found = np.zeros((values.size, -(-size // 8) * 8), np.uint8)
+    found[:, :size] = values.reshape(-1).view(np.uint8).reshape(values.size, size)
+    return found.view(np.uint64)
+
+
+def _mixed(words: Words) -> Words:
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,70 @@
+"""Hashes of constant fields: the same however they are cut, another for any other byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dmr
+from dmr.data import constant
+from dmr.data.particles import ListSpec
+from dmr.world import layouts_for
+
+TYPES = ["f8", "f4", "i2", "u1", np.dtype([("a", "i4"), ("b", "f8")]), "c16"]
+
+
+def hash_on(ranks: int, whole: Any, split: tuple[int, ...]) -> str:
+    spec = dmr.FieldSpec(
+        whole.shape,
+        whole.dtype,
+        lambda box: whole[box.slices((0,) * whole.ndim)],
+        split=split,
+        constant=True,
+        alignment=whole.dtype.itemsize,
+    )
+    layout = layouts_for(ranks, {"k": spec})["k"]
+    blocks = [spec.block(layout, rank) for rank in range(ranks)]
+    for block in blocks:
+        block.initialise()
+    parts = [constant.hashes({"k": block}) for block in blocks]
+    return constant.combined({"k": blocks[0]}, parts)["k"]
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(3, 9), min_size=1, max_size=3),
+    st.sampled_from(TYPES),
+    st.integers(1, 3),
+    st.data(),
+)
+def test_a_hash_is_of_the_whole_however_it_is_cut(
+    shape: list[int], dtype: Any, ranks: int, data: st.DataObject
+) -> None:
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    raw = np.frombuffer(np.random.default_rng(size).bytes(size), "u1").copy()
+    whole = raw.view(dtype).reshape(shape)
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    first = hash_on(1, whole, (0,))
+    assert hash_on(ranks, whole, (axis,)) == first
+    assert hash_on(ranks, whole, ()) == first
+    raw[data.draw(st.integers(0, size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert hash_on(ranks, whole, (axis,)) != first
+
+
+def test_cells_that_are_swapped_are_noticed() -> None:
+    whole = np.arange(12.0)
+    assert hash_on(2, whole, (0,)) != hash_on(2, whole[::-1].copy(), (0,))
+
+
+def test_constants_that_differ_are_named() -> None:
+    assert constant.problem_with({"k": "1"}, {"k": "1"}) is None
+    said = constant.problem_with({"k": "1"}, {"k": "2"})
+    assert said is not None and said.startswith("field k: expected the constant data of the ranks")
+    said = constant.problem_with({}, {"k": constant.DIFFERS})
+    assert said is not None and "got data not the same on all ranks" in said
+    with pytest.raises(ValueError, match="expected a list that may change"):
+        ListSpec((4,), "f8", lambda box: [], owner=lambda *_: [], constant=True)
