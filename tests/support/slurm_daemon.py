@@ -77,10 +77,16 @@ class SlurmRms(Rms):
     def resize(self, job: str, nodes: int) -> None:
         """Ask for a resize as soon as the job may be asked."""
 
+        waited = False
+
         def taken() -> bool:
+            nonlocal waited
             found = self.post("/resize", {"id": job, "nodes": nodes})
             assert not found["reason"].startswith("never"), found
-            return bool(found["decision"] == "Resize")
+            waited |= found["decision"] == "Waits"
+            row = self.row(job)
+            begun = waited and (row["resizing"] or row["size"] == nodes)
+            return bool(begun or found["decision"] == "Resize")
 
         self.until(taken, f"resize of job {job} to {nodes}")
 

@@ -230,7 +230,7 @@ async function act() {
       method: "POST", headers: {Authorization: `Bearer ${token}`}, body: JSON.stringify(body)});
     const said = await answer.json();
     if (!answer.ok) throw new Error(said.error);
-    if (said.decision && said.decision !== "Resize") throw new Error(said.reason);
+    if (!["Resize", "Waits", undefined].includes(said.decision)) throw new Error(said.reason);
     dialog.close();
   } catch (error) {
     byId("confirm-error").textContent = error.message;
