@@ -97,7 +97,8 @@ class Leases:
         busy = {node for job in state.running.values() for node in job.held}
         busy.update(state.lent)
         closed = frozenset(hosts_of(tuple(down)))
-        return Demand(self._waiting(), frozenset(hosts_of(tuple(busy))), closed)
+        barred = context.drained | context.broken
+        return Demand(self._waiting(), frozenset(hosts_of(tuple(busy))), closed, barred)
 
     def _waiting(self) -> list[WaitingJob]:
         """Return the jobs that wait for nodes, as far as their arrays let them run at once."""

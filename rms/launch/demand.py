@@ -23,11 +23,13 @@ class Demand:
         waiting: jobs, the oldest first.
         busy: nodes that jobs have or are about to have.
         closed: nodes that are given to no job.
+        barred: those of them that a user has drained, or that are broken.
     """
 
     waiting: Sequence[WaitingJob] = ()
     busy: frozenset[str] = frozenset()
     closed: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,10 @@ def test_a_job_has_nodes_of_several_allocations(slurm: Slurm, alone: str) -> Non
         assert rms.over(job) == ["COMPLETED"]
         assert rms.row(job)["answer"] == alone
         rms.nothing_left()
-        assert len(rms.held()) == 1
+        assert rms.held() == {kept}
+        rms.ask("drain", kept)
+        rms.until(lambda: len(rms.held() - {kept}) == 1, "another node instead of a drained one")
+        rms.until(lambda: len(rms.held()) == 1, "no more nodes than are kept")
         assert rms.end(signal.SIGTERM) == 0
         assert not rms.allocations()
 

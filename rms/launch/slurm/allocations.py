@@ -50,6 +50,7 @@ class Allocations:
 
     Attributes:
         name: what they are called in Slurm.
+        barred: nodes that are not asked for.
         options: sbatch's.
         folder: for their script, and the file that is touched.
         running, coming: those that have nodes, and those whose nodes are being made ready.
@@ -71,6 +72,7 @@ class Allocations:
     known: bool = False
     silent: bool = False
     narrows: bool = True
+    barred: frozenset[str] = frozenset()
     news: list[str] = field(default_factory=list)
     wait_reason: str = ""
     _asked_for: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -213,10 +215,17 @@ class Allocations:
     def _carry_out_one(self, action: Action) -> str:
         slurm = self.slurm
         if isinstance(action, Submit):
+            barred = [f"--exclude={','.join(sorted(self.barred))}"] if self.barred else []
             number = slurm.submit(
                 *[f"--job-name={self.name}", f"--nodes={action.least}-{action.most}"],
                 *["--exclusive", "--no-requeue", "--no-kill", "--output=/dev/null"],
-                *[f"--chdir={self.folder}", *self.options, str(self._script), str(self._alive)],
+                *[
+                    f"--chdir={self.folder}",
+                    *barred,
+                    *self.options,
+                    str(self._script),
+                    str(self._alive),
+                ],
             )
             self._asked_for[number] = action.least, action.most
             return f"allocation {number} asked for: {action.least} to {action.most} nodes"
@@ -231,12 +240,12 @@ class Allocations:
         return self._give_back(action)
 
     def _give_back(self, action: GiveBack) -> str:
-        held, going = self.slurm.job(action.number), set(action.hosts)
-        kept = [host for host in held.hosts if host not in going]
-        if not kept:
+        if action.whole:
             self._let_go.add(action.number)
             self.slurm.cancel(action.number)
             return f"allocation {action.number} let go"
+        held, going = self.slurm.job(action.number), set(action.hosts)
+        kept = [host for host in held.hosts if host not in going]
         if held.batch_host is not None and held.batch_host not in kept:
             kept.insert(0, held.batch_host)
         if len(kept) < len(held.hosts):

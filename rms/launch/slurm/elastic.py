@@ -44,11 +44,14 @@ class ElasticLauncher(PilotLauncher):
         limits: what the user allows.
         cluster: the nodes there could be.
         options: sbatch's for the allocations.
+        excluded: nodes that are not asked for.
     """
 
     limits: Limits = field(default_factory=Limits)
     cluster: tuple[str, ...] = ()
     options: Sequence[str] = ()
+    excluded: frozenset[str] = frozenset()
+    _barred: frozenset[str] = frozenset()
     _idle_since_s: dict[str, float] = field(default_factory=dict)
     _leaving: dict[int, GiveBack] = field(default_factory=dict)
     _acted: set[int] = field(default_factory=set)
@@ -98,12 +101,13 @@ class ElasticLauncher(PilotLauncher):
             self.executor.ask(gone.close)  # it may have to wait for an answer of Slurm's
         for number, row in running.items():
             held = self._held.get(number)
+            hosts = tuple(host for host in row.hosts if host in self.cluster)  # not newer ones
             if held is None:
-                held = self.hold(number, row.hosts)
+                held = self.hold(number, hosts)
                 if self._opened:
                     self._meter(held)
-            elif held.hosts != row.hosts:
-                held.narrow(row.hosts)
+            elif held.hosts != hosts:
+                held.narrow(hosts)
                 self._leaving.pop(number, None)
         for number in self._acted:  # whose nodes are there yet has not given them back
             self._leaving.pop(number, None)
@@ -219,6 +223,8 @@ class ElasticLauncher(PilotLauncher):
         held = {host for each in self._held.values() for host in each.hosts}
         since = self._idle_since_s
         self._idle_since_s = {h: since.get(h, now) for h in held if h not in demand.busy}
+        self._barred = demand.barred
+        self._allocations.barred = demand.barred | self.excluded
         if self._allocations.known:
             self._allocations.act([*self._given_back(demand), *self._wanted(now, demand)])
         said, self._allocations.news = self._allocations.news, []
@@ -248,14 +254,17 @@ class ElasticLauncher(PilotLauncher):
         ]
 
     def _running(self, number: int) -> Running:
-        hosts = self._held[number].hosts
+        held = self._held[number]
+        hosts, seen = held.hosts, held.seen
+        unfit = frozenset() if seen.snapshot is None else seen.snapshot.unfit
         leaving = self._leaving[number].hosts if number in self._leaving else ()
         idle = {
             host: self._idle_since_s[host]
             for host in hosts
             if host in self._idle_since_s and host not in leaving
         }
-        return Running(number, hosts, self._until_s(number), idle, frozenset(leaving))
+        useless = self._barred | unfit | seen.suspects
+        return Running(number, hosts, self._until_s(number), idle, frozenset(leaving), useless)
 
     def _given_back(self, demand: Demand) -> list[Action]:
         """Return which nodes go now: those on which nothing runs, nor can be started any more."""

@@ -175,8 +175,6 @@ def on_demand(
             f"{limits.time_s:g} s"
         )
     words = [f"--partition={chosen.name}", f"--time={minutes}"]
-    if others := set(chosen.hosts).difference(cluster.hosts):
-        words.append(f"--exclude={','.join(sorted(others))}")
     plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
     binds = binding(slurm)
 
@@ -189,6 +187,7 @@ def on_demand(
             limits=limits,
             cluster=tuple(cluster.hosts),
             options=(*words, *limits.options),
+            excluded=frozenset(chosen.hosts).difference(cluster.hosts),
         )
 
     return Engine(cluster, launcher, True, f"slurm pilots of {chosen.name}")

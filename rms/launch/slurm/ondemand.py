@@ -65,6 +65,7 @@ class Running:
         until_s: when its jobs are told to end.
         idle_since_s: of the nodes on which nothing runs and that are not being given back.
         leaving: its nodes that are being given back.
+        useless: its nodes that no job can have.
     """
 
     number: int
@@ -72,6 +73,7 @@ class Running:
     until_s: float = inf
     idle_since_s: Mapping[str, float] = field(default_factory=dict)
     leaving: frozenset[str] = frozenset()
+    useless: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -100,10 +102,11 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """Give nodes of a running allocation back; all of them end it."""
+    """Give nodes of a running allocation back, or the ``whole`` of it."""
 
     number: int
     hosts: tuple[str, ...]
+    whole: bool = False
 
 
 Action = Submit | Change | Withdraw | GiveBack
@@ -131,7 +134,7 @@ def decide(
     for each in running:
         for host in each.idle_since_s:
             idle[host] = each
-            if each.until_s - now_s < shortest_s:
+            if host in each.useless or each.until_s - now_s < shortest_s:
                 short.add(host)
     held = sum(len(each.hosts) for each in running)
     lasting = sum(len(each.hosts) - len(each.leaving) for each in running) - len(short)
@@ -206,9 +209,11 @@ def _give_back(
     for each in sorted(running, key=first):
         going = [host for host in each.hosts if host in short]
         going += [host for host in reversed(each.hosts) if host in old][:surplus]
-        if len(going) < len(each.hosts):
+        whole = len(going) == len(each.hosts)
+        if not whole:
             going = [host for host in going if host != each.hosts[0]] if narrows else []
         surplus -= sum(host in old for host in going)
         if going:
-            found.append(GiveBack(each.number, tuple(sorted(going, key=each.hosts.index))))
+            hosts = tuple(sorted(going, key=each.hosts.index))
+            found.append(GiveBack(each.number, hosts, whole))
     return found

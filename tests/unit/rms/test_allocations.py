@@ -82,8 +82,15 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 
 def test_what_is_asked_for_is_known_once_slurm_has_it(site: Site) -> None:
+    site.known.barred = frozenset(("n9", "n1"))
     (words,) = site.do(Submit(2, 5))
-    assert {"--nodes=2-5", f"--job-name={NAME}", "--time=60", "--no-requeue"} <= set(words)
+    assert {
+        "--exclude=n1,n9",
+        "--nodes=2-5",
+        f"--job-name={NAME}",
+        "--time=60",
+        "--no-requeue",
+    } <= set(words)
     assert site.known.pending == {40: Pending(40, 2, 5)}
     assert site.known.wait_reason == "allocation 40 waits in Slurm: Resources"
     assert site.do(Change(40, 1, 3)) == [("scontrol", "update", "JobId=40", "NumNodes=1-3")]
@@ -99,7 +106,7 @@ def test_nodes_go_back_but_that_of_the_script(site: Site) -> None:
     site.put(41, "RUNNING", "a,b,c", time.time())
     commands = site.do(GiveBack(41, ("a", "c")))
     assert ("scontrol", "update", "jobid=41", "NodeList=a,b") in commands
-    assert ("scancel", "41") in site.do(GiveBack(41, ("a", "b", "c")))
+    assert ("scancel", "41") in site.do(GiveBack(41, ("a", "b", "c"), whole=True))
     site.put(41, "CANCELLED", "a,b,c", time.time())
     site.until(lambda: not site.known.running)
     assert site.known.may_submit  # it was let go

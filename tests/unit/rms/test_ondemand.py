@@ -61,7 +61,12 @@ def holds(
         ([waits(1)] * 9, [holds(1, "a", "b", "c", "d")], [], []),
         ([waits(2)], [holds(1, "a", "b", "c")], [], []),
         # Idle for long: the whole allocation, or its nodes but the first.
-        ([], [holds(1, "a", "b", idle="a b", idle_s=61)], [], [GiveBack(1, ("a", "b"))]),
+        (
+            [],
+            [holds(1, "a", "b", idle="a b", idle_s=61)],
+            [],
+            [GiveBack(1, ("a", "b"), whole=True)],
+        ),
         ([], [holds(1, "a", "b", "c", idle="a c", idle_s=61)], [], [GiveBack(1, ("c",))]),
         ([], [holds(1, "a", "b", idle="b", idle_s=59)], [], []),
         ([waits(1)], [holds(1, "a", "b", idle="a b", idle_s=61)], [], [GiveBack(1, ("b",))]),
@@ -70,9 +75,9 @@ def holds(
             [waits(1, needs_s=600.0)],
             [holds(1, "a", idle="a", left_s=599.0)],
             [],
-            [Submit(1, 1), GiveBack(1, ("a",))],
+            [Submit(1, 1), GiveBack(1, ("a",), whole=True)],
         ),
-        ([], [holds(1, "a", idle="a", left_s=59.0)], [], [GiveBack(1, ("a",))]),
+        ([], [holds(1, "a", idle="a", left_s=59.0)], [], [GiveBack(1, ("a",), whole=True)]),
     ],
 )
 def test_examples(
@@ -90,9 +95,16 @@ def test_what_is_kept_is_kept_whatever_waits() -> None:
     idle = holds(1, "a", "b", idle="a b", idle_s=999.0)
     assert decide(NOW_S, kept, [waits(2)] * 9, [idle], []) == []
     ends = holds(1, "a", "b", idle="a b", left_s=0.0)
-    assert decide(NOW_S, kept, [], [ends], []) == [GiveBack(1, ("a", "b"))]
+    assert decide(NOW_S, kept, [], [ends], []) == [GiveBack(1, ("a", "b"), whole=True)]
     both = Limits(keep=1, most=3)
     assert decide(NOW_S, both, [], [idle], []) == [GiveBack(1, ("b",))]
+
+
+def test_nodes_that_no_job_can_have_go_back_at_once_and_others_are_asked_for() -> None:
+    drained = Running(1, ("a", "b"), inf, {"b": NOW_S}, useless=frozenset("b"))
+    assert decide(NOW_S, HOUR, [waits(1)], [drained], []) == [Submit(1, 1), GiveBack(1, ("b",))]
+    busy = Running(1, ("a", "b"), inf, {}, useless=frozenset("b"))
+    assert decide(NOW_S, HOUR, [], [busy], []) == []
 
 
 def test_a_backlog_is_shared_out_and_single_nodes_stay_where_they_must() -> None:
@@ -164,6 +176,7 @@ def test_no_limit_is_passed_and_no_job_loses_its_nodes(
     gone = 0
     for each in given:
         own = there[each.number]
+        assert each.whole == (len(each.hosts) == len(own.hosts))
         assert each.hosts and set(each.hosts) <= own.idle_since_s.keys()  # nothing runs there
         assert len(each.hosts) == len(own.hosts) or own.hosts[0] not in each.hosts
         of_use = min((j.needs_s for j in waiting if serves(limits, j)), default=0.0)
