@@ -24,6 +24,7 @@ import msgspec
 from rms.core.cluster import Cluster
 from rms.core.model import NodePower
 from rms.daemon import server
+from rms.daemon.log import Log
 from rms.daemon.serve import ServeOptions, run_daemon
 from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
@@ -87,9 +88,7 @@ def serve(
     options = ServeOptions(policy, f"unix:{state / 'socket'}", parent=os.getppid())
 
     def run() -> None:
-        run_daemon(
-            state, Engine(cluster, Launcher), options, lambda words: print(words, flush=True)
-        )
+        run_daemon(state, Engine(cluster, Launcher), options, Log("info", {}))
 
     run() if profile is None else cProfile.runctx("run()", {}, {"run": run}, profile)
 
