@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import socket
+import sys
 
 import uvicorn
 
@@ -41,6 +42,7 @@ def web(arguments: argparse.Namespace) -> int:
         if over_ssh := os.environ.get("SSH_CONNECTION", ""):
             lines.append(_tunnel(over_ssh, port))
         publish(arguments.json, {"address": address, "port": port}, lines)
+        sys.stdout.flush()  # whoever started it may wait for the address
         config = uvicorn.Config(
             Bridge(server, token).app(), log_level="critical", lifespan="off", access_log=False,
             timeout_graceful_shutdown=1,

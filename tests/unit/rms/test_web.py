@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,11 +14,14 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from routed import SCRIPT, Routed, routed
 
 from rms import drawings
+from rms.cli import web
+from rms.cli.main import main
 from rms.client.connection import ServerError
 from rms.web import app
 from rms.web.app import Bridge
@@ -242,3 +246,28 @@ def test_drawings_place_what_has_a_time() -> None:
     assert "M0 180.0" in drawn and 'class="boot"' not in drawn and "5 W" in drawn
     drawn = drawings.cells(50, {50: "COMPLETED", 51: "COMPLETED", 74: "PENDING"})
     assert drawn.count("<rect") == 2 and "✓✓" in drawn and 'data-first="50"' in drawn
+
+
+def test_the_command_says_where_the_page_is_and_how_to_get_there(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "ask", lambda *_: None)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda server, sockets: None)
+    monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 50000 10.0.0.2 22")
+    monkeypatch.setenv("USER", "me")
+    assert main(["web"]) == 0
+    address, tunnel = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/#token=[\w-]{24}", address)
+    assert found is not None
+    assert tunnel.endswith(f"ssh -L {found[1]}:127.0.0.1:{found[1]} me@10.0.0.2")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["web", "--port", str(port)]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}: " in capsys.readouterr().err
+    assert main(["web", "--port", "70000"]) == 2
+    assert "expected a --port of 0 to 65535, got 70000" in capsys.readouterr().err
+
+
+def test_without_a_daemon_there_is_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["web", "--server", "unix:/nowhere/socket"]) == 1
+    assert "expected a running daemon (rms serve)" in capsys.readouterr().err
