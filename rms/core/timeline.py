@@ -107,6 +107,7 @@ class Timeline:
     def forget(self, jobs: Collection[str]) -> None:
         """Drop what jobs that are over held, and what is longest ago of all else."""
         self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
+        del self.past[:-MOST]
         del self.power_w[:-MOST]
         old = self.power_spans[:-MOST]
         if old:

@@ -49,6 +49,8 @@ _LAST = chr(0x10FFFF)
 _ARCHIVE = "INSERT OR REPLACE INTO over (id, state, body, sum) VALUES (?, ?, ?, ?)"
 _ARCHIVED = "SELECT id, body, sum FROM over WHERE id = ? OR (id > ? AND id < ?)"
 _ALL_ARCHIVED = "SELECT id, body, sum FROM over WHERE id > ? ORDER BY id LIMIT 1000"
+_NEWEST_ARCHIVED = """SELECT id, body, sum FROM over
+    WHERE rowid > ? AND rowid <= ? AND instr(body, ?) ORDER BY rowid DESC LIMIT ?"""
 _DROP = "DELETE FROM notes WHERE key >= ? AND key <= ?"
 _archived = msgspec.msgpack.Decoder(Archived)
 _recorded = msgspec.msgpack.Decoder(RecordEntry)
@@ -151,6 +153,27 @@ class Writer:
                 _archived.decode(b) for name, b, total in rows if total == checksum(name, b)
             )
             after = rows[-1][0]
+
+    def archived_number(self) -> int:
+        """Return how many jobs have been archived."""
+        return int(self._run("SELECT ifnull(max(rowid), 0) FROM over")[0][0][0])
+
+    def newest_archived(self, skip: int, most: int, text: str = "") -> list[Archived]:
+        """Return archived jobs, the last archived first, after so many that are skipped.
+
+        Args:
+            most: how many at most; of those with a ``text``, among how many it is looked for.
+        """
+        last = self.archived_number() - skip
+        rows = self._run(_NEWEST_ARCHIVED, last - most, last, text.encode(), most)[0]
+        return [_archived.decode(b) for name, b, total in rows if total == checksum(name, b)]
+
+    def archived_states(self, array: str) -> list[tuple[str, str]]:
+        """Return the ids and states of the archived jobs of an array."""
+        within = "SELECT id, state FROM over WHERE id > ? AND id < ?"
+        return [
+            (name, state) for name, state in self._run(within, f"{array}_", f"{array}_{_LAST}")[0]
+        ]
 
     def archived_ids(self) -> set[str]:
         """Return the ids of all jobs that are archived."""

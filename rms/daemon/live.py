@@ -13,9 +13,11 @@ from itertools import chain, islice
 from rms.core.joules import BOOT, OFF
 from rms.core.model import Job, JobId, sort_key
 from rms.core.state import State
+from rms.core.timeline import MOST
 from rms.daemon import views
 from rms.daemon.context import Context
 from rms.daemon.news import news
+from rms.daemon.rows import row
 from rms.drawings import Window, held_shares
 from rms.formats.ids import fold_ids
 from rms.wire.live import (
@@ -31,10 +33,13 @@ from rms.wire.live import (
     Mark,
     Power,
 )
-from rms.wire.users import NodeSpan
+from rms.wire.users import JobRow, NodeSpan
 
-MOST_SPANS = 20_000
+MOST_SPANS = MOST
 """More spans than this are in no answer: the time that it shows begins later then."""
+
+SEARCHED = 20_000
+"""Among how many of the jobs that have been over for long a text is looked for."""
 
 MOST_BARS = 40
 """Of more spans than this a lane shows when its node was held, not by whom."""
@@ -59,7 +64,7 @@ def live(context: Context, asked: LiveQuery) -> Live:
     state, now_s = context.state, context.time()
     window = _window(context, asked, now_s)
     told, missed = news(context, asked.after) if asked.after >= 0 else ([], 0)
-    job = state.job(JobId(asked.job)) if asked.job else None
+    job = _job(context, asked.job, now_s) if asked.job else None
     return Live(
         context.journal.last,
         now_s,
@@ -67,7 +72,7 @@ def live(context: Context, asked: LiveQuery) -> Live:
         context.scheduler.engine.policy.name,
         len(state.pending) + len(state.too_wide) + len(state.held),
         len(state.running),
-        len(state.ended),
+        len(state.ended) + context.journal.archived_number(),
         sum(len(job.held) for job in state.running.values()),
         state.nodes,
         context.scheduler.energy.power_w,
@@ -77,8 +82,8 @@ def live(context: Context, asked: LiveQuery) -> Live:
         _tasks(context, asked.array) if asked.array else [],
         told,
         missed,
-        None if job is None else views.row(context, job, now_s),
-        [] if job is None else views.history(context, job.spec.id)[-MOST_HISTORY:],
+        job,
+        [] if job is None else views.history(context, JobId(job.id))[-MOST_HISTORY:],
     )
 
 
@@ -97,16 +102,36 @@ def _jobs(context: Context, asked: LiveQuery, now_s: float) -> JobPage:
     state, first = context.state, max(0, asked.offset)
     last = first + max(1, min(asked.limit, MOST_ROWS))
     if asked.jobs == "over":
-        over = reversed(state.ended.values())
-        if not asked.find:
-            rows = [[job] for job in islice(over, first, last)]
-            return JobPage(_lines(context, rows, now_s), first, len(state.ended))
-        groups = [[job] for job in _found(context, over, asked.find)]
-    else:
-        runs = _found(context, state.running.values(), asked.find)
-        waits = _found(context, _waiting(state), asked.find)
-        groups = [*([job] for job in runs), *_by_array(waits)]
+        return _over(context, asked.find, first, last)
+    runs = _found(context, state.running.values(), asked.find)
+    waits = _found(context, _waiting(state), asked.find)
+    groups = [*([job] for job in runs), *_by_array(waits)]
     return JobPage(_lines(context, groups[first:last], now_s), first, len(groups))
+
+
+def _over(context: Context, text: str, first: int, last: int) -> JobPage:
+    """Return some rows of the jobs that are over: those in memory, then those archived."""
+    journal, now_s = context.journal, context.time()
+    recent = list(_found(context, reversed(context.state.ended.values()), text))
+    lines = _lines(context, [[job] for job in recent[first:last]], now_s)
+    skip, wanted = max(0, first - len(recent)), last - first - len(lines)
+    if text:
+        found = journal.newest_archived(0, SEARCHED, text)
+        archived = [each.row for each in found if text in each.row.id or text in each.row.name]
+        total, archived = len(recent) + len(archived), archived[skip : skip + wanted]
+    else:
+        total = len(recent) + journal.archived_number()
+        archived = [each.row for each in journal.newest_archived(skip, wanted)] if wanted else []
+    return JobPage([*lines, *(JobLine(row.id, 1, row) for row in archived)], first, total)
+
+
+def _job(context: Context, job_id: str, now_s: float) -> JobRow | None:
+    """Return all that is known of a job, None where there is none of that id."""
+    job = context.state.job(JobId(job_id))
+    if job is not None:
+        return row(context, job, now_s)
+    archived = context.journal.archived(job_id)
+    return next((each.row for each in archived if each.row.id == job_id), None)
 
 
 def _waiting(state: State) -> Iterator[Job]:
@@ -134,9 +159,7 @@ def _by_array(jobs: Iterable[Job]) -> list[list[Job]]:
 
 
 def _lines(context: Context, groups: Sequence[list[Job]], now_s: float) -> list[JobLine]:
-    return [
-        JobLine(_ids(group), len(group), views.row(context, group[0], now_s)) for group in groups
-    ]
+    return [JobLine(_ids(group), len(group), row(context, group[0], now_s)) for group in groups]
 
 
 def _ids(group: Sequence[Job]) -> str:
@@ -152,7 +175,8 @@ def _ids(group: Sequence[Job]) -> str:
 
 def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
     """Return the state of each task of an array, by its index."""
-    state, found = context.state, []
+    state = context.state
+    found = [(sort_key(name)[1], was) for name, was in context.journal.archived_states(array)]
     begin = f"{array}_"
     for job_id in context.jobs:
         if job_id.startswith(begin):
@@ -173,7 +197,7 @@ def _window(context: Context, asked: LiveQuery, now_s: float) -> tuple[float, fl
     begin_s, past = end_s - asked.span_s, context.scheduler.timeline.past
     if (start_s := _start(context)) is not None:  # before that there is nothing to be seen
         begin_s = max(begin_s, min(start_s, end_s - min(asked.span_s, LEAST_S)))
-    if (asked.lanes or asked.power) and not asked.end_s and len(past) > MOST_SPANS:
+    if (asked.lanes or asked.power) and not asked.end_s and len(past) >= MOST_SPANS:
         begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
     return begin_s, end_s
 
@@ -246,10 +270,10 @@ def _marks(context: Context, jobs: Iterable[str], begin_s: float, end_s: float) 
     found = []
     for job in jobs:
         known = context.jobs.get(JobId(job))
-        for row in [] if known is None else known.resizes:
-            if begin_s <= row.at_s <= end_s:
-                sizes = row.from_ranks, row.to_ranks
-                found.append(Mark(job, row.at_s, *sizes, row.strategy, row.stall_s, row.bytes))
+        for each in [] if known is None else known.resizes:
+            if begin_s <= each.at_s <= end_s:
+                sizes = each.from_ranks, each.to_ranks
+                found.append(Mark(job, each.at_s, *sizes, each.strategy, each.stall_s, each.bytes))
     return sorted(found, key=lambda mark: mark.at_s)[-MOST_MARKS:]
 
 

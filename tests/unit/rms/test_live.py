@@ -12,7 +12,7 @@ from routed import Routed, routed
 
 from rms.core.events import Ended
 from rms.core.model import JobId
-from rms.daemon import live
+from rms.daemon import live, retirement
 
 
 @pytest.fixture
@@ -64,6 +64,33 @@ def test_a_page_asks_for_rows_and_drawings_that_are_cut_to_size(server: Routed) 
     over = asked(server, jobs="over", find="wide", limit=1)["jobs"]
     assert [line["ids"] for line in over["lines"]] == [wide] and over["total"] == 1
     assert asked(server, jobs="over", find="other")["jobs"]["lines"] == []
+
+
+@pytest.mark.promise("web-data")
+def test_jobs_that_are_archived_are_there_too(server: Routed) -> None:
+    array = server.submit(array="1-4", job_name="tasks").partition("_")[0]
+    last = server.submit(job_name="last")
+    for job in [f"{array}_{n}" for n in (1, 2, 3, 4)] + [last]:
+        end(server, job)
+    for known in server.daemon.jobs.values():
+        known.summary = None
+    server.clock[0] += 100.0
+    server.daemon.meters.write_all()
+    before = asked(server, jobs="over", array=array)
+    with patch.object(retirement, "KEPT", 2), patch.object(retirement, "AT_ONCE", 1):
+        while retirement.retire(server.daemon.context):
+            pass
+    assert len(server.daemon.context.state.ended) == 2
+    then = asked(server, jobs="over", array=array, job=f"{array}_1")
+    assert (then["over"], then["tasks"]) == (5, before["tasks"])
+    assert then["job"]["state"] == "COMPLETED" and then["history"][0]["kind"] == "start"
+    ids = [line["ids"] for line in then["jobs"]["lines"]]
+    assert ids == [line["ids"] for line in before["jobs"]["lines"]] and then["jobs"]["total"] == 5
+    pages = [asked(server, jobs="over", offset=n, limit=2)["jobs"]["lines"] for n in (0, 2, 4)]
+    assert [line["ids"] for page in pages for line in page] == ids
+    for text, number in (("tasks", 4), ("last", 1), (f"{array}_2", 1), ("none", 0)):
+        found = asked(server, jobs="over", find=text)["jobs"]
+        assert len(found["lines"]) == found["total"] == number
 
 
 def test_the_curve_of_power_is_that_of_the_books(server: Routed) -> None:
