@@ -144,7 +144,7 @@ class Writer:
         import h5py
 
         with self._noting():
-            if self._file is None:
+            if self._file is None or self.problem is not None:
                 return
             sync(self._path.with_name(parts.folder))
             self._parts = parts

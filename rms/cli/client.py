@@ -13,14 +13,12 @@ from urllib.parse import quote
 import msgspec
 
 from rms.cli.queue import add_filters
-from rms.client.commands import follow, jobs, wait_for
+from rms.client.commands import follow, wait_for
 from rms.client.connection import ServerError, ask, server_address
-from rms.formats.energy import Account, resize_words, slurm_words
 from rms.wire.terminal import columns, printable, publish, tell
 from rms.wire.users import (
     HistoryEntry,
     JobIds,
-    JobRow,
     JobSelection,
     NodeNames,
     NodePattern,
@@ -76,28 +74,6 @@ def attach(arguments: argparse.Namespace) -> int:
 
 
 # --- tables of jobs ----------------------------------------------------------------------------
-
-
-add_show = add_wait
-
-
-def show(arguments: argparse.Namespace) -> int:
-    """``rms show ID``: all that is known of a job."""
-    rows = jobs(_server(arguments), arguments.id)
-    table = [line for job in rows for line in _all_of(job)]
-    return _show(arguments, rows, ["KEY", "VALUE"], table)
-
-
-def _all_of(job: JobRow) -> list[list[str]]:
-    """Return a line for each thing that is known of a job, resizes one by one."""
-    found = msgspec.to_builtins(job)
-    resizes = found.pop("resizes")
-    found["energy"] = Account.of(job.energy).words
-    lines = [[key, str(value)] for key, value in found.items()]
-    lines.append(["resizes", str(len(resizes))])
-    lines += [[f"resize {n}", resize_words(row)] for n, row in enumerate(job.resizes, 1)]
-    by_slurm = slurm_words(job.slurm)
-    return [*lines, ["slurm energy", by_slurm]] if by_slurm else lines
 
 
 add_explain = add_wait

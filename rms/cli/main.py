@@ -21,7 +21,7 @@ COMMANDS = {
     "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
     "queue": ("rms.cli.queue", "jobs that wait or run"),
     "nodes": (CLIENT, "nodes and who is on them"),
-    "show": (CLIENT, "all that is known of a job"),
+    "show": ("rms.cli.show", "all that is known of a job"),
     "cancel": (CLIENT, "end jobs"),
     "hold": (CLIENT, "let jobs that wait not start"),
     "release": (CLIENT, "let held jobs start again"),

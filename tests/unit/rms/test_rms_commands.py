@@ -96,9 +96,11 @@ def test_jobs_in_tables(terminal: Terminal, tmp_path: Path) -> None:
         HEADS,
         ["1", "runs", "RUNNING", "fixed", "0.0", "0", "0.0", "model"],
     ]
-    shown = {row[0]: row[1:] for row in terminal.lines("show", "1")}
-    assert (shown["KEY"], shown["nodes"], shown["resizes"]) == (["VALUE"], ["['n1']"], ["0"])
-    assert shown["output"] == [str(tmp_path / "rms-1.out")]
+    assert terminal.run("show", "1") == 0
+    shown = {row[0]: row[1].strip() for row in (line.split(" ", 1) for line in terminal.out.splitlines())}
+    assert (shown["JOB"], shown["state"], shown["nodes"]) == ("1 runs", "RUNNING", "1 (n1), fixed")
+    assert shown["output"] == str(tmp_path / "rms-1.out") and ", after 0.0 s" in shown["started"]
+    assert "None" not in terminal.out and "[" not in terminal.out
     (heads, decision) = terminal.lines("explain", "1")
     assert heads == ["TIME", "DECISION", "NODES", "REASON"]
     assert decision[1:3] == ["start", "n1"]

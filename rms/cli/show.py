@@ -1,0 +1,110 @@
+"""``rms show ID``: all that is known of a job, for a person; ``--json`` has it for programs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+
+import msgspec
+
+from rms.client.commands import jobs
+from rms.client.connection import server_address
+from rms.formats.energy import Account, slurm_words
+from rms.formats.nodelist import fold_slots
+from rms.wire.terminal import columns, publish
+from rms.wire.users import JobRow, ResizeRow
+
+RESIZE_HEADS = ("RESIZE", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVED", "ENERGY")
+
+
+def add_show(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms show``."""
+    command.add_argument("id")
+
+
+def show(arguments: argparse.Namespace) -> int:
+    """``rms show ID``: what is known of each of its jobs, and a table of its resizes."""
+    rows = jobs(server_address(arguments.server, os.environ), arguments.id)
+    lines: list[str] = []
+    for job in rows:
+        lines += [""] if lines else []
+        lines += columns(("JOB", f"{job.id} {job.name}".rstrip()), list(_known(job)))
+        if job.resizes:
+            found = [[str(n), *_resize(row)] for n, row in enumerate(job.resizes, 1)]
+            lines += ["", *columns(RESIZE_HEADS, found)]
+    publish(arguments.json, msgspec.to_builtins(rows), lines)
+    return 0
+
+
+def _known(job: JobRow) -> Iterator[tuple[str, str]]:
+    """Yield what is known, each with its name; nothing of what is not."""
+    status = "" if job.exit_code is None else f", exit status {job.exit_code}"
+    yield "state", f"{job.resizing or job.state}{status}"
+    if job.reason:
+        yield "reason", job.reason
+    yield "submitted", _local(job.submit_s)
+    if job.start_s is not None:
+        yield "started", f"{_local(job.start_s)}, after {elapsed(job.start_s - job.submit_s)}"
+    if job.end_s is not None and job.start_s is not None:
+        yield "ended", f"{_local(job.end_s)}, after {elapsed(job.end_s - job.start_s)}"
+    elif job.end_s is not None:
+        yield "ended", _local(job.end_s)
+    yield "nodes", _nodes(job)
+    if job.steps:
+        yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
+    if job.seen:
+        speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
+        yield "steps a second", ", ".join(speeds)
+    yield "energy", Account.of(job.energy).words
+    if by_slurm := slurm_words(job.slurm):
+        yield "by Slurm", by_slurm
+    for name in ("account", "answer", "profile", "output", "summary"):
+        if value := getattr(job, name):
+            yield name, str(value)
+    if job.priority is not None:
+        yield "priority", f"{job.priority:g}"
+    if job.frequency is not None:
+        yield "frequency", f"{job.frequency:.0%} of the highest"
+
+
+def _nodes(job: JobRow) -> str:
+    """Return how many nodes a job has, and may have."""
+    low, high = job.nodes_min, job.nodes_max
+    may = f"{low}" if low == high else f"{low} to {high}"
+    if not job.size:
+        return f"wants {may}, {job.mode}"
+    names = f" ({fold_slots(job.nodes)})" if job.nodes else ""
+    return f"{job.size}{names}, {job.mode}" + ("" if low == high else f", may have {may}")
+
+
+def _resize(row: ResizeRow) -> list[str]:
+    energy = "" if row.energy_j is None else f"{row.energy_j:.1f} J"
+    if row.saved_j is not None:
+        energy += f", {'saves' if row.saved_j >= 0.0 else 'costs'} {abs(row.saved_j):.1f} J later"
+    return [
+        time.strftime("%H:%M:%S", time.localtime(row.at_s)),
+        f"{row.step}",
+        f"{row.from_ranks} to {row.to_ranks}",
+        row.strategy,
+        f"{row.boot_s:.2f} s",
+        f"{row.stall_s:.3f} s",
+        f"{row.bytes / 1e6:.1f} MB",
+        energy,
+    ]
+
+
+def _local(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+def elapsed(seconds: float) -> str:
+    """Return a length of time in its two largest units: ``3 min 5 s``."""
+    if seconds < 60.0:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for unit, name, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):
+        if whole >= unit:
+            return f"{whole // unit} {name} {whole % unit // small} {rest}"
+    return f"{whole // 60} min {whole % 60} s"
