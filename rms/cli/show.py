@@ -13,7 +13,7 @@ from rms.client.commands import jobs
 from rms.client.connection import server_address
 from rms.formats.energy import Account, slurm_words
 from rms.formats.nodelist import fold_slots
-from rms.wire.terminal import columns, publish
+from rms.wire.terminal import columns, printable, publish
 from rms.wire.users import JobRow, ResizeRow
 
 RESIZE_HEADS = ("RESIZE", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVED", "ENERGY")
@@ -30,7 +30,7 @@ def show(arguments: argparse.Namespace) -> int:
     lines: list[str] = []
     for job in rows:
         lines += [""] if lines else []
-        lines += columns(("JOB", f"{job.id} {job.name}".rstrip()), list(_known(job)))
+        lines += columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(_known(job)))
         if job.resizes:
             found = [[str(n), *_resize(row)] for n, row in enumerate(job.resizes, 1)]
             lines += ["", *columns(RESIZE_HEADS, found)]

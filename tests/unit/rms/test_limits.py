@@ -98,7 +98,7 @@ def test_a_job_gets_its_signal_once_before_its_time_is_up(
     assert daemon.jobs[ONE].ending == "TIMEOUT" and len(sent) == 1
 
 
-@pytest.mark.promise("memory")
+@pytest.mark.promise("memory-limit")
 def test_a_job_over_its_memory_is_ended_at_once(
     server: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
