@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from collections.abc import Iterator
 
 import msgspec
 
 from rms.client.commands import jobs
 from rms.client.connection import server_address
+from rms.drawings import clock
 from rms.formats.energy import Account, slurm_words
 from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import columns, printable, publish
@@ -44,13 +44,16 @@ def _known(job: JobRow) -> Iterator[tuple[str, str]]:
     yield "state", f"{job.resizing or job.state}{status}"
     if job.reason:
         yield "reason", job.reason
-    yield "submitted", _local(job.submit_s)
+    yield "submitted", clock(job.submit_s, day=True)
     if job.start_s is not None:
-        yield "started", f"{_local(job.start_s)}, after {elapsed(job.start_s - job.submit_s)}"
+        yield (
+            "started",
+            f"{clock(job.start_s, day=True)}, after {elapsed(job.start_s - job.submit_s)}",
+        )
     if job.end_s is not None and job.start_s is not None:
-        yield "ended", f"{_local(job.end_s)}, after {elapsed(job.end_s - job.start_s)}"
+        yield "ended", f"{clock(job.end_s, day=True)}, after {elapsed(job.end_s - job.start_s)}"
     elif job.end_s is not None:
-        yield "ended", _local(job.end_s)
+        yield "ended", clock(job.end_s, day=True)
     yield "nodes", _nodes(job)
     if job.steps:
         yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
@@ -84,7 +87,7 @@ def _resize(row: ResizeRow) -> list[str]:
     if row.saved_j is not None:
         energy += f", {'saves' if row.saved_j >= 0.0 else 'costs'} {abs(row.saved_j):.1f} J later"
     return [
-        time.strftime("%H:%M:%S", time.localtime(row.at_s)),
+        clock(row.at_s),
         f"{row.step}",
         f"{row.from_ranks} to {row.to_ranks}",
         row.strategy,
@@ -95,13 +98,9 @@ def _resize(row: ResizeRow) -> list[str]:
     ]
 
 
-def _local(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
-
-
 def elapsed(seconds: float) -> str:
     """Return a length of time in its two largest units: ``3 min 5 s``."""
-    if seconds < 60.0:
+    if seconds < 59.95:  # what is written as 60.0 s is a minute
         return f"{seconds:.1f} s"
     whole = round(seconds)
     for unit, name, small, rest in ((86400, "d", 3600, "h"), (3600, "h", 60, "min")):

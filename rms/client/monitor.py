@@ -9,8 +9,9 @@ from statistics import fmean
 import msgspec
 
 from rms.client.connection import ServerError, ask
-from rms.client.report import Report, watts_by_owner, watts_of, when
+from rms.client.report import Report, watts_by_owner, watts_of
 from rms.core.joules import BALANCE, BalanceError
+from rms.drawings import clock
 from rms.formats.energy import Account, accounts, check_accounts
 from rms.formats.nodelist import fold_slots
 from rms.plots import History
@@ -145,7 +146,7 @@ def write_report(now: Snapshot, folder: Path) -> Path:
 
 
 def _report(now: Snapshot) -> Report:
-    books, found = now.books, Report(f"rms, {when(now.books.now_s)}")
+    books, found = now.books, Report(f"rms, {clock(now.books.now_s, day=True)}")
     found.say(summary(now))
     if books.spans:
         found.head("Nodes over time")
@@ -281,7 +282,7 @@ def _resizes(found: Report, jobs: Sequence[JobRow]) -> None:
     rows = [
         [
             job.id,
-            when(row.at_s),
+            clock(row.at_s, day=True),
             str(row.step),
             f"{row.from_ranks} → {row.to_ranks}",
             row.strategy,
@@ -303,7 +304,14 @@ def _resizes(found: Report, jobs: Sequence[JobRow]) -> None:
 
 def _decisions(found: Report, now: Snapshot) -> None:
     rows = [
-        [when(entry.at_s), job, entry.kind, str(entry.size or ""), entry.code, entry.reason]
+        [
+            clock(entry.at_s, day=True),
+            job,
+            entry.kind,
+            str(entry.size or ""),
+            entry.code,
+            entry.reason,
+        ]
         for job, entries in now.decisions.items()
         for entry in entries
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import html
 import io
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,11 +69,10 @@ class Report:
         if len(rows) > MOST_ROWS:
             self.say(f"The first {MOST_ROWS:,} of {len(rows):,} rows; all are in {name}.csv.")
 
-    def drawing(self, name: str, svg: str, draw: Callable[[Path], None] | None) -> None:
+    def drawing(self, name: str, svg: str, draw: Callable[[Path], None]) -> None:
         """Enter a drawing, and what draws it as PNG."""
         self.parts.append(svg)
-        if draw is not None:
-            self.figures[f"{name}.png"] = draw
+        self.figures[f"{name}.png"] = draw
 
     def write(self, folder: Path) -> Path:
         """Write it; return the page's path. The page comes last: where it is, all is.
@@ -206,13 +204,6 @@ def watts_of(
         power_w = watts[at] if watts else 0.0
         found.append((history.start_s + (part + 1) * part_s, (power_w, 0.0, 0.0, 0.0)))
     return found
-
-
-def when(at_s: float | None) -> str:
-    """Return a time as a person reads it."""
-    if at_s is None:
-        return ""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
 def _lanes(

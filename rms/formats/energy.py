@@ -11,7 +11,7 @@ import msgspec
 from rms.core.joules import check_balance
 from rms.core.lending import is_task
 from rms.formats.prices import Cost, Prices
-from rms.wire.users import Accounts, EnergyPart, EnergyRow, ResizeRow, SlurmRow
+from rms.wire.users import Accounts, EnergyPart, EnergyRow, SlurmRow
 
 MODEL = "model"
 
@@ -147,19 +147,6 @@ def _percent(share: float) -> str:
     if share < 1.0:
         return "<1"
     return ">99" if share > 99.0 else f"{share:.0f}"
-
-
-def resize_words(row: ResizeRow) -> str:
-    """Return how a resize went, in a line."""
-    energy = "" if row.energy_j is None else f", {row.energy_j:.1f} J meanwhile"
-    if row.saved_j is not None:
-        saves = "saves" if row.saved_j >= 0 else "costs"
-        energy += f"; by the model it {saves} {abs(row.saved_j):.1f} J after it"
-    return (
-        f"{row.from_ranks} to {row.to_ranks} ranks at step {row.step} by {row.strategy}: "
-        f"boot {row.boot_s:.2f} s, stopped {row.stall_s:.2f} s, "
-        f"{row.bytes / 1e6:.1f} MB moved{energy}"
-    )
 
 
 def slurm_words(row: SlurmRow) -> str:

@@ -16,11 +16,10 @@ from rms.formats.energy import (
     amount,
     check_accounts,
     cost_words,
-    resize_words,
     source_words,
 )
 from rms.formats.prices import JOULES_PER_KWH, Cost, Prices, Series
-from rms.wire.users import Accounts, Books, EnergyPart, EnergyRow, JobRow, ResizeRow, SlurmRow
+from rms.wire.users import Accounts, Books, EnergyPart, EnergyRow, JobRow, SlurmRow
 
 PRICES = Prices("p.toml", "EUR", "UTC", Series((0.5,)), Series((100.0,)))
 
@@ -115,14 +114,3 @@ def test_a_joule_that_nobody_owns_or_two_do_is_found(owner: str) -> None:
     sums = msgspec.structs.replace(found.energy, busy_j=found.energy.busy_j + 1.0)
     with pytest.raises(BalanceError, match="busy"):
         check_accounts(Accounts(found.jobs, sums, rows), accounts(rows), whole=True)
-
-
-def test_a_resize_says_what_it_cost_and_what_it_saves() -> None:
-    plain = ResizeRow(1.0, 40, 1, 2, "warm", 0.31, 0.02, 0.01, 2_500_000, 1.0)
-    said = "1 to 2 ranks at step 40 by warm: boot 0.31 s, stopped 0.02 s, 2.5 MB moved"
-    assert resize_words(plain) == said
-    cost = msgspec.structs.replace(plain, number=1, energy_j=3.25)
-    assert resize_words(cost) == f"{said}, 3.2 J meanwhile"
-    for saved_j, words in ((40.0, "saves 40.0 J"), (-7.0, "costs 7.0 J")):
-        found = resize_words(msgspec.structs.replace(cost, saved_j=saved_j))
-        assert found == f"{said}, 3.2 J meanwhile; by the model it {words} after it"
