@@ -30,6 +30,8 @@ def test_what_meters_count_is_what_is_known_though_agent_and_daemon_are_killed()
             rms.until(lambda: rms.sources() == ["rapl", "rapl", "nvidia-smi"], "readings again")
             again_s = time.time()  # the last reading may be of any time after this
             assert rms.over(job) == ["COMPLETED"]
+            # Readings say whole seconds: the last one is of after that once two more have passed.
+            rms.until(lambda: time.time() > again_s + 2.0, "a later reading")
         known = last_known(rms, rms.agent())
         energy = rms.get("/books")["energy"]
     for n, counted_uj in enumerate(rms.counters.counted_uj):
