@@ -19,6 +19,7 @@ from mpi4py import MPI
 from dmr.boot.environment import Runtime
 from dmr.checkpoint import Lock
 from dmr.data.field import Field, FieldSpec
+from dmr.errors import outside_block
 from dmr.per_rank import PerRank
 from dmr.progress import Progress
 from dmr.values import State
@@ -144,6 +145,8 @@ class Run:
     @property
     def comm(self) -> MPI.Intracomm:
         """The ranks of now, for the application alone: the library's messages go elsewhere."""
+        if self.world.comm == MPI.COMM_NULL:
+            raise outside_block("run.comm")
         return self.world.comm
 
     @property

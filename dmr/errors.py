@@ -51,6 +51,14 @@ agree = raise_on_all
 """Name of :func:`raise_on_all` in 0.1.0; ULFM's and mpi4py's ``Agree`` return instead."""
 
 
+def outside_block(what: str) -> RuntimeError:
+    """Return the error of what needs the ranks of a run that is over, or has not begun."""
+    return RuntimeError(
+        f"expected {what} inside the block of dmr.malleable, where it may stand after the loop, "
+        "got it outside: indent this line"
+    )
+
+
 def described(error: BaseException) -> str:
     """Return an exception's type and words; where it has none, the line that raised it."""
     kind, words = type(error).__name__, str(error)

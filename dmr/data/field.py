@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dmr.data import gather, overlap, streams
 from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
+from dmr.errors import outside_block
 from dmr.values import refuse_memmap
 
 if TYPE_CHECKING:
@@ -270,7 +271,7 @@ class Field:
 
     def _prepare_exchange(self, boundary: Boundary | Sequence[Boundary]) -> None:
         if self.comm is None:
-            raise RuntimeError("expected a field of run.fields, whose ranks are known")
+            raise outside_block("exchange()")
         kinds = boundaries_of(boundary, len(self.spec.shape))
         if self._exchange is not None:
             self._exchange.free()
@@ -293,7 +294,7 @@ class Field:
     def gather(self) -> npt.NDArray[Any] | None:
         """Return the whole array on rank 0, None on the others (collective)."""
         if self.comm is None:
-            raise RuntimeError("expected a field of run.fields, whose ranks are known")
+            raise outside_block("gather()")
         _, pieces = self.gathered(self.comm)
         found = [piece for piece in pieces if piece is not None]
         return None if self.rank else np.concatenate(found)

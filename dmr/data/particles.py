@@ -20,7 +20,7 @@ from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition
 from dmr.data.field import Field, FieldSpec
 from dmr.data.streams import DIGEST_BYTES, Pending, Steps
-from dmr.errors import TransferError
+from dmr.errors import TransferError, outside_block
 from dmr.wire import tags
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Items(Field):
             RuntimeError: the list is not part of a run.
         """
         if self.comm is None:
-            raise RuntimeError("expected a list of run.fields, whose ranks are known")
+            raise outside_block("migrate()")
         for wait in self.migrating(self.comm):
             polls = 0
             while not wait():  # as MPI waits; who yields at once waits for a whole time slice

@@ -102,5 +102,5 @@ def test_every_item_arrives_once_in_order_however_many_lists_follow(
 
 
 def test_who_is_not_in_a_run_cannot_migrate() -> None:
-    with pytest.raises(RuntimeError, match=r"expected a list of run.fields"):
+    with pytest.raises(RuntimeError, match=r"expected migrate\(\) inside the block"):
         parts_of(2)[0].migrate()
