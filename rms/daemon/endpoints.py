@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hmac import compare_digest
 from typing import Any, Literal
 
 import msgspec
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from rms.daemon.journal import Journal, JournalError, JournalFullError
 from rms.wire.signing import ANSWER_HEADER, answer_signature, digest, verified
@@ -95,6 +94,9 @@ class Endpoint:
     flush: Flush = "must"
 
 
+Answer = Callable[[Request], Awaitable[Response]]
+
+
 class Flushes:
     """Has on disk what was entered, in a thread: those who ask meanwhile share the next flush."""
 
@@ -117,21 +119,52 @@ class Flushes:
                 await asyncio.to_thread(work)
 
 
-def application(endpoints: Sequence[Endpoint], flush: Callable[[], Awaitable[None]]) -> Starlette:
-    """Return the application that answers at these endpoints.
+class Application:
+    """Answers at endpoints (ASGI 3): the path is looked up, and nothing stands in between.
+
+    Polls come by the thousand a second, so that each layer of a framework would be felt.
 
     Args:
         flush: has what was entered on disk.
     """
-    return Starlette(
-        routes=[Route(e.path, _answering(e, flush), methods=[e.method]) for e in endpoints],
-        exception_handlers={HTTPException: _no_such},
-    )
+
+    def __init__(self, endpoints: Sequence[Endpoint], flush: Callable[[], Awaitable[None]]) -> None:
+        self._fixed: dict[str, dict[str, Answer]] = {}
+        self._forms: dict[str, tuple[re.Pattern[str], dict[str, Answer]]] = {}
+        for each in endpoints:
+            form = re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(each.path))
+            if form == re.escape(each.path):
+                methods = self._fixed.setdefault(each.path, {})
+            else:
+                _, methods = self._forms.setdefault(each.path, (re.compile(form), {}))
+            methods[each.method] = _answering(each, flush)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        methods, scope["path_params"] = self._found(scope["path"])
+        method = scope["method"]
+        answer = methods.get("GET" if method == "HEAD" else method)
+        if answer is None:
+            got = f"{method} {scope['path']}"
+            words = f"expected a path of this daemon (/openapi.json), got {got}"
+            response = _response(_sentence(words), 405 if methods else 404)
+        else:
+            response = await answer(Request(scope, receive))
+        await response(scope, receive, send)
+
+    def _found(self, path: str) -> tuple[Mapping[str, Answer], dict[str, str]]:
+        """Return what answers at a path by method, nothing where there is none; its parts."""
+        fixed = self._fixed.get(path)
+        if fixed is not None:
+            return fixed, {}
+        for form, methods in self._forms.values():
+            match = form.fullmatch(path)
+            if match is not None:
+                return methods, match.groupdict()
+        return {}, {}
 
 
-def _answering(
-    endpoint: Endpoint, flush: Callable[[], Awaitable[None]]
-) -> Callable[[Request], Awaitable[Response]]:
+def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answer:
     decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
 
     must = endpoint.flush == "must" and endpoint.method != "GET"
@@ -188,15 +221,6 @@ async def _body(request: Request) -> bytes:
     if seal is not None and digest(body) != seal.digest:
         raise RefusedError(401, "expected what was signed, got something else")
     return body
-
-
-async def _no_such(request: Request, error: Exception) -> Response:
-    """Answer where there is no such path, or no such method on it."""
-    status = error.status_code if isinstance(error, HTTPException) else 400
-    got = f"{request.method} {request.url.path}"
-    return _response(
-        _sentence(f"expected a path of this daemon (/openapi.json), got {got}"), status
-    )
 
 
 def _response(answer: object, status: int, seal: Seal | None = None) -> Response:

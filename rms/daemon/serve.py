@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+import uvloop
 
 from rms.core.policies import modules_of, placing
 from rms.core.powercap import check_cap
@@ -161,7 +162,8 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             server.should_exit = server.force_exit = True
             await serving
 
-        asyncio.run(main())
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(main())
 
 
 def _begin(daemon: Daemon, options: ServeOptions, escaping: str) -> None:
@@ -208,6 +210,7 @@ def _server(routes: Routes) -> uvicorn.Server:
     config = uvicorn.Config(
         routes.app(),
         http=bounded(sockets.raise_open_files() * 3 // 4),  # the rest is for files of jobs
+        ws="none",
         log_level="critical",
         lifespan="off",
         access_log=False,

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.requests import Request
 
 from rms.core.events import Reason
@@ -17,7 +16,7 @@ from rms.core.model import JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
-from rms.daemon.endpoints import Endpoint, Flushes, RefusedError, application, check_token
+from rms.daemon.endpoints import Application, Endpoint, Flushes, RefusedError, check_token
 from rms.daemon.exposition import exposition
 from rms.daemon.governor import GovernorRule
 from rms.daemon.job_routes import JOB_QUERY, JobRoutes
@@ -105,9 +104,9 @@ class Routes:
         self._held, self._most_held = 0, raise_open_files() // 2
         self._of_jobs = JobRoutes(daemon)
 
-    def app(self) -> Starlette:
+    def app(self) -> Application:
         """Return the application."""
-        return application(self.endpoints(), Flushes(self.daemon.journal))
+        return Application(self.endpoints(), Flushes(self.daemon.journal))
 
     def endpoints(self) -> list[Endpoint]:
         """Return all that can be asked, and who may: users, a job about itself, meters."""

@@ -11,7 +11,7 @@ import pytest
 import uvicorn
 from faults import Fault
 
-from rms.daemon.connections import bounded
+from rms.daemon.connections import MOST_HEAD_BYTES, bounded
 
 DEADLINE_S = 120.0
 LIMIT = 3
@@ -106,6 +106,28 @@ async def too_late() -> None:
             half[1].write(REQUEST[:9])
         await closed(first)
         await closed(half)
+
+
+async def too_long() -> None:
+    async with serving(DEADLINE_S, at_once) as connect:
+        for before in (b"", REQUEST, REQUEST[:-2] + b"Content-Length: 3\r\n\r\nabc"):
+            reader, writer = stream = await connect()
+            with contextlib.suppress(ConnectionError):
+                writer.write(before + b"GET / HTTP/1.1\r\nEndless: ")
+                for _ in range(2 * MOST_HEAD_BYTES // 4096):
+                    writer.write(bytes([65]) * 4096)
+                    await writer.drain()
+                rest = await reader.read()
+                assert rest.count(b"200 OK") == bool(before)
+            await closed(stream)
+        reader, writer = await connect()
+        size = 2 * MOST_HEAD_BYTES
+        writer.write(REQUEST[:-2] + b"Content-Length: %d\r\n\r\n" % size + bytes(size))
+        assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
+
+
+def test_a_head_without_an_end_is_cut_off_and_a_long_body_is_not() -> None:
+    asyncio.run(asyncio.wait_for(too_long(), DEADLINE_S))
 
 
 @pytest.mark.promise("silent-clients")

@@ -32,7 +32,8 @@ OF_WIRE = {
     "rms.wire.messages",
     "rms.wire.signing",
 }
-HEAVY = {"numpy", "matplotlib", "starlette", "uvicorn", "rich", "sqlite3", "asyncio", "mpi4py"}
+HEAVY = {"numpy", "matplotlib", "rich", "sqlite3", "asyncio", "mpi4py"}
+HEAVY |= {"starlette", "uvicorn", "uvloop", "httptools"}
 
 
 class Steps(BaseHTTPRequestHandler):
