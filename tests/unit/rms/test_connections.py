@@ -114,8 +114,8 @@ async def too_long() -> None:
             reader, writer = stream = await connect()
             with contextlib.suppress(ConnectionError):
                 writer.write(before + b"GET / HTTP/1.1\r\nEndless: ")
-                for _ in range(2 * MOST_HEAD_BYTES // 4096):
-                    writer.write(bytes([65]) * 4096)
+                for _ in range(16):  # what is read at once is not cut off
+                    writer.write(b"A" * MOST_HEAD_BYTES)
                     await writer.drain()
                 rest = await reader.read()
                 assert rest.count(b"200 OK") == bool(before)
