@@ -79,7 +79,9 @@ def _row(name: str, job: JobRow) -> list[str]:
 
 
 def _where(job: JobRow) -> str:
-    return fold_slots(job.nodes) if job.state == "RUNNING" else f"({job.reason})"
+    if job.state == "RUNNING":
+        return fold_slots(job.nodes)
+    return f"({job.reason})" if job.reason else ""
 
 
 # --- a format of the user's own ------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import getpass
 import math
 import shutil
@@ -34,6 +35,7 @@ from rms.formats.jobscript import (
     DEFAULT_OUTPUT,
     Options,
     ScriptError,
+    nodes_of_tasks,
     parse_text,
     read_option,
     refuse_unsupported,
@@ -76,13 +78,20 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     number = daemon.next_id()
     read_option("job-name", body.name)
     script = parse_text(body.text, body.name)
-    options = _options(body.options).over(script.options)
+    options, stated = _options(body.options), script.options
+    if options.nodes is not None:
+        stated = dataclasses.replace(
+            stated, ntasks=None
+        )  # they are ranks of the nodes that it states
+    options = options.over(stated)
     warnings = _warnings(daemon.launcher.unheeded(script.slurm_options))
     if not daemon.launcher.watches_processes and (body.options.memory_mib or body.options.signal):
         raise ScriptError("expected --mem and --signal in #SBATCH lines, for Slurm, got them here")
     body = _placed(body, options)
     cluster = daemon.context.cluster
-    refuse_unsupported(options, cluster.widths, shared=bool(cluster.shared))
+    shared = bool(cluster.shared)
+    refuse_unsupported(options, cluster.widths, shared=shared)
+    options = nodes_of_tasks(options, cluster.widths, shared=shared)
     note = _note(daemon, number, body, options)
     specs = await _specs(daemon, number, body, options, note)
     ids: list[str] = [spec.id for spec in specs]

@@ -62,11 +62,17 @@ class Options:
     memory_mib: float | None = None  # on each node; 0 for all that there is
     signal: str | None = None  # for parse_signal
     account: str | None = None
+    ntasks: int | None = None  # ranks, one on each slot of a job's nodes
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
         mine: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(other, **{name: said for name, said in mine.items() if said is not None})
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The fewest and the most nodes, where nodes are cores."""
+        return self.nodes or (self.ntasks or 1, self.ntasks or 1)
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,30 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
         raise ScriptError(f"expected --ntasks-per-node={found}, as nodes here hold, got {tasks}")
 
 
+def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = False) -> Options:
+    """Return options with as many nodes as ``--ntasks`` ranks fill, where none are stated.
+
+    Args:
+        slots, shared: as in :func:`refuse_unsupported`.
+
+    Raises:
+        ScriptError: they do not fill whole nodes, or other nodes than are stated.
+    """
+    tasks, widths = options.ntasks, {1} if shared else set(slots)
+    if tasks is None:
+        return options
+    held = " or ".join(map(str, sorted(widths)))
+    width = widths.pop()
+    if widths or (options.nodes is None and tasks % width):
+        form = f"--ntasks to fill whole nodes, each of {held} slots"
+        raise ScriptError(f"expected {form}, got {tasks}: say --nodes")
+    low, high = options.nodes or (tasks // width, tasks // width)
+    if not low * width <= tasks <= high * width:
+        ranks = f"{low * width}" + (f" to {high * width}" if high > low else "")
+        raise ScriptError(f"expected --ntasks of {ranks}, a rank on each slot, got {tasks}")
+    return replace(options, nodes=(low, high))
+
+
 def parse_time(text: str) -> float:
     """Return seconds of ``M``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``.
 
@@ -237,7 +267,7 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
         word = words.pop(0)
         if word == "-H":
             word = "--hold"
-        if short := re.fullmatch("-([aNtJodeDbA])(.*)", word):
+        if short := re.fullmatch("-([aNtJodeDbAn])(.*)", word):
             word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
         option, given, text = word.partition("=")
         name = option.removeprefix("--")
@@ -310,6 +340,7 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "mem": ("memory_mib", _memory),
     "signal": ("signal", lambda text: parse_signal(text) and text),
     "account": ("account", _text),
+    "ntasks": ("ntasks", _count),
     "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
 }
 WATCHED = ("mem", "signal", "account")
@@ -325,4 +356,4 @@ _FLAGS = {
     "--hold": Options(hold=True),
 }
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
-_SHORT |= {"e": "error", "D": "chdir", "b": "begin", "A": "account"}
+_SHORT |= {"e": "error", "D": "chdir", "b": "begin", "A": "account", "n": "ntasks"}

@@ -101,7 +101,7 @@ def _warm_up(scripts: Sequence[Path], setup: Setup) -> dict[str, Any]:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for script in dict.fromkeys(scripts):
             stated = parse_script(script).options
-            size = min((stated.nodes or (1, 1))[1], nodes)
+            size = min(stated.sizes[1], nodes)
             array = stated.array and str(parse_array(stated.array).indices[0])
             options = Options(array, (size, size), preferred=size, mode=Mode.FIXED)
             submit(server, read_script(script), script.stem, options, setup.env, folder)
@@ -130,7 +130,7 @@ def _one_mode(scripts: Sequence[Path], mode: Mode, setup: Setup) -> dict[str, An
 
 def _fitting(script: Path, mode: Mode, nodes: int) -> Options:
     """Return the mode, and sizes cut down to the nodes there are: all modes run the same jobs."""
-    low, high = parse_script(script).options.nodes or (1, 1)
+    low, high = parse_script(script).options.sizes
     return Options(mode=mode, nodes=(min(low, nodes), min(high, nodes)))
 
 

@@ -132,7 +132,7 @@ def node(rms: SlurmRms, name: str) -> str:
 def test_options_of_slurms_own_are_passed_on(rms: SlurmRms, answer: str) -> None:
     write_script(
         *[rms, "#SBATCH --nodes=2", "#SBATCH --mem=77 -p all", "#SBATCH --comment 'for sbatch'"],
-        *["#SBATCH --time=10", "#SBATCH --ntasks=99"],
+        *["#SBATCH --time=10", "#SBATCH --ntasks=2"],
     )
     job = rms.submit_file()
     rms.running(job)

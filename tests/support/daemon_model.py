@@ -221,7 +221,8 @@ class Modelled:
         self.jobs = {job: self.jobs[job] for job in rows}
         for job, known in self.jobs.items():
             known.ends = (rows[job],) if rows[job] in OVER else known.ends and OVER
-            known.unsure, known.launch, known.after = known.launch is not None, None, None
+            known.unsure = known.unsure or known.launch is not None
+            known.launch, known.after = None, None
         self.cut = True
         self.see()
         self.repeat()

@@ -230,7 +230,7 @@ def test_one_malleable_run_gives_the_same_matrix(run: Run, tmp_path: Path) -> No
         "--repeat",
         "2",
         "--window",
-        "2",
+        "1",
         "--json",
         "out.json",
         "--",

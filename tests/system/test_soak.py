@@ -10,7 +10,7 @@ import pytest
 from daemon_soak import soak as daemon_soak
 from soak import judge, soak
 
-RESIZES = 30
+RESIZES = 18
 DAEMON_S = 4.0
 
 

@@ -21,6 +21,7 @@ from rms.formats.jobscript import (
     Script,
     ScriptError,
     expand_output,
+    nodes_of_tasks,
     parse_nodes,
     parse_script,
     parse_text,
@@ -52,6 +53,8 @@ OPTIONS = [
     ("--dependency=afterok:3", Options(dependency="afterok:3")),
     *(("--requeue", Options(requeue=True)), ("--no-requeue", Options(requeue=False))),
     ("--ntasks-per-node=2", Options(ntasks_per_node=2)),
+    ("--ntasks=2", Options(ntasks=2)),
+    ("-n 2", Options(ntasks=2)),
     *(("--hold", Options(hold=True)), ("--begin=16:00", Options(begin="16:00"))),
 ]
 RMS_OPTIONS = [
@@ -103,8 +106,8 @@ def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) 
 
 def test_what_slurm_alone_knows_is_ignored_and_named(read: Read) -> None:
     script = read("#SBATCH --mem=4G -p debug --exclusive -n 8\n#SBATCH --nice -5 --gpus 1 -N 2")
-    assert script.options == Options(nodes=(2, 2), memory_mib=4096.0)
-    assert " ".join(script.slurm_options) == "--mem=4G -pdebug --exclusive -n8 --nice -5 --gpus=1"
+    assert script.options == Options(nodes=(2, 2), memory_mib=4096.0, ntasks=8)
+    assert " ".join(script.slurm_options) == "--mem=4G -pdebug --exclusive --nice -5 --gpus=1"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +154,7 @@ def test_a_script_need_not_be_executable_nor_end_its_last_line(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        *(("#RMS --gpus=4", "'--gpus=4'"), ("#RMS -n 4", "'-n'")),
+        *(("#RMS --gpus=4", "'--gpus=4'"), ("#RMS -n 4x", "'4x'")),
         ("#RMS --requeue=yes", "'--requeue=yes'"),
         *(("#SBATCH --requeue=yes", "'--requeue=yes'"), ("#RMS nodes=4", "'nodes=4'")),
         *(("#SBATCH nodes=4", "'nodes=4'"), ("#SBATCH --mem=4G more", "'more'")),
@@ -420,3 +423,28 @@ def test_what_a_script_or_a_list_may_cost_is_bounded() -> None:
     assert parse_array("0," * 30_000 + "7").indices == (0, 7)
     with one_sentence(ScriptError, "MAX <= 100000"):
         parse_nodes("1-100001")
+
+
+@pytest.mark.parametrize(
+    ("options", "widths", "shared", "nodes"),
+    [
+        (Options(), {1, 2}, False, None),
+        (Options(ntasks=4), {1}, False, (4, 4)),
+        (Options(ntasks=4), {2}, False, (2, 2)),
+        (Options(ntasks=4), {8}, True, (4, 4)),
+        (Options(ntasks=4, nodes=(2, 2)), {2}, False, (2, 2)),
+        (Options(ntasks=4, nodes=(1, 3)), {2}, False, (1, 3)),
+        (Options(ntasks=4), {1, 2}, False, "whole nodes, each of 1 or 2 slots, got 4"),
+        (Options(ntasks=3), {2}, False, "whole nodes, each of 2 slots, got 3"),
+        (Options(ntasks=3, nodes=(2, 2)), {1}, False, "--ntasks of 2, a rank on each slot, got 3"),
+        (Options(ntasks=9, nodes=(1, 4)), {2}, False, "--ntasks of 2 to 8, a rank .*, got 9"),
+    ],
+)
+def test_ranks_say_how_many_nodes(
+    options: Options, widths: set[int], shared: bool, nodes: tuple[int, int] | str | None
+) -> None:
+    if isinstance(nodes, str):
+        with pytest.raises(ScriptError, match=nodes):
+            nodes_of_tasks(options, widths, shared=shared)
+    else:
+        assert nodes_of_tasks(options, widths, shared=shared).nodes == nodes

@@ -102,7 +102,7 @@ def test_published_means_and_resizes_of_a_strategy_of_each_kind(mix: str, name: 
 
 @pytest.mark.wide
 @pytest.mark.promise("reproduce-posner")
-@pytest.mark.parametrize("seed", ["S0", "S1"])
+@pytest.mark.parametrize("seed", ["S1"])
 def test_all_published_means_and_resizes(seed: str) -> None:
     for case in cases([seed]):
         if case.name in (*RIGID, *MALLEABLE) and case[:3] not in DIFFER:
