@@ -44,10 +44,10 @@ from rms.daemon.frequencies import FrequencyControl
 from rms.daemon.guard import guarded
 from rms.daemon.holds import Holds
 from rms.daemon.inputs import Polled, ScriptEnded
+from rms.daemon.job_watch import JobWatch
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
 from rms.daemon.leases import Leases
-from rms.daemon.limits import Limits
 from rms.daemon.meters import Meters
 from rms.daemon.node_power import PowerControl
 from rms.daemon.nodes import POWERED_BY_SLURM, Nodes, check_placement
@@ -59,9 +59,6 @@ from rms.daemon.worlds import Worlds
 from rms.launch.base import NODES_LOST, LaunchCommand
 from rms.wire.messages import MeterAnswer, Metered, Poll, Report, ResizeRequest
 
-LOOK_S = 0.01
-"""How long jobs are looked at before others have their turn."""
-
 
 class Daemon:
     """One RMS. :func:`rms.daemon.recovery.resume` makes one, from a journal that may be new.
@@ -69,6 +66,7 @@ class Daemon:
     Attributes:
         context: scheduler, jobs, journal, launcher.
         scripts, worlds: processes of jobs.
+        job_watch: looks at those that run.
         nodes: which of them are given to nobody.
         meters: reports of energy, and rows of the books.
         power: what they say, held against the power cap.
@@ -89,7 +87,8 @@ class Daemon:
         self.leases = Leases(context, self.handle, self.scripts)
         self.meters = Meters(context)
         self.endings = Endings(context)
-        self._limits = Limits(context, self.scripts)
+        parts = self.scripts, self.worlds, self.faults, self.end_script
+        self.job_watch = JobWatch(context, *parts)
         self.holds = Holds(context, self.handle)
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
@@ -97,7 +96,7 @@ class Daemon:
         self.tasks = Tasks(context, self.handle)
         self.snapshots = Snapshots(context)
         self._strategies: dict[JobId, str] = {}
-        self._ticked_s, self._look_s, self._unseen = 0.0, inf, 0
+        self._ticked_s, self._look_s = 0.0, inf
         given = self.endings, self.faults, self._followed, self._act
         self._dispatcher = Dispatcher(context, *given)
         self._parts: dict[str, Callable[[], None]] = {
@@ -352,39 +351,18 @@ class Daemon:
     # --- processes ---------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Look at all processes once: worlds that ended, scripts that ended, time that is up.
-
-        Where much has happened to many jobs, the rest of them are looked at the next time.
-        """
-        now = self.now()
+        """Look at all processes once: worlds that ended, scripts that ended, time that is up."""
         self.scripts.begin_slice()
         for part, look in self._parts.items():
             with self.faults.of(part):
                 look()
-        jobs = list(self.context.state.running.items())
-        begun, first, self._unseen = self.now(), self._unseen, 0
-        jobs = [*jobs[first:], *jobs[:first]]
-        for at, (job_id, running) in enumerate(jobs):
-            if at and self.now() > begun + LOOK_S:
-                self._unseen = (first + at) % len(jobs)
-                break
-            with self.faults.of(f"job {job_id}"):
-                self._contain(self.jobs[job_id], running, now)
+        self.job_watch.look()
         with self.faults.of("meters"):
             self.meters.watch()
 
     async def flush(self) -> None:
         """Have all on disk that was entered; jobs are asked and answered meanwhile."""
         await self._dispatcher.flush()
-
-    def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
-        """Look at a job; an error in that ends the job, but what the system is short of passes."""
-        try:
-            self.scripts.fail(job, job.fault) if job.fault else self._watch_job(job, running, now)
-        except (JournalError, OSError):
-            raise
-        except Exception as error:
-            self.scripts.fail(job, describe(error))
 
     def _tick(self) -> None:
         """Let a policy look that wants to: at a time of its own, or regularly while jobs are."""
@@ -397,18 +375,6 @@ class Daemon:
         if state.pending or state.running:
             self._ticked_s = now
             self.handle(Ticked(self.time()))
-
-    def _watch_job(self, job: JobRuntime, running: Job, now: float) -> None:
-        if running.state is JobState.CONFIGURING and not self.scripts.see_started(job):
-            return
-        self.worlds.watch(job)
-        self._limits.watch(job, running, now)
-        if job.kill_at is not None and now > job.kill_at:
-            self.launcher.kill(job.id)
-        if job.script is not None:
-            status = job.script.status()
-            if status is not None:
-                self.end_script(job, status)
 
     def end_script(self, job: JobRuntime, status: int) -> None:
         """End a job whose script has ended, once none of its processes is left."""

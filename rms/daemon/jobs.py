@@ -159,6 +159,9 @@ class JobRuntime:
         summary: the last line of its output, "" while that is due, None where none is.
         exit_code: of its script, once it is over.
         count: steps being counted at its present size; None while it is resized.
+        calm_until_s: until when there is nothing to be seen of it, unless a child of the daemon
+            ends.
+        seen: how many had ended when it was looked at last.
     """
 
     id: JobId
@@ -185,6 +188,13 @@ class JobRuntime:
     summary: str | None = None
     exit_code: int | None = None
     count: StepCount | None = None
+    calm_until_s: float = 0.0
+    seen: int = 0
+
+    @property
+    def calm(self) -> bool:
+        """Whether nothing is under way with it that takes looking: a resize, an end, a fault."""
+        return self.resize is None and self.kill_at is None and not self.fault
 
     @cached_property
     def note(self) -> dict[str, Any]:
@@ -262,6 +272,7 @@ class JobRuntime:
         """Drop what was known of its processes, of which there are none any more."""
         self.script = self.resize = self.call = self.diagnosis = None
         self.ending = self.kill_at = None
+        self.calm_until_s = 0.0
         self.signalled = False
         self.steps, self.keys, self.count = [], [], None
         self.step = self.total = self.requested_ranks = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from rms.core.model import Job
 from rms.daemon.context import Context
@@ -35,6 +36,17 @@ class Limits:
         if job.shared.get("memory_mib") and job.ending is None and now_s > job.memory_s + LOOK_S:
             job.memory_s = now_s
             self._look_at_memory(job, running)
+
+    def due_s(self, job: JobRuntime, running: Job) -> float:
+        """Return when a job is to be looked at next, infinity where it has no limit."""
+        limit_s, found = running.spec.limit_s, inf
+        if limit_s is not None and running.start_s is not None:
+            asked, found = job.shared.get("signal"), running.start_s + limit_s
+            if asked and not job.signalled:
+                found -= asked["before_s"]
+        if job.shared.get("memory_mib"):
+            found = min(found, job.memory_s + LOOK_S)
+        return found
 
     def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
         """Send a job the signal that it asked for, once."""

@@ -24,6 +24,7 @@ from rms.daemon.connections import bounded
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.governor import GovernorRule
+from rms.daemon.job_watch import JobWatch
 from rms.daemon.journal import Journal
 from rms.daemon.log import Log, warning
 from rms.daemon.nodes import check_placement
@@ -149,6 +150,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
 
         async def main() -> None:
             stopping = _stop_on_signals()
+            _tell_of_children(daemon.job_watch)
             server = _server(Routes(daemon, stopping.set, token, own))
             serving = asyncio.create_task(server.serve(sockets=listening))
             if tasks_socket is not None:
@@ -247,6 +249,16 @@ def _stop_on_signals() -> _Stopping:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         loop.add_signal_handler(number, stopping.set)
     return stopping
+
+
+def _tell_of_children(watch: JobWatch) -> None:
+    """Have it told when a child of this process has ended, at the next look at the latest.
+
+    The loop's own handlers are not for this signal: uvloop keeps it for itself.
+    """
+    signal.signal(signal.SIGCHLD, lambda number, frame: watch.child_ended())
+    signal.siginterrupt(signal.SIGCHLD, False)
+    watch.told = True
 
 
 async def _watch(

@@ -103,6 +103,11 @@ class ManagedProcess:
     end_reason = ""
     """Why, in one sentence."""
 
+    @property
+    def is_child(self) -> bool:
+        """Whether the system tells its parent, this process, when it ends (SIGCHLD)."""
+        return type(self) is ManagedProcess and self.process is not None
+
     def status(self) -> int | None:
         """Return the exit status, None while it runs; 1 where it can no longer be known."""
         if self.process is not None:

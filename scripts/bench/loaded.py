@@ -13,6 +13,7 @@ import cProfile
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ class StoodIn(ManagedProcess):
     """A process that is not there."""
 
     code: int | None = None
+    is_child = True  # type: ignore[assignment]
 
     def status(self) -> int | None:
         """Return 143 once it was told to end."""
@@ -72,6 +74,7 @@ class Launcher(LocalLauncher):
         """End a job at once."""
         for process in self.running.pop(job, []):
             process.code = 143
+        os.kill(os.getpid(), signal.SIGCHLD)
 
     def kill(self, job: str, launch: int | None = None) -> None:
         """End a job at once."""

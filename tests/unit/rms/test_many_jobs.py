@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from rms.core.events import Decision, Ended, Resize, Resized, Start, Started, Su
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.daemon.context import Settings
-from rms.daemon.daemon import LOOK_S
+from rms.daemon.job_watch import LOOK_S
 from rms.daemon.jobs import JobRuntime, PendingResize
 from rms.daemon.journal import Journal
 from rms.daemon.recovery import replay, resume
@@ -188,3 +189,60 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
         for _ in range(6):
             daemon.watch()
     assert launcher.looked == ["1", "2", "3"] * 2
+
+
+class Child(ManagedProcess):
+    """Runs until it is told to end."""
+
+    is_child = True  # type: ignore[assignment]
+    code: int | None = None
+    looks = 0
+
+    def status(self) -> int | None:
+        self.looks += 1
+        return self.code
+
+
+class Calm(LocalLauncher):
+    child: Child
+    told: list[str]
+
+    def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
+        self.child = Child(0)
+        return self.child
+
+    def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
+        self.told.append(job)
+
+    def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
+        return []
+
+
+def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: Path) -> None:
+    launcher, clock = Calm(tmp_path, "cafe", "unix:none"), [1_000.0]
+    launcher.told = []
+    cluster = Cluster(("a",), (("cpu:0",),), (NodePower(),))
+    with Journal.open(tmp_path / "j") as journal:
+        settings = Settings("fifo", lambda: clock[0], lambda words: None)
+        daemon = resume(cluster, journal, launcher, settings)
+        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        limited = JobSpec(JobId("1"), 1_000.0, 1, 1, 1, Mode.FIXED, limit_s=100.0)
+        daemon.submit([limited], {"1": dict(note)})
+        watch = daemon.job_watch
+        watch.told = True
+
+        def looks() -> int:
+            before = launcher.child.looks
+            daemon.watch()
+            return launcher.child.looks - before
+
+        assert looks() and not looks() and not looks()
+        watch.child_ended()  # another's
+        assert looks() and not looks()
+        clock[0] += 101.0
+        assert looks() and launcher.told == ["1"]  # its time is up
+        assert looks() and looks()  # until it has ended
+        launcher.child.code = 143
+        watch.child_ended()
+        daemon.watch()
+        assert str(daemon.context.state.ended[JobId("1")].state) == "TIMEOUT"

@@ -1,0 +1,107 @@
+"""The jobs that run, looked at again and again: what has ended, what is due, what has gone wrong.
+
+Of most there is nothing to be seen most of the time. A job whose processes are children of the
+daemon is looked at when a child has ended (SIGCHLD), when a limit of its own is due, and all the
+time only while it starts, is resized or is ending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rms.core.model import Job, JobState
+from rms.daemon.context import Context
+from rms.daemon.faults import Faults, describe
+from rms.daemon.jobs import JobRuntime
+from rms.daemon.journal import JournalError
+from rms.daemon.limits import Limits
+from rms.daemon.scripts import Scripts
+from rms.daemon.worlds import Worlds
+
+LOOK_S = 0.01
+"""How long jobs are looked at before others have their turn."""
+
+
+class JobWatch:
+    """Looks at the jobs that run.
+
+    Args:
+        end_script: ends a job whose script has ended with a status.
+
+    Attributes:
+        told: whether :meth:`child_ended` is called whenever a child of this process has ended.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        scripts: Scripts,
+        worlds: Worlds,
+        faults: Faults,
+        end_script: Callable[[JobRuntime, int], None],
+    ) -> None:
+        self._context, self._scripts, self._worlds = context, scripts, worlds
+        self._faults, self._end_script = faults, end_script
+        self._limits = Limits(context, scripts)
+        self.told = False
+        self._ends, self._unseen = 0, 0
+
+    def child_ended(self) -> None:
+        """Have all jobs looked at: it may have been of any of them, or of none."""
+        self._ends += 1
+
+    def look(self) -> None:
+        """Look once at each job of which there may be something to be seen.
+
+        Where much has happened to many jobs, the rest of them are looked at the next time.
+        """
+        context = self._context
+        now, jobs = context.now(), list(context.state.running.items())
+        ends, begun, first, self._unseen = self._ends, now, self._unseen, 0
+        looked = False
+        for at, (job_id, running) in enumerate([*jobs[first:], *jobs[:first]]):
+            job = context.jobs[job_id]
+            if job.seen == ends and now <= job.calm_until_s and job.calm:
+                continue
+            if looked and context.now() > begun + LOOK_S:
+                self._unseen = (first + at) % len(jobs)
+                return
+            looked = True
+            with self._faults.of(f"job {job_id}"):
+                job.calm_until_s = 0.0
+                self._contain(job, running, now)
+                if self.told and job.calm:
+                    job.seen, job.calm_until_s = ends, self._calm_until_s(job)
+
+    def _contain(self, job: JobRuntime, running: Job, now: float) -> None:
+        """Look at a job; an error in that ends the job, but what the system is short of passes."""
+        try:
+            self._scripts.fail(job, job.fault) if job.fault else self._watch(job, running, now)
+        except (JournalError, OSError):
+            raise
+        except Exception as error:
+            self._scripts.fail(job, describe(error))
+
+    def _watch(self, job: JobRuntime, running: Job, now: float) -> None:
+        if running.state is JobState.CONFIGURING and not self._scripts.see_started(job):
+            return
+        self._worlds.watch(job)
+        self._limits.watch(job, running, now)
+        if job.kill_at is not None and now > job.kill_at:
+            self._context.launcher.kill(job.id)
+        if job.script is not None:
+            status = job.script.status()
+            if status is not None:
+                self._end_script(job, status)
+
+    def _calm_until_s(self, job: JobRuntime) -> float:
+        """Return until when there is nothing to be seen of a job unless a child ends, or 0."""
+        running = self._context.state.running.get(job.id)
+        if running is None or running.state is not JobState.RUNNING or job.script is None:
+            return 0.0
+        found = [job.script]
+        for step in job.steps:
+            if step.exit_code is None:
+                found += [step.worlds[n] for n in step.current]
+        calm = all(each.is_child and each.status() is None for each in found)
+        return self._limits.due_s(job, running) if calm else 0.0
