@@ -42,6 +42,10 @@ class RefusedError(Exception):
         self.status = status
 
 
+SEAL = "rms.seal"
+"""Where a request's scope holds its :class:`Seal`."""
+
+
 @dataclass(frozen=True)
 class Seal:
     """What the answer to a signed request is signed by, and the digest of what was sent."""
@@ -67,7 +71,7 @@ def check_token(request: Request, token: str, whose: str) -> None:
     found = verified(token, request.method, target, given) if token else None
     if found is None:
         raise RefusedError(401, f"expected {whose}")
-    request.state.seal = Seal(token, *found)
+    request.scope[SEAL] = Seal(token, *found)
 
 
 Flush = Literal["must", "may", "no"]
@@ -171,7 +175,6 @@ def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answ
     may_fail = () if must else (JournalFullError,)
 
     async def answer(request: Request) -> Response:
-        request.state.seal = None
         try:
             endpoint.check(request)
             sent = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
@@ -181,7 +184,7 @@ def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answ
                     await flush()
         except Exception as error:
             found, status = _refusal(error)
-        return _response(found, status, request.state.seal)
+        return _response(found, status, request.scope.get(SEAL))
 
     return answer
 
@@ -211,13 +214,13 @@ async def _body(request: Request) -> bytes:
     Raises:
         RefusedError: more than anybody has reason to send, or not what was signed.
     """
-    parts, length = [], 0
+    parts, length = list[bytes](), 0
     async for part in request.stream():
         length += len(part)
         if length > MOST_BYTES:
             raise RefusedError(413, f"expected a request of at most {MOST_BYTES} bytes, got more")
         parts.append(part)
-    body, seal = b"".join(parts), request.state.seal
+    body, seal = b"".join(parts), request.scope.get(SEAL)
     if seal is not None and digest(body) != seal.digest:
         raise RefusedError(401, "expected what was signed, got something else")
     return body

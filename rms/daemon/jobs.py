@@ -137,6 +137,36 @@ class StepCount:
     span_s: float
 
 
+class News:
+    """Wakes those who wait for it. By a timer each: thousands wait, and a task each costs more."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    async def wait(self, hold_s: float = inf) -> None:
+        """Return when there is news, or after a while."""
+        loop = asyncio.get_running_loop()
+        waiting = loop.create_future()
+        timer = None if hold_s == inf else loop.call_later(hold_s, _wake, waiting)
+        self._waiting.add(waiting)
+        try:
+            await waiting
+        finally:
+            self._waiting.discard(waiting)
+            if timer is not None:
+                timer.cancel()
+
+    def tell(self) -> None:
+        """Wake all who wait by now."""
+        for waiting in self._waiting:
+            _wake(waiting)
+
+
+def _wake(waiting: asyncio.Future[None]) -> None:
+    if not waiting.done():
+        waiting.set_result(None)
+
+
 @dataclass
 class JobRuntime:
     """All of it.
@@ -149,7 +179,7 @@ class JobRuntime:
         resize: the one in flight.
         call: what the resize in flight has asked of whoever owns the nodes.
         diagnosis: what was asked about the death of a job that failed.
-        news: set when there is a resize request that the job does not know.
+        news: told when there is a resize request that the job does not know.
         rests_until_s: end of its cooldown.
         requested_ranks: how many its application would have, 0 where it has not said.
         ending: the state in which it is to end, once it was told to.
@@ -174,7 +204,7 @@ class JobRuntime:
     resize: PendingResize | None = None
     call: PendingCall | None = None
     diagnosis: PendingCall | None = None
-    news: asyncio.Event = field(default_factory=asyncio.Event)
+    news: News = field(default_factory=News)
     rests_until_s: float = 0.0
     requested_ranks: int = 0
     step: int = 0
@@ -247,8 +277,7 @@ class JobRuntime:
 
     def tell(self) -> None:
         """Wake up whoever waits for a resize request; later polls wait for the next."""
-        waiting, self.news = self.news, asyncio.Event()
-        waiting.set()
+        self.news.tell()
 
     def steps_note(self) -> dict[str, Any]:
         """Return what a restarted daemon needs to know of its steps."""

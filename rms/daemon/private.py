@@ -104,8 +104,8 @@ class Private:
 
     def __init__(self, folder: Path, instance_id: str) -> None:
         self._folder, self._instance_id = folder, instance_id
-        self._key = b""
         self._newest: tuple[str, dict[str, str]] = "", {}
+        self._keyed: hmac.HMAC | None = None
 
     def token(self, job: str, note: Mapping[str, Any]) -> str:
         """Return what a job shows when it speaks to the daemon: the same over restarts.
@@ -118,9 +118,11 @@ class Private:
         known = note.get("token")
         if known is not None:
             return str(known)
-        if not self._key:
-            self._key = secret(self._folder / "key").encode()
-        return hmac.new(self._key, f"{self._instance_id}/{job}".encode(), "sha256").hexdigest()
+        if self._keyed is None:
+            self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
+        made = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
+        made.update(f"{self._instance_id}/{job}".encode())
+        return made.hexdigest()
 
     def environment(self, note: Mapping[str, Any]) -> Mapping[str, str]:
         """Return the environment of a submission, one for all tasks of an array.

@@ -22,6 +22,7 @@ from rms.daemon import salvage, sockets
 from rms.daemon.clock import Clock
 from rms.daemon.connections import bounded
 from rms.daemon.context import Settings
+from rms.daemon.cycles import Cycles, few_looks
 from rms.daemon.daemon import Daemon
 from rms.daemon.governor import GovernorRule
 from rms.daemon.job_watch import JobWatch
@@ -158,7 +159,8 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             say(f"serving at {address}")
             launcher.open()
             notifier.tell("READY=1", f"STATUS=serving at {address}")
-            await _watch(daemon, stopping, options.parent, notifier)
+            with few_looks(time.monotonic()) as cycles:
+                await _watch(daemon, stopping, options.parent, notifier, cycles)
             daemon.endings.close()
             daemon.meters.write_all()
             server.should_exit = server.force_exit = True
@@ -213,6 +215,9 @@ def _server(routes: Routes) -> uvicorn.Server:
         routes.app(),
         http=bounded(sockets.raise_open_files() * 3 // 4),  # the rest is for files of jobs
         ws="none",
+        proxy_headers=False,
+        date_header=False,
+        server_header=False,
         log_level="critical",
         lifespan="off",
         access_log=False,
@@ -262,7 +267,7 @@ def _tell_of_children(watch: JobWatch) -> None:
 
 
 async def _watch(
-    daemon: Daemon, stopping: _Stopping, parent: int | None, notifier: Notifier
+    daemon: Daemon, stopping: _Stopping, parent: int | None, notifier: Notifier, cycles: Cycles
 ) -> None:
     """Let the daemon look at its processes until it is told to stop and all jobs are over.
 
@@ -272,6 +277,7 @@ async def _watch(
     ending, until_s, trouble = False, math.inf, ""
     while not (ending and daemon.idle):
         notifier.alive(time.monotonic())
+        cycles.look(time.monotonic())
         try:
             daemon.watch()
             await daemon.flush()

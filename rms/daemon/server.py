@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import time
 from collections.abc import Callable, Collection
@@ -291,8 +290,7 @@ class Routes:
             hold_s = FIRST_HOLD_S
         self._held += 1
         try:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.daemon.jobs[job_id].news.wait(), hold_s)
+            await self.daemon.jobs[job_id].news.wait(hold_s)
         finally:
             self._held -= 1
         return PollAnswer(self.daemon.request(job_id, body.known))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import cProfile
+import gc
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+import uvloop
 
 from rms.core.cluster import Cluster
 from rms.core.model import NodePower
@@ -185,7 +187,9 @@ def main() -> None:
         return
     pairs = [line.split() for line in (Path(state) / "tokens").read_text().splitlines()]
     jobs = [(job, token) for job, token in pairs]
-    asyncio.run(ask(str(Path(state) / "socket"), jobs, float(rest[0]), float(rest[1])))
+    gc.disable()  # its pauses would be taken for the daemon's
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(ask(str(Path(state) / "socket"), jobs, float(rest[0]), float(rest[1])))
 
 
 if __name__ == "__main__":
