@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 
 from starlette.requests import Request
@@ -22,8 +22,11 @@ from rms.wire.users import JobIds, JobRow, JobSelection, Submission, WaitAnswer,
 
 JOB_QUERY = ("id", "state", "name", "user", "after", "limit")
 
-CANCELLED_AT_ONCE = 2500
+CANCELLED_AT_ONCE = 1000
 """Of so many jobs that wait, others have their turn before the next are cancelled."""
+
+ROWS_AT_ONCE = 100
+"""So many rows of jobs are made, and others have their turn before the next."""
 
 MOST_WAIT_S = 20.0
 """How long a question is held whether jobs are over."""
@@ -62,8 +65,21 @@ class JobRoutes:
             found = found[bisect_right(found, last, key=lambda job: sort_key(job.spec.id)) :]
             old = old[bisect_right(old, last, key=lambda row: sort_key(JobId(row.id))) :]
         most = None if limit is None else int(limit)
-        rows = views.rows(context, found[:most])
+        rows = await self._rows(found[:most])
         return views.by_id([*old, *rows])[:most] if old else rows
+
+    async def _rows(self, found: Sequence[Job]) -> list[JobRow]:
+        """Return a row for each of these jobs; others have their turn now and then."""
+        context, rows = self.daemon.context, list[JobRow]()
+        for first in range(0, len(found), ROWS_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+            part = found[first : first + ROWS_AT_ONCE]
+            jobs = (context.state.job(job.spec.id) for job in part)  # they may have gone on
+            rows += views.rows(context, filter(None, jobs))
+            gone = [job.spec.id for job in part if context.state.job(job.spec.id) is None]
+            rows += [each.row for job_id in gone for each in context.journal.archived(job_id)]
+        return rows
 
     async def wait(self, request: Request, body: WaitQuery) -> WaitAnswer:
         """Answer how many jobs are not over yet: when none is, or after a while."""

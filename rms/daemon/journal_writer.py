@@ -134,8 +134,8 @@ class Writer:
             for each in jobs:
                 body, name = encode(each), each.row.id
                 self._run(_ARCHIVE, name, each.row.state, body, checksum(name, body))
-            for key in keys:
-                self._run(_DROP, key, key + _LAST if key.endswith("/") else key)
+            ends = [(key, key + _LAST if key.endswith("/") else key) for key in keys]
+            self._run(_DROP, *ends, many=True)
 
     def archived(self, job: str) -> list[Archived]:
         """Return the job of an id that is over and archived; of an array's id all its jobs."""

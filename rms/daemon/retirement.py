@@ -7,6 +7,7 @@ same.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
 
 from rms.core.model import Job
@@ -40,7 +41,7 @@ def retire(context: Context, at_once: int = AT_ONCE) -> bool:
     more = len(state.ended) - KEPT
     if more < AT_ONCE:
         return False
-    jobs = _due(context, more)[:at_once]
+    jobs = list(islice(_due(context, more), at_once))
     if not jobs:
         return False
     found = [
@@ -51,9 +52,14 @@ def retire(context: Context, at_once: int = AT_ONCE) -> bool:
     keys = [f"{kind}/{job_id}" for job_id in ids for kind in NOTES]
     keys += [f"line/{job_id}/" for job_id in ids]
     gone = frozenset(ids)
-    left = {job.spec.array for job_id, job in state.ended.items() if job_id not in gone}
     arrays = {job.spec.array for job in jobs if job.spec.array is not None}
-    keys += [f"job/{array}" for array in arrays - left - state.arrays.keys() - _held(context)]
+    arrays -= state.arrays.keys() | _held(context)
+    rest = (job.spec.array for job_id, job in state.ended.items() if job_id not in gone)
+    for array in rest if arrays else ():
+        arrays.discard(array)
+        if not arrays:
+            break
+    keys += [f"job/{array}" for array in arrays]
     context.journal.archive(found, keys)
     scheduler.forget(ids)
     for job_id in ids:
@@ -79,15 +85,15 @@ def _held(context: Context) -> set[str | None]:
     return {job.spec.array for group in (state.held, state.too_wide) for job in group.values()}
 
 
-def _due(context: Context, number: int) -> list[Job]:
-    """Return the first of those that are over, so many at most, of whom all is known."""
+def _due(context: Context, number: int) -> Iterator[Job]:
+    """Yield those of the first so many that are over of whom all is known."""
     state, spans = context.state, context.scheduler.energy.measured.spans
     wanted = {each.job for job in state.held.values() for each in job.spec.after}
     booked = {span.owner for span in spans.kept()}
-    return [
+    return (
         job
         for job_id, job in islice(state.ended.items(), number)
         if job_id not in booked
         and wanted.isdisjoint((job_id, job.spec.array or job_id))
         and context.jobs[job_id].summary != ""
-    ]
+    )
