@@ -63,6 +63,9 @@ def _known(job: JobRow) -> Iterator[tuple[str, str]]:
     yield "energy", Account.of(job.energy).words
     if by_slurm := slurm_words(job.slurm):
         yield "by Slurm", by_slurm
+    for name, listed in (("only on", job.nodelist), ("not on", job.exclude)):
+        if listed:
+            yield name, ",".join(listed)
     for name in ("account", "answer", "profile", "output", "summary"):
         if value := getattr(job, name):
             yield name, str(value)

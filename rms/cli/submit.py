@@ -58,6 +58,13 @@ def add_submit(command: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="after the ends of others: afterok:7:8_2,afterany:9, singleton",
     )
+    command.add_argument(
+        "-w",
+        "--nodelist",
+        metavar="LIST",
+        help="only on these nodes (n[1-3,7]); all, without --nodes",
+    )
+    command.add_argument("-x", "--exclude", metavar="LIST", help="on none of these nodes")
     command.add_argument("-H", "--hold", action="store_true", help="until rms release")
     command.add_argument("-A", "--account", metavar="NAME", help="whose usage it counts as")
     command.add_argument("--mem", metavar="SIZE", help="on each node: 512 (MiB), 4G; more ends it")
@@ -119,6 +126,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         memory_mib=None if memory is None else read_option("mem", memory).memory_mib,
         signal=_checked("signal", arguments.signal),
         account=_checked("account", arguments.account),
+        nodelist=_checked("nodelist", arguments.nodelist),
+        exclude=_checked("exclude", arguments.exclude),
         output=arguments.output,
         error=arguments.error,
         chdir=arguments.chdir,

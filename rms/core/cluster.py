@@ -40,7 +40,8 @@ class Cluster:
     @property
     def site(self) -> Site:
         """What the engine knows of it."""
-        return Site(len(self.names), self.power, shared=self.shared, levels=self.levels)
+        names, shared = self.names, self.shared
+        return Site(len(names), self.power, shared=shared, levels=self.levels, names=names)
 
     @cached_property
     def hosts(self) -> tuple[str, ...]:

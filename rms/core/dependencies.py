@@ -72,6 +72,8 @@ def enter(state: State, job: Job) -> None:
 def end(state: State, job: Job) -> None:
     """Put a job among those that are over."""
     state.ended[job.spec.id] = job
+    if state.listed:
+        state.listed.discard(job.spec.id)
     array = job.spec.array
     if array is not None:
         total, over, failed = state.outcomes.get(array, (0, 0, 0))

@@ -73,10 +73,11 @@ def usable(state: State, events: Sequence[Event]) -> tuple[State, Sequence[Event
     view = copy.copy(state)
     view.only({name: job for name, job in state.pending.items() if name not in hidden})
     view.needs_pass = True
-    return view, [_without(event, hidden) for event in events]
+    return view, [without(event, hidden) for event in events]
 
 
-def _without(event: Event, hidden: Set[JobId]) -> Event:
+def without(event: Event, hidden: Set[JobId]) -> Event:
+    """Return an event without those of its submitted jobs that a policy is not to see."""
     if not isinstance(event, Submitted):
         return event
     return Submitted(event.at_s, tuple(spec for spec in event.specs if spec.id not in hidden))

@@ -60,6 +60,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         begin_s: when it may start at the earliest, or None.
         account: whose usage its nodes count as.
         after, after_any: what has to be over before it starts: all of them, or any.
+        nodelist, exclude: names of the only nodes it may have, and of those that it may not.
     """
 
     id: JobId
@@ -86,6 +87,8 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     after: tuple[Dependency, ...] = ()
     after_any: bool = False
     account: str = ""
+    nodelist: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -161,8 +164,7 @@ class Job(msgspec.Struct, gc=False):
             a simulated job, told by a real one.
         rests: it is to come to another resize point first, after a resize.
         refused_sizes: sizes to which it could not be brought; they are not requested again.
-        end_s: when it was over, or None.
-        expected_end_s: when a running job is expected to end.
+        end_s, expected_end_s: when it was over, or None; when, running, it is expected to be.
         pays_until_s: until when the next larger size saves more time than the resize costs.
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
         resize_count: how often it was resized so far.
@@ -360,6 +362,7 @@ class Site(msgspec.Struct, frozen=True):
         power_cap_w: the power cap to begin with, or None.
         shared: nodes whose processes share bandwidth; their processors, in order, are the slots.
         levels: frequency (GHz) and voltage (V) a processor can be set to, rising; empty for none.
+        names: of the nodes, or slots; empty where no job names nodes.
     """
 
     nodes: int
@@ -369,6 +372,7 @@ class Site(msgspec.Struct, frozen=True):
     power_cap_w: float | None = None
     shared: tuple[SharedNode, ...] = ()
     levels: tuple[tuple[float, float], ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.shared:

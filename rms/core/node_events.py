@@ -11,8 +11,9 @@ from rms.core.events import (
     NodeUp,
     TasksHold,
 )
+from rms.core.idle import Idle
 from rms.core.lending import can_hold, hold
-from rms.core.model import Node
+from rms.core.model import Node, Site
 from rms.core.state import State
 
 
@@ -104,3 +105,27 @@ def leased(state: State, event: NodesLeased) -> None:
     if len(event.nodes) != len(event.until_s) or not all(0 <= n < state.nodes for n in event.nodes):
         raise TransitionError(f"expected nodes of this cluster, each with a time, got {event}")
     state.now_s, state.lease = event.at_s, event
+
+
+def use_cluster(state: State, site: Site, lost: set[Node]) -> None:
+    """Take another cluster, all of it free; nothing runs on the one before any more."""
+    state.site, state.down, state.releasing, state.lease = site, lost, 0, None
+    state.off.clear()
+    state.booting.clear()
+    state.switched.clear()
+    state.lent.clear()
+    state.idle = None if state.idle is None else Idle()
+    state.measured_w, state.idle_above_w = None, 0.0
+    state.use_site()
+    state.vacant = bytearray(b"\x01" * site.nodes)
+    state.free_count = site.nodes - len(lost)
+    state.take(tuple(lost))
+    waiting = [*state.pending.values(), *state.too_wide.values()]
+    state.too_wide.clear()
+    for job in waiting:
+        if job.least <= site.nodes and job.spec.id not in state.pending:
+            state.enqueue(job)
+        elif job.least > site.nodes:
+            state.too_wide[job.spec.id] = job
+            if job.spec.id in state.pending:
+                state.dequeue(job.spec.id)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from rms.core.events import Decision, Never, NodesLeased, PowerOff, PowerOn, Resize, Start
 from rms.core.lease import left_s, obstacle
-from rms.core.model import JobState
+from rms.core.model import JobSpec, JobState
+from rms.core.node_lists import allowed
 from rms.core.powercap import ROUNDING, boot_extra_w, expected_w, growth_w, job_w
 from rms.core.state import State
 
@@ -40,6 +41,8 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
                 _clocked(state, decision)
         elif not state.counted or (size > state.free_count and not ahead):
             raise RuleError(f"expected free nodes for {decision.job}, got {size}")
+        if decision.job in state.listed:
+            _listed(state, spec, decision)
         if state.lease is not None:
             _held_long_enough(state, state.lease, decision)
         if size != spec.preferred:
@@ -60,6 +63,8 @@ def check(state: State, decision: Decision, *, ahead: bool = False) -> None:
             _free(state, [node for node in decision.nodes if node not in own], decision)
         elif not state.counted or decision.size - job.size > state.free_count:
             raise RuleError(f"expected free nodes for {decision.job}, got {decision.size}")
+        if decision.job in state.listed:
+            _listed(state, job.spec, decision)
         _allowed(job.spec.sizes(), decision.size, decision)
         if state.power_cap_w is not None:
             more_w = growth_w(state, job, decision.size, decision.nodes)
@@ -116,6 +121,11 @@ def _held_long_enough(state: State, lease: NodesLeased, decision: Start) -> None
 def _distinct(nodes: tuple[int, ...]) -> None:
     if len(set(nodes)) != len(nodes):
         raise RuleError(f"expected every node once, got {nodes}")
+
+
+def _listed(state: State, spec: JobSpec, decision: Start | Resize) -> None:
+    if not allowed(state, spec).issuperset(decision.nodes):
+        raise RuleError(f"expected nodes of its list for {decision.job}, got {decision.nodes}")
 
 
 def _free(state: State, nodes: Iterable[int], decision: Start | Resize) -> None:

@@ -31,7 +31,9 @@ from rms.wire.users import Books, HistoryEntry, NodeSpan
 
 _STATE = get_type_hints(State)
 _LEDGER = get_type_hints(Ledger)
-_FOLLOWS = frozenset(("pools", "_queues", "site", "counted", "power", "host", "levels", "_slots"))
+_FOLLOWS = frozenset(
+    ("pools", "_queues", "site", "counted", "power", "host", "levels", "_slots", "allowed")
+)
 """Fields that the site, or another field, has already."""
 
 
@@ -144,7 +146,8 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
             nodes.names, nodes.power, nodes.widths, nodes.shared, nodes.levels
         )
         scheduler = Scheduler(cluster, policy_of(image.policy, cluster), image.where)
-        state = State(image.site, image.counted)
+        site = msgspec.structs.replace(image.site, names=nodes.names)  # those before had none
+        state = State(site, image.counted)
         _read(state, _STATE, image.state, image.jobs)
         scheduler.engine.state = state
         _restore_energy(scheduler.energy, state, image)

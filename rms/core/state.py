@@ -26,6 +26,7 @@ from rms.core.usage import Usage
 End = tuple[float, int, Job]
 """When a job is expected to end, its number (no two are alike), the job."""
 
+NodeLists = tuple[tuple[str, ...], tuple[str, ...]]
 Key = Callable[[Job], float]
 """What waiting jobs are sorted by."""
 
@@ -82,6 +83,8 @@ class State:
         pool_free, pool_gb_s: of each, processors nobody holds, bandwidth expected to be asked for.
         contended: processes slow one another down there.
         beside: running jobs that may be resized there: their rates follow their neighbours.
+        listed: jobs, not over, that may have some nodes only; ``allowed`` which those are, by
+            their lists, once somebody asked (:mod:`rms.core.node_lists`).
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
@@ -135,7 +138,9 @@ class State:
     pool_gb_s: list[float] = field(default_factory=list, compare=False)
     contended: bool = field(default=False, compare=False)
     beside: dict[JobId, Job] = field(default_factory=dict, compare=False)
+    listed: set[JobId] = field(default_factory=set)
     _queues: dict[Key, list[End]] = field(default_factory=dict, compare=False)
+    allowed: dict[NodeLists, frozenset[Node]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         self.free_count = self.site.nodes
@@ -233,6 +238,7 @@ class State:
 
     def use_site(self) -> None:
         """Take the power models of the site, and its processors that share bandwidth."""
+        self.allowed.clear()
         hosts: list[list[Node]] = [[] for _ in range(self.site.hosts)] if self.site.host else []
         for node, host in enumerate(self.site.host):
             hosts[host].append(Node(node))

@@ -44,8 +44,7 @@ from rms.core.events import (
     Withdrawn,
 )
 from rms.core.holds import freed, held_by_user, submitted, withdrawn
-from rms.core.idle import Idle
-from rms.core.model import Job, JobState, Node, Site
+from rms.core.model import Job, JobState, Site
 from rms.core.neighbours import enter_bandwidth, set_rates
 from rms.core.node_events import TransitionError as TransitionError
 from rms.core.node_events import (
@@ -57,6 +56,7 @@ from rms.core.node_events import (
     power_off,
     tasks_hold,
     up,
+    use_cluster,
 )
 from rms.core.powercap import cap_set, measured
 from rms.core.state import State
@@ -92,6 +92,8 @@ def _submitted(state: State, event: Submitted) -> None:
             state.usage.know((job,))
         if spec.array is not None:
             enter(state, job)
+        if spec.nodelist or spec.exclude:
+            state.listed.add(spec.id)
         if spec.hold or spec.begin_s is not None or spec.after:
             submitted(state, job)
 
@@ -277,32 +279,9 @@ def _reopened(state: State, event: Reopened) -> None:
             end(state, job)
         else:
             state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
-    site = Site(len(event.nodes), event.power, shared=event.shared, levels=event.levels)
-    _use_cluster(state, site, set(event.down))
-
-
-def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
-    """Take another cluster, all of it free; nothing runs on the one before any more."""
-    state.site, state.down, state.releasing, state.lease = site, lost, 0, None
-    state.off.clear()
-    state.booting.clear()
-    state.switched.clear()
-    state.lent.clear()
-    state.idle = None if state.idle is None else Idle()
-    state.measured_w, state.idle_above_w = None, 0.0
-    state.use_site()
-    state.vacant = bytearray(b"\x01" * site.nodes)
-    state.free_count = site.nodes - len(lost)
-    state.take(tuple(lost))
-    waiting = [*state.pending.values(), *state.too_wide.values()]
-    state.too_wide.clear()
-    for job in waiting:
-        if job.least <= site.nodes and job.spec.id not in state.pending:
-            state.enqueue(job)
-        elif job.least > site.nodes:
-            state.too_wide[job.spec.id] = job
-            if job.spec.id in state.pending:
-                state.dequeue(job.spec.id)
+    names, shared = event.nodes, event.shared
+    site = Site(len(names), event.power, shared=shared, levels=event.levels, names=names)
+    use_cluster(state, site, set(event.down))
 
 
 def _settable(state: State, event: FrequenciesSettable) -> None:

@@ -51,6 +51,8 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
         exit_code=None if job.end_s is None else known.exit_code,
         account=spec.account,
+        nodelist=list(spec.nodelist),
+        exclude=list(spec.exclude),
         priority=None if (found := priority(context, job)) is None else found.value,
     )
 

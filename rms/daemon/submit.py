@@ -25,6 +25,7 @@ from rms.core.state import State
 from rms.daemon.context import Context, Notes
 from rms.daemon.daemon import Daemon
 from rms.daemon.jobs import job_note
+from rms.daemon.node_lists import node_lists
 from rms.formats import profiles
 from rms.formats.begin import parse_begin
 from rms.formats.config import operating_points
@@ -49,8 +50,7 @@ from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.users import JobIds, Submission, SubmitOptions
 
 PLACING = {
-    *("--deadline", "--reservation", "--nodelist", "-w", "--exclude", "-x"),
-    *("--nodefile", "-F", "--constraint", "-C"),
+    *("--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"),
 }
 """Options of sbatch that say when or where a job may run: not to heed them is no small thing."""
 
@@ -167,11 +167,13 @@ async def _specs(
         _begin_s(daemon, options),
     )
     after, any_of = _after(daemon, options, note["name"])
+    lists = node_lists(daemon.context, options, len(indices))
     specs: list[JobSpec] = []
     for index in indices:
         job_id = JobId(str(number) if index is None else f"{number}_{index}")
         spec = _spec(job_id, now_s, options, array, profile)
         spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
+        spec = spec if lists is None else lists.of(spec)
         specs.append(_limited(spec, options, daemon.context.state))
         if len(specs) <= MOST_CHECKED:
             _check_outputs(job_note(note, job_id))
@@ -272,7 +274,7 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
     sync_folder(folder.parent)
 
 
-_READ_LATER = ("begin", "dependency", "signal", "account")
+_READ_LATER = ("begin", "dependency", "signal", "account", "nodelist", "exclude")
 
 
 def _options(given: SubmitOptions) -> Options:

@@ -20,6 +20,7 @@ from rms.formats.begin import parse_begin
 from rms.formats.dependency import parse_dependency
 from rms.formats.ids import ScriptError as ScriptError
 from rms.formats.ids import match, parse_array
+from rms.formats.nodelist import NodeListError, expand
 from rms.formats.signals import parse_signal
 
 MOST_NODES = 100_000  # of one job
@@ -63,6 +64,8 @@ class Options:
     signal: str | None = None  # for parse_signal
     account: str | None = None
     ntasks: int | None = None  # ranks, one on each slot of a job's nodes
+    nodelist: str | None = None  # for rms.formats.nodelist.expand
+    exclude: str | None = None  # the same
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -267,7 +270,7 @@ def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
         word = words.pop(0)
         if word == "-H":
             word = "--hold"
-        if short := re.fullmatch("-([aNtJodeDbAn])(.*)", word):
+        if short := re.fullmatch("-([aNtJodeDbAnwx])(.*)", word):
             word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
         option, given, text = word.partition("=")
         name = option.removeprefix("--")
@@ -314,6 +317,14 @@ def _memory(text: str) -> float:
     return float(number) * 1024.0 ** ("KMGT".index(unit or "M") - 1)
 
 
+def _node_list(text: str) -> str:
+    try:
+        expand(_text(text))
+    except NodeListError as error:
+        raise ScriptError(str(error)) from None
+    return text
+
+
 def _mode(text: str) -> Mode:
     return Mode(match("|".join(Mode), text, f"one of {', '.join(Mode)}")[0])
 
@@ -342,6 +353,8 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "account": ("account", _text),
     "ntasks": ("ntasks", _count),
     "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
+    "nodelist": ("nodelist", _node_list),
+    "exclude": ("exclude", _node_list),
 }
 WATCHED = ("mem", "signal", "account")
 """Options of sbatch that the RMS heeds where it starts the processes, Slurm where that does."""
@@ -357,3 +370,4 @@ _FLAGS = {
 }
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
 _SHORT |= {"e": "error", "D": "chdir", "b": "begin", "A": "account", "n": "ntasks"}
+_SHORT |= {"w": "nodelist", "x": "exclude"}

@@ -81,6 +81,8 @@ class SubmitOptions(
     memory_mib: Amount | None = None
     signal: Name | None = None
     account: Name | None = None
+    nodelist: Text | None = None
+    exclude: Text | None = None
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -289,6 +291,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: of its script, 128 and the signal's number where one has ended it; None while it
             is not over, or never ran.
         account: whose usage its nodes count as.
+        nodelist, exclude: names of the only nodes it may have, and of those that it may not.
         priority: of one that waits, where the policy goes by that.
     """
 
@@ -321,6 +324,8 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     exit_code: int | None = None
     account: str = ""
     priority: float | None = None
+    nodelist: list[str] = []
+    exclude: list[str] = []
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):

@@ -25,6 +25,7 @@ from rms.core.events import Later, Reason, Start
 from rms.core.model import Job, Mode
 from rms.core.policies.admission import InOrder, start
 from rms.core.policies.capped import CappedPlan, budget_of
+from rms.core.policies.listed import ListedPlan
 from rms.core.policies.placement import Room
 from rms.core.policies.share import Entry, EqualShare, SharePlan, balanced, freeing, longest
 from rms.core.policies.sizing import Plan
@@ -406,7 +407,8 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _share(plan: Plan) -> BackfillPlan | None:
     """Return a plan that says who starts, None where jobs start in order."""
-    plan = plan.plan if isinstance(plan, CappedPlan) else plan
+    while isinstance(plan, CappedPlan | ListedPlan):
+        plan = plan.plan
     return plan if isinstance(plan, BackfillPlan) and not plan.in_order else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
@@ -12,6 +12,15 @@ from rms.core.events import Decision, Event, Later, Never, Reason, Resize, Start
 from rms.core.model import Job, JobId, JobSpec, Node, Site
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
 from rms.core.policies.frequency import NOMINAL, FrequencyPart
+from rms.core.policies.listed import (
+    MOST_TRIES,
+    ListedPlan,
+    kept,
+    lacking,
+    listed_room,
+    seen,
+    within_lists,
+)
 from rms.core.policies.node_power import (
     ALWAYS_ON,
     AlwaysOn,
@@ -176,6 +185,46 @@ class Policy:
     def _decide(
         self, state: State, events: Sequence[Event], moves: Migrations | None = None
     ) -> list[Decision]:
+        if not state.listed:
+            return self._pass(state, events, moves)
+        hidden, decisions = set[JobId](), list[Decision]()
+        for _ in range(MOST_TRIES):
+            view, told = self._usable(state, events, hidden)
+            refused = set[JobId]()
+            decisions = self._pass(view, told, moves, refused)
+            if refused.issubset(each.job for each in decisions if isinstance(each, Start)):
+                break
+            hidden |= refused  # another was given its nodes: it is the first for no one else
+        return within_lists(state, decisions)
+
+    def _usable(
+        self, state: State, events: Sequence[Event], hidden: Set[JobId] = frozenset()
+    ) -> tuple[State, Sequence[Event]]:
+        """Return what the policy sees: without jobs for whom too few nodes of their list are free.
+
+        Args:
+            hidden: others that it is not to see.
+        """
+        lacks = set(lacking(state, self._places_lists(state)))
+        first = next(iter(self._queue(state, [])), None) if lacks else None
+        nodes = () if first is None else kept(state, first, lacks)
+        return seen(state, events, lacks | hidden, nodes)
+
+    def _places_lists(self, state: State) -> bool:
+        return listed_room(state, self.placement(state)) is not None
+
+    def _pass(
+        self,
+        state: State,
+        events: Sequence[Event],
+        moves: Migrations | None = None,
+        refused: set[JobId] | None = None,
+    ) -> list[Decision]:
+        """Return the decisions of a pass.
+
+        Args:
+            refused: takes the jobs for whom enough nodes were left, but too few of their list.
+        """
         decisions: list[Decision] = []
         for event in events:
             if type(event) is Submitted:
@@ -186,6 +235,8 @@ class Policy:
         if not state.pending and not resizable and (moves is None or not state.running):
             return decisions
         placed = self.placement(state)
+        listed = listed_room(state, placed) if state.listed else None
+        placed = placed if listed is None else listed
         room = self.frequency(state, placed) if self.clocked else placed
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
@@ -194,6 +245,8 @@ class Policy:
                 return decisions + changes
         queue = self._queue(state, decisions)
         plan = self.sizing(state, queue, room)
+        if listed is not None:
+            plan = ListedPlan(plan, listed)
         if capped is not None:
             plan = CappedPlan(plan, capped.budget)
         if state.pending and (
@@ -206,6 +259,8 @@ class Policy:
         if moves is not None and isinstance(placed, Lowest):
             budget = None if capped is None else capped.budget
             decisions += moves(state, placed.rest, decisions, budget)
+        if listed is not None and refused is not None:
+            refused |= listed.refused
         return decisions
 
     def view(self, state: State) -> View | None:
@@ -216,6 +271,8 @@ class Policy:
         running = Counter(job.spec.array for job in state.running.values())
         if state.off or state.booting:
             state = all_on(state)
+        if state.listed:
+            state, _ = self._usable(state, ())
         room = self.frequency(state, self.placement(state))
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         room = room if capped is None else capped
@@ -247,11 +304,13 @@ class Policy:
 
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size, which a user wants it to have."""
-        return self.placement(state).resize(job, size)
+        placed = self.placement(state)
+        return ((state.listed and listed_room(state, placed)) or placed).resize(job, size)
 
     def explained(self, state: State) -> dict[JobId, Later]:
         """Return why jobs wait, of those for which that is worked out for all at once."""
-        return self.boots(state) if state.off or state.booting else {}
+        lists = lacking(all_on(state), self._places_lists(state)) if state.listed else {}
+        return lists | (self.boots(state) if state.off or state.booting else {})
 
     def boots(self, state: State) -> dict[JobId, Later]:
         """Return which waiting jobs could start but for nodes that are off or booting, and why."""
