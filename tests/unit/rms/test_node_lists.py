@@ -178,7 +178,7 @@ def test_lists_are_submitted_as_to_slurm_or_refused_in_words(tmp_path: Path) -> 
         assert first is not None and second is not None
         assert (first.spec.nodelist, first.spec.preferred) == (("n1", "n2"), 2)
         assert (second.spec.exclude, second.spec.nodes_max) == (("n1",), 1)
-        assert server.ask("GET", "/jobs/2")[1]["job"]["exclude"] == ["n1"]
+        assert server.ask("GET", "/jobs?id=2")[1][0]["exclude"] == ["n1"]
         for options, said in (
             ({"nodelist": "n7"}, "--nodelist: expected nodes of this cluster, got 'n7'"),
             ({"nodelist": "n[1-999999999]"}, "--nodelist: expected at most 100000 nodes"),
