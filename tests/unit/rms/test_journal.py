@@ -24,7 +24,7 @@ from rms.core.cluster import Cluster
 from rms.core.contention import Processors, SharedNode
 from rms.core.engine import Engine
 from rms.core.events import Decision, Ended, Event, Later, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Speedup
+from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, PolicyError, named
 from rms.core.speedup import OperatingPoint
 from rms.daemon.journal import (
@@ -470,7 +470,7 @@ class Journalling(Engine):
     """An engine that journals as a daemon does: the event, then what was decided."""
 
     def __init__(self, journal: Journal, engine: Engine, policies: dict[int, str]) -> None:
-        super().__init__(engine.state.nodes, engine.policy)
+        super().__init__(Site(engine.state.nodes, names=NODES), engine.policy)
         self.journal, self.policies, self.handled = journal, policies, 0
         self._within = False
 
