@@ -138,16 +138,26 @@ def _change(arguments: argparse.Namespace, path: str, head: str) -> int:
 def add_resize(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms resize``."""
     command.add_argument("id")
-    command.add_argument("nodes", type=int)
+    command.add_argument("nodes", type=_size, help="a number, or auto: as the policy chooses again")
     command.add_argument("--strategy", metavar="NAME", help="instead of the job's own")
     command.add_argument("--on", metavar="NODE,...", help="go over to these nodes, by their names")
 
 
+def _size(text: str) -> int | None:
+    """Return a number of nodes, None where the policy is to choose it."""
+    if text == "auto":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, or auto, got {text!r}") from None
+
+
 def resize(arguments: argparse.Namespace) -> int:
-    """``rms resize ID NODES``: 0 if it was taken on, now or for its first resize point."""
+    """``rms resize ID NODES|auto``: 0 if it was taken on, now or for its first resize point."""
     body = ResizeCommand(arguments.id, arguments.nodes, arguments.strategy, arguments.on)
     found = ask(ResizeAnswer, _server(arguments), "POST", "/resize", body)
-    if found.decision == "Waits":
+    if found.decision in ("Waits", "ByPolicy"):
         return _show(arguments, found, ["DECISION"], [[found.reason]])
     if found.decision != "Resize":
         never = found.reason.startswith("never")

@@ -107,7 +107,7 @@ class Engine:
         if wish is not None:
             decision = asked_for(self.state, wish, policy)
             self._enter((decision,))
-            return [decision]
+            return [decision] if wish.size else [decision, *self._pass(events)]
         triggers, events = policy.triggers, holds.as_seen(self.state, events)
         if type(events[-1]) in triggers or any(type(event) in triggers for event in events):
             return self._pass(events)
@@ -122,7 +122,7 @@ class Engine:
         self.apply(event)
         wish = self._wish(event)
         self._enter(decisions)
-        if wish is None and self._triggers(event):
+        if (wish is None and self._triggers(event)) or (wish is not None and not wish.size):
             self._end_pass()
 
     def asks(self, event: Event) -> bool:
@@ -207,6 +207,8 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
     refusal = None
     if not job.spec.mode.resizable:
         refusal = f"never: a {job.spec.mode} job is not resized"
+    elif not size:
+        return Later(event.job, "the policy chooses its size again", Reason.BY_POLICY)
     elif size not in job.spec.sizes():
         sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"
         refusal = f"never: expected a size of {sizes} nodes, got {size}"

@@ -59,6 +59,8 @@ class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
 
     One that ``holds`` waits for the job's first :class:`ResizePoint`; no policy changes its size
     afterwards but for a job that waits. Journals of before have none.
+
+    A ``size`` of 0 gives the choice back to the policy, which decides at once.
     """
 
     at_s: float
@@ -305,6 +307,7 @@ class Reason(StrEnum):
     USER = "User"
     RESIZE_POINT = "ResizePoint"
     REFUSED = "Refused"
+    BY_POLICY = "ByPolicy"
 
 
 class Start(msgspec.Struct, frozen=True, tag=True, gc=False):

@@ -142,9 +142,14 @@ def _stepped(state: State, event: Stepped) -> None:
 
 
 def _asked(state: State, event: ResizeAsked) -> None:
-    _running(state, event)
+    job = _running(state, event)
     state.now_s = event.at_s
-    if event.holds:
+    if event.size == 0:
+        state.wanted.pop(event.job, None)
+        state.unindex_running(job)
+        job.kept, state.needs_pass = False, True
+        state.index_running(job)
+    elif event.holds:
         state.wanted[event.job] = event
 
 

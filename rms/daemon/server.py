@@ -183,9 +183,12 @@ class Routes:
             known = ", ".join(STRATEGIES)
             raise ValueError(f"expected a strategy of {known}, got {body.strategy!r}")
         on = [name for name in (body.on or "").split(",") if name]
-        decision = self.daemon.resize(job_id, body.nodes, body.strategy, on)
-        waits = decision.code is Reason.RESIZE_POINT
-        return ResizeAnswer("Waits" if waits else type(decision).__name__, decision.reason)
+        if body.nodes is None and (on or body.strategy):
+            raise ValueError("expected auto alone, got a strategy or nodes with it")
+        decision = self.daemon.resize(job_id, body.nodes or 0, body.strategy, on)
+        taken_on = {Reason.RESIZE_POINT: "Waits", Reason.BY_POLICY: "ByPolicy"}
+        word = taken_on.get(decision.code, type(decision).__name__)
+        return ResizeAnswer(word, decision.reason)
 
     async def history(self, request: Request) -> list[HistoryEntry]:
         """Return what was decided about a job, in order."""

@@ -154,16 +154,21 @@ class WaitAnswer(msgspec.Struct, frozen=True):
 
 
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``rms resize``: to so many nodes, or over to those named (``on``, comma-separated)."""
+    """``rms resize``: to so many nodes, or over to those named (``on``, comma-separated).
+
+    None gives the choice of its size back to the policy.
+    """
 
     id: Name
-    nodes: Count
+    nodes: Count | None
     strategy: Name | None = None
     on: Selection | None = None
 
 
 class ResizeAnswer(msgspec.Struct, frozen=True):
-    """What was decided (``Resize``, or ``Waits`` for a resize point, if it was taken on), why."""
+    """What was decided (``Resize``, or if it was taken on ``Waits``, for a resize point, or
+    ``ByPolicy``), and why.
+    """
 
     decision: str
     reason: str

@@ -36,16 +36,8 @@ from rms.core.state import State
 class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
     """EASY backfilling over least sizes; what is left is lent to running jobs.
 
-    Attributes:
-        resizes: a job that was resized so often is shrunk only.
+    Its ``resizes`` bound those of all jobs, whatever they cost.
     """
-
-    resizes: int = 24
-
-    def __post_init__(self) -> None:
-        EqualShare.__post_init__(self)
-        if self.resizes < 0:
-            raise ValueError(f"expected resizes of at least 0, got {self.resizes}")
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""

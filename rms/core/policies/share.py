@@ -77,15 +77,20 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rotate: exchange small and large sizes now and then, where that pays.
         look: at most this many jobs are looked at for a change, so that a pass costs no more on a
             large cluster than on a small one.
+        resizes: a job whose resizes cost it nothing, as far as is known, is widened no more once it
+            was resized so often; else nothing bounds them where others come and go.
     """
 
     energy: float = 0.0
     rotate: bool = True
     look: int = 48
+    resizes: int = 24
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.energy <= 1.0 or self.look < 1:
             raise ValueError(f"expected energy of 0 to 1 and look of at least 1, got {self}")
+        if self.resizes < 0:
+            raise ValueError(f"expected resizes of at least 0, got {self.resizes}")
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
@@ -124,7 +129,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def expandable(self, state: State, look: int) -> list[Entry]:
         """Return the running jobs that may be expanded now, the longest to go first."""
-        return longest(state, look)[: state.resizes_left]
+        return longest(state, look, self.resizes, priced=False)[: state.resizes_left]
 
     def _shrink(
         self,
@@ -258,6 +263,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for job in jobs:
             if not job.resizable_now or job.speedup is None or job.kept:
                 return
+            if job.resize_count >= self.resizes and not job.spec.resize_price_s:
+                return
             if job.spec.array != array or job.spec.submit_s != handed_in:
                 return  # jobs that come and go have no common end to work towards
             time_s = {n: job.speedup.time(n) for n in some_sizes(job.spec.sizes(), job.size)}
@@ -297,19 +304,19 @@ def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -
     return best
 
 
-def longest(state: State, look: int, resizes: int | None = None) -> list[Entry]:
+def longest(state: State, look: int, resizes: int, *, priced: bool = True) -> list[Entry]:
     """Return the running jobs that may be expanded, as heap entries, the longest to go first.
 
     Args:
-        resizes: none that was resized so often.
+        resizes: none that was resized so often; those to whom a resize has a price only if
+            ``priced``.
     """
-    now, found = state.now_s, []
-    able = reversed(state.expandable)
-    if resizes is not None:
-        able = (entry for entry in able if entry[2].resize_count < resizes)
-    for until, number, job in islice(able, look):
-        if until <= now:
+    now, found = state.now_s, list[Entry]()
+    for until, number, job in reversed(state.expandable):
+        if until <= now or len(found) >= look:
             break
+        if job.resize_count >= resizes and (priced or not job.spec.resize_price_s):
+            continue
         found.append((now - job.expected_end_s, job.size, number, job))
     found.sort(key=itemgetter(0, 1, 2))
     return found

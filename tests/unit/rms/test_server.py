@@ -14,7 +14,7 @@ from rms.wire.signing import answer_signature, signed
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
     "energy_j energy_source energy answer resizes resizing output slurm summary seen profile "
-    "frequency exit_code account priority"
+    "frequency exit_code account priority nodelist exclude"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j"
 
@@ -61,6 +61,8 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "exit_code": None,
         "account": "",
         "priority": None,
+        "nodelist": [],
+        "exclude": [],
     }
     note = server.daemon.jobs[JobId(runs)].note
     kept = server.daemon.context.private.environment(note)
@@ -123,7 +125,7 @@ def test_an_array_is_one_number(server: Routed) -> None:
         ("POST", "/jobs", SCRIPT | {"options": {"begin": "x"}}, 400, "--begin: expected a time"),
         ("POST", "/resize", {"id": "9", "nodes": 1}, 404, "expected a running job, got 9"),
         ("POST", "/resize", {"id": "1", "nodes": 2, "strategy": "x"}, 400, "expected a strategy"),
-        ("POST", "/resize", {"id": "1", "nodes": "2"}, 400, "Expected `int`, got `str`"),
+        ("POST", "/resize", {"id": "1", "nodes": "2"}, 400, "Expected `int | null`, got `str`"),
         ("POST", "/resize", {"id": "1", "nodes": 2, "on": "n7,n8"}, 400, "expected 2 nodes"),
         ("GET", "/history/9", None, 404, "expected the id of a job, got 9"),
         ("POST", "/drain", {"node": "n9"}, 400, "expected nodes of this cluster, got n9"),

@@ -47,10 +47,13 @@ def test_requests_that_alternate_every_second_are_met_once_in_a_cooldown() -> No
     assert 5 <= resizes <= seconds / cooldown_s + 1
 
 
-@pytest.mark.parametrize("run_s", [0.5, 1.0, 1.9])
+@pytest.mark.parametrize(
+    ("policy", "run_s"),
+    [*((DEFAULT, run_s) for run_s in (0.5, 1.0, 1.9)), ("easy-share", 1.0), ("array-share", 1.0)],
+)
 @pytest.mark.promise("no-thrashing")
 def test_short_jobs_in_quick_succession_do_not_have_a_wide_one_resized_for_each(
-    run_s: float,
+    policy: str, run_s: float
 ) -> None:
     every_s, count = 2.0, 300
     law = Speedup(law=(2000.0, 0.0))
@@ -59,6 +62,6 @@ def test_short_jobs_in_quick_succession_do_not_have_a_wide_one_resized_for_each(
         JobSpec(JobId(str(n + 2)), every_s * n, 1, 1, 1, Mode.FIXED, run_s=run_s, limit_s=4.0)
         for n in range(count)
     ]
-    simulation = Simulation([wide, *shorts], Site(2), named(DEFAULT), hooks=Hooks(record=False))
+    simulation = Simulation([wide, *shorts], Site(2), named(policy), hooks=Hooks(record=False))
     simulation.run()
     assert 2 <= simulation.engine.state.ended[JOB].resize_count <= count / 10

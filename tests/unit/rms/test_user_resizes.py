@@ -64,6 +64,27 @@ def test_a_users_resize_holds_until_a_waiting_job_needs_otherwise(policy: str) -
     assert sizes(engine.handle(Ended(8.0, B, "CANCELLED"))) == [(A, 4)]
 
 
+@pytest.mark.promise("user-resizes")
+@pytest.mark.parametrize("policy", ["backfill-share", "array-share"])
+def test_the_choice_is_given_back_to_the_policy(policy: str) -> None:
+    engine, again = begun(policy), begun(policy)
+    auto = asked(4.0, 0)
+    for event in (asked(2.0, 2), Resized(3.0, A)):
+        again.follow(event, engine.handle(event))
+    said, *decided = engine.handle(auto)
+    assert said.code is Reason.BY_POLICY and sizes(decided) == [(A, 4)]  # type: ignore[union-attr]
+    again.follow(auto, [said, *decided])
+    assert again.state == engine.state and not engine.state.running[A].kept
+
+
+def test_what_waits_for_a_resize_point_is_taken_back() -> None:
+    engine = begun("fifo", point=False)
+    engine.handle(asked(2.0, 3))
+    engine.handle(asked(3.0, 0))
+    assert not engine.state.wanted
+    assert sizes(engine.handle(ResizePoint(4.0, A))) == []
+
+
 def test_a_resize_that_was_rolled_back_holds_nothing() -> None:
     engine = begun("backfill-share")
     engine.handle(asked(2.0, 2))
