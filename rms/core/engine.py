@@ -107,7 +107,7 @@ class Engine:
         if wish is not None:
             decision = asked_for(self.state, wish, policy)
             self._enter((decision,))
-            return [decision] if wish.size else [decision, *self._pass(events)]
+            return [decision, *self._pass(events)] if wish.auto else [decision]
         triggers, events = policy.triggers, holds.as_seen(self.state, events)
         if type(events[-1]) in triggers or any(type(event) in triggers for event in events):
             return self._pass(events)
@@ -122,7 +122,7 @@ class Engine:
         self.apply(event)
         wish = self._wish(event)
         self._enter(decisions)
-        if (wish is None and self._triggers(event)) or (wish is not None and not wish.size):
+        if (wish is None and self._triggers(event)) or (wish is not None and wish.auto):
             self._end_pass()
 
     def asks(self, event: Event) -> bool:
@@ -207,7 +207,7 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
     refusal = None
     if not job.spec.mode.resizable:
         refusal = f"never: a {job.spec.mode} job is not resized"
-    elif not size:
+    elif event.auto:
         return Later(event.job, "the policy chooses its size again", Reason.BY_POLICY)
     elif size not in job.spec.sizes():
         sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"

@@ -60,7 +60,7 @@ class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
     One that ``holds`` waits for the job's first :class:`ResizePoint`; no policy changes its size
     afterwards but for a job that waits. Journals of before have none.
 
-    A ``size`` of 0 gives the choice back to the policy, which decides at once.
+    One that is ``auto`` gives the choice back to the policy, which decides at once.
     """
 
     at_s: float
@@ -68,6 +68,7 @@ class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
     size: int
     nodes: tuple[Node, ...] = ()
     holds: bool = False
+    auto: bool = False
 
 
 class ResizeBegun(msgspec.Struct, frozen=True, tag=True):

@@ -144,7 +144,7 @@ def _stepped(state: State, event: Stepped) -> None:
 def _asked(state: State, event: ResizeAsked) -> None:
     job = _running(state, event)
     state.now_s = event.at_s
-    if event.size == 0:
+    if event.auto:
         state.wanted.pop(event.job, None)
         state.unindex_running(job)
         job.kept, state.needs_pass = False, True

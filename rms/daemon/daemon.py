@@ -207,11 +207,12 @@ class Daemon:
         self.scripts.cancel(self.jobs[job_id])
 
     def resize(
-        self, job_id: JobId, size: int, strategy: str | None = None, on: Sequence[str] = ()
+        self, job_id: JobId, size: int | None, strategy: str | None = None, on: Sequence[str] = ()
     ) -> Decision:
         """Ask for a resize on a user's behalf; the decision says what became of it.
 
         Args:
+            size: None gives the choice back to the policy.
             strategy: how, for this resize and no other; None for the job's own.
 
         Raises:
@@ -224,7 +225,8 @@ class Daemon:
             raise ValueError(f"expected {size} nodes of this cluster, got {', '.join(on)}")
         nodes = tuple(found)
         self._strategies[job_id] = strategy or ""
-        return self.handle(ResizeAsked(self.time(), job_id, size, nodes, True))[0]
+        asked = ResizeAsked(self.time(), job_id, size or 0, nodes, True, auto=size is None)
+        return self.handle(asked)[0]
 
     def set_policy(self, name: str) -> None:
         """Let another policy decide from now on.

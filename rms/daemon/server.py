@@ -185,7 +185,7 @@ class Routes:
         on = [name for name in (body.on or "").split(",") if name]
         if body.nodes is None and (on or body.strategy):
             raise ValueError("expected auto alone, got a strategy or nodes with it")
-        decision = self.daemon.resize(job_id, body.nodes or 0, body.strategy, on)
+        decision = self.daemon.resize(job_id, body.nodes, body.strategy, on)
         taken_on = {Reason.RESIZE_POINT: "Waits", Reason.BY_POLICY: "ByPolicy"}
         word = taken_on.get(decision.code, type(decision).__name__)
         return ResizeAnswer(word, decision.reason)

@@ -68,7 +68,7 @@ def test_a_users_resize_holds_until_a_waiting_job_needs_otherwise(policy: str) -
 @pytest.mark.parametrize("policy", ["backfill-share", "array-share"])
 def test_the_choice_is_given_back_to_the_policy(policy: str) -> None:
     engine, again = begun(policy), begun(policy)
-    auto = asked(4.0, 0)
+    auto = ResizeAsked(4.0, A, 0, holds=True, auto=True)
     for event in (asked(2.0, 2), Resized(3.0, A)):
         again.follow(event, engine.handle(event))
     said, *decided = engine.handle(auto)
@@ -80,7 +80,7 @@ def test_the_choice_is_given_back_to_the_policy(policy: str) -> None:
 def test_what_waits_for_a_resize_point_is_taken_back() -> None:
     engine = begun("fifo", point=False)
     engine.handle(asked(2.0, 3))
-    engine.handle(asked(3.0, 0))
+    engine.handle(ResizeAsked(3.0, A, 0, holds=True, auto=True))
     assert not engine.state.wanted
     assert sizes(engine.handle(ResizePoint(4.0, A))) == []
 
