@@ -14,7 +14,8 @@ open, until it closes or dies. Its tables:
 - ``damaged``: records that did not fit their checksum when the journal was opened.
 - ``energy``: joules by node, time, owner, device and source (:class:`rms.wire.users.EnergyRow`).
   All of them together are the cluster's, once a daemon has ended; of one that was killed, those of
-  the model since the last report or change of hands are missing until it is started again.
+  the model since the last report or change of hands are missing until it is started again. A row
+  that does not fit its checksum counts nowhere: the sums tell that it is missing.
 - ``tasks``: ``seq``, ``at_s``, ``kind``, ``body`` (MessagePack of a
   :data:`rms.core.tasks.record.RecordEntry`): what happened to tasks, the newest
   :data:`rms.daemon.journal_writer.MOST_RECORDED` entries.

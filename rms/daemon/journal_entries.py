@@ -9,17 +9,27 @@ import msgspec
 from rms.core.contention import SharedNode
 from rms.core.events import Decision, Event
 from rms.core.model import NodePower
-from rms.daemon.journal_file import FORMAT
+from rms.daemon.journal_file import FORMAT, checksum
 from rms.wire.users import EnergyRow, HistoryEntry, JobRow
 
-BOOK = f"INSERT OR REPLACE INTO energy VALUES ({', '.join('?' * 12)})"
-SUMS = """SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
+_ROW = ", ".join(EnergyRow.__struct_fields__)
+_WHOLE = f"(sum IS NULL OR sum = checksum({_ROW}))"
+"""Which rows are as they were written; it is asked when they are read, as there may be many."""
+
+BOOK = f"INSERT OR REPLACE INTO energy ({_ROW}, sum) VALUES ({', '.join('?' * 13)})"
+BOOKED = f"SELECT {_ROW} FROM energy WHERE {_WHOLE}"
+SUMS = f"""SELECT owner, NULL, resize, node, '', source, max(begin_s), max(end_s), sum(joules),
     sum(uncertainty_j), max(estimate), sum(replaced_j) FROM energy
-    WHERE source != 'model' OR replaced_j != 0 GROUP BY owner, resize, node, source, begin_s >= ?"""
-NEWEST = """SELECT energy.* FROM energy JOIN (
+    WHERE (source != 'model' OR replaced_j != 0) AND {_WHOLE}
+    GROUP BY owner, resize, node, source, begin_s >= ?"""
+NEWEST = f"""SELECT {_ROW} FROM energy JOIN (
         SELECT node, max(begin_s) AS newest_s, min(CASE WHEN end_s > ? THEN begin_s END) AS first_s
         FROM energy GROUP BY node
-    ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) ORDER BY begin_s"""
+    ) USING (node) WHERE begin_s >= min(newest_s, ifnull(first_s, newest_s)) AND {_WHOLE}
+    ORDER BY begin_s"""
+
+
+_ESTIMATE = EnergyRow.__struct_fields__.index("estimate")
 
 
 class Opened(msgspec.Struct, frozen=True, tag=True):
@@ -86,6 +96,16 @@ def decode(seq: int, body: bytes, decided: bytes | None) -> Entry:
     if isinstance(entry, Opened | PolicySet):
         return entry
     return Seen(seq, entry, None if decided is None else _decisions.decode(decided))
+
+
+def energy_values(row: EnergyRow) -> tuple[Any, ...]:
+    """Return what is entered of a row: its values as SQLite keeps them, and their checksum."""
+    found = [
+        float(value) if name.endswith(("_s", "_j")) or name == "joules" else value
+        for name, value in msgspec.structs.asdict(row).items()
+    ]
+    found[_ESTIMATE] = int(row.estimate)
+    return (*found, checksum(*found))
 
 
 def energy_rows(found: list[Any]) -> list[EnergyRow]:

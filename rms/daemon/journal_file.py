@@ -44,7 +44,8 @@ _ENERGY = """CREATE TABLE IF NOT EXISTS energy (
     owner TEXT NOT NULL, world INTEGER, resize INTEGER NOT NULL, node TEXT NOT NULL,
     device TEXT NOT NULL, source TEXT NOT NULL, begin_s REAL NOT NULL, end_s REAL NOT NULL,
     joules REAL NOT NULL, uncertainty_j REAL NOT NULL, estimate INTEGER NOT NULL,
-    replaced_j REAL NOT NULL, PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
+    replaced_j REAL NOT NULL, sum INTEGER,
+    PRIMARY KEY (node, begin_s, owner, device, source)) WITHOUT ROWID"""
 _BY_OWNER = "CREATE INDEX IF NOT EXISTS energy_of ON energy (owner)"
 _MEASURED = """CREATE INDEX IF NOT EXISTS energy_measured ON energy (owner)
     WHERE source != 'model' OR replaced_j != 0"""
@@ -88,7 +89,7 @@ class DamagedError(JournalError):
     """A file that SQLite itself cannot read, or not all of it."""
 
 
-def checksum(*parts: str | bytes | int) -> int:
+def checksum(*parts: str | bytes | float | None) -> int:
     """Return the CRC-32 of these values together, in this order."""
     found = 0
     for part in parts:
@@ -144,6 +145,8 @@ def prepare(db: sqlite3.Connection, path: Path) -> list[str]:
     if not db.execute("SELECT 1 FROM pragma_table_info('entries') WHERE name = 'sum'").fetchall():
         for table in ("entries", "decisions", "notes"):
             db.execute(f"ALTER TABLE {table} ADD COLUMN sum INTEGER")
+    if not db.execute("SELECT 1 FROM pragma_table_info('energy') WHERE name = 'sum'").fetchall():
+        db.execute("ALTER TABLE energy ADD COLUMN sum INTEGER")
     db.execute(f"PRAGMA user_version = {FORMAT}")  # an older program would not know its events
     db.execute("COMMIT")
     damage = db.execute("PRAGMA quick_check(1)").fetchone()[0]

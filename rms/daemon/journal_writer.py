@@ -17,7 +17,15 @@ from typing import Any, Self
 import msgspec
 
 from rms.core.tasks.record import RecordEntry
-from rms.daemon.journal_entries import BOOK, NEWEST, SUMS, Archived, energy_rows
+from rms.daemon.journal_entries import (
+    BOOK,
+    BOOKED,
+    NEWEST,
+    SUMS,
+    Archived,
+    energy_rows,
+    energy_values,
+)
 from rms.daemon.journal_file import (
     KEPT,
     Count,
@@ -97,7 +105,7 @@ class Writer:
         def enter() -> None:
             for row in rows:
                 where = row.node, row.begin_s, row.owner, row.device, row.source
-                self._write(("energy", *where), BOOK, *msgspec.structs.astuple(row))
+                self._write(("energy", *where), BOOK, *energy_values(row))
 
         self._together(enter, notes)
 
@@ -188,8 +196,8 @@ class Writer:
 
     def energy(self, owner: str | None = None) -> list[EnergyRow]:
         """Return all rows of energy, or those of an owner, by node and time."""
-        which = "" if owner is None else "WHERE owner = ?"
-        found = self._run(f"SELECT * FROM energy {which}", *([] if owner is None else [owner]))
+        which = "" if owner is None else " AND owner = ?"
+        found = self._run(f"{BOOKED}{which}", *([] if owner is None else [owner]))
         return energy_rows(found[0])
 
     def energy_sums(self, since_s: float) -> list[EnergyRow]:

@@ -38,6 +38,7 @@ from rms.daemon.journal import (
 )
 from rms.daemon.recovery import replay
 from rms.sim.simulator import Simulation
+from rms.wire.users import EnergyRow
 
 NODES = ("a", "b", "c", "d")
 
@@ -405,6 +406,31 @@ def test_after_a_power_cut_all_that_was_flushed_is_there(tmp_path: Path) -> None
                     Started(float(n), JobId("1")) for n in range(1, number + 1)
                 ]
                 assert journal.damage == [] and len(journal.notes()) >= number
+
+
+@pytest.mark.promise("damaged-journal")
+def test_a_row_of_energy_that_is_not_what_was_written_counts_nowhere(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    rows = [
+        EnergyRow(owner, None, 0, "a", "node", source, 0, 1, 5, 0.5, True, 0.25)
+        for owner, source in (("1", "rapl"), ("2", "rapl"), ("3", "model"))
+    ]
+    with begun(path) as journal:
+        journal.book(rows, {})
+        assert journal.energy() == rows and len(journal.energy_sums(0.0)) == 3
+    harmed(path, "UPDATE energy SET joules = 6.0 WHERE owner = '2'")
+    harmed(path, "UPDATE energy SET sum = NULL WHERE owner = '3'")  # written before there were any
+    with begun(path) as journal:
+        assert journal.energy() == [rows[0], rows[2]] and journal.energy("2") == []
+        assert [row.owner for row in journal.energy_sums(0.0)] == ["1", "3"]
+        assert [row.owner for row in journal.newest_energy(0.0)] == ["1", "3"]
+        journal.book(rows[1:2], {})
+        assert journal.energy() == rows
+    harmed(path, "DROP INDEX energy_of")
+    harmed(path, "DROP INDEX energy_measured")
+    harmed(path, "ALTER TABLE energy DROP COLUMN sum")
+    with begun(path) as journal:  # one of before
+        assert journal.energy() == rows
 
 
 # --- a full disk -----------------------------------------------------------------------------

@@ -137,3 +137,96 @@ def test_a_snapshot_for_which_there_is_no_room_changes_nothing(tmp_path: Path) -
     with pytest.raises(JournalFullError):
         life.journal.save(b"x" * 100_000, 10)
     assert (life.journal.snapshots(), life.journal.last) == (known, last)
+
+
+def torn(before: bytes, after: bytes, drawn: random.Random, size: int) -> bytes:
+    """Return what a disk may have of a file of which some blocks were being written."""
+    data = bytearray(before.ljust(len(after), b"\0")[: len(after)])
+    for at in range(0, len(data), size):
+        if drawn.random() < 0.5:
+            data[at : at + size] = after[at : at + size]
+    return bytes(data)
+
+
+class Disk:
+    """What a power cut may leave of a journal's file and log after some of its statements.
+
+    SQLite flushes the log before it copies pages of it to the file, the file before the log begins
+    anew, and then the log's header before what follows; a log that began anew has another salt.
+
+    Attributes:
+        left: file, log, and the last entry that had been flushed.
+    """
+
+    HEADER = 32
+    SALT = slice(16, 24)
+
+    def __init__(self, journal: Journal, drawn: random.Random) -> None:
+        self._journal, self._drawn, self._run = journal, drawn, journal._run
+        self._now = self._lasting = self._files()
+        self.left: list[tuple[bytes, bytes, int]] = []
+        self.flushed = self.begun_anew = self.copied = 0
+        journal._run = self.run  # type: ignore[method-assign]
+
+    def _files(self) -> tuple[bytes, bytes]:
+        path = self._journal.path
+        return path.read_bytes(), path.with_name(f"{path.name}-wal").read_bytes()
+
+    def flush(self) -> None:
+        self._journal.flush()
+        self._lasting, self.flushed = self._files(), self._journal.last
+
+    def run(self, statement: str, *values: Any, many: bool = False) -> Any:
+        found = self._run(statement, *values, many=many)
+        if self._journal._db.in_transaction or statement.startswith("SELECT"):
+            return found
+        (file, log), (lasting_file, lasting_log) = self._now, self._lasting
+        self._now = new_file, new_log = self._files()
+        if new_log[self.SALT] != log[self.SALT]:
+            self.begun_anew += 1
+            lasting_file, lasting_log = file, new_log[: self.HEADER] + log[self.HEADER :]
+            self._lasting = lasting_file, lasting_log
+        if self._drawn.random() < 0.2:
+            end = torn(lasting_log, new_log, self._drawn, 512)
+            if new_log[self.SALT] != log[self.SALT]:
+                end = new_log[: self.HEADER] + end[self.HEADER :]
+            self.left.append((lasting_file, end, self.flushed))
+        if new_file != file:
+            self.copied += 1
+            half = torn(file, new_file, self._drawn, 4096)
+            self.left.append((half, new_log, self.flushed))
+            self._lasting = self._now
+        return found
+
+
+@pytest.mark.wide
+@pytest.mark.promise("snapshots")
+def test_after_a_power_cut_a_start_is_the_same_with_snapshots_and_pruning(tmp_path: Path) -> None:
+    life, drawn, images = Life(tmp_path / "journal.sqlite"), random.Random(17), dict[int, Any]()
+    life.journal._run("PRAGMA wal_autocheckpoint = 12")
+    disk, feed = Disk(life.journal, drawn), life.scheduler.feed
+
+    def fed(event: Event) -> Any:
+        decisions = feed(event)
+        images[life.journal.last] = image(life.scheduler)
+        return decisions
+
+    life.scheduler.feed = fed  # type: ignore[method-assign]
+    disk.flush()
+    for part in range(14):
+        life.live(3, every=4, keep=30, seed=part)
+        if part % 3 == 2:
+            life.journal.prune(30)
+        if part % 2:
+            disk.flush()
+    life.journal.close()
+    assert disk.begun_anew > 3 and disk.copied > 3 and len(disk.left) > 40
+    for file, log, flushed in disk.left:
+        life.path.write_bytes(file)
+        life.path.with_name("journal.sqlite-wal").write_bytes(log)
+        life.path.with_suffix(".count").unlink(missing_ok=True)
+        with Journal.open(life.path) as journal:
+            assert journal.damage == [] and journal.last >= flushed
+            assert journal.last == 1 or image(restored(journal).scheduler) == images[journal.last]
+    with Journal.open(life.path) as journal:
+        assert journal.begins() > 0
