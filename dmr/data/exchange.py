@@ -49,18 +49,25 @@ def boundaries_of(given: Boundary | Sequence[Boundary], axes: int) -> tuple[Boun
     return found
 
 
+MOST_ARRAYS = 4
+"""Programs that swap arrays have two or three; requests of so many are kept for a field."""
+
+
 @dataclass(frozen=True)
 class Message:
     """Cells on their way.
 
     Attributes:
         where: their region of the block, axes in memory order.
-        host: what MPI sends or receives, bound to ``request`` for good.
+        peer, tag, sends: which message it is, and the way it goes.
+        host: what MPI sends or receives; None where it sends the block's own memory.
     """
 
     where: Region
-    host: Array
-    request: MPI.Prequest
+    peer: int
+    tag: int
+    sends: bool
+    host: Array | None
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,10 @@ class AxisPlan:
 
     Attributes:
         receives, sends: messages.
-        requests: of both.
+        in_place: whether MPI sends from the block's own memory. It receives into buffers even then:
+            writing to rows that are in no cache took it longer than they and a copy together.
+        requests: persistent ones of all messages, by the address of the array they are bound to, 0
+            where that is buffers of the messages' own.
         copies: regions that are copies of others of the same block, by way of a buffer: NumPy
             would find out first, in more time, that the two do not overlap.
         fills: regions with one value.
@@ -77,9 +87,27 @@ class AxisPlan:
 
     receives: list[Message]
     sends: list[Message]
-    requests: list[MPI.Prequest]
+    in_place: bool
+    requests: dict[int, list[MPI.Prequest]]
     copies: list[tuple[Region, Region, Array]]
     fills: list[tuple[Region, float]]
+
+
+@dataclass(frozen=True)
+class BoundAxis:
+    """What is done along one axis of one array, as views of it: nothing is looked up on the way.
+
+    Attributes:
+        packs: buffers, and the cells to put into them before :attr:`requests` start.
+        unpacks: cells, and the buffers they come from.
+        copies, fills: as in :class:`AxisPlan`.
+    """
+
+    packs: list[tuple[Array, Array]]
+    requests: list[MPI.Prequest]
+    unpacks: list[tuple[Array, Array]]
+    copies: list[tuple[Array, Array, Array]]
+    fills: list[tuple[Array, float]]
 
 
 class HaloExchange:
@@ -112,7 +140,7 @@ class HaloExchange:
         from mpi4py import MPI  # fields are stated where no MPI can be loaded, too
 
         self._comm, self._boundaries = comm, boundaries
-        self._prequest = MPI.Prequest
+        self._prequest, self._memory = MPI.Prequest, MPI.buffer
         self._layout, self._rank, self._padding = layout, rank, padding
         self._dtype, self._xp = like
         self._in_host = self._xp is np
@@ -120,7 +148,9 @@ class HaloExchange:
         self._axes = [axis for axis in axes if any(padding.halo[axis])]
         self._check()
         self._plans = [self._plan(axis) for axis in self._axes]
-        self._under_way: tuple[AxisPlan, Array] | None = None
+        self._bound: dict[int, list[BoundAxis]] = {}
+        self._under_way: BoundAxis | None = None
+        self._array: Array = None  # has to outlive what is under way
 
     def _check(self) -> None:
         for axis in self._axes:
@@ -136,36 +166,39 @@ class HaloExchange:
 
     def start(self, array: Array) -> None:
         """Fill the halo of ``array`` but for what comes by messages along the first axis."""
-        array = array.transpose(self._padding.order)
-        for plan in self._plans:
+        self._array = array
+        for axis in self._bound_to(array.transpose(self._padding.order)):
             if self._under_way is not None:
                 self.finish()
-            if plan.requests:
-                for message in plan.sends:
-                    message.host[...] = self._host(array[message.where])
-                self._prequest.Startall(plan.requests)
-                self._under_way = plan, array
-            for into, of, between in plan.copies:
-                between[...] = array[of]
-                array[into] = between
-            for into, value in plan.fills:
-                array[into] = value
+            if axis.requests:
+                for host, cells in axis.packs:
+                    host[...] = self._host(cells)
+                self._prequest.Startall(axis.requests)
+                self._under_way = axis
+            for into, of, between in axis.copies:
+                between[...] = of
+                into[...] = between
+            for into, value in axis.fills:
+                into[...] = value
+        if self._under_way is None:
+            self._array = None
 
     def finish(self) -> None:
         """Wait for what :meth:`start` has left under way."""
         if self._under_way is None:
             return
-        (plan, array), self._under_way = self._under_way, None
-        self._prequest.Waitall(plan.requests)
-        for message in plan.receives:
-            array[message.where] = message.host if self._in_host else self._xp.asarray(message.host)
+        axis, self._under_way = self._under_way, None
+        self._prequest.Waitall(axis.requests)
+        for cells, host in axis.unpacks:
+            cells[...] = host if self._in_host else self._xp.asarray(host)
+        self._array = None
 
     def free(self) -> None:
         """Free the requests."""
         for plan in self._plans:
-            for request in plan.requests:
-                request.Free()
-        self._plans = []
+            for requests in plan.requests.values():
+                _free(requests)
+        self._plans, self._bound = [], {}
 
     def _host(self, cells: Array) -> Array:
         return cells if self._in_host else self._xp.asnumpy(self._xp.ascontiguousarray(cells))
@@ -184,9 +217,8 @@ class HaloExchange:
         sends = [(below, down, low, high), (above, up, cells, low)]
         arriving = [self._message(axis, *one, sends=False) for one in receives if self._goes(one)]
         leaving = [self._message(axis, *one, sends=True) for one in sends if self._goes(one)]
-        requests = [message.request for message in (*arriving, *leaving)]
         copies, fills = self._edges(axis, below, above)
-        return AxisPlan(arriving, leaving, requests, copies, fills)
+        return AxisPlan(arriving, leaving, self._is_one_stretch(axis), {}, copies, fills)
 
     def _edges(
         self, axis: int, below: int | None, above: int | None
@@ -236,10 +268,70 @@ class HaloExchange:
     def _goes(self, one: tuple[int | None, int, int, int]) -> bool:
         return one[0] not in (None, self._rank) and one[3] > 0
 
+    def _is_one_stretch(self, axis: int) -> bool:
+        """Whether layers of an axis are one stretch of host memory, rows with their padding."""
+        order = self._padding.order
+        cut = [other for other in order if other < axis and any(self._padding.halo[other])]
+        return self._in_host and axis == order[0] and not cut
+
     def _message(
         self, axis: int, peer: int | None, tag: int, first: int, count: int, *, sends: bool
     ) -> Message:
         where = self._region(axis, first, first + count)
-        host = np.empty([part.stop - part.start for part in where], self._dtype)
-        init = self._comm.Send_init if sends else self._comm.Recv_init
-        return Message(where, host, init(host.reshape(-1).view(np.uint8), peer or 0, tag))
+        shape = [part.stop - part.start for part in where]
+        host = None
+        if not self._is_one_stretch(axis):
+            host = np.empty(shape, self._dtype)
+        elif not sends:
+            row = shape[-1] if len(shape) == 1 else self._padding.row_items
+            host = np.empty([*shape[:-1], row], self._dtype)[..., : shape[-1]]
+        return Message(where, peer or 0, tag, sends, host)
+
+    def _bound_to(self, array: Array) -> list[BoundAxis]:
+        """Return what is to be done to an array, worked out when it is seen first."""
+        if not self._in_host:
+            return [self._bind(plan, array, 0) for plan in self._plans]
+        address = array.__array_interface__["data"][0]
+        found = self._bound.get(address)
+        if found is None:
+            if len(self._bound) == MOST_ARRAYS:
+                dropped = next(iter(self._bound))
+                del self._bound[dropped]
+                for plan in self._plans:
+                    _free(plan.requests.pop(dropped, []))
+            # By its address: views and requests of an array that was dropped keep no memory.
+            memory: Any = self._memory.fromaddress(address, _span(array))
+            view = np.ndarray(array.shape, array.dtype, memory, strides=array.strides)
+            found = [self._bind(plan, view, address) for plan in self._plans]
+            self._bound[address] = found
+        return found
+
+    def _bind(self, plan: AxisPlan, array: Array, address: int) -> BoundAxis:
+        messages = (*plan.receives, *plan.sends)
+        requests = plan.requests.setdefault(address if plan.in_place else 0, [])
+        requests.extend(self._request(one, array) for one in messages[len(requests) :])
+        return BoundAxis(
+            [(one.host, array[one.where]) for one in plan.sends if one.host is not None],
+            requests,
+            [(array[one.where], one.host) for one in plan.receives],
+            [(array[into], array[of], between) for into, of, between in plan.copies],
+            [(array[into], value) for into, value in plan.fills],
+        )
+
+    def _request(self, message: Message, array: Array) -> MPI.Prequest:
+        init = self._comm.Send_init if message.sends else self._comm.Recv_init
+        host = array[message.where] if message.host is None else message.host
+        address = host.__array_interface__["data"][0]
+        memory = self._memory.fromaddress(address, _span(host))
+        return init(memory, message.peer, message.tag)
+
+
+def _span(array: Array) -> int:
+    """Return the bytes from an array's first to behind its last."""
+    last = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
+    return int(last + array.itemsize)
+
+
+def _free(requests: list[MPI.Prequest]) -> None:
+    for request in requests:
+        request.Free()

@@ -98,3 +98,27 @@ def test_what_cannot_be_filled_is_said(world: MPI.Intracomm) -> None:
             run.fields["a"].exchange("wrapped")
         with pytest.raises(ExchangeError, match="as thick as their halo of 3 along axis 1"):
             run.fields["a"].exchange("periodic")
+
+
+def test_arrays_that_come_and_go(world: MPI.Intracomm, together: Callable[..., None]) -> None:
+    """More of them than requests are kept for, swapped, dropped, and one of before again."""
+    shape, halo = (3 * world.size, 5), 1
+    whole = np.arange(np.prod(shape), dtype="f8").reshape(shape)
+    rows = dmr.split_range(shape[0], world.size, world.rank)
+    first = np.zeros((rows[1] - rows[0] + 2, 7))
+    good, kept = True, [first]
+    spec = dmr.adapt(first, shape, halo=halo, split=(0,))
+    with dmr.malleable(runtime_on(world), {"a": spec}) as run:
+        field = run.fields["a"]
+        for number in range(14):
+            if number % 3:
+                array = kept[number % len(kept)]
+            else:
+                array = np.full_like(first, np.nan)
+                kept = [*kept[-1:], array]
+            array[1:-1, 1:-1] = number * whole[rows[0] : rows[1]]
+            field.rebind(array)
+            field.exchange("periodic")
+            expected = whole_padded(number * whole, halo, "periodic")
+            good &= np.array_equal(array, expected[rows[0] : rows[1] + 2])
+    together(good, "arrays that come and go")
