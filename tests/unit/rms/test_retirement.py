@@ -17,6 +17,7 @@ from rms.daemon import views
 from rms.daemon.journal import JournalFullError
 from rms.daemon.past import past
 from rms.daemon.replay import replayed
+from rms.daemon.retirement import retire
 from rms.daemon.selection import UnknownJobError, archived, selected
 from rms.wire.users import JobSelection
 
@@ -170,3 +171,27 @@ def test_what_waits_for_them_is_decided_by_how_they_ended(
     kind: str, states: list[str], met: bool
 ) -> None:
     assert is_met(kind, [JobState(state) for state in states]) is met
+
+
+class Walked(dict[Any, Any]):
+    """A dictionary that counts how many of its items were looked at."""
+
+    seen = 0
+
+    def items(self) -> Any:
+        """Yield the items."""
+        for item in super().items():
+            self.seen += 1
+            yield item
+
+
+def test_of_many_jobs_that_are_over_a_few_are_looked_at_at_a_time(tmp_path: Path) -> None:
+    with opened(tmp_path) as bench, patch("rms.daemon.retirement.KEPT", 1):
+        bench.start()
+        for number in range(1, JOBS + 1):
+            lives(bench, number)
+        state = bench.daemon.context.state
+        state.ended = walked = Walked(state.ended)
+        with patch("rms.daemon.retirement.AT_ONCE", 1):
+            assert retire(bench.daemon.context, 1)
+        assert walked.seen <= 2 and len(state.ended) == JOBS - 1
