@@ -87,8 +87,8 @@ def clock(at_s: float, *, day: bool = False) -> str:
 
 
 def colour(job: str) -> str:
-    """Return the class of a job's colour: the same for one id everywhere."""
-    return f"c{zlib.crc32(job.encode()) % len(COLOURS)}"
+    """Return the class of a job's colour: the same everywhere, and for all tasks of an array."""
+    return f"c{zlib.crc32(job.partition('_')[0].encode()) % len(COLOURS)}"
 
 
 def lane(spans: Iterable[NodeSpan], marks: Iterable[tuple[float, str]], window: Window) -> str:

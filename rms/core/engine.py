@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from math import inf
 
 from rms.core import holds, lease, rules, transition
@@ -20,6 +21,7 @@ from rms.core.events import (
 from rms.core.idle import Idle
 from rms.core.model import JobId, Site
 from rms.core.policies import Policy, PolicyError, View
+from rms.core.policies.conservative import expected_starts
 from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
 from rms.core.usage import Usage
@@ -195,9 +197,20 @@ class Engine:
         known = self._explained.get(job_id)
         if known is not None:
             return known
+        return self._policy.explain(self.state, job, self._seen())
+
+    def expected_starts(self, depth: int) -> dict[JobId, float]:
+        """Return when the first waiting jobs are expected to start, as far as that is known."""
+        view = self._seen()
+        if view is None:
+            return {}
+        return expected_starts(view.state, view.room, islice(view.queue, depth), view.running)
+
+    def _seen(self) -> View | None:
+        """Return what the policy sees the waiting jobs in, worked out once after each change."""
         if self._view is None:
             self._view = self._policy.view(lease.usable(self.state, ())[0])
-        return self._policy.explain(self.state, job, self._view)
+        return self._view
 
 
 def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:

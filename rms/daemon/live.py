@@ -7,8 +7,9 @@ over, but a search among them, and little takes the longer the more there are th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, groupby, islice
+from types import MappingProxyType
 
 from rms.core.joules import BOOT, OFF
 from rms.core.model import Job, JobId, sort_key
@@ -34,6 +35,9 @@ from rms.wire.live import (
     Power,
 )
 from rms.wire.users import JobRow, NodeSpan
+
+PLANNED = 200
+"""Of so many waiting jobs it is worked out when they are expected to start."""
 
 MOST_SPANS = MOST
 """More spans than this are in no answer: the time that it shows begins later then."""
@@ -84,6 +88,7 @@ def live(context: Context, asked: LiveQuery) -> Live:
         missed,
         job,
         [] if job is None else views.history(context, JobId(job.id))[-MOST_HISTORY:],
+        context.scheduler.engine.policy.text,
     )
 
 
@@ -106,7 +111,8 @@ def _jobs(context: Context, asked: LiveQuery, now_s: float) -> JobPage:
     runs = _found(context, state.running.values(), asked.find)
     waits = _found(context, _waiting(state), asked.find)
     groups = [*([job] for job in runs), *_by_array(waits)]
-    return JobPage(_lines(context, groups[first:last], now_s), first, len(groups))
+    starts = context.scheduler.engine.expected_starts(PLANNED) if state.pending else {}
+    return JobPage(_lines(context, groups[first:last], now_s, starts), first, len(groups))
 
 
 def _over(context: Context, text: str, first: int, last: int) -> JobPage:
@@ -158,8 +164,21 @@ def _by_array(jobs: Iterable[Job]) -> list[list[Job]]:
     return list(found.values())
 
 
-def _lines(context: Context, groups: Sequence[list[Job]], now_s: float) -> list[JobLine]:
-    return [JobLine(_ids(group), len(group), row(context, group[0], now_s)) for group in groups]
+def _lines(
+    context: Context,
+    groups: Sequence[list[Job]],
+    now_s: float,
+    starts: Mapping[JobId, float] = MappingProxyType({}),
+) -> list[JobLine]:
+    return [
+        JobLine(
+            _ids(group),
+            len(group),
+            row(context, group[0], now_s),
+            starts.get(group[0].spec.id),
+        )
+        for group in groups
+    ]
 
 
 def _ids(group: Sequence[Job]) -> str:
@@ -223,18 +242,19 @@ def _asleep(context: Context, begin_s: float, end_s: float) -> Iterator[NodeSpan
 
 def _lanes(context: Context, most: int, begin_s: float, end_s: float) -> Lanes:
     names = context.cluster.names
-    each = -(-len(names) // most)
+    parts = folded(names, most)
+    alone = len(parts) == len(names)
     spans = list(_overlapping(context, begin_s, end_s))
-    bars = spans if each > 1 else spans + list(_asleep(context, begin_s, end_s))
-    lane_of = {name: at // each for at, name in enumerate(names)}
-    parted: list[list[NodeSpan]] = [[] for _ in range(-(-len(names) // each))]
+    bars = spans + list(_asleep(context, begin_s, end_s)) if alone else spans
+    lane_of = {names[node]: at for at, part in enumerate(parts) for node in part}
+    parted: list[list[NodeSpan]] = [[] for _ in parts]
     for span in bars:
         if span.node in lane_of:
             parted[lane_of[span.node]].append(span)
-    states = _states(context, each)
+    states = _states(context, parts)
     found = []
     for at, within in enumerate(parted):
-        own = names[at * each : (at + 1) * each]
+        own = [names[node] for node in parts[at]]
         name = own[0] if len(own) == 1 else f"{own[0]} - {own[-1]}"
         rows = sorted(within, key=lambda span: span.start_s) if len(own) == 1 else []
         held: list[tuple[float, float]] = []
@@ -246,16 +266,33 @@ def _lanes(context: Context, most: int, begin_s: float, end_s: float) -> Lanes:
     return Lanes(begin_s, end_s, found, _marks(context, jobs, begin_s, end_s))
 
 
-def _states(context: Context, each: int) -> list[str]:
-    """Return the state of each node, or how many of so many nodes in a row are in which."""
+def folded(names: Sequence[str], most: int) -> list[range]:
+    """Return the nodes in at most so many parts: one by one, else by host, by rack, or in ranges.
+
+    A rack is what nodes beside each other have in common before their number: ``r1n`` of
+    ``r1n[1-40]``.
+    """
+    if len(names) <= most:
+        return [range(at, at + 1) for at in range(len(names))]
+    hosts = [name.rpartition("/")[0] or name for name in names]
+    for keys in (hosts, [host.rstrip("0123456789") for host in hosts]):
+        lengths = [len(list(own)) for _, own in groupby(keys)]
+        if 1 < len(lengths) <= most:
+            ends = list(accumulate(lengths))
+            return [range(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+    each = -(-len(names) // most)
+    return [range(at, min(at + each, len(names))) for at in range(0, len(names), each)]
+
+
+def _states(context: Context, parts: Sequence[range]) -> list[str]:
+    """Return the state of each node, or how many of the nodes of a part are in which."""
     state, cluster = context.state, context.cluster
-    if each == 1:
+    if len(parts) == len(cluster.names):
         by_host = {row.name: row.state for row in views.nodes(context)}
         return [by_host[cluster.host_of(node)] for node in range(len(cluster.names))]
     kinds = (("down", state.down), ("off", state.off), ("booting", state.booting))
     found = []
-    for first in range(0, len(cluster.names), each):
-        own = range(first, min(first + each, len(cluster.names)))
+    for own in parts:
         numbers = {"idle": state.vacant.count(1, own.start, own.stop)}
         for word, nodes in kinds:
             numbers[word] = sum(node in own for node in nodes)

@@ -34,7 +34,8 @@ def list_frame(asked: Asked) -> str:
         f"{' aria-current=true' if name == asked.jobs else ''}>{label}</a>"
         for name, label in (("active", "wait or run"), ("over", "over"))
     )
-    where = "Where, or why it waits" if asked.jobs == "active" else "Ended"
+    active = asked.jobs == "active"
+    where = "Where, or why it waits</th><th>Act" if active else "Ended"
     return (
         '<section aria-labelledby="h-jobs"><h2 id="h-jobs">Jobs</h2>'
         f'<p class="choices">{lists}</p>'
@@ -42,7 +43,7 @@ def list_frame(asked: Asked) -> str:
         f'value="{words(asked.find, 200)}" autocomplete="off"></label></form>'
         '<div class="wide"><table class="jobs-table"><thead><tr><th>Job</th><th>Name</th>'
         '<th>State</th><th class="n">Nodes</th><th class="n">Steps</th><th class="n">Energy</th>'
-        f"<th>{where}</th><th>Act</th></tr></thead>"
+        f"<th>{where}</th></tr></thead>"
         '<tbody data-list="jobs" data-rows></tbody></table></div>'
         '<p class="choices" data-part="pages"></p></section>'
     )
@@ -53,7 +54,7 @@ def show_list(found: Content, asked: Asked, live: Live) -> None:
     page = live.jobs
     if page is None:
         return
-    found.fill("jobs", [(line.job.id, _list_row(line)) for line in page.lines])
+    found.fill("jobs", [(line.job.id, _list_row(line, live.now_s)) for line in page.lines])
     if not page.lines:
         what = "None wait or run." if asked.jobs == "active" else "None are over."
         found.fill("jobs", [("none", f'<tr><td colspan="8">{what}</td></tr>')])
@@ -66,9 +67,12 @@ def show_list(found: Content, asked: Asked, live: Live) -> None:
     found.parts["pages"] = "".join(parts)
 
 
-def _list_row(line: JobLine) -> str:
+def _list_row(line: JobLine, now_s: float) -> str:
     job = line.job
     where = _when(job) if job.end_s is not None else fold_slots(job.nodes) or job.reason
+    if line.starts_s is not None and line.starts_s > now_s + 1.0:
+        where += f". Expected to start {_about(line.starts_s, now_s)}"
+    act = "" if job.state in OVER else f'<td class="s">{job_buttons(job, line.ids)}</td>'
     array = job.id.partition("_")[0]
     view, target = ("array", array) if line.tasks > 1 else ("job", job.id)
     steps = f"{job.step}/{job.steps}" if job.steps else ""
@@ -79,9 +83,17 @@ def _list_row(line: JobLine) -> str:
         f'<td class="s">{state_words(job.state, job.resizing)}</td>'
         f'<td class="n">{size_words(job)}</td><td class="n">{steps}</td>'
         f'<td class="n">{energy_words(job.energy_j)}</td>'
-        f'<td class="long">{words(where, 160)}</td>'
-        f'<td class="s">{job_buttons(job, line.ids)}</td></tr>'
+        f'<td class="long">{words(where, 220)}</td>{act}</tr>'
     )
+
+
+def _about(at_s: float, now_s: float) -> str:
+    """Return a time to come, to the minute, and as a day where it is not soon."""
+    if at_s - now_s < 60.0:
+        return "within a minute"
+    if at_s - now_s < 12 * 3600.0:
+        return f"at {clock(at_s)[:5]}"
+    return f"on {clock(at_s, day=True)[:16]}"
 
 
 # --- one job -------------------------------------------------------------------------------------
@@ -138,7 +150,7 @@ def job_view(asked: Asked, live: Live) -> Content:
         [
             (
                 f"{n}-{entry.at_s:.3f}",
-                f"<tr><td class=s>{clock(entry.at_s)}</td><td>{words(entry.kind)}"
+                f"<tr><td class=s>{clock(entry.at_s)}</td><td class=s>{words(entry.kind)}"
                 f"{f' on {entry.size}' if entry.size else ''}</td>"
                 f'<td class="long">{words(entry.reason, 200)}</td></tr>',
             )
@@ -170,7 +182,9 @@ def _facts(job: JobRow, now_s: float) -> str:
 
 def _rates(job: JobRow) -> str:
     rows = [
-        (f"{seen.nodes} nodes", seen.steps / seen.seconds) for seen in job.seen if seen.seconds > 0
+        (f"{seen.nodes} node{'s' if seen.nodes != 1 else ''}", seen.steps / seen.seconds)
+        for seen in job.seen
+        if seen.seconds > 0
     ]
     if not rows:
         return "<p>Not seen long enough at any size yet.</p>"

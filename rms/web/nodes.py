@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+
 from rms import drawings
+from rms.core.policies import POLICIES
 from rms.drawings import Window, clock
 from rms.web.asked import Asked
 from rms.web.content import Content, words
@@ -115,19 +119,37 @@ def _held_row(lane: Lane) -> str:
 def nodes_view(asked: Asked, live: Live) -> Content:
     """Return the policy in force, and the nodes one by one."""
     policy = words(live.policy, 200)
-    say = f"Let another policy decide from now on, instead of {live.policy}. Jobs that run go on."
+    say = (
+        f"Let another policy decide from now on, instead of {live.policy}: {', '.join(POLICIES)}. "
+        "Jobs that run go on."
+    )
     frame = (
         '<section aria-labelledby="h-policy"><h2 id="h-policy">Policy</h2>'
         f"<p>{policy} decides on jobs. "
-        f"{act_button('policy', live.policy, 'Change', say, f'name={live.policy}')}</p></section>"
+        f"{act_button('policy', live.policy, 'Change', say, f'name={live.policy}')}</p>"
+        "<table><thead><tr><th>What it decides</th><th>How</th></tr></thead>"
+        '<tbody data-list="parts"></tbody></table></section>'
         '<section aria-labelledby="h-list"><h2 id="h-list">Nodes</h2>'
         "<table><thead><tr><th>Node</th><th>State</th><th>Act</th></tr></thead>"
         '<tbody data-list="nodes" data-rows></tbody></table></section>'
     )
     found = Content(frame)
     lanes = [] if live.lanes is None else live.lanes.lanes
+    found.fill("parts", _parts(live.policy_text))
     found.fill("nodes", [(lane.name, _node_row(lane)) for lane in lanes])
     return found
+
+
+def _parts(text: str) -> Iterator[tuple[str, str]]:
+    """Yield a row for each part that a policy is composed of, with its parameters."""
+    composed = json.loads(text) if text else {}
+    for name, part in composed.items():
+        if isinstance(part, dict):
+            given = dict(part)
+            how = str(given.pop("part", ""))
+            how += "".join(f", {key} {value}" for key, value in given.items())
+            row = f"<tr><th scope=row>{words(name)}</th><td>{words(how, 400)}</td></tr>"
+            yield name, row
 
 
 def _node_row(lane: Lane) -> str:

@@ -56,11 +56,13 @@ class JobLine(msgspec.Struct, frozen=True):
     Attributes:
         ids: ``7`` or ``8_[3-10]``.
         tasks: how many.
+        starts_s: when it is expected to start, of one that waits, where that is known.
     """
 
     ids: str
     tasks: int
     job: JobRow
+    starts_s: float | None = None
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -150,6 +152,7 @@ class Live(msgspec.Struct, frozen=True):
         job: the one that was asked for, None where there is none of that id.
         history: what was decided about it, the newest last.
         tasks: of the array that was asked for, ``(index, state)`` by rising index.
+        policy_text: what the policy is composed of, as JSON.
     """
 
     seq: int
@@ -170,3 +173,4 @@ class Live(msgspec.Struct, frozen=True):
     missed: int = 0
     job: JobRow | None = None
     history: list[HistoryEntry] = []
+    policy_text: str = ""

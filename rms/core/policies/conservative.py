@@ -8,7 +8,7 @@ profile of free nodes over time that running jobs' expected ends give.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from math import inf
 from typing import Literal
@@ -16,16 +16,19 @@ from typing import Literal
 import msgspec
 
 from rms.core.events import Later, Reason, Start
-from rms.core.model import Job
+from rms.core.model import Job, JobId
 from rms.core.policies.admission import start
 from rms.core.policies.capped import budget_of
 from rms.core.policies.placement import Room, expected_slowdown
 from rms.core.policies.sizing import Plan
-from rms.core.state import State
+from rms.core.state import End, State
 
 
 class Profile:
     """Free nodes over time: ``free[i]`` from ``at_s[i]`` on.
+
+    Args:
+        ends: of running jobs, rising; None for those that the state expects.
 
     Attributes:
         left_w: what is left of the power cap then, in W; empty where there is none.
@@ -33,11 +36,11 @@ class Profile:
 
     __slots__ = ("at_s", "free", "left_w")
 
-    def __init__(self, state: State, room: Room) -> None:
+    def __init__(self, state: State, room: Room, ends: Iterable[End] | None = None) -> None:
         self.at_s, self.free = [state.now_s], [room.free]
         budget = budget_of(room)
         self.left_w = [] if budget is None else [budget.for_reservation_w]
-        for end, _, job in islice(state.ends, room.passed, None):
+        for end, _, job in islice(state.ends, room.passed, None) if ends is None else ends:
             if end == inf:
                 break
             nodes = self.free[-1] + job.size + job.gain
@@ -92,6 +95,41 @@ class Profile:
     def at(self, at_s: float) -> int:
         """Return how many nodes are free at a time."""
         return self.free[bisect_right(self.at_s, at_s) - 1]
+
+
+def expected_starts(
+    state: State, room: Room, queue: Iterable[Job], running: Mapping[str | None, int]
+) -> dict[JobId, float]:
+    """Return when waiting jobs are expected to start.
+
+    As if each started at its least size, nobody overtook, and running jobs ended when expected: a
+    policy that resizes or backfills may start them earlier. Jobs are left out for which enough
+    nodes are never known to be free, and tasks of an array that waits for its own tasks.
+
+    Args:
+        running: how many jobs of each array run.
+    """
+    ends = sorted(
+        (max(_by_limit_s(job) if end == inf else end, state.now_s), number, job)
+        for end, number, job in islice(state.ends, room.passed, None)
+    )
+    profile, found = Profile(state, room, ends), dict[JobId, float]()
+    for job in queue:
+        spec, least = job.spec, job.least
+        if spec.array_limit is not None and running.get(spec.array, 0) >= spec.array_limit:
+            continue
+        span_s = spec.expected_s(least, exact=state.exact)
+        at_s = profile.earliest(least, span_s)
+        if at_s < inf:
+            profile.take(least, at_s, span_s)
+            found[spec.id] = at_s
+    return found
+
+
+def _by_limit_s(job: Job) -> float:
+    """Return when a running job's time is up, ``inf`` where it has no limit."""
+    limit_s = job.spec.limit_s
+    return inf if limit_s is None or job.start_s is None else job.start_s + limit_s
 
 
 class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,34 @@ def test_of_much_in_a_lane_it_says_how_much_was_held(server: Routed) -> None:
     (both,) = asked(server, lanes=1, span_s=600.0)["lanes"]["lanes"]
     assert both["name"] == "n1 - n2" and {share for _, share in both["held"]} == {0.5}
     assert both["state"] == "2 idle"
+
+
+@pytest.mark.promise("web-data")
+def test_who_waits_is_told_when_it_is_expected_to_start(server: Routed) -> None:
+    server.submit(nodes=[2, 2], time_s=100.0)
+    server.submit(nodes=[2, 2], time_s=50.0)
+    server.submit(nodes=[1, 1])
+    lines = asked(server, jobs="active")["jobs"]["lines"]
+    assert [line["starts_s"] for line in lines] == [None, 1100.0, 1150.0]
+    assert json.loads(asked(server)["policy_text"])["name"] == asked(server)["policy"]
+
+
+@pytest.mark.parametrize(
+    ("names", "most", "lengths"),
+    [
+        ("n1 n2 n3", 3, [1, 1, 1]),
+        ("n1/0 n1/1 n2/0 n2/1", 3, [2, 2]),
+        ("r1n1 r1n2 r1n3 r2n1", 2, [3, 1]),
+        ("n1 n2 n3 n4 n5", 2, [3, 2]),
+        ("a1 b1 c1 d1", 3, [2, 2]),
+    ],
+)
+def test_many_nodes_are_folded_by_host_by_rack_or_in_ranges(
+    names: str, most: int, lengths: list[int]
+) -> None:
+    parts = live.folded(names.split(), most)
+    assert [len(part) for part in parts] == lengths
+    assert [node for part in parts for node in part] == list(range(len(names.split())))
 
 
 @pytest.mark.parametrize(
