@@ -127,7 +127,7 @@ class Spans:
     def _replace(self, now: Span, new: Span) -> None:
         carry = self._end(now, new.begin_s)
         if now in self.changed and (now.begin_s, now.owner) == (new.begin_s, new.owner):
-            self._of[now.node].remove(now)  # rows are told apart by what these have in common
+            self._drop(now)  # rows are told apart by what these have in common
             del self.changed[now]
             new.measured, new.saved = now.measured, now.saved
         self._begin(new, carry)
@@ -145,9 +145,16 @@ class Spans:
             span.booked_s = end_s
             carry = until_s, joules / (span.watts * late_s) if span.watts else 1.0
         if end_s == span.begin_s and not (span.measured or span.saved):
-            self._of[span.node].remove(span)
+            self._drop(span)
             del self.changed[span]
         return carry
+
+    def _drop(self, span: Span) -> None:
+        own = self._of[span.node]
+        if own[-1] is span:  # a restart keeps thousands before it
+            own.pop()
+        else:
+            own.remove(span)
 
     def _begin(self, span: Span, carry: Carry) -> None:
         self._of.setdefault(span.node, []).append(span)

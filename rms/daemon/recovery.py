@@ -117,7 +117,7 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
     jobs, state = {}, scheduler.engine.state
     notes = {key.removeprefix("job/"): note for key, note in journal.notes("job/").items()}
     there = [*state.waiting, *state.running, *state.ended]
-    kinds = ("resizes", "steps", "end", endings.NOTE)
+    kinds = ("resizes", "steps", "end", endings.NOTE, limits.NOTE)
     known = {key: note for kind in kinds for key, note in journal.notes(f"{kind}/").items()}
     for job_id in there:
         note = notes.get(job_id) or notes.get(job_id.partition("_")[0])
@@ -129,7 +129,7 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
         job.answer, job.exit_code = end.get("answer", ""), end.get("exit_code")
         if "reason" in end:
             scheduler.reasons[job.id] = end["reason"]
-        job.signalled = bool(journal.noted(limits.NOTE, job.id))
+        job.signalled = bool(known.get(f"{limits.NOTE}/{job_id}"))
         job.summary = known.get(f"{endings.NOTE}/{job_id}", {}).get("line")
     return jobs
 
