@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from rms.wire.http import UnreachableError, request
+from rms.wire.http import Connection, UnreachableError
 from rms.wire.messages import (
     JOB_VARIABLE,
     SERVER_VARIABLE,
@@ -29,6 +29,7 @@ from rms.wire.messages import (
 )
 
 RETRY_S = 0.5
+TIMEOUT_S = 10.0
 FLUSH_S = 2.0
 
 
@@ -52,20 +53,25 @@ class Manager:
         """The name by which the worlds of this job reach one another."""
         return "127.0.0.1" if self.server.startswith("unix:") else socket.gethostname()
 
-    def post(self, what: str, body: bytes) -> bytes:
+    def connection(self) -> Connection:
+        """Return what :meth:`post` sends over: one for each thread."""
+        return Connection(self.server, TIMEOUT_S)
+
+    def post(self, what: str, body: bytes, connection: Connection | None = None) -> bytes:
         """Send something to the RMS; return its answer.
+
+        Args:
+            connection: one that is kept, for what may arrive twice; None for one of its own.
 
         Raises:
             UnreachableError: it is not there, or refuses.
         """
-        status, answer = request(
-            self.server,
-            "POST",
-            f"/jobs/{self.job}/{what}",
-            body,
-            token=self.token,
-            timeout_s=10.0,
-        )
+        over = connection or self.connection()
+        try:
+            status, answer = over.request("POST", f"/jobs/{self.job}/{what}", body, self.token)
+        finally:
+            if connection is None:
+                over.close()
         if status != 200:
             raise UnreachableError(f"status {status}")
         return answer
@@ -143,13 +149,17 @@ class RmsClient:
 
     def _poll_daemon(self) -> None:
         """Poll for resize requests; the daemon holds a poll until it has one, or for a while."""
+        connection = self._manager.connection()
         while not self._closing.is_set():
             try:
-                said = self._manager.post("poll", msgspec.json.encode(self._poll()))
+                said = self._manager.post("poll", msgspec.json.encode(self._poll()), connection)
                 answer = msgspec.json.decode(said, type=PollAnswer)
                 if answer.request is not None and answer.request.number > self._known:
                     self.request, self._known = answer.request, answer.request.number
                 pause = answer.pause_s
             except (UnreachableError, msgspec.DecodeError):
                 pause = RETRY_S
+            if pause:
+                connection.close()  # whoever waits for a turn keeps no connection from others
             self._closing.wait(pause)
+        connection.close()

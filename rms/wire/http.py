@@ -1,4 +1,4 @@
-"""One request to the daemon, over a Unix socket or TCP, by the standard library.
+"""Requests to the daemon, over a Unix socket or TCP, by the standard library.
 
 Compute nodes import this: a thread of rank 0 polls for resize requests by it.
 """
@@ -43,6 +43,64 @@ def _check_owner(connected: socket.socket, path: str) -> None:
         raise OSError(f"expected a daemon of user {os.geteuid()} at {path}, got one of user {uid}")
 
 
+class Connection:
+    """A connection to ``unix:PATH`` or ``http://HOST:PORT`` that is kept between requests.
+
+    For one thread. It is opened when something is asked, and again where the server has closed it
+    meanwhile: what is asked may then arrive twice.
+
+    Raises:
+        ValueError: an address of another form.
+    """
+
+    def __init__(self, server: str, timeout_s: float = 30.0) -> None:
+        self._server, self._connection = server, _connect(server, timeout_s)
+        self._used = False
+
+    def request(
+        self, method: str, path: str, body: bytes = b"", token: str = ""
+    ) -> tuple[int, bytes]:
+        """Send a request; return status and body, as :func:`request` does.
+
+        Raises:
+            UnreachableError: no connection, it broke off, or who answers does not know the token.
+        """
+        used, self._used = self._used, False
+        try:
+            try:
+                found = self._exchange(method, path, body, token)
+            except ConnectionError:
+                if not used:
+                    raise
+                self._connection.close()
+                found = self._exchange(method, path, body, token)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise UnreachableError(f"no answer from {self._server}: {error}") from None
+        self._used = True
+        return found
+
+    def _exchange(self, method: str, path: str, body: bytes, token: str) -> tuple[int, bytes]:
+        headers, nonce = {"Content-Type": "application/json"}, ""
+        if token and self._server.startswith("unix:"):
+            headers["Authorization"] = f"Bearer {token}"
+        elif token:
+            nonce = os.urandom(16).hex()
+            headers["Authorization"] = signed(token, method, path, nonce, body)
+        self._connection.request(method, path, body, headers)
+        answer = self._connection.getresponse()
+        said = answer.read()
+        if nonce and answer.status == 200:
+            given = answer.headers.get(ANSWER_HEADER, "")
+            if given != answer_signature(token, nonce, answer.status, said):
+                raise OSError("expected an answer of this daemon, got one that it has not signed")
+        return answer.status, said
+
+    def close(self) -> None:
+        """Close it; the next request opens another one."""
+        self._connection.close()
+
+
 def request(
     server: str,
     method: str,
@@ -60,24 +118,9 @@ def request(
         UnreachableError: no connection, it broke off, or who answers does not know the token.
         ValueError: an address of another form.
     """
-    connection = _connect(server, timeout_s)
-    headers, nonce = {"Content-Type": "application/json"}, ""
-    if token and server.startswith("unix:"):
-        headers["Authorization"] = f"Bearer {token}"
-    elif token:
-        nonce = os.urandom(16).hex()
-        headers["Authorization"] = signed(token, method, path, nonce, body)
+    connection = Connection(server, timeout_s)
     try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        said = answer.read()
-        if nonce and answer.status == 200:
-            given = answer.headers.get(ANSWER_HEADER, "")
-            if given != answer_signature(token, nonce, answer.status, said):
-                raise OSError("expected an answer of this daemon, got one that it has not signed")
-        return answer.status, said
-    except (OSError, http.client.HTTPException) as error:
-        raise UnreachableError(f"no answer from {server}: {error}") from None
+        return connection.request(method, path, body, token)
     finally:
         connection.close()
 

@@ -2,7 +2,7 @@
 
 The daemon is the whole of ``rms serve``: journal on disk, policy, loop, HTTP at a Unix socket. Only
 its launcher starts nothing: scripts and worlds run until they are told to end. Their rank 0s are
-connections of another process, which polls as dmr does, a connection for each poll.
+connections of another process, which polls as dmr does, over a connection that each keeps.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from rms.daemon.serve import ServeOptions, run_daemon
 from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import TOKEN_VARIABLE, LaunchRequest, Poll, PollAnswer
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 POWER = NodePower(30.0, 100.0, 100.0)
 
@@ -108,6 +110,7 @@ class Ranks:
         self._path, self._hold_s, self._until_s = path, hold_s, until_s
         self.waited_s: list[float] = []
         self.failed = 0
+        self._kept: dict[str, Stream] = {}
 
     async def post(self, job: str, token: str, what: str, body: object) -> bytes:
         """Send something as a job's rank 0, over a connection of its own; return the answer."""
@@ -117,15 +120,24 @@ class Ranks:
             f"Content-Length: {len(sent)}\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {token}\r\n\r\n"
         )
-        reader, writer = await asyncio.open_unix_connection(self._path)
+        kept = self._kept.pop(job, None)
+        reader, writer = kept or await asyncio.open_unix_connection(self._path)
         try:
             writer.write(head.encode() + sent)
             said = await reader.readuntil(b"\r\n\r\n")
             if not said.startswith(b"HTTP/1.1 200"):
                 raise OSError(said.partition(b"\r\n")[0].decode())
             length = said.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
-            return await reader.readexactly(int(length))
-        finally:
+            answer = await reader.readexactly(int(length))
+        except BaseException:
+            writer.close()
+            raise
+        self._kept[job] = reader, writer
+        return answer
+
+    def close(self) -> None:
+        """Close the connections."""
+        for _, writer in self._kept.values():
             writer.close()
 
     async def launch(self, job: str, token: str) -> None:
@@ -160,6 +172,7 @@ async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: 
         await asyncio.gather(*(ranks.launch(*job) for job in jobs[first : first + 50]))
     first_poll = Poll(1, 1_000_000, 0, launches=((0, 1),))  # its job is at a resize point by it
     await asyncio.gather(*(ranks.post(*job, "poll", first_poll) for job in jobs))
+    ranks.close()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     begun, cpu = time.monotonic(), time.process_time()
