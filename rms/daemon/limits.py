@@ -57,10 +57,19 @@ class Limits:
         self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
 
     def _look_at_memory(self, job: JobRuntime, running: Job) -> None:
-        """End a job whose processes hold more memory than it asked for."""
+        """End a job whose processes hold more memory than it asked for.
+
+        Where the kernel holds it to that, it has ended all of it already, or what it could.
+        """
         context = self._context
         hosts = len(context.cluster.hosts_of(running.held))
         most_mib = job.shared["memory_mib"] * hosts
+        ended = context.launcher.limit_memory(job.id, most_mib)
+        if ended is not None:
+            if ended:
+                context.say(f"job {job.id}: came to hold {most_mib:.0f} MiB, as it asked for")
+                self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
+            return
         used_mib = sum_mib(context.launcher.members(job.id))
         if used_mib > most_mib:
             context.say(f"job {job.id}: holds {used_mib:.0f} MiB, asked for {most_mib:.0f} MiB")

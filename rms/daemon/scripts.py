@@ -190,6 +190,9 @@ class Scripts:
                 self.requeue(job, f"told to end {before}")
                 return
             ending = None  # it came to its own end in time
+        limited = bool(job.shared.get("memory_mib"))
+        if limited and not (well or ending) and context.launcher.limit_memory(job.id):
+            ending = "OUT_OF_MEMORY"
         if not (well or end_state or ending):
             answer = self._diagnosis(job)
             if answer is None:

@@ -205,6 +205,16 @@ class Launcher(Protocol):
     def members(self, job: str | None = None, launch: int | None = None) -> list[int]:
         """Return the live processes of a launch, of a job, or of all jobs of this daemon."""
 
+    def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
+        """Hold a job to so much memory; return how many of its processes were ended for that.
+
+        Args:
+            most_mib: None for what was said before.
+
+        Returns:
+            None where nobody but who looks at its processes can tell.
+        """
+
     def jobs(self) -> Collection[str]:
         """Return the jobs of this daemon of which processes are there, and what else it started."""
 

@@ -3,8 +3,13 @@
 A process may drop its environment, its session and its parents, but it stays in its control group:
 so whatever a job has started is found there. Groups may be made below one that was delegated to the
 user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
-:data:`GROUP_VARIABLE` names one. No controller is enabled in them, so the daemon may stay in the
-group above ("no internal processes" holds for domains with controllers only).
+:data:`GROUP_VARIABLE` names one.
+
+The kernel holds a job to its memory where the group above may give the memory controller to those
+below it: where that controller is there, and no process is in that group itself ("no internal
+processes" holds for groups that give controllers). So the daemon has to be in another one, such as
+:data:`SUBGROUP` of a unit; it moves nobody, as a unit whose own group gives controllers is not
+started again.
 """
 
 from __future__ import annotations
@@ -20,6 +25,9 @@ from rms.launch.processes import alive
 GROUP_VARIABLE = "RMS_CGROUP"
 """A folder of cgroup v2 below which the daemon may make its own."""
 
+SUBGROUP = "rms-daemon"
+"""Of a delegated unit, for the daemon alone (``DelegateSubgroup=`` of systemd.exec(5))."""
+
 DELEGATED = "user.delegate"
 PROCESSES = "cgroup.procs"
 
@@ -30,6 +38,8 @@ def find_delegated(env: Mapping[str, str]) -> Path | None:
         found = Path(env[GROUP_VARIABLE])
         return found if _writable(found) else None
     own = _own_group()
+    if own is not None and own.name == SUBGROUP:
+        own = own.parent
     return own if own is not None and _is_delegated(own) and _writable(own) else None
 
 
@@ -83,6 +93,8 @@ class Groups:
     def __init__(self, above: Path | None, instance_id: str, jobs: Path) -> None:
         self._own = None if above is None else above / f"rms-{instance_id}"
         self._jobs, self._of = jobs, dict[str, Path]()
+        self._limits, self._kills = dict[str, int](), dict[str, int]()
+        self._gives = False
 
     def joined(self, job: str) -> Path | None:
         """Make a job's group; return the file that a process writes ``0`` to in order to join."""
@@ -90,12 +102,46 @@ class Groups:
             return None
         group, noted = self._own / job, self._jobs / job / "group"
         try:
-            group.mkdir(parents=True, exist_ok=True)
+            self._own.mkdir(parents=True, exist_ok=True)
+            self._give_memory(self._own)
+            group.mkdir(exist_ok=True)
             noted.write_text(f"{group}\n")
         except OSError:  # taken away since, or too many of them
             return None
         self._of[job] = group
         return group / PROCESSES
+
+    def _give_memory(self, own: Path) -> None:
+        """Let the groups of jobs limit memory, where that can be; it is tried once."""
+        if not self._gives:
+            self._gives = True
+            with contextlib.suppress(OSError):
+                for group in (own.parent, own):
+                    (group / "cgroup.subtree_control").write_text("+memory")
+
+    def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
+        """Let the kernel end all of a job that comes to hold more memory; nothing is swapped.
+
+        Args:
+            most_mib: None for what was said before.
+
+        Returns:
+            How many of its processes were ended for that; None where the kernel cannot be asked.
+        """
+        group = self._find(job)
+        if group is None or not (group / "memory.max").exists():
+            return self._kills.pop(job, None)
+        most = None if most_mib is None else int(most_mib * 2**20)
+        if most is not None and self._limits.get(job) != most:
+            with contextlib.suppress(OSError):  # of kernels without swap, or before 4.19
+                (group / "memory.swap.max").write_text("0")
+                (group / "memory.oom.group").write_text("1")
+            try:
+                (group / "memory.max").write_text(str(most))
+            except OSError:
+                return None
+            self._limits[job] = most
+        return _kills(group)
 
     def members(self, job: str) -> list[int]:
         """Return the live processes of a job's group; one that has none is removed."""
@@ -108,6 +154,8 @@ class Groups:
                 found += map(int, file.read_text().split())
         found = [pid for pid in found if alive(pid)]
         if not found:
+            if self._limits.pop(job, None) is not None:
+                self._kills[job] = _kills(group)
             with contextlib.suppress(OSError):
                 group.rmdir()
                 self._of.pop(job, None)
@@ -127,6 +175,16 @@ class Groups:
         if self._own is not None:
             with contextlib.suppress(OSError):
                 self._own.rmdir()
+
+
+def _kills(group: Path) -> int:
+    """Return how many processes of a group the kernel has ended for want of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "memory.events").read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return 0
 
 
 def join(file: Path | None) -> None:

@@ -240,6 +240,10 @@ class LocalLauncher:
         """Return which of a script's options for sbatch have no effect here."""
         return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
 
+    def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
+        """Hold a job to so much memory, by its control group where it has one."""
+        return self._groups.limit_memory(job, most_mib)
+
     # --- nodes that a resource manager gives and takes: here there is none ----------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:

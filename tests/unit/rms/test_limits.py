@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from rms.formats.ids import ScriptError
 from rms.formats.jobscript import Options, parse_text, read_option
 from rms.formats.signals import SignalAsked, parse_signal
 from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.groups import Groups
 from rms.launch.local import LocalLauncher
 from rms.launch.processes import resident_mib
 
@@ -174,3 +176,50 @@ def test_resident_memory_is_that_of_proc() -> None:
     held = bytearray(b"x" * 2**26)
     assert resident_mib(os.getpid()) > len(held) / 2**20
     assert resident_mib(2**30) == 0.0
+
+
+# --- by the kernel -------------------------------------------------------------------------------
+
+
+@pytest.mark.promise("memory-limit")
+def test_a_control_group_that_can_limits_memory(tmp_path: Path) -> None:
+    """Files stand in for the kernel's: a group has them once it is given the controller."""
+    jobs, own = tmp_path / "jobs", tmp_path / "above" / "rms-cafe"
+    (jobs / "1").mkdir(parents=True)
+    groups = Groups(tmp_path / "above", "cafe", jobs)
+    assert groups.joined("1") == own / "1" / "cgroup.procs"
+    assert (own / "cgroup.subtree_control").read_text() == "+memory"
+    assert groups.limit_memory("1", 64.0) is None  # no controller after all
+    for name in ("memory.max", "cgroup.procs"):
+        (own / "1" / name).write_text("")
+    (own / "1" / "memory.events").write_text("max 3\noom 1\noom_kill 0\n")
+    assert groups.limit_memory("1", 64.0) == 0
+    limits = {name: (own / "1" / name).read_text() for name in ("memory.max", "memory.swap.max")}
+    assert limits == {"memory.max": str(64 * 2**20), "memory.swap.max": "0"}
+    (own / "1" / "memory.events").write_text("max 3\noom 1\noom_kill 2\n")
+    assert groups.members("1") == []  # it has ended, and its group goes
+    shutil.rmtree(own / "1")
+    assert groups.limit_memory("1") == 2  # that is remembered until it is asked for
+    assert groups.limit_memory("1") is None
+
+
+@pytest.mark.promise("memory-limit")
+def test_who_was_ended_by_the_kernel_is_out_of_memory(
+    server: Routed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float | None]] = []
+    daemon, launcher, kills = server.daemon, server.daemon.launcher, {"1": 0}
+
+    def limit(job: str, most_mib: float | None = None) -> int:
+        asked.append((job, most_mib))
+        return kills[job]
+
+    monkeypatch.setattr(launcher, "limit_memory", limit)
+    monkeypatch.setattr(limits, "sum_mib", lambda pids: 1e9)  # nobody looks at that
+    server.submit(memory_mib=50.0)
+    server.clock[0] += 2.0
+    daemon.watch()
+    assert daemon.jobs[ONE].ending is None and asked == [("1", 50.0)]
+    kills["1"] = 3
+    daemon.scripts.end(daemon.jobs[ONE], 137)
+    assert server.ask("GET", "/jobs?id=1")[1][0]["state"] == "OUT_OF_MEMORY"
