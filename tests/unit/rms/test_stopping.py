@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ import pytest
 from faults import Fault
 
 from rms.daemon import serve
+from rms.daemon.cycles import Cycles
 from rms.daemon.daemon import Daemon
 from rms.daemon.notify import Notifier
 
@@ -40,7 +42,8 @@ class Stuck:
         self.told.append("hurry")
 
     def run(self) -> None:
-        watching = serve._watch(cast(Daemon, cast(Any, self)), self.stopping, None, Notifier({}))
+        daemon, cycles = cast(Daemon, cast(Any, self)), Cycles(inf)
+        watching = serve._watch(daemon, self.stopping, None, Notifier({}), cycles)
         asyncio.run(asyncio.wait_for(watching, 120.0))
 
 
