@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -19,7 +19,7 @@ from mpi4py import MPI
 from dmr.boot.environment import Runtime
 from dmr.checkpoint import Lock
 from dmr.data.field import Field, FieldSpec
-from dmr.errors import outside_block
+from dmr.errors import UsageError, outside_block
 from dmr.per_rank import PerRank
 from dmr.progress import Progress
 from dmr.values import State
@@ -102,6 +102,7 @@ class RunState:
         polls: resize points that this world has come to.
         loop: a loop of :func:`dmr.malleable`, for so many steps.
         point: a resize point of a loop that is none of the library's.
+        carts: Cartesian communicators of this world, by process grid and periods.
     """
 
     launch_comm: MPI.Intracomm
@@ -120,6 +121,15 @@ class RunState:
     polls: int = 0
     loop: Callable[[int], Iterator[int]] | None = None
     point: Callable[[], None] | None = None
+    carts: dict[tuple[tuple[int, ...], tuple[bool, ...]], MPI.Cartcomm] = field(
+        default_factory=dict
+    )
+
+    def free_carts(self) -> None:
+        """Free the Cartesian communicators of a world that ends."""
+        for cart in () if MPI.Is_finalized() else self.carts.values():
+            cart.Free()
+        self.carts.clear()
 
 
 @dataclass
@@ -148,6 +158,43 @@ class Run:
         if self.world.comm == MPI.COMM_NULL:
             raise outside_block("run.comm")
         return self.world.comm
+
+    def cart(self, name: str = "", *, periodic: bool | Sequence[bool] = False) -> MPI.Cartcomm:
+        """Return the ranks of now as MPI_Cart_create has them (collective when asked first).
+
+        Its ranks are those of :attr:`comm`, its dimensions the split axes of a field, in that
+        order; its ``Shift`` and ``Get_coords`` agree with where the field's blocks lie. It is the
+        world's: ask again after a resize.
+
+        Args:
+            name: of the field; by default one with the most split axes.
+            periodic: whether the grid is, for all dimensions or each.
+
+        Raises:
+            UsageError: the field's ranks do not run as MPI's, along the last dimension first, or
+                there are not as many periods as dimensions.
+        """
+        own = self.comm
+        fields = self.fields.items()
+        found = [(key, block.layout) for key, block in fields if block.spec.split]
+        named = [one for one in found if name in ("", one[0])]
+        if not named:
+            known = ", ".join(key for key, _ in found) or "none"
+            raise UsageError(f"expected run.cart of a field that is split ({known}), got {name!r}")
+        name, layout = max(named, key=lambda one: len(one[1].grid))
+        if len(layout.grid) > 1 and not layout.row_major:
+            raise UsageError(
+                f"expected a field whose ranks run as MPI_Cart_create's for run.cart, got {name}, "
+                "where they run along the first axis first: state it with row_major=True"
+            )
+        axes = len(layout.grid)
+        periods = (periodic,) * axes if isinstance(periodic, bool) else tuple(map(bool, periodic))
+        if len(periods) != axes:
+            raise UsageError(f"expected periodic for {axes} dimensions, got {len(periods)}")
+        carts, key = self.internal.carts, (tuple(layout.grid), periods)
+        if key not in carts:
+            carts[key] = own.Create_cart(key[0], periods=periods, reorder=False)
+        return carts[key]
 
     @property
     def step(self) -> int:

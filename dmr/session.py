@@ -66,8 +66,10 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     finally:
         if run is not None and run.internal.checkpoint_lock is not None:
             run.internal.checkpoint_lock.release()
-        for block in () if run is None else run.fields.values():
-            block.join(None)
+        if run is not None:
+            run.internal.free_carts()
+            for block in run.fields.values():
+                block.join(None)
         _part(world if run is None else run.world, runtime)
 
 

@@ -285,6 +285,16 @@ class Field:
         if self._exchange is not None:
             self._exchange.finish()
 
+    def neighbours(self, axis: int, *, periodic: bool = False) -> tuple[int | None, int | None]:
+        """Return the ranks whose blocks lie below and above along an axis, None for none.
+
+        On a periodic axis that is not cut both are this rank.
+        """
+        below, above = (
+            self.layout.neighbour(self.rank, axis, way, periodic=periodic) for way in (-1, 1)
+        )
+        return below, above
+
     def join(self, comm: MPI.Intracomm | None) -> None:
         """Be part of a world with these ranks of the library's own; of none, free what it used."""
         if self._exchange is not None and self.comm is not None:

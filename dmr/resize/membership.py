@@ -49,6 +49,7 @@ class Snapshot:
     def put_back(self, run: Run) -> None:
         """Be that again; ``build`` is to run again, on all ranks."""
         run.world, run.restored, run.internal.built = self.world, self._restored, False
+        run.internal.free_carts()
         run.fields.clear()
         run.fields.update(self._fields)
         _join(run)
@@ -81,6 +82,7 @@ def part_from_fields(run: Run) -> None:
     for block in run.fields.values():
         block.join(None)
     run.fields.clear()
+    run.internal.free_carts()
 
 
 def _join(run: Run) -> None:

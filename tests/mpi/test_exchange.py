@@ -122,3 +122,30 @@ def test_arrays_that_come_and_go(world: MPI.Intracomm, together: Callable[..., N
             expected = whole_padded(number * whole, halo, "periodic")
             good &= np.array_equal(array, expected[rows[0] : rows[1] + 2])
     together(good, "arrays that come and go")
+
+
+def test_a_cartesian_communicator_lies_as_the_field_does(
+    world: MPI.Intracomm, counts: Counts, together: Callable[..., None]
+) -> None:
+    spec = dmr.FieldSpec((24, 5, 36), "f8", lambda box: 0.0, split=(0, 2), row_major=True)
+    other = dmr.FieldSpec((24, 36), "f8", lambda box: 0.0)
+    for ranks in counts(0):
+        good = True
+        with some_of(world, ranks) as comm:
+            if comm is not None:
+                with dmr.malleable(runtime_on(comm), {"a": spec, "b": other}) as run:
+                    field = run.fields["a"]
+                    cart = run.cart("a", periodic=(False, True))
+                    good &= cart is run.cart("a", periodic=(False, True))
+                    good &= tuple(cart.coords) == field.layout.coordinates(field.rank)
+                    none = MPI.PROC_NULL
+                    for at, axis in enumerate((0, 2)):
+                        found = field.neighbours(axis, periodic=axis == 2)
+                        good &= cart.Shift(at, 1) == tuple(none if r is None else r for r in found)
+                    with pytest.raises(dmr.UsageError, match="row_major=True"):
+                        run.cart("b")
+                    with pytest.raises(dmr.UsageError, match=r"split \(a, b\), got 'c'"):
+                        run.cart("c")
+                    with pytest.raises(dmr.UsageError, match="2 dimensions, got 1"):
+                        run.cart("a", periodic=[True])
+        together(good, f"{ranks} ranks")
