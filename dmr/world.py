@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -121,6 +122,16 @@ def layouts_for(size: int, specs: Mapping[str, FieldSpec]) -> dict[str, Decompos
         }
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def sent_once_a_node(
+    layouts: Mapping[str, Decomposition], receivers: tuple[int, ...]
+) -> dict[str, Decomposition]:
+    """Return the layouts of a world whose whole arrays go to some ranks, which share them."""
+    return {
+        name: dataclasses.replace(one, receivers=receivers) if receivers and not one.split else one
+        for name, one in layouts.items()
+    }
 
 
 def _own_grid(name: str, spec: FieldSpec, size: int) -> tuple[int, ...]:

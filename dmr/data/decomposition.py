@@ -154,6 +154,7 @@ class Decomposition:
     Attributes:
         row_major: the last split axis first instead, as MPI_Cart_create and mpi4py-fft have it.
         copies: of an array that no axis cuts, the ranks that each have the whole of it.
+        receivers: of such an array, the ranks it is sent to (one of each node); None for all.
         bounds: where the parts of each split axis begin, and its end; None for an even split.
     """
 
@@ -163,6 +164,7 @@ class Decomposition:
     row_major: bool = False
     copies: int = 1
     bounds: tuple[tuple[int, ...], ...] | None = None
+    receivers: tuple[int, ...] | None = None
 
     @property
     def size(self) -> int:

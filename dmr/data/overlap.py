@@ -6,7 +6,7 @@ are refilled by the application's own exchange afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -29,7 +29,7 @@ def transfers(
     Called with (old, rank, new) it lists what to send, with (new, rank, old) what to receive:
     the two sides agree without exchanging a word. Costs as many steps as there are overlaps,
     not as there are ranks. Of an array that every rank has the whole of, each new rank gets it
-    from one old one.
+    from one old one, or each of the new layout's ``receivers`` does.
     """
     if mine.shape != other.shape or mine.split != other.split:
         raise ValueError(
@@ -40,9 +40,8 @@ def transfers(
     if not box.size:
         return []
     if not mine.split:
-        old, new = (mine.copies, other.copies) if sending else (other.copies, mine.copies)
-        replicas = range(rank, new, old) if sending else [rank % old]
-        return [Transfer(peer, box) for peer in replicas]
+        old, new = (mine, other) if sending else (other, mine)
+        return [Transfer(peer, box) for peer in _replicas(rank, old, new, sending=sending)]
     touched = [
         range(other.part_with(at, box.start[axis]), other.part_with(at, box.stop[axis] - 1) + 1)
         for at, axis in enumerate(other.split)
@@ -50,6 +49,18 @@ def transfers(
     peers = sorted(other.rank_at(place) for place in product(*touched))
     shared = [Transfer(peer, box.intersect(other.box(peer))) for peer in peers]
     return [one for one in shared if one.box.size] if other.bounds else shared
+
+
+def _replicas(rank: int, old: Decomposition, new: Decomposition, *, sending: bool) -> Sequence[int]:
+    """Return the ranks that get the whole array from this one, or whom this gets it from."""
+    if new.receivers is None:
+        return range(rank, new.copies, old.copies) if sending else [rank % old.copies]
+    # Old ranks that are far apart, so that they lie on as many nodes as can be.
+    senders = [at * old.copies // len(new.receivers) for at in range(len(new.receivers))]
+    pairs = list(zip(senders, new.receivers, strict=True))
+    if sending:
+        return [receiver for sender, receiver in pairs if sender == rank]
+    return [sender for sender, receiver in pairs if receiver == rank]
 
 
 def chunks(box: Box, itemsize: int, limit_bytes: int) -> Iterator[Box]:

@@ -16,6 +16,9 @@ from dmr.errors import TransferError
 from dmr.wire import tags
 from dmr.wire.ranks import Check, wait_until
 
+SHARED_BYTES = 1 << 28
+"""Of one message to the ranks of a node."""
+
 PLAIN_ROUNDS = 5
 """Rounds of plain sends, where those are measured."""
 
@@ -93,6 +96,18 @@ def receive(
     broken: list[Box] = []
     drive([field.receiving(comm, old, broken, in_host=in_host)], check)
     return not broken
+
+
+def share(node: MPI.Intracomm, field: Field, check: Check | None = None) -> None:
+    """Fill a field that every rank has whole from the one of a node's first rank (collective)."""
+    if field.in_host:
+        cells = field.storage.reshape(-1).view(np.uint8)
+    else:
+        cells = field.pack(field.box).reshape(-1).view(np.uint8)
+    for start in range(0, cells.size, SHARED_BYTES):
+        wait_until(node.Ibcast(cells[start : start + SHARED_BYTES]).Test, check)
+    if not field.in_host and node.rank:
+        field.unpack(field.box, cells.view(field.dtype).reshape(field.box.shape))
 
 
 def plain(

@@ -80,7 +80,7 @@ class MergeSource(Source):
         begun = clock()
         self.meet()
         met = clock()
-        in_host = self.introduce()
+        in_host = self.introduce().in_host
         self.phase = Phase.MOVING
         more = [(one.launch, one.ranks) for one in self.wanted.launches]
         comm = run.world.internal_comm

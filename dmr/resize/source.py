@@ -30,7 +30,7 @@ from dmr.resize.side import Side, attempt, signature
 from dmr.wire.channel import ChannelError, ControlChannel, connect
 from dmr.wire.protocol import Accepted, Acknowledged, Committed, Header, Stored, TakenOver
 from dmr.wire.ranks import RankMessages
-from dmr.world import layouts_for
+from dmr.world import layouts_for, sent_once_a_node
 
 ERROR_LENGTH = 120
 """MPI's own message is cut to so many characters."""
@@ -141,12 +141,12 @@ class Source(Side):
             spec.part(name, merged[name], 0, self.wanted.ranks)
         return merged
 
-    def introduce(self) -> bool:
-        """Say what is to move; return whether blocks may go without packing."""
+    def introduce(self) -> Accepted:
+        """Say what is to move; return whether blocks may go without packing, and to whom."""
         self.merge_state()
         return self.on_root(self._introduce)
 
-    def _introduce(self) -> bool:
+    def _introduce(self) -> Accepted:
         run = self.run
         header = Header(
             ranks=self.wanted.ranks,
@@ -161,7 +161,8 @@ class Source(Side):
         )
         for place, channel in enumerate(self.channels):
             channel.send(msgspec.structs.replace(header, place=place))
-        return all(answer.in_host for answer in self.expect(Accepted))
+        answers = self.expect(Accepted)
+        return Accepted(all(answer.in_host for answer in answers), answers[0].receivers)
 
     def connect_to(self, comm: MPI.Intracomm, port: str) -> MPI.Intercomm:
         """Return an inter-communicator to ranks that wait at a port (collective over ``comm``).
@@ -255,13 +256,14 @@ class Replacement(Source):
         begun = clock()
         self.meet()
         met = clock()
-        in_host = self.introduce()
+        accepted = self.introduce()
+        self.layouts = sent_once_a_node(self.layouts, accepted.receivers)
         self.phase = Phase.MOVING
         introduced = clock()
         if self._inter is None and not restart:
             self._inter = self.connect_to(run.world.internal_comm, self.wanted.launches[0].port)
         connected = clock()
-        problem, sent = (None, 0) if restart else attempt(lambda: self._send(in_host))
+        problem, sent = (None, 0) if restart else attempt(lambda: self._send(accepted.in_host))
         if restart:
             self._store()
         cost = self.open_resize(begun, met, sigterm_received=bool(sigterm_received))

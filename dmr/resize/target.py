@@ -41,7 +41,7 @@ from dmr.wire.protocol import (
     TakenOver,
 )
 from dmr.wire.ranks import RankMessages
-from dmr.world import World, layouts_for, widest_grid
+from dmr.world import World, layouts_for, sent_once_a_node, widest_grid
 
 IDLE_S = 1e-3
 """Sleep between polls of ranks that wait for the old world: it needs their core."""
@@ -56,6 +56,8 @@ class Target(Side):
         self._inter = run.runtime.parent
         self._stack = contextlib.ExitStack()
         self._constants: dict[str, str] = {}
+        self._node: MPI.Intracomm | None = None
+        self._receivers: tuple[int, ...] = ()
 
     def take_over(self) -> None:
         """Wait for the old world and become the job (collective).
@@ -95,6 +97,7 @@ class Target(Side):
                 block.initialise()
             else:
                 block.prefault()  # pages are there before the data is
+        self._find_nodes()
         self.app.prepare(self.run)
         if found := constant.hashes(fields):
             self._constants = self.conclude(None, found, partial(constant.combined, fields))
@@ -104,6 +107,18 @@ class Target(Side):
                 port = MPI.Open_port()
                 self._stack.callback(MPI.Close_port, port)
         return port
+
+    def _find_nodes(self) -> None:
+        """Find out which ranks share a node, if there is anything that each of them gets whole."""
+        world, fields = self.run.world, constant.moving(self.run.fields).values()
+        if world.size == 1 or all(block.spec.split for block in fields):
+            return
+        node: MPI.Intracomm = world.internal_comm.Split_type(MPI.COMM_TYPE_SHARED)  # type: ignore[assignment]
+        self._stack.callback(node.Free)
+        first = world.internal_comm.allgather(node.rank == 0)
+        if not all(first):
+            self._node = node
+            self._receivers = tuple(rank for rank, one in enumerate(first) if one)
 
     def _meet(self, port: str) -> Header:
         runtime = self.run.runtime
@@ -132,7 +147,7 @@ class Target(Side):
             problem = problem or str(error)
         if header.strategy not in ("merge", "restart"):  # these move it as all else
             problem = problem or constant.problem_with(run.progress.constants, self._constants)
-        self.conclude(problem, None, lambda _: self.say(Accepted(mine)))
+        self.conclude(problem, None, lambda _: self.say(Accepted(mine, self._receivers)))
         return mine and header.in_host
 
     def _fixed(self, options: Mapping[str, Any], strategy: str) -> dict[str, Any]:
@@ -168,9 +183,13 @@ class Target(Side):
     ) -> tuple[float, float, float]:
         """Fill the blocks; return the seconds of that, of plain sends, and of measuring these."""
         begun = time.perf_counter()
-        problem, _ = attempt(
-            lambda: self._fill(inter, constant.moving(self.run.fields), header, in_host)
-        )
+        fields = constant.moving(self.run.fields)
+        layouts = {name: block.layout for name, block in fields.items()}
+        for name, layout in sent_once_a_node(layouts, self._receivers).items():
+            fields[name].layout = layout
+        problem, _ = attempt(lambda: self._fill(inter, fields, header, in_host))
+        self.conclude(problem, None, nothing, self.check_alive)
+        problem, _ = attempt(lambda: self._share(fields))
         taken_s = time.perf_counter() - begun
         self.conclude(problem, None, nothing, self.check_alive)
         begun = time.perf_counter()
@@ -192,6 +211,12 @@ class Target(Side):
             )
         if not intact:
             raise RolledBackError("data did not arrive whole")
+
+    def _share(self, fields: Mapping[str, Field]) -> None:
+        """Give what one rank of a node was sent whole to the others there."""
+        for block in fields.values():
+            if self._node is not None and not block.spec.split:
+                transfer.share(self._node, block, self.check_alive)
 
     def _measure(self, inter: MPI.Intercomm, header: Header) -> float:
         old = self._layouts(header.from_ranks)

@@ -30,9 +30,15 @@ class Header(msgspec.Struct, tag=True):
 
 
 class Accepted(msgspec.Struct, tag=True):
-    """New to old: the fields and options are those it would have."""
+    """New to old: the fields and options are those it would have.
+
+    Attributes:
+        in_host: whether its blocks lie in host memory.
+        receivers: one rank of each of its nodes, which share what is the same on every rank.
+    """
 
     in_host: bool
+    receivers: tuple[int, ...] = ()
 
 
 class Refused(msgspec.Struct, tag=True):

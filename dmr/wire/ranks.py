@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from dmr.wire import tags
@@ -19,6 +21,9 @@ YIELDS = 200
 """Polls that yield the core; from then on a wait sleeps between them."""
 
 SLEEP_S = 1e-4
+
+BULK_BYTES = 1 << 16
+"""A longer message of rank 0 goes by MPI_Ibcast, which implementations send to a node once."""
 
 Check = Callable[[float], None]
 """Called now and then with the seconds waited so far; it may raise."""
@@ -41,6 +46,13 @@ def wait_until(
         time.sleep(sleep_s)
 
 
+@dataclass(frozen=True)
+class Bulk:
+    """Rank 0's next message comes by MPI_Ibcast, so many bytes."""
+
+    size: int
+
+
 class RankMessages:
     """Messages between rank 0 and the others of a world.
 
@@ -59,8 +71,18 @@ class RankMessages:
 
     def send_all(self, message: Any) -> None:
         """Rank 0: send a message to all others."""
+        if self._comm.size == 1:
+            return
+        words = MPI.pickle.dumps((self._conversation, message))
+        if len(words) <= BULK_BYTES:
+            self._send_words(words)
+            return
+        self._send_words(MPI.pickle.dumps((self._conversation, Bulk(len(words)))))
+        wait_until(self._comm.Ibcast(np.frombuffer(words, np.uint8)).Test)
+
+    def _send_words(self, words: bytes) -> None:
         for rank in range(1, self._comm.size):
-            self._comm.send((self._conversation, message), rank, tags.FROM_ROOT)
+            self._comm.Send(words, rank, tags.FROM_ROOT)
 
     def receive(self, check: Check | None = None, sleep_s: float = SLEEP_S) -> Any:
         """Others: return the next message of rank 0."""
@@ -89,5 +111,9 @@ class RankMessages:
         while True:
             wait_until(lambda: bool(self._comm.Iprobe(rank, tag)), check, sleep_s)
             conversation, message = self._comm.recv(source=rank, tag=tag)
+            if isinstance(message, Bulk):
+                words = np.empty(message.size, np.uint8)
+                wait_until(self._comm.Ibcast(words).Test, None, sleep_s)
+                conversation, message = MPI.pickle.loads(words)
             if conversation == self._conversation:
                 return message

@@ -290,3 +290,13 @@ def test_a_constant_field_is_compared_not_moved(run: Run) -> None:
     assert first.startswith(f"resize to 3 ranks rolled back: {why}"), done.stdout + done.stderr
     assert second.startswith("resize at step 6: 2 -> 1 ranks by spawn")
     assert last == f"1 ranks, moved [{u.nbytes}], sum {u.sum()}"
+
+
+@pytest.mark.wide
+def test_what_every_rank_has_is_sent_to_each_node_once(run: Run) -> None:
+    """MPICH can take one node for two."""
+    words = [MPIEXEC, "-n", "2", *program("same_everywhere")]
+    script = {"DMR_RESIZE_AT": "2:4,5:1,8:5", "DMR_STRATEGY": "spawn"}
+    for nodes, moved in (("1", [1, 1, 1]), ("2", [2, 1, 2])):
+        done = run(*words, env=script | {"MPIR_CVAR_NUM_CLIQUES": nodes})
+        assert done.stdout.splitlines()[-1] == f"moved {moved}, good True", done.stderr

@@ -153,6 +153,21 @@ def test_what_every_rank_has_goes_to_each_new_rank_once(old_ranks: int, new_rank
     assert sorted(peer for _, peer in sent) == list(range(new_ranks))
 
 
+@given(st.integers(1, 9), st.integers(1, 12), st.data())
+def test_what_every_rank_has_goes_to_each_node_once(
+    old_ranks: int, new_ranks: int, data: st.DataObject
+) -> None:
+    chosen = sorted(data.draw(st.sets(st.integers(0, new_ranks - 1), min_size=1)))
+    old = Decomposition((3, 2), (), (), copies=old_ranks)
+    new = Decomposition((3, 2), (), (), copies=new_ranks, receivers=tuple(chosen))
+    sent = [(s, t.peer) for s in range(old_ranks) for t in transfers(old, s, new)]
+    taken = [(t.peer, r) for r in range(new_ranks) for t in transfers(new, r, old, sending=False)]
+    assert sorted(sent) == sorted(taken)
+    assert sorted(peer for _, peer in sent) == chosen
+    busiest = max(sum(sender == s for sender, _ in sent) for s in range(old_ranks))
+    assert busiest <= -(-len(chosen) // old_ranks)
+
+
 class Counting(Decomposition):
     """Counts how often a box is asked for."""
 
