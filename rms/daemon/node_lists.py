@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from rms.core.model import JobSpec
 from rms.core.node_lists import allowed
-from rms.core.policies.listed import listed_room
+from rms.core.policies.consolidate import Consolidate
+from rms.core.policies.placement import FirstFit
 from rms.core.state import State
 from rms.daemon.context import Context
 from rms.formats.jobscript import Options, ScriptError
@@ -67,7 +68,7 @@ def node_lists(context: Context, options: Options, tasks: int) -> NodeLists | No
     name, state, policy = next(iter(given)), context.state, context.scheduler.engine.policy
     if state.lease is not None:
         raise ScriptError(f"expected no {name} where allocations come and go, got {given[name]!r}")
-    if listed_room(state, policy.placement(state)) is None:
+    if not isinstance(policy.placement, FirstFit | Consolidate):  # others pick nodes themselves
         expected = "a policy that takes nodes in order (placement first-fit)"
         raise ScriptError(f"{name}: expected {expected}, got {policy.name}")
     names = {name: tuple(dict.fromkeys(expand(text))) for name, text in given.items()}

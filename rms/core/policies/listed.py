@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from rms.core.events import Decision, Event, Later, Reason, Resize
+from rms.core.events import Decision, Event, Later, Reason, Resize, Start
 from rms.core.lease import without
 from rms.core.model import Job, JobId, Node
 from rms.core.node_lists import allowed
@@ -40,13 +40,14 @@ class ListedRoom(Lowest):
         refused: jobs for which enough nodes were left, but too few of their own.
     """
 
-    __slots__ = ("_left", "_state", "refused")
+    __slots__ = ("_left", "_lists", "_state", "refused")
 
     def __init__(self, state: State) -> None:
         super().__init__(state)
         self._state, self.refused = state, set[JobId]()
-        lists = {allowed(state, job.spec) for job in _waiting(state)}
-        wanted = Counter(node for nodes in sorted(lists, key=len)[:MOST_LISTS] for node in nodes)
+        self._lists = dict.fromkeys(allowed(state, job.spec) for job in _waiting(state))
+        some = sorted(self._lists, key=len)[:MOST_LISTS]
+        wanted = Counter(node for nodes in some for node in nodes)
         asleep = set(state.asleep)
         order = sorted(self._nodes, key=lambda node: (node in asleep, wanted[node]))
         self._left = dict.fromkeys(order)
@@ -75,6 +76,16 @@ class ListedRoom(Lowest):
         if not fits:
             self.refused.add(job.spec.id)
         return fits
+
+    def left_out(self, decisions: Sequence[Decision]) -> set[JobId]:
+        """Return who waits for too few nodes of a list after a pass, if anybody was refused."""
+        if not self.refused:
+            return set()
+        left = {nodes: len(nodes.intersection(self._left)) for nodes in self._lists}
+        begun = {each.job for each in decisions if isinstance(each, Start)}
+        waiting = [job for job in _waiting(self._state) if job.spec.id not in begun]
+        lacks = [job for job in waiting if job.least > left[allowed(self._state, job.spec)]]
+        return self.refused.union(job.spec.id for job in lacks)
 
     def place(self, job: Job, size: int) -> tuple[Node, ...]:
         """Take nodes for a job that fits."""

@@ -187,14 +187,19 @@ class Policy:
     ) -> list[Decision]:
         if not state.listed:
             return self._pass(state, events, moves)
-        hidden, decisions = set[JobId](), list[Decision]()
+        hidden, starting = set[JobId](), list[Decision]()
         for _ in range(MOST_TRIES):
             view, told = self._usable(state, events, hidden)
             refused = set[JobId]()
             decisions = self._pass(view, told, moves, refused)
-            if refused.issubset(each.job for each in decisions if isinstance(each, Start)):
+            begun = {each.job for each in decisions if isinstance(each, Start)}
+            if starting and not begun:
+                decisions = starting  # else nothing might happen any more
                 break
-            hidden |= refused  # another was given its nodes: it is the first for no one else
+            if refused <= begun:
+                break
+            starting = decisions if begun else []
+            hidden |= refused - begun  # others have its nodes now: nobody is to wait behind it
         return within_lists(state, decisions)
 
     def _usable(
@@ -207,7 +212,9 @@ class Policy:
         """
         lacks = set(lacking(state, self._places_lists(state)))
         first = next(iter(self._queue(state, [])), None) if lacks else None
-        nodes = () if first is None else kept(state, first, lacks)
+        nodes = [] if first is None else kept(state, first, lacks)
+        if nodes:
+            lacks |= lacking(seen(state, (), set(), nodes)[0], True).keys()
         return seen(state, events, lacks | hidden, nodes)
 
     def _places_lists(self, state: State) -> bool:
@@ -223,7 +230,7 @@ class Policy:
         """Return the decisions of a pass.
 
         Args:
-            refused: takes the jobs for whom enough nodes were left, but too few of their list.
+            refused: takes jobs for whom too few nodes of their list are left, if any was refused.
         """
         decisions: list[Decision] = []
         for event in events:
@@ -260,7 +267,7 @@ class Policy:
             budget = None if capped is None else capped.budget
             decisions += moves(state, placed.rest, decisions, budget)
         if listed is not None and refused is not None:
-            refused |= listed.refused
+            refused |= listed.left_out(decisions)
         return decisions
 
     def view(self, state: State) -> View | None:

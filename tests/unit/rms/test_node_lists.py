@@ -136,6 +136,14 @@ def test_nodes_of_a_list_are_kept_for_the_first_and_others_take_what_few_may_hav
     assert starts(found.feed(Ended(2.0, JobId("1"), "COMPLETED"))) == {"3": (1, 3), "6": (0,)}
 
 
+def test_who_lists_nodes_that_are_kept_for_another_is_in_nobodys_way() -> None:
+    found = scheduler()
+    found.feed(Submitted(0.0, (listed("1", 1, "n0"),)))
+    jobs = listed("2", 2, "n0 n1"), listed("3", 1, "n1"), listed("4", 4)
+    assert starts(found.feed(Submitted(1.0, jobs))) == {"4": (2, 3, 4, 5)}
+    assert starts(found.feed(Ended(2.0, JobId("1"), "COMPLETED"))) == {"2": (0, 1)}
+
+
 def test_a_list_whose_nodes_are_down_is_in_nobodys_way() -> None:
     found = scheduler()
     found.feed(NodeDown(0.0, Node(0)))
