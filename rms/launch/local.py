@@ -59,6 +59,13 @@ METER = "meter"
 FOR_TESTS = (POWERCAP_VARIABLE, CPUFREQ_VARIABLE)
 """Where meters and frequencies are elsewhere than the kernel has them."""
 
+NO_MEMORY_HOOKS = ("UCX_MEM_MMAP_HOOK_MODE", "none")
+"""Has UCX patch no function that maps memory, which takes a rank 20 ms of processor time to boot.
+
+It does so to know what network cards have registered; ranks on one machine use none. Ranks on GPUs
+keep it: by it UCX tells their memory.
+"""
+
 PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 
@@ -234,6 +241,8 @@ class LocalLauncher:
         self, job: str, launch: int, slots: Sequence[str], env: dict[str, str]
     ) -> list[str]:
         """Return how mpiexec is to reach the slots; may change the environment it is given."""
+        if not any(slot.startswith("gpu:") for slot in slots):
+            env.setdefault(*NO_MEMORY_HOOKS)
         return []
 
     def unheeded(self, own: Sequence[str]) -> list[str]:

@@ -120,6 +120,14 @@ def test_what_a_journal_holds_that_cannot_start_fails_alone(tmp_path: Path, faul
     fault("such a job in the journal of an older daemon", "job FAILED with the reason")
 
 
+def test_ranks_of_one_machine_boot_without_the_hooks_of_network_cards(tmp_path: Path) -> None:
+    launcher = LocalLauncher(tmp_path, "id", "unix:none")
+    envs: list[dict[str, str]] = [{}, {}, {"UCX_MEM_MMAP_HOOK_MODE": "reloc"}]
+    for slots, env in zip((["cpu:0"], ["gpu:0"], ["cpu:0"]), envs, strict=True):
+        launcher.world_options("1", 0, slots, env)
+    assert [env.get("UCX_MEM_MMAP_HOOK_MODE") for env in envs] == ["none", None, "reloc"]
+
+
 # --- what jobs say -------------------------------------------------------------------------------
 
 
