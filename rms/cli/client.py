@@ -6,8 +6,6 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import msgspec
@@ -15,7 +13,7 @@ import msgspec
 from rms.cli.queue import add_filters
 from rms.client.commands import follow, wait_for
 from rms.client.connection import ServerError, ask, server_address
-from rms.wire.terminal import columns, printable, publish, tell
+from rms.wire.terminal import columns, publish, tell
 from rms.wire.users import (
     HistoryEntry,
     JobIds,
@@ -27,14 +25,6 @@ from rms.wire.users import (
     ResizeAnswer,
     ResizeCommand,
 )
-
-if TYPE_CHECKING:
-    from rich.console import Group
-
-    from rms.wire.users import Snapshot
-
-LIVE_VIEW_S = 1.0
-"""How often the live view is drawn anew."""
 
 
 def _server(arguments: argparse.Namespace) -> str:
@@ -212,53 +202,3 @@ def shutdown(arguments: argparse.Namespace) -> int:
     """``rms shutdown``."""
     ask(Nothing, _server(arguments), "POST", "/shutdown", Nothing())
     return 0
-
-
-# --- the live view -------------------------------------------------------------------------------
-
-
-def top(arguments: argparse.Namespace) -> int:
-    """``rms top``: a live view on a terminal, else one look."""
-    from rms.client.monitor import snapshot
-
-    server = _server(arguments)
-    if arguments.json is not None:
-        publish(arguments.json, msgspec.to_builtins(snapshot(server)), [])
-    if arguments.json == "-":
-        return 0
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console()
-    if not console.is_terminal or arguments.json is not None:
-        Console(width=200).print(_view(snapshot(server), None))
-        return 0
-    with Live(console=console, screen=True, auto_refresh=False) as screen:
-        for now in _snapshots(server):
-            screen.update(_view(now, console.height - 6), refresh=True)
-    return 0
-
-
-def _snapshots(server: str) -> Iterator[Snapshot]:
-    from rms.client.monitor import snapshot
-
-    while True:
-        yield snapshot(server)
-        time.sleep(LIVE_VIEW_S)
-
-
-def _view(now: Snapshot, most: int | None) -> Group:
-    """Return the summary and a table of at most so many jobs."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    from rms.client.monitor import JOB_HEADS, present_jobs, summary
-
-    table = Table(*JOB_HEADS, box=None, pad_edge=False)
-    rows = present_jobs(now)
-    for row in rows[:most]:
-        table.add_row(*(Text(printable(cell)) for cell in row))  # plain: no markup of rich's
-    left = len(rows) - len(rows[:most])
-    text = Text(printable(summary(now)))
-    return Group(text, table, *([f"... and {left} more"] if left else []))

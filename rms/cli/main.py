@@ -34,7 +34,7 @@ COMMANDS = {
     "power-cap": (POLICY, "show or set the power that the cluster is not to pass"),
     "shutdown": (CLIENT, "end all jobs at checkpoints, then the daemon"),
     "explain": (CLIENT, "why a job is where it is"),
-    "top": (CLIENT, "a live view of the daemon"),
+    "top": ("rms.cli.top", "a live view of the daemon"),
     "web": ("rms.cli.web", "a live page of the daemon, for a browser of this machine"),
     "report": ("rms.cli.report", "a page with figures: of all jobs, or of a result"),
     "drain": (CLIENT, "give nodes to no more jobs"),

@@ -92,11 +92,15 @@ def _date(at_s: float | None) -> str:
 
 
 def _run_time(job: JobRow) -> str:
-    """Return how long a job has run, as squeue writes it."""
+    """Return how long a job has run."""
     if job.start_s is None:
-        return "0:00"
-    end_s = time.time() if job.end_s is None else job.end_s
-    minutes, seconds = divmod(max(0, int(end_s - job.start_s)), 60)
+        return hours(0.0)
+    return hours((time.time() if job.end_s is None else job.end_s) - job.start_s)
+
+
+def hours(length_s: float) -> str:
+    """Return a length of time as squeue writes it: ``2-03:04:05``, ``3:04:05``, ``4:05``."""
+    minutes, seconds = divmod(max(0, int(length_s)), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:

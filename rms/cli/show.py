@@ -30,12 +30,18 @@ def show(arguments: argparse.Namespace) -> int:
     lines: list[str] = []
     for job in rows:
         lines += [""] if lines else []
-        lines += columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(_known(job)))
-        if job.resizes:
-            found = [[str(n), *_resize(row)] for n, row in enumerate(job.resizes, 1)]
-            lines += ["", *columns(RESIZE_HEADS, found)]
+        lines += known_lines(job)
     publish(arguments.json, msgspec.to_builtins(rows), lines)
     return 0
+
+
+def known_lines(job: JobRow) -> list[str]:
+    """Return all that is known of a job, a line each, and a table of its resizes."""
+    lines = columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(_known(job)))
+    if job.resizes:
+        found = [[str(n), *_resize(row)] for n, row in enumerate(job.resizes, 1)]
+        lines += ["", *columns(RESIZE_HEADS, found)]
+    return lines
 
 
 def _known(job: JobRow) -> Iterator[tuple[str, str]]:

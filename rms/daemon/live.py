@@ -7,9 +7,10 @@ over, but a search among them, and little takes the longer the more there are th
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain, groupby, islice
 from types import MappingProxyType
+from typing import Any
 
 from rms.core.joules import BOOT, OFF
 from rms.core.model import Job, JobId, sort_key
@@ -25,6 +26,7 @@ from rms.wire.live import (
     MOST_HISTORY,
     MOST_LANES,
     MOST_ROWS,
+    SORTS,
     JobLine,
     JobPage,
     Lane,
@@ -110,7 +112,9 @@ def _jobs(context: Context, asked: LiveQuery, now_s: float) -> JobPage:
         return _over(context, asked.find, first, last)
     runs = _found(context, state.running.values(), asked.find)
     waits = _found(context, _waiting(state), asked.find)
-    groups = [*([job] for job in runs), *_by_array(waits)]
+    groups = [*([job] for job in runs), *_by_array(waits, asked.unfold)]
+    if asked.sort:
+        groups.sort(key=_sort_key(context, asked.sort, now_s), reverse=asked.sort[0] == "-")
     starts = context.scheduler.engine.expected_starts(PLANNED) if state.pending else {}
     return JobPage(_lines(context, groups[first:last], now_s, starts), first, len(groups))
 
@@ -156,12 +160,34 @@ def _found(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:
     ]
 
 
-def _by_array(jobs: Iterable[Job]) -> list[list[Job]]:
+def _by_array(jobs: Iterable[Job], unfold: Sequence[str]) -> list[list[Job]]:
     """Return jobs, those of one array together, in the order of the first of each."""
     found: dict[str, list[Job]] = {}
     for job in jobs:
-        found.setdefault(job.spec.array or job.spec.id, []).append(job)
+        array = job.spec.array
+        folded = array if array and array not in unfold else job.spec.id
+        found.setdefault(folded, []).append(job)
     return list(found.values())
+
+
+def _sort_key(context: Context, sort: str, now_s: float) -> Callable[[list[Job]], Any]:
+    """Return by what rows are sorted.
+
+    Raises:
+        ValueError: by nothing that is known.
+    """
+    known, energy = context.jobs, context.scheduler.energy
+    keys: dict[str, Callable[[Job], Any]] = {
+        "id": lambda job: sort_key(job.spec.id),
+        "name": lambda job: str(known[job.spec.id].shared.get("name", "")),
+        "nodes": lambda job: len(job.nodes) or job.spec.nodes_max,
+        "time": lambda job: now_s - (job.spec.submit_s if job.start_s is None else job.start_s),
+        "energy": lambda job: energy.job_j(job.spec.id, now_s),
+    }
+    key = keys.get(sort.removeprefix("-"))
+    if key is None:
+        raise ValueError(f"expected to sort by {', '.join(SORTS)}, got {sort[:60]!r}")
+    return lambda group: key(group[0])
 
 
 def _lines(

@@ -90,6 +90,14 @@ class Account:
         return f"{self.joules:.1f}{error}"
 
 
+def energy_words(joules: float) -> str:
+    """Return an energy in a unit that fits: ``1.23 MJ``."""
+    for unit, name in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if joules >= unit:
+            return f"{joules / unit:.2f} {name}"
+    return f"{joules:.0f} J"
+
+
 def accounts(rows: Iterable[EnergyRow], prices: Prices | None = None) -> dict[str, Account]:
     """Return the account of each owner."""
     found: dict[str, list[EnergyRow]] = {}

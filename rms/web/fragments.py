@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from rms import drawings
+from rms.client.actions import actions
 from rms.web.content import words
-from rms.wire.users import OVER, JobRow
+from rms.wire.users import JobRow
 
 
 def state_words(state: str, resizing: str = "") -> str:
@@ -20,14 +21,6 @@ def size_words(job: JobRow) -> str:
         return str(job.size)
     low, high = job.nodes_min, job.nodes_max
     return str(high) if low == high else f"{low} to {high}"
-
-
-def energy_words(energy_j: float) -> str:
-    """Return an energy in a unit that fits."""
-    for unit, name in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
-        if energy_j >= unit:
-            return f"{energy_j / unit:.2f} {name}"
-    return f"{energy_j:.0f} J"
 
 
 def duration(seconds: float) -> str:
@@ -55,29 +48,7 @@ def act_button(do: str, target: str, label: str, say: str, ask: str = "") -> str
 
 def job_buttons(job: JobRow, ids: str) -> str:
     """Return what can be done to a job."""
-    if job.state in OVER:
-        return ""
-    runs = job.state == "RUNNING"
-    nodes = f"{job.size} node{'s' if job.size != 1 else ''}"
-    end = (
-        f"it is told to end, killed if it does not, and its {nodes} are given to others"
-        if job.nodes
-        else "it waits and will not run"
+    return "".join(
+        act_button(each.do, ids, each.label, each.say, f"nodes={each.nodes}" if each.nodes else "")
+        for each in actions(job, ids)
     )
-    found = [act_button("cancel", ids, "Cancel", f"Cancel job {ids} ({job.name}): {end}.")]
-    if runs and job.mode in ("malleable", "flexible") and job.nodes_max > job.nodes_min:
-        say = (
-            f"Resize job {ids} ({job.name}), which has {nodes}, to another number from "
-            f"{job.nodes_min} to {job.nodes_max}: it goes on there from its next resize point."
-        )
-        found.append(act_button("resize", ids, "Resize", say, f"nodes={job.size}"))
-    if runs:
-        say = f"Requeue job {ids} ({job.name}): it ends at a checkpoint and waits again."
-        found.append(act_button("requeue", ids, "Requeue", say))
-    if job.state == "PENDING" and job.reason.startswith("JobHeldUser"):
-        say = f"Release job {ids} ({job.name}): it starts when its turn comes."
-        found.append(act_button("release", ids, "Release", say))
-    elif job.state == "PENDING":
-        say = f"Hold job {ids} ({job.name}): it does not start until it is released."
-        found.append(act_button("hold", ids, "Hold", say))
-    return "".join(found)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from rms import drawings
 from rms.drawings import clock
+from rms.formats.energy import energy_words
 from rms.formats.nodelist import fold_slots
 from rms.web.asked import ROWS, Asked
 from rms.web.content import Content, words
 from rms.web.fragments import (
     act_button,
     duration,
-    energy_words,
     job_buttons,
     size_words,
     state_words,

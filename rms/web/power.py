@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from rms import drawings
 from rms.drawings import clock
+from rms.formats.energy import energy_words
 from rms.web.asked import Asked
 from rms.web.content import Content, words
-from rms.web.fragments import duration, energy_words
+from rms.web.fragments import duration
 from rms.web.nodes import SPANS_S, window_of
 from rms.wire.live import Live
 

@@ -12,6 +12,9 @@ from rms.wire.users import Books, HistoryEntry, JobRow, NodeSpan
 LIVE_PATH = "/live"
 
 MOST_ROWS = 200
+SORTS = ("id", "name", "nodes", "time", "energy")
+"""By what jobs that wait or run can be sorted."""
+
 MOST_LANES = 48
 MOST_NEWS = 50
 MOST_HISTORY = 40
@@ -34,6 +37,9 @@ class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         power: whether the curve of power is wanted.
         array: whose tasks' states are wanted.
         job: of which all is wanted that is known, with its history.
+        sort: by which of :data:`SORTS` jobs that wait or run are sorted, ``-`` before it for the
+            largest first; "" for those that run, then the others as they are queued.
+        unfold: arrays whose waiting tasks are a row each.
     """
 
     after: int = -1
@@ -48,6 +54,8 @@ class LiveQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     power: bool = False
     array: str = ""
     job: str = ""
+    sort: str = ""
+    unfold: tuple[str, ...] = ()
 
 
 class JobLine(msgspec.Struct, frozen=True):

@@ -155,3 +155,23 @@ def test_many_nodes_are_folded_by_host_by_rack_or_in_ranges(
 )
 def test_what_there_is_not_is_refused(server: Routed, query: object, expected: str) -> None:
     assert server.ask("POST", "/live", query) == (400, {"error": expected})
+
+
+@pytest.mark.promise("web-data")
+def test_rows_are_sorted_and_arrays_unfolded(server: Routed) -> None:
+    server.submit(nodes=[2, 2], job_name="b")
+    server.submit(array="1-3", job_name="c")
+    server.clock[0] += 7.0
+    server.submit(nodes=[2, 2], job_name="a")
+
+    def ids(**query: object) -> list[str]:
+        return [line["ids"] for line in asked(server, jobs="active", **query)["jobs"]["lines"]]
+
+    assert ids() == ["1", "2_[1-3]", "3"]
+    assert ids(unfold=["2"]) == ["1", "2_1", "2_2", "2_3", "3"]
+    assert ids(sort="name") == ["3", "1", "2_[1-3]"]
+    assert ids(sort="-id", unfold=["2"], limit=2) == ["3", "2_3"]
+    assert ids(sort="time")[0] == "3" and ids(sort="-energy")[0] == "1"
+    assert ids(sort="nodes") == ["2_[1-3]", "1", "3"]
+    status, answer = server.ask("POST", "/live", {"jobs": "active", "sort": "colour"})
+    assert status == 400 and "expected to sort by id, name" in answer["error"]
