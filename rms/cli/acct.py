@@ -12,16 +12,21 @@ from urllib.parse import quote
 
 import msgspec
 
+from rms.cli.show import elapsed
 from rms.client.connection import ask, server_address
 from rms.core.joules import BalanceError
 from rms.core.lending import TASKS, is_task
+from rms.drawings import clock
 from rms.formats.config import FileError
 from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, columns, publish, refuse_on
 from rms.wire.users import Accounts, EnergyRow, JobRow
 
-HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
+HEADS = [
+    *("JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"),
+    "SOURCE",
+]
 ROW_HEADS = ["OWNER", "WORLD", "NODE", "DEVICE", "ENERGY_J", "SOURCE"]
 LEAST_J = 1e-6
 """What has less is left out of the table: where all was measured, the model has nothing."""
@@ -124,21 +129,32 @@ def _prices(server: str, path: Path | None) -> Prices:
 
 def _jobs(result: Result) -> tuple[list[str], list[list[str]]]:
     heads = HEADS if result.prices is None else [*HEADS, *_cost_heads(result.prices)]
-    return heads, [_job_row(job, result.of(job.id), result.prices) for job in result.found.jobs]
+    return heads, [_job_row(job, result) for job in result.found.jobs]
 
 
-def _job_row(job: JobRow, account: Account, prices: Prices | None) -> list[str]:
+def _job_row(job: JobRow, result: Result) -> list[str]:
+    """Return what is said of a job: times of here, lengths of time in words."""
+    account, prices, now_s = result.of(job.id), result.prices, result.found.energy.at_s
+    end_s = now_s if job.end_s is None else job.end_s
+    started_s = end_s if job.start_s is None else job.start_s
     return [
         job.id,
         job.name,
         job.state,
         job.mode,
-        f"{(job.start_s or job.submit_s) - job.submit_s:.1f}",
-        f"{job.end_s - job.start_s:.1f}" if job.end_s and job.start_s else "",
+        clock(job.submit_s, day=True),
+        _length(job.submit_s, started_s),
+        _length(job.start_s, end_s),
         str(len(job.resizes)),
-        *account.cells,
+        f"{account.amount} J",
+        account.cells[1],
         *([] if prices is None else _cost_cells(account.cost, prices)),
     ]
+
+
+def _length(begin_s: float | None, end_s: float | None) -> str:
+    """Return how long something took, or has taken so far; "" of what is not known."""
+    return "" if begin_s is None or end_s is None else elapsed(max(0.0, end_s - begin_s))
 
 
 def _cost_heads(prices: Prices) -> list[str]:

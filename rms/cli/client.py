@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import time
 from urllib.parse import quote
 
 import msgspec
@@ -13,6 +12,8 @@ import msgspec
 from rms.cli.queue import add_filters
 from rms.client.commands import follow, wait_for
 from rms.client.connection import ServerError, ask, server_address
+from rms.drawings import clock
+from rms.formats.nodelist import fold_slots
 from rms.wire.terminal import columns, publish, tell
 from rms.wire.users import (
     HistoryEntry,
@@ -75,9 +76,9 @@ def explain(arguments: argparse.Namespace) -> int:
     found = ask(list[HistoryEntry], _server(arguments), "GET", path)
     table = [
         [
-            time.strftime("%H:%M:%S", time.localtime(entry.at_s)),
+            clock(entry.at_s, day=True),
             entry.kind,
-            ",".join(entry.nodes),
+            fold_slots(entry.nodes),
             entry.reason,
         ]
         for entry in found
@@ -165,7 +166,7 @@ def nodes(arguments: argparse.Namespace) -> int:
         [
             node.name,
             node.state,
-            ",".join(node.slots),
+            fold_slots(node.slots),
             f"{node.allocated}/{len(node.slots) - node.allocated}",
             "" if node.frequency is None else f"{100 * node.frequency:.0f} %",
             node.job or "",

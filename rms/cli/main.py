@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from rms.wire.terminal import Parser, add_common, parser, run_command
+from rms.wire.terminal import COMPLETION, Parser, add_common, parser, run_command
 
 CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
 
@@ -83,9 +83,10 @@ def _parser(wanted: str) -> Parser:
     """Return the parser of one command; of all, for help and what is no command."""
     top = parser("rms", "Resource manager for malleable jobs.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    whole = wanted.startswith(COMPLETION)  # of every command all options are wanted
     for name in [wanted] if wanted in COMMANDS else COMMANDS:
         command = commands.add_parser(name, help=COMMANDS[name][1], allow_abbrev=False)
-        if name != wanted:
+        if name != wanted and not whole:
             continue
         add_common(command)
         if name not in WITHOUT_SERVER:

@@ -300,7 +300,7 @@ class Top(App[None]):
         except ServerError as error:
             self.notify(printable(str(error)), severity="error", markup=False)
             return
-        rows = [(clock(e.at_s), e.kind, fold_slots(e.nodes), e.reason) for e in found]
+        rows = [(clock(e.at_s, day=True), e.kind, fold_slots(e.nodes), e.reason) for e in found]
         lines = columns(("TIME", "DECISION", "NODES", "REASON"), rows)
         self.push_screen(Reader(f"decisions about job {line.job.id}", lines))
 

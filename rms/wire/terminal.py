@@ -37,10 +37,50 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(fail(self.prog, message))
 
 
+COMPLETION = "--print-completion"
+SHELLS = ("bash", "zsh", "fish")
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints what a shell reads to complete the command: a script that starts no Python."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Print it and exit."""
+        import shtab  # nobody else needs it
+
+        _complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
+        print(shtab.complete(parser, values))
+        parser.exit(0)
+
+
+def _complete_paths(parser: argparse.ArgumentParser, file: object, folder: object) -> None:
+    """Let arguments that are paths be completed by names of files, or of folders."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in set(action.choices.values()):
+                _complete_paths(command, file, folder)
+        elif action.type is Path or "FILE" in str(action.metavar):
+            found = folder if action.metavar == "DIR" else file
+            action.complete = found  # type: ignore[attr-defined]
+
+
 def parser(prog: str, description: str) -> Parser:
-    """Return a command's parser with ``--version``."""
+    """Return a command's parser with ``--version`` and ``--print-completion``."""
     top = Parser(prog=prog, description=description, allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"{prog} {__version__}")
+    top.add_argument(
+        COMPLETION,
+        action=_PrintCompletion,
+        choices=SHELLS,
+        metavar="SHELL",
+        help=f"what a shell ({', '.join(SHELLS)}) reads to complete this command",
+    )
     return top
 
 

@@ -15,13 +15,15 @@ from rms.cli.main import COMMANDS, main
 from rms.client import commands, connection
 from rms.core.events import Ended
 from rms.core.model import JobId
+from rms.drawings import clock
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
 from rms.wire.http import request
 from rms.wire.users import SlurmRow
 
 HERE = "unix:in-process"
-HEADS = ["JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"]
+HEADS = ["JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"]
+HEADS += ["SOURCE"]
 
 
 class Terminal:
@@ -92,10 +94,10 @@ def test_jobs_in_tables(terminal: Terminal, tmp_path: Path) -> None:
     assert first[:6] == ["2_2", "sleep", "PENDING", "malleable", "2", "(Resources:"]
     assert others[:6] == ["2_[3-4,6]", "sleep", "PENDING", "malleable", "2", "(Priority:"]
     assert [row[0] for row in terminal.lines("queue", "2_[3-4]")] == ["JOBID", "2_[3-4]"]
-    assert terminal.lines("acct", "1") == [
-        HEADS,
-        ["1", "runs", "RUNNING", "fixed", "0.0", "0", "0.0", "model"],
-    ]
+    heads, runs = terminal.lines("acct", "1")
+    assert heads == HEADS and runs[4:6] == clock(1000.0, day=True).split()
+    assert runs[:4] == ["1", "runs", "RUNNING", "fixed"]
+    assert runs[6:] == ["0.0", "s", "0.0", "s", "0", "0.0", "J", "model"]
     assert terminal.run("show", "1") == 0
     shown = {
         row[0]: row[1].strip() for row in (line.split(" ", 1) for line in terminal.out.splitlines())
@@ -105,7 +107,7 @@ def test_jobs_in_tables(terminal: Terminal, tmp_path: Path) -> None:
     assert "None" not in terminal.out and "[" not in terminal.out
     (heads, decision) = terminal.lines("explain", "1")
     assert heads == ["TIME", "DECISION", "NODES", "REASON"]
-    assert decision[1:3] == ["start", "n1"]
+    assert decision[2:4] == ["start", "n1"]
     script = Path(terminal.server.daemon.jobs["2_3"].note["script"])  # type: ignore[index]
     assert script.read_text().endswith("-m rms launch -- sleep 9\n")
 

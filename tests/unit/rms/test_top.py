@@ -92,7 +92,7 @@ def typed(keys: Keys, size: tuple[int, int] = (80, 24)) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.promise("monitor")
+@pytest.mark.promise("top")
 def test_an_array_is_unfolded_sorted_and_a_task_cancelled(server: Routed) -> None:
     server.submit(nodes=[2, 2], job_name="wide")
     server.daemon.jobs[JobId("1")].note["name"] = "\x1b[2J[red]x<i>"
