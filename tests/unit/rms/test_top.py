@@ -60,7 +60,7 @@ class Screen:
                 self.dialog(),
                 self.notes(),
             )
-            await self.pilot.pause(0.02)
+            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Routed]:
                 return found.request(method, path, body)
 
         monkeypatch.setattr(connection, "request", send)
-        monkeypatch.setattr(screen, "REFRESH_S", 0.05)
+        monkeypatch.setattr(screen, "REFRESH_S", 0.4)
         yield found
         with turn:  # whoever asks still is answered before the daemon is closed
             away.append(True)
