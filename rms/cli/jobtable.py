@@ -111,9 +111,10 @@ def _fit(words: list[str], wide: list[int]) -> list[str]:
     return found
 
 
-class JobTable(ScrollView, can_focus=True):
+class JobTable(ScrollView):
     """Rows of jobs, one of them chosen; it says which rows it needs."""
 
+    can_focus = True
     DEFAULT_CSS = "JobTable { overflow-x: hidden; scrollbar-size-vertical: 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", show=False),
@@ -146,7 +147,8 @@ class JobTable(ScrollView, can_focus=True):
     @property
     def width(self) -> int:
         """How many columns of the screen its rows have."""
-        return self.scrollable_content_region.width
+        width: int = self.scrollable_content_region.width
+        return width
 
     def wanted(self) -> tuple[int, int]:
         """Return which rows it needs: the first and how many."""

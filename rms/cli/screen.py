@@ -368,4 +368,6 @@ def details(line: JobLine) -> str:
         f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {may}, submitted {clock(job.submit_s)}"
     )
     second = fold_slots(job.nodes) or job.reason
+    if line.starts_s is not None:
+        second = f"expected to start at {clock(line.starts_s)}: {second}"
     return f"{printable(first)}\n{printable(second)}"
