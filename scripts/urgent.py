@@ -20,7 +20,7 @@ WAYS = {
 COLUMNS = "{:11s} {:42s} {:>11s} {:>11s} {:>11s}"
 
 
-def urgent_job(folder, cores, say, *, steps=8000, urgent_steps=600, every=500):
+def urgent_job(folder, cores, say, *, steps=8000, urgent_steps=600, every=500, listen=""):
     """Run all three ways and print the table; return whether all jobs gave the same answers.
 
     Args:
@@ -29,9 +29,11 @@ def urgent_job(folder, cores, say, *, steps=8000, urgent_steps=600, every=500):
         say: told each line.
         steps, urgent_steps: of the long and of the urgent job.
         every: steps between checkpoints of the long one.
+        listen: address of the daemons, for the live page.
     """
-    _run(folder / "warm-up", "malleable", cores, 100, 20, every)  # code and files into the caches
-    found = {way: _run(folder / way, way, cores, steps, urgent_steps, every) for way in WAYS}
+    given = cores, every, listen
+    _run(folder / "warm-up", "malleable", (100, 20), *given)  # code and files into the caches
+    found = {way: _run(folder / way, way, (steps, urgent_steps), *given) for way in WAYS}
     say("   " + COLUMNS.format("neighbour", "the urgent job", "its wait", "its end", "neighbour's"))
     alone = found["rigid"]["long_s"]
     for way, words in WAYS.items():
@@ -48,8 +50,13 @@ def urgent_job(folder, cores, say, *, steps=8000, urgent_steps=600, every=500):
     return same and found["malleable"]["resizes"] >= 1
 
 
-def _run(folder, way, cores, steps, urgent_steps, every):
-    """Run both jobs one way; return seconds since their submission, and answers."""
+def _run(folder, way, lengths, cores, every, listen):
+    """Run both jobs one way; return seconds since their submission, and answers.
+
+    Args:
+        lengths: steps of the long job and of the urgent one.
+    """
+    steps, urgent_steps = lengths
     from rms.client.commands import jobs
     from rms.client.connection import ask
     from rms.formats.jobscript import Options
@@ -63,7 +70,7 @@ def _run(folder, way, cores, steps, urgent_steps, every):
     mode = "malleable" if way == "malleable" else "fixed"
     long = Options(mode=mode, nodes=(1 if mode == "malleable" else cores, cores))
     with embedded_daemon(
-        ["--engine", "local", "--nodes", str(cores)], folder, local=True
+        ["--engine", "local", "--nodes", str(cores)], folder, local=True, listen=listen
     ) as server:
         first = _submit(server, folder, "long", long, steps, more)
         while (row := jobs(server, first)[0]).step < steps // 5:

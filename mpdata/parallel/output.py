@@ -29,7 +29,11 @@ SECONDS = {
 NAMES = {
     "longitude": {"standard_name": "longitude", "axis": "X"},
     "latitude": {"standard_name": "latitude", "axis": "Y"},
-    "relative_height": {"long_name": "height over that of the channel", "axis": "Z"},
+    "relative_height": {
+        "long_name": "height over that of the channel",
+        "axis": "Z",
+        "positive": "up",  # CF asks it of heights
+    },
 }
 """Attributes of coordinates by the CF conventions, beside units."""
 

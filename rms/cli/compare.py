@@ -31,6 +31,12 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     add("--policy", default=DEFAULT, metavar="NAME")
     add("--folder", type=Path, default=Path("compare"), metavar="D")
     add("--figure", type=Path, metavar="FILE.png")
+    add(
+        "--listen",
+        default="",
+        metavar="unix:PATH",
+        help="address of the embedded RMS, for rms web, top and queue meanwhile (default: any)",
+    )
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -41,6 +47,8 @@ def compare(arguments: argparse.Namespace) -> int:
     with refuse_on(PolicyError):
         named(arguments.policy)
     check_engine(arguments.engine)
+    if arguments.listen and not arguments.listen.startswith("unix:"):
+        raise CommandError(f"expected --listen unix:PATH, got {arguments.listen!r}")
     local = arguments.engine == "local"
     nodes = local_nodes(arguments.nodes) if local else arguments.nodes
     setup = study.Setup(
@@ -50,6 +58,7 @@ def compare(arguments: argparse.Namespace) -> int:
         arguments.delay,
         arguments.folder.absolute(),
         os.environ,
+        arguments.listen,
     )
     modes = [_mode(name) for name in arguments.modes.split(",")]
     with (

@@ -39,6 +39,7 @@ class Setup:
         delay_s: scripts are submitted in order, so far apart.
         folder: each mode's jobs run in a folder of their own in it.
         env: environment of the jobs.
+        listen: address of the embedded RMS, "" for any.
     """
 
     engine: str
@@ -47,6 +48,7 @@ class Setup:
     delay_s: float
     folder: Path
     env: Mapping[str, str]
+    listen: str = ""
 
     @property
     def serve(self) -> list[str]:
@@ -97,7 +99,7 @@ def _warm_up(scripts: Sequence[Path], setup: Setup) -> dict[str, Any]:
     """
     folder, local = setup.folder / WARM_UP, setup.engine == "local"
     begun = time.monotonic()
-    with embedded_daemon(setup.serve, folder, local=local) as server:
+    with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for script in dict.fromkeys(scripts):
             stated = parse_script(script).options
@@ -116,7 +118,7 @@ def _warm_up(scripts: Sequence[Path], setup: Setup) -> dict[str, Any]:
 def _one_mode(scripts: Sequence[Path], mode: Mode, setup: Setup) -> dict[str, Any]:
     """Run the scripts in a mode; return its row."""
     folder, local = setup.folder / str(mode), setup.engine == "local"
-    with embedded_daemon(setup.serve, folder, local=local) as server:
+    with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for number, script in enumerate(scripts):
             if number:

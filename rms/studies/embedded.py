@@ -28,7 +28,12 @@ class EmbeddedError(Exception):
 
 @contextlib.contextmanager
 def embedded_daemon(
-    options: Sequence[str], folder: Path, *, local: bool, env: Mapping[str, str] | None = None
+    options: Sequence[str],
+    folder: Path,
+    *,
+    local: bool,
+    env: Mapping[str, str] | None = None,
+    listen: str = "",
 ) -> Iterator[str]:
     """Run ``rms serve`` with these options; yield its address, end it and its jobs at the end.
 
@@ -36,13 +41,14 @@ def embedded_daemon(
         folder: made where it does not exist; ``daemon.log`` in it has what the daemon says.
         local: its jobs run on this machine, so that its state may be in a folder of this machine.
         env: its environment; None for that of this process.
+        listen: its address, ``unix:PATH``, for others to look at it too; "" for any.
 
     Raises:
         EmbeddedError: it did not start.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rms-") as place:
-        server = f"unix:{place}/socket"  # paths of sockets are limited
+        server = listen or f"unix:{place}/socket"  # paths of sockets are limited
         state = place if local else str(folder / "state")
         command = [sys.executable, "-m", "rms", "serve", "--state", state, "--listen", server]
         command += [*options, "--grace", "1", "--with-parent", str(os.getpid())]

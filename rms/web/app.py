@@ -159,6 +159,10 @@ class Bridge:
                     hold_s = 0.0
                     await asyncio.sleep(AGAIN_S)
                     continue
+                if live.seq < after:  # another journal: all in it is new
+                    yield _event(msgspec.json.encode({"another": True}))
+                    after, hold_s = 0, 0.0
+                    continue
                 after = live.seq
                 messages = list(sent.update(content(asked, live), _news(live)))
                 for message in messages[:-1]:

@@ -163,6 +163,11 @@ function take(event) {
   }
   const message = JSON.parse(data);
   if (message.lost) { say(`Waiting for the daemon: ${message.lost}`, true); return; }
+  if (message.another) {
+    lastNumber = 0;
+    lastNews = -1;
+    return;
+  }
   show(message);
   if (number !== null) lastNumber = number;
   say("Live", false);

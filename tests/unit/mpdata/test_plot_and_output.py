@@ -81,6 +81,7 @@ def test_xarray_reads_fields_times_and_coordinates(tmp_path: Path, winds: wf.Pai
             == (evaluate(setup).psi + 1).tobytes()
         )
         assert found["longitude"].attrs["standard_name"] == "longitude"
+        assert found["relative_height"].attrs["positive"] == "up"
         assert found["step"].dims == ("time",) and found["step"].values.tolist() == [0, 10]
 
 

@@ -181,6 +181,30 @@ def test_an_update_says_what_has_happened_and_ends_with_its_number(server: Route
     assert bridge.pages == 0
 
 
+def test_of_another_daemon_at_the_same_address_all_is_new(server: Routed) -> None:
+    server.submit(job_name="first")
+    there, asked = live(server, Asked()), list[Any]()
+
+    def answer(kind: type, *given: object) -> object:
+        asked.append(given[3])
+        if len(asked) > 2:
+            raise ServerError("gone", 1)
+        return there
+
+    async def some() -> list[Any]:
+        found: list[Any] = []
+        async for event in Bridge("unix:there", TOKEN)._events(Asked(), there.seq + 100):
+            found.append(json.loads(event.partition(b"data: ")[2]))
+            if "lost" in found[-1]:
+                break
+        return found
+
+    with patch.object(app, "ask", answer):
+        told = asyncio.run(some())
+    assert told[0] == {"another": True} and told[1]["seq"] == there.seq
+    assert [each.after for each in asked] == [there.seq + 100, 0, there.seq]
+
+
 @pytest.mark.parametrize("view", VIEWS)
 def test_text_is_shown_as_text_in_every_view(server: Routed, view: str) -> None:
     body = SCRIPT | {"name": NASTY, "options": {"job_name": NASTY, "nodes": [1, 2]}}
