@@ -130,10 +130,23 @@ def _of_result(result: dict[str, Any], source: Path) -> Report:
     else:
         _comparison(found, result)
     for name, heads, rows in tables(result):
-        if name:
-            found.head(name)
+        found.head(_heading(name))
         found.table(_file_name(name) or "result", heads, rows)
     return found
+
+
+def _heading(name: str) -> str:
+    """Return a table's name in words."""
+    known = {
+        "": "Result",
+        "rows": "Modes",
+        "warm_up": "Warm-up, counted nowhere",
+        "energy_j": "Energy, J",
+        "size": "By processors",
+        "length": "By run time",
+        "mode": "By mode",
+    }
+    return known.get(name) or re.sub(r"^rows, (mode .*): jobs$", r"Jobs, \1", name)
 
 
 def _file_name(name: str) -> str:
@@ -167,7 +180,11 @@ def _simulation(found: Report, result: dict[str, Any]) -> None:
 
 def _comparison(found: Report, result: dict[str, Any]) -> None:
     """Enter the modes beside each other, then who held which node when in each."""
+    from rms.studies.compare import table as modes_table
+
     rows = result["rows"]
+    if "warm_up" in result:
+        found.parts.append(preformatted(modes_table(result)))
     for key, label, unit in (
         ("time_s", "Time", "s"),
         ("cluster_j", "Energy of the cluster", "J"),
@@ -204,7 +221,7 @@ def tables(result: dict[str, Any], of: str = "") -> Iterator[tuple[str, Heads, l
     if single:
         yield of, ("", ""), [[name, _cell(value)] for name, value in single]
     for name, value in result.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and (name != "energy_j" or any(value.values())):
             yield from tables(value, name)
         elif isinstance(value, list) and all(isinstance(each, dict) for each in value):
             yield name, *_rows(value)
@@ -214,7 +231,8 @@ def tables(result: dict[str, Any], of: str = "") -> Iterator[tuple[str, Heads, l
 def _inner(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, Heads, list[list[str]]]]:
     """Yield the tables inside the rows of another: classes of a simulation, jobs of a mode."""
     for row in rows:
-        label = ", ".join(_cell(value) for value in list(row.values())[:4] if _plain(value))
+        first = list(row.values())[:4] if "mode" not in row else [f"mode {row['mode']}"]
+        label = ", ".join(_cell(value) for value in first if _plain(value))
         for key in ("classes", "jobs"):
             value = row.get(key)
             if isinstance(value, dict):
@@ -246,4 +264,6 @@ def _plain(value: object) -> bool:
 
 
 def _cell(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.0f}" if 1e5 <= abs(value) < 1e15 else f"{value:.6g}"
+    return str(value)

@@ -146,7 +146,12 @@ def write_report(now: Snapshot, folder: Path) -> Path:
 
 
 def _report(now: Snapshot) -> Report:
-    books, found = now.books, Report(f"rms, {clock(now.books.now_s, day=True)}")
+    books = now.books
+    if not (now.jobs or books.now_s):
+        found = Report("rms")
+        found.say(f"Nothing has happened yet. Policy {books.policy}, {len(now.nodes)} nodes.")
+        return found
+    found = Report(f"rms, {clock(books.now_s, day=True)}")
     found.say(summary(now))
     if books.spans:
         found.head("Nodes over time")

@@ -12,7 +12,7 @@ for (const box of document.querySelectorAll("[data-begin]")) {
     const text = new Date((at + origin) * 1000);
     return step >= 86400 ? text.toLocaleDateString()
       : text.toLocaleTimeString([], {hourCycle: "h23", hour: "2-digit", minute: "2-digit",
-        ...(step < 60 ? {second: "2-digit"} : {})});
+        ...(step < 60 ? {second: "2-digit"} : {}), ...(step < 1 ? {fractionalSecondDigits: 1} : {})});
   }
 
   function ticks() {

@@ -81,7 +81,7 @@ def test_a_simulation(tmp_path: Path) -> None:
 def test_a_comparison(tmp_path: Path) -> None:
     page = reported(tmp_path, COMPARISON)
     assert '<td>flexible</td><td class="n">9.5</td>' in page
-    assert "flexible, 9.5, 90, 0.5: jobs" in page and "over-time" not in page.partition("<h1>")[2]
+    assert "Jobs, mode flexible" in page and "over-time" not in page.partition("<h1>")[2]
 
 
 @pytest.mark.parametrize(
