@@ -17,8 +17,9 @@ for (const box of document.querySelectorAll("[data-begin]")) {
 
   function ticks() {
     const steps = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200];
-    let step = steps.find((each) => (end - begin) / each <= 8) || 86400;
-    while ((end - begin) / step > 8) step *= 2;
+    const most = Math.max(1, Math.min(8, axis.clientWidth / 80));
+    let step = steps.find((each) => (end - begin) / each <= most) || 86400;
+    while ((end - begin) / step > most) step *= 2;
     const shift = relative ? 0 : origin - new Date(origin * 1000).getTimezoneOffset() * 60;
     axis.replaceChildren();
     for (let at = Math.ceil((begin + shift) / step) * step - shift; at <= end; at += step) {

@@ -147,7 +147,7 @@ def _parts(text: str) -> Iterator[tuple[str, str]]:
         if isinstance(part, dict):
             given = dict(part)
             how = str(given.pop("part", ""))
-            how += "".join(f", {key} {value}" for key, value in given.items())
+            how += "".join(f", {key} {json.dumps(value)}" for key, value in given.items())
             row = f"<tr><th scope=row>{words(name)}</th><td>{words(how, 400)}</td></tr>"
             yield name, row
 

@@ -103,8 +103,8 @@ def expected_starts(
     """Return when waiting jobs are expected to start.
 
     As if each started at its least size, nobody overtook, and running jobs ended when expected: a
-    policy that resizes or backfills may start them earlier. Jobs are left out for which enough
-    nodes are never known to be free, and tasks of an array that waits for its own tasks.
+    policy that resizes or backfills may start them earlier. Left out are tasks of an array that
+    waits for its own tasks, and who comes after a job that nobody knows enough free nodes for.
 
     Args:
         running: how many jobs of each array run.
@@ -120,9 +120,10 @@ def expected_starts(
             continue
         span_s = spec.expected_s(least, exact=state.exact)
         at_s = profile.earliest(least, span_s)
-        if at_s < inf:
-            profile.take(least, at_s, span_s)
-            found[spec.id] = at_s
+        if at_s == inf:
+            break
+        profile.take(least, at_s, span_s)
+        found[spec.id] = at_s
     return found
 
 
