@@ -110,7 +110,7 @@ class Ranks:
         self._path, self._hold_s, self._until_s = path, hold_s, until_s
         self.waited_s: list[float] = []
         self.failed = 0
-        self._kept: dict[str, Stream] = {}
+        self._kept: dict[str, Stream | tuple[None, None]] = {}
 
     async def post(self, job: str, token: str, what: str, body: object) -> bytes:
         """Send something as a job's rank 0, over a connection of its own; return the answer."""
@@ -120,8 +120,9 @@ class Ranks:
             f"Content-Length: {len(sent)}\r\nContent-Type: application/json\r\n"
             f"Authorization: Bearer {token}\r\n\r\n"
         )
-        kept = self._kept.pop(job, None)
-        reader, writer = kept or await asyncio.open_unix_connection(self._path)
+        reader, writer = self._kept.pop(job, (None, None))
+        if reader is None or writer is None or reader.at_eof() or writer.is_closing():
+            reader, writer = await asyncio.open_unix_connection(self._path)
         try:
             writer.write(head.encode() + sent)
             said = await reader.readuntil(b"\r\n\r\n")
@@ -138,7 +139,8 @@ class Ranks:
     def close(self) -> None:
         """Close the connections."""
         for _, writer in self._kept.values():
-            writer.close()
+            if writer is not None:
+                writer.close()
 
     async def launch(self, job: str, token: str) -> None:
         """Reach a job's launcher line."""
