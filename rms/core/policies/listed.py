@@ -165,12 +165,16 @@ def lacking(state: State, placing: bool) -> dict[JobId, Later]:
             free[own] = sum(state.vacant[node] for node in own)
         if job.least > free[own]:
             up = len(own - state.down)
-            there = f"of its node list {free[own]} are free"
+            there = f"of its list {_are(free[own])} free"
             if job.least > up:
-                there = f"ReqNodeNotAvail: of its node list {up} are there and up"
-            text = f"Resources: waits for {job.least} nodes, {there}"
+                there = f"ReqNodeNotAvail: of its list {_are(up)} there and up"
+            text = f"Resources: waits for {job.least} node{'s' * (job.least > 1)}, {there}"
             found[job_id] = Later(job_id, text, Reason.RESOURCES)
     return found
+
+
+def _are(number: int) -> str:
+    return "1 is" if number == 1 else f"{number} are"
 
 
 def kept(state: State, first: Job, hidden: Iterable[JobId]) -> list[Node]:

@@ -132,7 +132,7 @@ def test_nodes_of_a_list_are_kept_for_the_first_and_others_take_what_few_may_hav
     assert decided == {"4": (4,), "5": (5,)}
     later = found.engine.explain(JobId("3"))
     assert later is not None
-    assert later.reason == "Resources: waits for 2 nodes, of its node list 1 are free"
+    assert later.reason == "Resources: waits for 2 nodes, of its list 1 is free"
     assert starts(found.feed(Ended(2.0, JobId("1"), "COMPLETED"))) == {"3": (1, 3), "6": (0,)}
 
 
@@ -150,7 +150,7 @@ def test_a_list_whose_nodes_are_down_is_in_nobodys_way() -> None:
     decided = found.feed(Submitted(0.0, (listed("1", 2, "n0 n1"), listed("2", 5))))
     assert starts(decided) == {"2": (1, 2, 3, 4, 5)}
     later = found.engine.explain(JobId("1"))
-    assert later is not None and "ReqNodeNotAvail: of its node list 1 are there" in later.reason
+    assert later is not None and "ReqNodeNotAvail: of its list 1 is there" in later.reason
 
 
 def test_no_policy_may_give_other_nodes_and_a_snapshot_knows_which() -> None:
