@@ -159,7 +159,7 @@ class Policy:
         The engine asks only after events of a kind in ``triggers``.
         """
         if self.always_on and not (state.off or state.booting):
-            return self._decide(state, events)
+            return self._decide(state, events) if state.listed else self._pass(state, events)
         # Where nothing has changed but the time, a migration pays less than it did.
         moves = self.migrations if state.needs_pass or state.new_jobs else None
         wanted = self._decide(all_on(state), events, moves)
@@ -242,8 +242,9 @@ class Policy:
         if not state.pending and not resizable and (moves is None or not state.running):
             return decisions
         placed = self.placement(state)
-        listed = listed_room(state, placed) if state.listed else None
-        placed = placed if listed is None else listed
+        listed = None
+        if state.listed and (listed := listed_room(state, placed)) is not None:
+            placed = listed
         room = self.frequency(state, placed) if self.clocked else placed
         capped = None if state.power_cap_w is None else CappedRoom(room, state)
         if capped is not None:
