@@ -79,7 +79,7 @@ class Top(App[None]):
     #heads { height: 1; padding: 0 1; text-style: bold; color: $accent; }
     JobTable { height: 1fr; padding: 0 1; }
     #find { display: none; height: 3; }
-    #details { height: 3; padding: 0 1; background: $panel; }
+    #details { height: auto; min-height: 2; padding: 0 1; background: $panel; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("c", "act('cancel')", "Cancel"),
@@ -103,27 +103,27 @@ class Top(App[None]):
         self._unfold: set[str] = set()
         self._list = "active"
         self._summary, self._heads = Static(id="summary"), Static(id="heads")
-        self._table, self._details = JobTable(), Static(id="details")
+        self.table, self._details = JobTable(), Static(id="details")
         self._field = Input(placeholder="text in an id or a name", id="find")
 
     def compose(self) -> ComposeResult:
         """Yield the parts of the screen, from its top."""
         yield self._summary
         yield self._heads
-        yield self._table
+        yield self.table
         yield self._field
         yield self._details
         yield Footer(compact=True, show_command_palette=False)
 
     def on_mount(self) -> None:
         """Begin to follow the daemon."""
-        self._table.focus()
+        self.table.focus()
         self._follow()
 
     # --- what the daemon says --------------------------------------------------------------------
 
     def _query(self) -> LiveQuery:
-        offset, limit = self._table.wanted()
+        offset, limit = self.table.wanted()
         active = self._list == "active"
         return LiveQuery(
             jobs=self._list,
@@ -163,11 +163,11 @@ class Top(App[None]):
         said.highlight_regex(f"[{BARS}]{{{POWER_BAR}}}", "cyan")
         self._summary.update(said)
         if live.jobs is not None:
-            self._table.show(live.jobs, live.now_s)
+            self.table.show(live.jobs, live.now_s)
         self._show_heads()
 
     def _show_heads(self) -> None:
-        width = self._table.width
+        width = self.table.width
         line = Text(heads(width, self._sort if self._list == "active" else ""), no_wrap=True)
         self._heads.update(line)
 
@@ -179,7 +179,7 @@ class Top(App[None]):
     @on(JobTable.Moved)
     def show_details(self) -> None:
         """Say more of the chosen row."""
-        line = self._table.chosen()
+        line = self.table.chosen()
         nothing = "No job waits or runs." if self._list == "active" else "No job has ended."
         said = (nothing if not self._find else "") if line is None else details(line)
         marks = [f"find: {self._find}"] if self._find else []
@@ -196,7 +196,7 @@ class Top(App[None]):
     @on(events.Click, "#heads")
     def sort_by_head(self, event: events.Click) -> None:
         """Sort by the column that was clicked; the other way the second time."""
-        by = head_at(event.x - 1, self._table.width)
+        by = head_at(event.x - 1, self.table.width)
         if by:
             self._sort_by(by if self._sort != by else f"-{by}")
 
@@ -216,7 +216,7 @@ class Top(App[None]):
         self._restart()
 
     def _restart(self) -> None:
-        self._table.restart()
+        self.table.restart()
         self._wake.set()
 
     def action_over(self) -> None:
@@ -239,12 +239,12 @@ class Top(App[None]):
     def action_leave_find(self) -> None:
         """Go back to the table."""
         self._field.display = False
-        self._table.focus()
+        self.table.focus()
 
     @on(JobTable.Opened)
     def open_row(self) -> None:
         """Unfold an array, fold it again, or show all that is known of a job."""
-        line = self._table.chosen()
+        line = self.table.chosen()
         if line is None:
             return
         array = line.job.id.partition("_")[0]
@@ -259,7 +259,7 @@ class Top(App[None]):
 
     def action_act(self, *any_of: str) -> None:
         """Do the one of these that can be done to the chosen job, once it is confirmed."""
-        line = self._table.chosen()
+        line = self.table.chosen()
         if line is None:
             return
         can = [action for action in actions(line.job, line.ids) if action.do in any_of]
@@ -291,7 +291,7 @@ class Top(App[None]):
     @work
     async def action_explain(self) -> None:
         """Show the decisions about the chosen job."""
-        line = self._table.chosen()
+        line = self.table.chosen()
         if line is None:
             return
         path = f"/history/{quote(line.job.id)}"
@@ -307,7 +307,7 @@ class Top(App[None]):
     @work
     async def action_output(self) -> None:
         """Show the end of the chosen job's output, where this machine has its file."""
-        line = self._table.chosen()
+        line = self.table.chosen()
         if line is None:
             return
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from daemon import served
+from daemon import DEADLINE_S, Rms, served
 from powercap import Counters
 from processes import MPDATA
 
@@ -98,6 +101,33 @@ def test_measured_joules_are_told_with_their_source(
         assert sums["cluster"]["by_source_j"]["rapl"] <= counters.joules
         assert {part["device"] for part in found["rows"] if part["owner"] == "1"} >= {"package-0"}
         assert " rapl" in rms.rms("top").stdout
+
+
+@pytest.mark.wide
+@pytest.mark.promise("top")
+def test_the_view_in_a_terminal_outlives_its_daemon() -> None:
+    screen = pytest.importorskip("rms.cli.screen")
+
+    async def looked(rms: Rms) -> None:
+        app = screen.Top(rms.server)
+        async with app.run_test():
+
+            async def until(part: str, words: str) -> None:
+                end_s = time.monotonic() + DEADLINE_S
+                while words not in (said := str(app.query_one(part).content)):
+                    assert time.monotonic() < end_s, said
+                    await asyncio.sleep(0.05)
+
+            await until("#details", "1 <b>long</b>, fixed")
+            await asyncio.to_thread(rms.end, signal.SIGKILL)
+            await until("#summary", "no daemon: no answer")
+            await asyncio.to_thread(rms.start)
+            await until("#summary", "1 run, 0 wait")
+            await until("#details", "1 <b>long</b>, fixed")
+
+    with served(1) as rms:
+        rms.submit("sleep 600", "--job-name", "<b>long</b>")
+        asyncio.run(looked(rms))
 
 
 def test_no_daemon_is_said(tmp_path: Path) -> None:
