@@ -60,6 +60,8 @@ class Row:
 
     Attributes:
         ns: per cell and step, one a round.
+        in_cache_ns: the same arithmetic in memory that stays in a core's caches; empty where
+            there is no such way to compute it (Solver.in_cache).
         bytes_per_cell: held by fields, flow and scratch.
     """
 
@@ -69,6 +71,7 @@ class Row:
     cells: int
     bytes_per_cell: float | None = None
     ns: list[float] = field(default_factory=list)
+    in_cache_ns: list[float] = field(default_factory=list)
 
     def summary(self) -> dict[str, Any]:
         """Return the row for JSON."""
@@ -78,8 +81,22 @@ class Row:
             "variant": self.variant,
             "ns_per_cell_step": min(self.ns),
             "median_ns": float(np.median(self.ns)),
+            "in_cache_ns": min(self.in_cache_ns, default=None),
             "bytes_per_cell": self.bytes_per_cell,
         }
+
+    def line(self) -> str:
+        """Return the row as it is printed."""
+        digits = 4 if self.backend == "cupy" else 2
+        cached = f"{min(self.in_cache_ns):.{digits}f}" if self.in_cache_ns else "-"
+        return (
+            f"{self.dtype}  {self.variant:26s} {min(self.ns):19.{digits}f} "
+            f"{np.median(self.ns):8.{digits}f} {cached:>9s} {self.bytes_per_cell:15.1f}"
+        )
+
+
+Timed = tuple[Row, Callable[[], Any], Callable[[], Any] | None]
+"""A row, what advances it, and what does the same arithmetic in cache where there is that."""
 
 
 def copy_bandwidth(dtype: npt.DTypeLike, clock: Clock) -> float:
@@ -109,8 +126,8 @@ def division_time(dtype: npt.DTypeLike, clock: Clock) -> float:
 
 def variants(
     grid: tuple[int, int, int], backend: str, threads: int, tuned: Path | None = None
-) -> Iterator[tuple[Row, Any]]:
-    """Yield every variant's row and a function that advances it by ``AT_ONCE`` steps."""
+) -> Iterator[Timed]:
+    """Yield every variant's row, what advances it by ``AT_ONCE`` steps, what does so in cache."""
     setup = make_setup("random", Request(grid=grid))
     cells = grid[0] * grid[1] * grid[2]
     for dtype in ("f8", "f4"):
@@ -119,23 +136,25 @@ def variants(
             solver = Solver(varied, scheme, dtype, backend, threads, tuned)
             solver.advance(1)
             advance = partial(_steps, solver, AT_ONCE[backend])
-            yield Row(backend, dtype, name, cells, solver.nbytes / cells), advance
+            row = Row(backend, dtype, name, cells, solver.nbytes / cells)
+            yield row, advance, solver.in_cache()
 
 
 def _steps(solver: Solver, steps: int) -> None:
-    """Advance by some steps, and wait where they are under way when the call returns."""
-    for _ in range(steps):
-        solver.advance_filled()
+    """Advance by some steps, halos filled as in a run; wait for those that are under way."""
+    solver.advance(steps)
     solver.wait()
 
 
-def measure(rows: list[tuple[Row, Callable[[], Any]]], rounds: int, clock: Clock) -> Iterator[None]:
+def measure(rows: list[Timed], rounds: int, clock: Clock) -> Iterator[None]:
     """Time every row once a round; yields after each round."""
-    for _, step in rows:
+    for _, step, _ in rows:
         step()
     for _ in range(rounds):
-        for row, step in rows:
+        for row, step, in_cache in rows:
             row.ns.append(_timed(step, clock) * 1e9 / row.cells / AT_ONCE[row.backend])
+            if in_cache is not None:
+                row.in_cache_ns.append(_timed(in_cache, clock) * 1e9 / row.cells)
         yield
 
 
@@ -305,20 +324,16 @@ def bench(
     found = list(variants(grid, backend, threads, store_path(env)))
     for _ in measure(found, asked.rounds, clock):
         pass
-    say(f"{'':28s} {'ns per cell and step':>21s} {'median':>8s} {'bytes per cell':>15s}")
-    digits = 4 if backend == "cupy" else 2
-    for row, _ in found:
-        now = row.summary()
-        say(
-            f"{row.dtype}  {row.variant:26s} {now['ns_per_cell_step']:19.{digits}f} "
-            f"{now['median_ns']:8.{digits}f} {now['bytes_per_cell']:15.1f}"
-        )
+    heads = f"{'median':>8s} {'in cache':>9s} {'bytes per cell':>15s}"
+    say(f"{'':28s} {'ns per cell and step':>21s} {heads}")
+    for row, _, _ in found:
+        say(row.line())
     result: dict[str, Any] = {
         "grid": list(grid),
         "backend": backend,
         "threads": threads,
         "limits": limits,
-        "rows": [row.summary() for row, _ in found],
+        "rows": [row.summary() for row, _, _ in found],
     }
     del found
     _bench_processes(asked, result, env, say, clock)
@@ -353,8 +368,11 @@ def _bench_processes(
         result["pympdata"] = pympdata(grid, clock)
         if result["pympdata"] is None:
             say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
+        ours = {row["variant"]: row for row in result["rows"] if row["dtype"] == "f8"}
         for row in result["pympdata"] or []:
+            row["times"] = row["ns_per_cell_step"] / ours[row["variant"]]["ns_per_cell_step"]
             say(
                 f"PyMPDATA f8 {row['variant']}: {row['ns_per_cell_step']:.1f} ns per cell and "
-                f"step, first step after {row['first_step_s']:.0f} s"
+                f"step, {row['times']:.1f} times ours, first step after "
+                f"{row['first_step_s']:.0f} s"
             )

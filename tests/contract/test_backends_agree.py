@@ -10,6 +10,7 @@ from combinations import TOLERANCE, Combination, rough
 from mpdata.backends import make_stepper
 from mpdata.cases import Request, Setup, make_setup
 from mpdata.flow.courant import Flow
+from mpdata.numerics.numba import tiles
 from mpdata.options import Scheme, parse_boundaries
 from mpdata.solver import Solver
 
@@ -167,3 +168,17 @@ def test_steppers_follow_the_order_in_memory(scheme: Scheme, backend: str, order
         stepper.advance(psi, spare, flow.C)
         psi[...] = spare[cells][around]
     assert np.abs(psi[cells] - plain).max() <= 1e-13 * np.abs(plain).max()
+
+
+@pytest.mark.wide
+def test_rows_in_segments_have_the_bits_of_whole_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And timing the arithmetic in cache changes nothing of the field."""
+    setup = random_setup((5, 6, 2 * tiles.SEGMENT))
+    solver = Solver(setup, Scheme(2, True), "f8", "numba")
+    timed = solver.in_cache()
+    assert timed is not None
+    solver.advance(1)
+    timed()
+    solver.advance(STEPS - 1)
+    monkeypatch.setattr(tiles, "SEGMENT", 1 << 20)
+    assert solver.psi.tobytes() == answer(setup, Scheme(2, True), "numba").tobytes()

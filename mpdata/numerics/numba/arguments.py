@@ -16,6 +16,14 @@ Array = npt.NDArray[Any]
 
 LINE_BYTES = 64
 
+SEGMENT = 32
+"""Items that a stage of the fused sweep takes between two handfuls of prefetches, where rows are
+multiples of it.
+
+A constant: the loop over them is unrolled and has no remainder. A core drops prefetches while some
+twenty lines are on their way: of those for a whole row at once most were lost.
+"""
+
 
 class Flow(NamedTuple):
     """Face values normal to the contiguous, the middle and the slowest axis."""
@@ -106,12 +114,14 @@ class Tile(NamedTuple):
         count: items of a row that are computed.
         pitch: items from one row of a buffer to the next.
         height: rows of the result.
+        cut: whether rows are taken in segments (0) or whole (None).
     """
 
     lead: Any
     count: Any
     pitch: Any
     height: int
+    cut: int | None
 
 
 class Buffers(NamedTuple):

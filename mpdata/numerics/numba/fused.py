@@ -18,6 +18,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from mpdata.numerics.numba.arguments import SEGMENT
 from mpdata.numerics.numba.formulas import (
     ONE,
     Array,
@@ -54,40 +55,102 @@ def prefetch(context: Any, array: Any, index: Any) -> Any:
 # Arguments a line each would make half of this file signatures.
 # fmt: off
 @inline
+def ask_for_row(
+    psi: Array, cc: Array, cm: Array, cs: Array, r: Array, x: Any, n: Any, line: Any, ss: Any
+) -> None:
+    """Ask for what the donor cell will read for the first time."""
+    for q in range(u(0), n, line):
+        prefetch(psi, x + ss + q)
+        prefetch(cs, x + ss + q)
+        prefetch(cc, x + q)
+        prefetch(cm, x + q)
+        if r is not None:
+            prefetch(r, x + q)
+
+
+@inline
+def taken(n: Any, cut: int | None) -> Any:
+    """Return the items of a row of n that a stage takes at once."""
+    return n if cut is None else u(SEGMENT)
+
+
+@inline
+def ahead(A: Array, soon: Any, first: Any, n: Any) -> None:
+    """Ask for n items from the first of a row that will be read soon, if any is to be asked for.
+
+    Args:
+        A: the array.
+        soon: where the row begins, whether to ask, items of a cache line.
+        first, n: items of the row.
+    """
+    begin, wanted, line = soon
+    if wanted:
+        for q in range(u(0), n, line):
+            prefetch(A, begin + first + q)
+
+
+@inline
+def donor_row(
+    P: Array, to: Any, psi: Array, x0: Any, n: Any, cc: Array, cm: Array, cs: Array, r: Array,
+    sm: Any, ss: Any, soon: Any, cut: int | None,
+) -> None:
+    """Psi after the donor cell."""
+    part = taken(n, cut)
+    for first in range(u(0), n, part):
+        ahead(psi, soon, first + ss, part)
+        for t in range(part):
+            q = first + t
+            P[to + q] = donor_cell(psi, x0 + q, cc, cm, cs, sm, ss, r)
+
+
+@inline
 def slow_row(
     F: Array, f: Any, P: Array, b0: Any, b1: Any, W: Any,
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
+    soon: Any, cut: int | None,
 ) -> None:
     """Faces along s between the planes b0 and b1."""
     zero = P.dtype.type(0)
-    for q in range(n):
-        y, z = b1 + q, b0 + q
-        v = slow_face(
-            P, y, z, y, z, W, cc, cm, cs, r, x0 + q, sm, ss,
-            terms.eps, terms.infinite, None, terms.divergent,
-        )
-        F[f + q] = v if terms.infinite is not None else advective_flux(v, P[z], P[y], zero)
+    part = taken(n, cut)
+    for first in range(u(0), n, part):
+        ahead(cs, soon, first + ss, part)
+        if r is not None:
+            ahead(r, soon, first, part)
+        for t in range(part):
+            q = first + t
+            y, z = b1 + q, b0 + q
+            v = slow_face(
+                P, y, z, y, z, W, cc, cm, cs, r, x0 + q, sm, ss,
+                terms.eps, terms.infinite, None, terms.divergent,
+            )
+            F[f + q] = v if terms.infinite is not None else advective_flux(v, P[z], P[y], zero)
 
 
 @inline
 def plane_row(
     Fc: Array, Fm: Array, f: Any, P: Array, b0: Any, b1: Any, b2: Any, W: Any,
     cc: Array, cm: Array, cs: Array, r: Array, x0: Any, n: Any, sm: Any, ss: Any, terms: Any,
+    soon: Any, cut: int | None,
 ) -> None:
     """Faces along m and c below the cells of a row in plane b1, between the planes b0 and b2."""
     zero, bare = P.dtype.type(0), terms.infinite is not None
-    for q in range(n):
-        x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
-        v = middle_face(
-            P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
-            terms.eps, terms.infinite, None, terms.divergent,
-        )
-        Fm[f + q] = v if bare else advective_flux(v, P[y - W], P[y], zero)
-        v = contiguous_face(
-            P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
-            terms.eps, terms.infinite, None, terms.divergent,
-        )
-        Fc[f + q] = v if bare else advective_flux(v, P[y - ONE], P[y], zero)
+    part = taken(n, cut)
+    for first in range(u(0), n, part):
+        ahead(cc, soon, first, part)
+        ahead(cm, soon, first, part)
+        for t in range(part):
+            q = first + t
+            x, y, up, down = x0 + q, b1 + q, b2 + q, b0 + q
+            v = middle_face(
+                P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
+                terms.eps, terms.infinite, None, terms.divergent,
+            )
+            Fm[f + q] = v if bare else advective_flux(v, P[y - W], P[y], zero)
+            v = contiguous_face(
+                P, y, up, down, W, cc, cm, cs, r, x, sm, ss,
+                terms.eps, terms.infinite, None, terms.divergent,
+            )
+            Fc[f + q] = v if bare else advective_flux(v, P[y - ONE], P[y], zero)
 
 
 @inline
@@ -96,13 +159,17 @@ def betas_row(
     P: Array, b0: Any, b1: Any, b2: Any, W: Any,
     Fc: Array, Fm: Array, f0: Any, f1: Any, Fs: Array, g0: Any, g1: Any,
     r: Array, n: Any, eps: Any,
+    soon: Any, cut: int | None,
 ) -> None:
     """Both betas of the limiter."""
-    for q in range(n):
-        U[o + q], D[o + q] = betas(
-            psi, x0 + q, sm, ss, P, b1 + q, W, b2 + q, b0 + q, Fc, f0 + q, Fm, f0 + q, f1 + q,
-            Fs, g0 + q, g1 + q, r, eps, None,
-        )
+    part = taken(n, cut)
+    for first in range(u(0), n, part):
+        for t in range(part):
+            q = first + t
+            U[o + q], D[o + q] = betas(
+                psi, x0 + q, sm, ss, P, b1 + q, W, b2 + q, b0 + q, Fc, f0 + q, Fm, f0 + q, f1 + q,
+                Fs, g0 + q, g1 + q, r, eps, None,
+            )
 
 
 @inline
@@ -120,45 +187,36 @@ def update_row(
     out: Array, o: Any, Q: Array, qo: Any, G: Array, P: Array, p1: Any, W: Any,
     Fc: Array, Fm: Array, f0: Any, f1: Any, Fs: Array, g: Any, U: Array, D: Array, d0: Any,
     d1: Any, r: Array, x0: Any, n: Any, ss: Any, limiter: Any,
+    soon: Any, cut: int | None,
 ) -> None:
     """Finish the row of the plane before in ``out``; begin the one of this plane in Q.
 
     G holds the limited fluxes from the row below and is given those to the row above.
     """
-    for q in range(n):
-        d = d1 + q
-        here = P[p1 + q]
-        f = Fc[f0 + q + ONE]
-        total = f * allowed(f, U, D, d, d + ONE, limiter)
-        f = Fc[f0 + q]
-        total -= f * allowed(f, U, D, d - ONE, d, limiter)
-        f = Fm[f1 + q]
-        f = f * allowed(f, U, D, d, d + W, limiter)
-        total += f - G[q]
-        G[q] = f
-        f = Fs[g + q]
-        f = f * allowed(f, U, D, d0 + q, d, limiter)
-        if r is None:
-            out[o + q] = Q[qo + q] - f
-            Q[qo + q] = here - (total - f)
-        else:
-            x = x0 + q
-            out[o + q] = Q[qo + q] - f * r[x - ss]
-            Q[qo + q] = here - (total - f) * r[x]
-
-
-@inline
-def ahead_row(
-    psi: Array, cc: Array, cm: Array, cs: Array, r: Array, x: Any, n: Any, line: Any, ss: Any
-) -> None:
-    """Ask for what the donor cell will read for the first time."""
-    for q in range(u(0), n, line):
-        prefetch(psi, x + ss + q)
-        prefetch(cs, x + ss + q)
-        prefetch(cc, x + q)
-        prefetch(cm, x + q)
-        if r is not None:
-            prefetch(r, x + q)
+    part = taken(n, cut)
+    for first in range(u(0), n, part):
+        ahead(out, soon, first, part)
+        for t in range(part):
+            q = first + t
+            d = d1 + q
+            here = P[p1 + q]
+            f = Fc[f0 + q + ONE]
+            total = f * allowed(f, U, D, d, d + ONE, limiter)
+            f = Fc[f0 + q]
+            total -= f * allowed(f, U, D, d - ONE, d, limiter)
+            f = Fm[f1 + q]
+            f = f * allowed(f, U, D, d, d + W, limiter)
+            total += f - G[q]
+            G[q] = f
+            f = Fs[g + q]
+            f = f * allowed(f, U, D, d0 + q, d, limiter)
+            if r is None:
+                out[o + q] = Q[qo + q] - f
+                Q[qo + q] = here - (total - f)
+            else:
+                x = x0 + q
+                out[o + q] = Q[qo + q] - f * r[x - ss]
+                Q[qo + q] = here - (total - f) * r[x]
 
 
 @inline
@@ -229,7 +287,7 @@ def sweep(
     P, Fc, Fm, Fs, U, D, Q, G = buffers
     extents, kinds, values, rank = edges
     base, sm, ss = strides
-    lead, count, W, height = tile
+    lead, count, W, height, cut = tile
     e = 0 if limiter is None else 1
     k = 1 + e
     plane = u(height + 2 * k) * W
@@ -251,6 +309,12 @@ def sweep(
             f_mid = line + u((j + 16) & 1) * plane
             source, kind_s = inside(i, extents[0], kinds[0], kinds[1])
             for w in range(-k, rows + 2 + e):
+                # The stages take turns to ask for what the donor cell will read two rows on.
+                coming = w + 2 < rows + k and i < last + k
+                x = base + u(i) * ss + u(begin + w + 2) * sm - lead
+                if cut is None and coming:
+                    ask_for_row(psi, cc, cm, cs, r, x, count, line, ss)
+                soon = (x, cut is not None and coming, line)
                 if w < rows + k and i < last + k:
                     to = p_up + u(w + k) * W
                     row, kind_m = inside(begin + w, extents[1], kinds[2], kinds[3])
@@ -260,10 +324,7 @@ def sweep(
                         for q in range(count):
                             P[to + q] = values[fixed]
                     else:
-                        if w + 2 < rows + k:
-                            ahead_row(psi, cc, cm, cs, r, x + sm + sm, count, line, ss)
-                        for q in range(count):
-                            P[to + q] = donor_cell(psi, x + q, cc, cm, cs, sm, ss, r)
+                        donor_row(P, to, psi, x, count, cc, cm, cs, r, sm, ss, soon, cut)
                     if wraps:
                         wrap_row(P, to, cells, u(k), u(k))
                     decides = fixed < 0 or rank[2] < rank[fixed]
@@ -275,13 +336,13 @@ def sweep(
                     if first - e <= i and i <= last + e and v < rows + e:
                         slow_row(
                             Fs, f_up + at, P, p_mid + at, p_up + at, W, cc, cm, cs, r, x,
-                            count, sm, ss, terms,
+                            count, sm, ss, terms, soon, cut,
                         )
                     if first - e <= j and j < last + e and v < rows + e + 1:
                         f0 = line + u((v + 8) & 3) * W
                         plane_row(
                             Fc, Fm, f0, P, p_low + at, p_mid + at, p_up + at, W,
-                            cc, cm, cs, r, x - ss, count, sm, ss, terms,
+                            cc, cm, cs, r, x - ss, count, sm, ss, terms, soon, cut,
                         )
                         if wraps:
                             wrap_row(Fc, f0, cells, u(0), ONE)
@@ -294,7 +355,7 @@ def sweep(
                             U, D, f_mid + at, psi, x, sm, ss, P, p_low + at, p_mid + at,
                             p_up + at, W, Fc, Fm, line + u((v + 8) & 3) * W,
                             line + u((v + 9) & 3) * W, Fs, f_mid + at, f_up + at,
-                            r, count, terms.eps,
+                            r, count, terms.eps, soon, cut,
                         )
                         if wraps:
                             wrap_row(U, f_mid + at, cells, ONE, ONE)
@@ -305,8 +366,10 @@ def sweep(
                     f0 = line + u((v + 8) & 3) * W + lead
                     f1 = line + u((v + 9) & 3) * W + lead
                     x = base + u(j) * ss + u(begin + v) * sm
-                    for q in range(u(0), cells + line, line):
-                        prefetch(out, x - ss + sm + sm + q)
+                    soon = (x - ss + sm + sm, cut is not None, line)
+                    if cut is None:
+                        for q in range(u(0), cells + line, line):
+                            prefetch(out, x - ss + sm + sm + q)
                     if v < 0:
                         mid_row(G, Fm, f1, W, U, D, f_mid + at, cells, limiter)
                     else:
@@ -314,5 +377,5 @@ def sweep(
                         update_row(
                             out, x - ss if j > first else x, Q, at, G, P, p_mid + at, W,
                             Fc, Fm, f0, f1, Fs, f_mid + at, U, D, f_up + at, f_mid + at,
-                            r, x, cells, ss, limiter,
+                            r, x, cells, ss, limiter, soon, cut,
                         )

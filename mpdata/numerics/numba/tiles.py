@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import numpy as np
 
 from mpdata.numerics.numba.arguments import (
     LINE_BYTES,
+    SEGMENT,
     Array,
     Buffers,
     Edges,
@@ -49,6 +51,7 @@ class FusedSweep:
         self, layout: Layout, scheme: Scheme, r: Array | None, dtype: Any, threads: int
     ) -> None:
         self._layout, self._scheme, self._r = layout, scheme, r
+        self._strides = layout.strides
         self._dtype = np.dtype(dtype)
         self._margin = 2 if scheme.limiter else 1
         self._tile = self._shape()
@@ -67,12 +70,18 @@ class FusedSweep:
         """Advance the planes of the slowest axis from first to last."""
         flow = self._layout.flow(C, self._none)
         r = None if self._r is None else flat(self._r)
-        fixed = (flat(out), flat(psi), flow, r, self._layout.strides, self._edges, self._tile)
+        fixed = (flat(out), flat(psi), flow, r, self._strides, self._edges, self._tile)
 
         def arguments(worker: int, first: int, last: int) -> tuple[Any, ...]:
             return (*fixed, self._buffers[worker], self._limiter, self._terms, first, last)
 
         workers.run("fused.sweep", planes, arguments)
+
+    def in_cache(self) -> FusedSweep:
+        """Return what does the same arithmetic, in the memory of one plane: for timing only."""
+        twin = copy(self)
+        twin._strides = self._strides._replace(s=np.uint64(0))
+        return twin
 
     def _shape(self) -> Tile:
         c, m, _ = self._layout.axes
@@ -88,7 +97,8 @@ class FusedSweep:
         rows = self._layout.cells(m)
         fit = CACHE_BYTES // (pitch * self._dtype.itemsize * SLOTS) - 2 * self._margin
         tiles = -(-rows // max(4, fit))
-        return Tile(np.uint64(lead), np.uint64(count), np.uint64(pitch), -(-rows // tiles))
+        cut = compiled_in(lead == 0 and cells % SEGMENT == 0)
+        return Tile(np.uint64(lead), np.uint64(count), np.uint64(pitch), -(-rows // tiles), cut)
 
     def _rolling(self) -> Buffers:
         """Return the buffers of one worker, a line before and one behind each."""
