@@ -154,8 +154,10 @@ class Worlds:
         # Another program has had no worlds but this one, so that status counts.
         elif status == 0 and not step.has_polled:
             step.exit_code = 0
-        else:
+        elif step.has_polled:
             step.exit_code, step.message = status or 1, "died without a completion record"
+        else:
+            step.exit_code, step.message = status, f"program ended with {status}"
         self.resize(job, inputs.StepEnded())
         self.save_steps(job)
 
