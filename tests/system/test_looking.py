@@ -12,6 +12,8 @@ from daemon import DEADLINE_S, Rms, served
 from powercap import Counters
 from processes import MPDATA
 
+from rms.cli import screen
+
 LONG = " ".join(
     ["mpirun", *MPDATA, "run", "--case", "random", "--grid", "24", "20", "8", "--steps", "3000"]
 )
@@ -106,8 +108,6 @@ def test_measured_joules_are_told_with_their_source(
 @pytest.mark.wide
 @pytest.mark.promise("top")
 def test_the_view_in_a_terminal_outlives_its_daemon() -> None:
-    screen = pytest.importorskip("rms.cli.screen")
-
     async def looked(rms: Rms) -> None:
         app = screen.Top(rms.server)
         async with app.run_test():

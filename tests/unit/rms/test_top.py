@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from routed import Routed, routed
-
-pytest.importorskip("textual")
 from textual.pilot import Pilot
 from textual.widgets import Static
 
