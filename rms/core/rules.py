@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rms.core.events import Decision, Never, NodesLeased, PowerOff, PowerOn, Resize, Start
 from rms.core.lease import left_s, obstacle
@@ -128,11 +128,11 @@ def _listed(state: State, spec: JobSpec, decision: Start | Resize) -> None:
         raise RuleError(f"expected nodes of its list for {decision.job}, got {decision.nodes}")
 
 
-def _free(state: State, nodes: Iterable[int], decision: Start | Resize) -> None:
+def _free(state: State, nodes: Sequence[int], decision: Start | Resize) -> None:
     vacant = state.vacant
-    for node in nodes:
-        if not (0 <= node < len(vacant) and vacant[node]):
-            raise RuleError(f"expected free nodes for {decision.job}, got {decision.nodes}")
+    there = not nodes or (min(nodes) >= 0 and max(nodes) < len(vacant))
+    if not there or not all(map(vacant.__getitem__, nodes)):
+        raise RuleError(f"expected free nodes for {decision.job}, got {decision.nodes}")
 
 
 def _clocked(state: State, decision: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,18 @@ def starts(nodes: int, specs: list[JobSpec], policy: str) -> dict[str, int]:
     engine = Engine(nodes, named(policy))
     decisions = engine.handle(Submitted(0.0, tuple(specs)))
     return {d.job: len(d.nodes) for d in decisions if isinstance(d, Start)}
+
+
+def test_jobs_that_had_the_same_nodes_share_the_numbers_in_memory() -> None:
+    # A million jobs of 100 nodes each would take 2.7 GiB more if each had objects of its own.
+    specs = [
+        JobSpec(JobId(str(n)), 10.0 * n, 600, 600, 600, Mode.FIXED, run_s=5.0) for n in range(2)
+    ]
+    simulation = Simulation(specs, (NodePower(),) * 600, named("easy"))
+    simulation.run()
+    first, second = simulation.engine.state.ended.values()
+    assert first.nodes == second.nodes == tuple(range(600))
+    assert all(map(is_, first.nodes, second.nodes))
 
 
 def test_three_jobs_on_six_nodes_run_side_by_side() -> None:
@@ -236,3 +249,15 @@ def test_a_narrower_job_never_costs_more_energy(
         return size * model.busy_w(job.spec, size) * job.spec.speedup.time(size)
 
     assert energy(n + 1) >= energy(n) * (1 - 1e-12)
+
+
+@pytest.mark.parametrize("nodes", [(-1,), (4,), (1, 9), (0, 1), (3, 3)])
+def test_nodes_that_are_held_or_that_do_not_exist_are_given_to_nobody(
+    nodes: tuple[int, ...],
+) -> None:
+    engine = Engine(4, named("easy"))
+    engine.handle(Submitted(0.0, (spec(1, 1, 1, Mode.FIXED),)))  # has node 0
+    engine.apply(Submitted(0.0, (spec(2, len(nodes), len(nodes), Mode.FIXED),)))
+    with pytest.raises(RuleError, match=r"expected (free nodes for 2|every node once)"):
+        check(engine.state, Start(JobId("2"), tuple(map(Node, nodes)), ""))
+    check(engine.state, Start(JobId("2"), tuple(map(Node, (3, 1)[: len(nodes)])), ""))
