@@ -153,9 +153,9 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             stopping = _stop_on_signals()
             _tell_of_children(daemon.job_watch)
             server = _server(Routes(daemon, stopping.set, token, own))
-            serving = asyncio.create_task(server.serve(sockets=listening))
-            if tasks_socket is not None:
+            if tasks_socket is not None:  # first: whoever is answered finds this one too
                 await _serve_tasks(tasks, tasks_socket, options.governor)
+            serving = asyncio.create_task(server.serve(sockets=listening))
             say(f"serving at {address}")
             launcher.open()
             notifier.tell("READY=1", f"STATUS=serving at {address}")

@@ -22,7 +22,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 """
 
 
-@pytest.mark.promise("completion")
+@pytest.mark.promise("shell-completion")
 @pytest.mark.parametrize(
     ("main", "asked"),
     [
