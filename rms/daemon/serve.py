@@ -153,8 +153,8 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             stopping = _stop_on_signals()
             _tell_of_children(daemon.job_watch)
             server = _server(Routes(daemon, stopping.set, token, own))
-            if tasks_socket is not None:  # first: whoever is answered finds this one too
-                await _serve_tasks(tasks, tasks_socket, options.governor)
+            # First: whoever is answered finds this one too. uvloop closes one that nobody keeps.
+            kept = tasks_socket and await _serve_tasks(tasks, tasks_socket, options.governor)
             serving = asyncio.create_task(server.serve(sockets=listening))
             say(f"serving at {address}")
             launcher.open()
@@ -165,6 +165,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             daemon.meters.write_all()
             server.should_exit = server.force_exit = True
             await serving
+            del kept
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
@@ -200,13 +201,13 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
 
 async def _serve_tasks(
     tasks: Tasks, listening: socket.socket, governor: GovernorRule | None
-) -> None:
-    """Listen to processes that have tasks."""
+) -> asyncio.Server:
+    """Listen to processes that have tasks, as long as what is returned is kept."""
     tasks.restore()
     if governor is not None:
         tasks.use(None, governor)
     loop = asyncio.get_running_loop()
-    await loop.create_unix_server(lambda: Link(tasks), sock=listening)
+    return await loop.create_unix_server(lambda: Link(tasks), sock=listening)
 
 
 def _server(routes: Routes) -> uvicorn.Server:
