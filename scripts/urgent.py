@@ -32,7 +32,7 @@ def urgent_job(folder, cores, say, *, steps=8000, urgent_steps=600, every=500, l
         listen: address of the daemons, for the live page.
     """
     given = cores, every, listen
-    _run(folder / "warm-up", "malleable", (100, 20), *given)  # code and files into the caches
+    _run(folder / "warm-up", "malleable", (1500, 20), *given)  # code and files into the caches
     found = {way: _run(folder / way, way, (steps, urgent_steps), *given) for way in WAYS}
     say("   " + COLUMNS.format("neighbour", "the urgent job", "its wait", "its end", "neighbour's"))
     alone = found["rigid"]["long_s"]
