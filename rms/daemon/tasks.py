@@ -95,6 +95,7 @@ class Tasks:
         self._of: dict[TaskId, tuple[Link, int]] = {}
         self._changed, self._jobs_wait = True, False
         self._idle_since: dict[int, float] = {}
+        self._closed = set[int]()  # tasks run there, and no other may after them
         self.rule, self._governed_s = GovernorRule(), -inf
         self._kept = self._lent
         self._kept_until_s = context.now() + ADOPT_S
@@ -313,7 +314,8 @@ class Tasks:
     def _settle(self, decisions: list[TaskDecision]) -> None:
         """Decide, hold the nodes that takes, then tell the processes; again if jobs moved."""
         while True:
-            if self._changed or self._jobs_wait:
+            closed = self._closed - self.scheduler.state.held.keys()
+            if self._changed or self._jobs_wait or closed:
                 self._see_jobs()
             decisions += self.scheduler.decide()
             need, lent = self._need(), self._lent
@@ -354,10 +356,11 @@ class Tasks:
         held = state.held.keys()
         units = {unit for device in state.devices.values() for unit in device.units}
         if self._jobs_wait:
-            theirs = units - held
+            theirs, self._closed = units - held, set()
         else:
             free_ones = {n for n in units if jobs.vacant[n] or n in jobs.lent} - jobs.down
-            theirs = units - held - under_cap(jobs, free_ones) | self._kept.keys()
+            closed = units - under_cap(jobs, free_ones)
+            theirs, self._closed = closed - held | self._kept.keys(), closed & held
         before = {unit for unit, task in state.holder.items() if task == OTHERS}
         now = self.context.now()
         for kind, changed in ((UnitsTaken, theirs - before), (UnitsFreed, before - theirs)):

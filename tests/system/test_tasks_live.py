@@ -248,6 +248,7 @@ def test_many_tasks_of_one_process(bed: Bed) -> None:
     with on_device(Resource.CORE) as where:
         assert where.device == "n1"
         bed.rms.ask("drain", "n1")  # whoever holds it keeps it
+        KernelCollection("beside", Kernel(kernel, Resource.CORE)).run()  # n1 is seen drained, held
     with on_device(Resource.CORE) as where:
         assert where.device == "n2"
     bed.rms.ask("resume", "n1")
