@@ -35,6 +35,8 @@ def enter_venv(*extras):
     """Return inside the project's own environment, with it and the extras installed."""
     if sys.version_info < (3, 11):
         fail(f"expected Python 3.11 or newer, got {sys.version.split()[0]}")
+    # Where it is set, every process of thousands compiles all that it imports: half of their time.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if Path(sys.prefix) != VENV:
         python = _make(VENV)
         os.execv(python, [str(python), *sys.argv])
