@@ -19,7 +19,7 @@ from dmr.plan import Plan
 from dmr.session import running
 from dmr.termination import TerminatedError
 from dmr.values import ValuesError, adopt
-from rms.wire.messages import Resize
+from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Resize
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
 
@@ -132,7 +132,14 @@ def _runtime_of(comm: MPI.Intracomm) -> Runtime:
             f"expected a communicator of all {MPI.COMM_WORLD.size} ranks, got one of {comm.size}: "
             "a resize replaces all of them"
         )
-    return Runtime.here(comm)
+    runtime = Runtime.here(comm)
+    if runtime.launches:
+        raise UsageError(
+            f"expected all ranks in one launch, got {len(runtime.launches)} ({LAUNCHES_VARIABLE}="
+            f"{PER_NODE}): runtime = dmr.Runtime.here(comm) gives runtime.comm, all of them; "
+            "hand dmr.malleable that runtime"
+        )
+    return runtime
 
 
 def _take_state(run: Run, state: Mapping[str, Any]) -> None:

@@ -37,8 +37,10 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     """
     runtime.forget_completion()
     app.supports_merge = getattr(app, "stays", app.supports_merge)
-    launch_comm = runtime.comm
-    world = World(launch_comm.Dup(), launch_comm.Dup(), 0, ())
+    launch_comm = runtime.launch_comm or runtime.comm
+    # Nothing but the world's own communicators may connect launches: some of them may leave.
+    comm = runtime.comm if runtime.launches else runtime.comm.Dup()
+    world = World(comm, runtime.comm.Dup(), 0, ())
     run = None
     try:
         with ending(runtime, world.internal_comm) as end, _sigterm() as sigterm_received:
@@ -132,7 +134,9 @@ def _check(
     strategy = runtime.strategy if plan.strategy == "auto" else plan.strategy
     strategy = strategies.choose(strategy, runtime, scripted=bool(plan.resizes))
     if strategy == "merge" and not supports_merge:
-        raise UsageError(NO_BUILD)
+        if not runtime.launches:
+            raise UsageError(NO_BUILD)
+        strategy = "warm"
     return dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)
 
 
@@ -152,8 +156,10 @@ def _enter(
     fields = _allocate(world, specs)
     for block in fields.values():
         block.join(world.internal_comm)
-    fresh = Progress(launches=[(runtime.launch, world.size)])
-    state = RunState(runtime.comm, can_connect=strategies.accept_connect_works(runtime))
+    fresh = Progress(launches=[*runtime.launches] or [(runtime.launch, world.size)])
+    state = RunState(
+        runtime.launch_comm or runtime.comm, can_connect=strategies.accept_connect_works(runtime)
+    )
     taking_over = runtime.rendezvous is not None
     run = Run(runtime, world, fields, fresh, restored=taking_over, internal=state)
     if taking_over:

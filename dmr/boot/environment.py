@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from mpi4py import MPI
 
-from dmr.boot import bootstrap, probe
+from dmr.boot import assemble, bootstrap, probe
 from dmr.boot.rendezvous import Rendezvous
 from dmr.wire.rms import Manager
 from rms.wire.messages import COMPLETION_VARIABLE, COOLDOWN_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
@@ -65,6 +65,8 @@ class Runtime:
             telling MPI of them.
         check: where to write hashes of all that travels when the run ends, or None.
         cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
+        launches: those that this world has started as, and ranks of each; () where it is one.
+        launch_comm: the ranks of this process's own launch; ``comm`` where None.
     """
 
     comm: MPI.Intracomm
@@ -89,6 +91,8 @@ class Runtime:
     on_gpus: bool = False
     check: Path | None = None
     output: TextIO | None = None
+    launches: tuple[tuple[int, int], ...] = ()
+    launch_comm: MPI.Intracomm | None = None
 
     def backend_of(self, host: str, device: str) -> str:
         """Return the backend that this world is to compute with.
@@ -128,6 +132,9 @@ class Runtime:
         manager = Manager.from_env(env)
         if rendezvous is not None:
             rendezvous.watch(comm.rank, manager)
+        launches, launch_comm = assemble.launches_of(env), comm
+        if launches:
+            comm = assemble.assemble(comm, launches, env)
         parent = MPI.Comm.Get_parent()
         record = env.get(COMPLETION_VARIABLE)
         mpiexec = find_mpiexec(env.get("PATH"))
@@ -156,6 +163,8 @@ class Runtime:
             cooldown=env.get(COOLDOWN_VARIABLE, ""),
             on_gpus=bool(slots) and all("gpu:" in one for one in slots),
             launch=int(env.get(WORLD_VARIABLE, "0")),
+            launches=launches,
+            launch_comm=launch_comm,
         )
 
 

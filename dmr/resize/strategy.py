@@ -51,6 +51,8 @@ def accept_connect_works(runtime: Runtime) -> bool:
 
 def _best(runtime: Runtime) -> str:
     managed = runtime.manager is not None
+    if runtime.launches:
+        return "merge"  # which lets go of whole launches without a new world
     if runtime.probed is not None:
         chosen: str = runtime.probed["strategies"]["rms" if managed else "mpirun"]["auto"]
         return chosen

@@ -195,7 +195,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
         return
     job.resize = PendingResize.from_note(boot)
     if job.launch_count:
-        daemon.worlds.enter_worlds(job, job.launch_count - 1)
+        daemon.worlds.enter_worlds(job, (job.launch_count - 1,))
     daemon.worlds.resize(job, Adopted())
     _go_on_ending(daemon, job)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
-from rms.core.model import Node
+from rms.core.model import JobId, Node
 from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.context import Context, Handle, Notes
@@ -27,6 +27,8 @@ from rms.launch.base import (
     hosts_of,
 )
 from rms.wire.messages import (
+    LAUNCHES_VARIABLE,
+    PER_NODE,
     ApplicationResizeRequest,
     CompletionRecord,
     Done,
@@ -69,36 +71,56 @@ class Worlds:
         del note["env"]  # it may hold secrets
         self._context.journal.note(key, note)
         self.save_steps(job)
-        launch = job.launch_count
-        job.launch_count += 1
+        parts = dict(enumerate(self._parts(job.id, command, slots), job.launch_count))
+        job.launch_count += len(parts)
+        launches = tuple((launch, len(part)) for launch, part in parts.items())
         try:
-            wanted = WorldLaunch(number, launch, slots, command)
-            step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
-            step.current = (launch,)
-            self.enter_worlds(job, launch)
+            for launch, part in parts.items():
+                all_of_them = launches if len(parts) > 1 else ()
+                wanted = WorldLaunch(number, launch, part, command, launches=all_of_them)
+                step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
+            step.current = tuple(parts)
+            self.enter_worlds(job, step.current)
         except LaunchError as error:
             step.exit_code, step.message = 1, str(error)
+            for launch in step.worlds:
+                self._context.launcher.kill(job.id, launch)
         self.save_steps(job)
         return number
 
-    def enter_worlds(self, job: JobRuntime, launch: int | None = None) -> None:
+    def _parts(
+        self, job: JobId, command: LaunchCommand, slots: Sequence[str]
+    ) -> list[Sequence[str]]:
+        """Return the slots of each launch that a job starts as: one, or one for each node."""
+        context, running = self._context, self._context.state.running.get(job)
+        asked = command.env.get(LAUNCHES_VARIABLE) == PER_NODE
+        if not asked or running is None or not running.spec.mode.resizable:
+            return [slots]
+        parts: list[Sequence[str]] = [context.cluster.slots[node] for node in running.held]
+        whole = [slot for part in parts for slot in part] == [*slots]
+        return parts if whole and context.launcher.joins_launches(command) else [slots]
+
+    def enter_worlds(self, job: JobRuntime, launches: tuple[int, ...] = ()) -> None:
         """Tell the energy books which launches of a job are on which of its nodes.
 
         Args:
-            launch: the one that all of them are of; None for those that a resize brings.
+            launches: the one that all of them are of, or one for each; () for those that a resize
+                brings.
         """
         context, resize = self._context, job.resize
         running = context.state.running.get(job.id)
         if running is None:
             return
         cluster, wanted, found = context.cluster, running.requested_nodes, dict[Node, int]()
-        if launch is not None:
-            found = dict.fromkeys(running.held, launch)
+        if launches:
+            nodes = running.held
+            alone = len(launches) == 1
+            found = dict(zip(nodes, launches * len(nodes) if alone else launches, strict=True))
         elif resize is not None and resize.launches and wanted is not None:
             # They are on the last slots of the new world, or on all of them.
             places = [node for node in wanted for _ in cluster.slots[node]]
-            launches = [n for n, slots in resize.launches.items() for _ in slots]
-            for node, number in zip(places[-len(launches) :], launches, strict=True):
+            numbers = [n for n, slots in resize.launches.items() for _ in slots]
+            for node, number in zip(places[-len(numbers) :], numbers, strict=True):
                 if resize.committed or node not in running.nodes:
                     found[node] = number
         worlds = {cluster.names[node]: number for node, number in found.items()}

@@ -73,6 +73,7 @@ class WorldLaunch:
         launch: its number among the job's launches.
         resize: number of the resize for which it is to take over from a running world, or 0.
         cores: where it is to boot, by default on its own; its ranks then bind themselves.
+        launches: all of a job's start and the ranks of each, where they are several.
     """
 
     step: int
@@ -81,6 +82,7 @@ class WorldLaunch:
     command: LaunchCommand
     resize: int = 0
     cores: Sequence[int] = ()
+    launches: Sequence[tuple[int, int]] = ()
 
 
 @dataclass
@@ -192,6 +194,9 @@ class Launcher(Protocol):
         Raises:
             LaunchError: it could not be started.
         """
+
+    def joins_launches(self, command: LaunchCommand) -> bool:
+        """Return whether the ranks of several launches can become one world, with its MPI."""
 
     def terminate(self, job: str, worlds: Sequence[ManagedProcess]) -> None:
         """Ask a job's worlds, or else its script, to checkpoint and end."""

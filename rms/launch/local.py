@@ -17,6 +17,7 @@ from typing import IO
 from rms.formats.jobscript import WATCHED
 from rms.launch.agent import MeterAgent
 from rms.launch.base import (
+    LaunchCommand,
     LaunchError,
     ManagedProcess,
     PendingCall,
@@ -42,6 +43,7 @@ from rms.power.frequency import CPUFREQ_VARIABLE, FrequencyError
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,
+    LAUNCHES_VARIABLE,
     LISTENER_VARIABLE,
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
@@ -49,7 +51,7 @@ from rms.wire.messages import (
     WORLD_VARIABLE,
     ClockOrders,
 )
-from rms.wire.mpiexec import find_mpiexec, mpiexec_command
+from rms.wire.mpiexec import find_mpiexec, is_open_mpi, mpiexec_command
 from rms.wire.users import SlurmRow
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
@@ -66,7 +68,7 @@ It does so to know what network cards have registered; ranks on one machine use 
 keep it: by it UCX tells their memory.
 """
 
-PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
+PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE, LAUNCHES_VARIABLE)
 
 
 @dataclass
@@ -188,11 +190,7 @@ class LocalLauncher:
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
         """Start a world: one rank on each slot, by a mpiexec of its own."""
         command, slots = launch.command, launch.slots
-        path = os.pathsep.join(
-            part
-            for part in command.env.get("PATH", os.defpath).split(os.pathsep)
-            if part and Path(part) != self.shims
-        )
+        path = self._path(command)
         mpiexec = find_mpiexec(path)
         if mpiexec is None:
             raise LaunchError("no mpiexec found; expected one on PATH or beside python")
@@ -204,6 +202,16 @@ class LocalLauncher:
         full = self.keeping_status(full, kept)
         process = self._start(full, command.cwd, env, output, cores, Path(command.errors))
         return ManagedProcess(process.pid, process, kept)
+
+    def _path(self, command: LaunchCommand) -> str:
+        """Return the search path of a launcher line, without what stands for launchers here."""
+        parts = command.env.get("PATH", os.defpath).split(os.pathsep)
+        return os.pathsep.join(part for part in parts if part and Path(part) != self.shims)
+
+    def joins_launches(self, command: LaunchCommand) -> bool:
+        """Return whether the ranks of several launches can become one world here."""
+        mpiexec = find_mpiexec(self._path(command))
+        return mpiexec is not None and not is_open_mpi(mpiexec)
 
     def world_status_file(self, job: str, launch: int) -> Path:
         """Return where a world leaves its exit status."""
@@ -232,6 +240,8 @@ class LocalLauncher:
             env[JOIN_VARIABLE] = str(launch.resize)
         else:
             record.unlink(missing_ok=True)
+        if launch.launches:
+            env[LAUNCHES_VARIABLE] = " ".join(f"{n}:{ranks}" for n, ranks in launch.launches)
         gpus = [slot.removeprefix("gpu:") for slot in launch.slots if slot.startswith("gpu:")]
         if gpus:
             env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)  # dmr gives each rank its own of them

@@ -114,6 +114,12 @@ COOLDOWN_VARIABLE = "DMR_COOLDOWN"
 WORLD_VARIABLE = "DMR_WORLD"
 """Number of the launch that started these ranks, among all launches of the job's step."""
 
+LAUNCHES_VARIABLE = "DMR_LAUNCHES"
+"""In a job's environment ``node``: it starts as a launch for each node, so that it can give up
+nodes without a new world. Set for the ranks of such a start: ``LAUNCH:RANKS ...``, in order."""
+
+PER_NODE = "node"
+
 LISTENER_VARIABLE = "DMR_LISTENER"
 """Where a world started by the old one itself is to connect (``host:port:token``)."""
 

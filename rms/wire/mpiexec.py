@@ -26,9 +26,14 @@ def mpiexec_command(
     return [mpiexec, *_needed(mpiexec), *where, "-n", str(ranks), *command]
 
 
+def is_open_mpi(mpiexec: str) -> bool:
+    """Return whether a mpiexec is Open MPI's, of which two launches cannot meet."""
+    places = {Path(mpiexec).parent, Path(mpiexec).resolve().parent}
+    return any((place / "ompi_info").exists() for place in places)
+
+
 def _needed(mpiexec: str) -> list[str]:
     """Return the options that Open MPI needs; MPICH's mpiexec needs none."""
-    places = {Path(mpiexec).parent, Path(mpiexec).resolve().parent}
-    if not any((place / "ompi_info").exists() for place in places):
+    if not is_open_mpi(mpiexec):
         return []
     return ["--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]

@@ -1,0 +1,64 @@
+"""A job that starts as a launch for each node lets go of nodes without a new world."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from daemon import served
+from faulty_jobs import FAULTY, SMALL, STEPS
+from processes import MPDATA, MPIEXEC
+
+PER_NODE = {"DMR_LAUNCHES": "node"}
+MALLEABLE = ["--mode", "malleable", "--nodes", "2"]
+
+
+def alone(folder: Path) -> str:
+    """Return the bits of a run that is left alone."""
+    command = [MPIEXEC, "-n", "1", *MPDATA, "run", *SMALL, "--steps", STEPS, "--json", "out.json"]
+    subprocess.run(command, check=True, timeout=300, capture_output=True, cwd=folder)
+    bits: str = json.loads((folder / "out.json").read_text())["sha256"]
+    return bits
+
+
+@pytest.mark.promise("launch-per-node")
+def test_nodes_are_let_go_and_taken_without_a_new_world(tmp_path: Path) -> None:
+    with served(3, "--policy", "fifo") as rms:
+        words = ["mpirun", *FAULTY, "none", "run", *SMALL, "--steps", STEPS]
+        job = rms.submit(" ".join(words), "--mode", "malleable", "--nodes", "1-3", **PER_NODE)
+        rms.running(job)
+        assert len(rms.ranks()) == 3 and rms.row(job)["size"] == 3
+        rms.resized(job, 2)
+        assert rms.end(signal.SIGKILL) != 0
+        rms.start("--policy", "fifo")  # which adopts both launches
+        rms.resized(job, 1)
+        rms.resized(job, 3)
+        rms.resized(job, 1)
+        rms.hurry()
+        assert rms.over(job) == ["COMPLETED"], rms.row(job)["reason"] + rms.said()
+        row = rms.row(job)
+        assert rms.resizes(job) == [(3, 2), (2, 1), (1, 3), (3, 1)]
+        assert {each["strategy"] for each in row["resizes"]} == {"merge"}
+        assert [each["boot_s"] > 0.0 for each in row["resizes"]] == [False, False, True, False]
+        assert row["answer"] == alone(tmp_path)
+        rms.nothing_left()
+        assert rms.end() == 0
+        rms.replays()
+
+
+@pytest.mark.wide
+def test_what_cannot_start_so_is_told_or_starts_as_one_launch() -> None:
+    with served(2, "--policy", "fifo") as rms:
+        ported = Path(__file__).parents[2] / "jobs" / "ports" / "heat.py"
+        own = rms.submit(f"mpirun {sys.executable} {ported}", *MALLEABLE, **PER_NODE)
+        words = ["mpirun", *MPDATA, "run", *SMALL, "--steps", "20"]
+        fixed = rms.submit(" ".join(words), "--mode", "fixed", "--nodes", "2", **PER_NODE)
+        dies = f"test $DMR_WORLD = 1 && exit 7; exec {' '.join(words[1:])}"
+        early = rms.submit(f"mpirun sh -c '{dies}'", *MALLEABLE, **PER_NODE)
+        assert rms.over(own, fixed, early) == ["FAILED", "COMPLETED", "FAILED"]
+        assert "expected all ranks in one launch, got 2" in rms.output(own)
+        rms.nothing_left()
