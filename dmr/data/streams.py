@@ -6,6 +6,10 @@ their halo and padding along, which is cheaper than leaving them out). Every oth
 into a host buffer and unpacked from one, so the extra memory of a rank is a few chunks, not a
 copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
 
+Of a long piece that goes from storage to storage within a node the receiver reads the sender's
+memory itself (:mod:`dmr.data.peer_memory`). The sender hashes a chunk while it is being read, for
+it is in the cache that both share then, and waits until all has been read.
+
 Senders go through receivers in rising order and receivers through senders likewise, so the
 smallest unfinished (sender, receiver) pair is always at the head of both: no deadlock for any
 pair of grids.
@@ -14,14 +18,16 @@ pair of grids.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from dmr.data import peer_memory
 from dmr.data.decomposition import Box, Decomposition, Padding
 from dmr.data.overlap import chunks, transfers
 from dmr.wire import tags
@@ -36,6 +42,9 @@ WINDOW = 2
 """Messages under way per rank, each way."""
 
 DIGEST_BYTES = 8
+
+LEAST_READ_BYTES = 4 << 20
+"""A piece of less goes by messages: to offer it takes as long."""
 
 Buffer = npt.NDArray[Any]
 
@@ -72,11 +81,13 @@ class Stream:
 
     Attributes:
         direct: whether the boxes go from storage to storage, without packing.
+        offered: whether the receiver is asked to read the sender's memory.
     """
 
     peer: int
     boxes: tuple[Box, ...]
     direct: bool
+    offered: bool
 
 
 def streams(
@@ -91,7 +102,8 @@ def streams(
             if direct
             else tuple(chunks(transfer.box, block.dtype.itemsize, CHUNK_BYTES))
         )
-        found.append(Stream(transfer.peer, boxes, direct))
+        long = transfer.box.size * block.dtype.itemsize >= LEAST_READ_BYTES
+        found.append(Stream(transfer.peer, boxes, direct, direct and long))
     return found
 
 
@@ -135,22 +147,75 @@ def sending(
     The bytes of interior sent are added to ``sent``. Where both layouts are of one communicator
     (merge), what stays on this rank is left out.
     """
+    plan = [
+        stream
+        for stream in streams(block, new, in_host=in_host, sending=True)
+        if not is_self(comm, stream.peer, block.rank)
+    ]
     with Pending() as pending:
-        for stream in streams(block, new, in_host=in_host, sending=True):
-            if is_self(comm, stream.peer, block.rank):
-                continue
-            digest = xxhash.xxh3_64()
+        followers: dict[int, peer_memory.Follower] = {}
+        yield from _offer(comm, block, plan, followers)
+        for stream in plan:
+            digest, done = xxhash.xxh3_64(), 0
+            follower = followers.get(stream.peer)
             for box in stream.boxes:
                 values = _slab(block, box) if stream.direct else _packed(block, box)
-                pending.add(comm.Isend(values, dest=stream.peer, tag=tags.CHUNK), values)
+                if follower is None:
+                    pending.add(comm.Isend(values, dest=stream.peer, tag=tags.CHUNK), values)
+                else:
+                    yield partial(follower.has_read, done)
                 digest.update(values.data)
+                done += values.nbytes
                 sent.append(box.size * block.dtype.itemsize)
                 if len(pending) >= WINDOW:
                     yield from pending.oldest()
             word = np.frombuffer(digest.digest(), np.uint8)
             pending.add(comm.Isend(word, dest=stream.peer, tag=tags.DIGEST), word)
+            if follower is not None:  # until then its memory must stay as it is
+                word = np.empty(1, np.uint8)
+                pending.add(comm.Irecv(word, source=stream.peer, tag=tags.READ), word)
         while len(pending):
             yield from pending.oldest()
+
+
+def _offer(
+    comm: MPI.Comm,
+    block: CellBlock,
+    plan: Sequence[Stream],
+    followers: dict[int, peer_memory.Follower],
+) -> Steps:
+    """Offer receivers this rank's memory to read; note those that will."""
+    with Pending() as pending:
+        answers = {}
+        for stream in plan:
+            if stream.offered:
+                words = peer_memory.offer(_slab(block, stream.boxes[0]))
+                pending.add(comm.Isend(words, dest=stream.peer, tag=tags.OFFER), words)
+                answers[stream.peer] = words = np.empty(peer_memory.ANSWER_WORDS, np.uint64)
+                pending.add(comm.Irecv(words, source=stream.peer, tag=tags.ANSWER), words)
+        while len(pending):
+            yield from pending.oldest()
+    for peer, words in answers.items():
+        if (follower := peer_memory.Follower.of(words)) is not None:
+            followers[peer] = follower
+
+
+def _accept(
+    comm: MPI.Comm, plan: Sequence[Stream], readers: dict[int, peer_memory.Reader]
+) -> Steps:
+    """Answer the senders' offers; note those whose memory can be read."""
+    with Pending() as pending:
+        for stream in plan:
+            if stream.offered:
+                words = np.empty(peer_memory.OFFER_WORDS, np.uint64)
+                pending.add(comm.Irecv(words, source=stream.peer, tag=tags.OFFER), words)
+                yield from pending.oldest()
+                reader = peer_memory.accept(words)
+                if reader is not None:
+                    readers[stream.peer] = reader
+                words = peer_memory.declined() if reader is None else reader.answer
+                pending.add(comm.Isend(words, dest=stream.peer, tag=tags.ANSWER), words)
+                yield from pending.oldest()
 
 
 def receiving(
@@ -159,15 +224,20 @@ def receiving(
     """Fill a block from its owners in another layout; yield what has to be waited for.
 
     A stream whose hash does not agree is added to ``broken``.
+
+    Raises:
+        TransferError: a sender whose memory is being read is gone.
     """
     plan = [
         stream
         for stream in streams(block, old, in_host=in_host, sending=False)
         if not is_self(comm, stream.peer, block.rank)
     ]
+    readers: dict[int, peer_memory.Reader] = {}
+    yield from _accept(comm, plan, readers)
     posted: deque[tuple[Box, Buffer]] = deque()
-    pieces = ((stream, box) for stream in plan for box in stream.boxes)
-    with Pending() as pending, Pending() as digests:
+    pieces = ((each, box) for each in plan if each.peer not in readers for box in each.boxes)
+    with Pending() as pending, Pending() as words:
 
         def post() -> None:
             while len(posted) < WINDOW and (piece := next(pieces, None)) is not None:
@@ -177,20 +247,34 @@ def receiving(
                 posted.append((box, into))
 
         for stream in plan:
-            digest = xxhash.xxh3_64()
-            for _ in stream.boxes:
+            digest, reader = xxhash.xxh3_64(), readers.get(stream.peer)
+            for box in stream.boxes:
                 post()
+                if reader is not None:
+                    values = _slab(block, box)
+                    reader.fill(values)
+                    digest.update(values.data)
+                    yield _at_once
+                    continue
                 yield from pending.oldest()
-                box, values = posted.popleft()
+                _, values = posted.popleft()
                 post()
                 digest.update(values.data)
                 if not stream.direct:
                     block.unpack(box, values.view(block.dtype).reshape(box.shape))
+            if reader is not None:
+                words.add(comm.Isend(read := np.ones(1, np.uint8), stream.peer, tags.READ), read)
+                yield from words.oldest()
             word = np.empty(DIGEST_BYTES, np.uint8)
-            digests.add(comm.Irecv(word, source=stream.peer, tag=tags.DIGEST), word)
-            yield from digests.oldest()
+            words.add(comm.Irecv(word, source=stream.peer, tag=tags.DIGEST), word)
+            yield from words.oldest()
             if word.tobytes() != digest.digest():
                 broken.append(stream.boxes[0])
+
+
+def _at_once() -> bool:
+    """Wait for nothing, so that other transfers go on as well."""
+    return True
 
 
 def is_self(comm: MPI.Comm, peer: int, rank: int) -> bool:

@@ -25,5 +25,14 @@ RAW_READY = 77
 RAW = 78
 """Plain bytes, sent for comparison (``Plan.measure``)."""
 
+OFFER = 81
+"""Sender to receiver: where its memory can be read (:mod:`dmr.data.peer_memory`)."""
+
+ANSWER = 82
+"""Receiver to sender: whether it will read it."""
+
+READ = 83
+"""Receiver to sender: all of it has been read."""
+
 HALO = 100
 """Layers of halo: two numbers for each axis, from here on (:mod:`dmr.data.exchange`)."""

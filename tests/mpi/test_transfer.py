@@ -12,7 +12,7 @@ import xxhash
 from mpi4py import MPI
 from two_worlds import TwoWorlds
 
-from dmr.data import streams, transfer
+from dmr.data import peer_memory, streams, transfer
 from dmr.data.decomposition import Box, choose_grid
 from dmr.data.field import Field, FieldSpec
 from dmr.data.gather import slabs
@@ -39,7 +39,7 @@ def layouts(spec: FieldSpec, sizes: tuple[int, int]) -> list[Any]:
     return [spec.decompose(choose_grid(size, extents, ones)) for size in sizes]
 
 
-@pytest.mark.parametrize("in_host", [False, True])
+@pytest.mark.parametrize("way", ["packed", "messages", "read"])
 @pytest.mark.parametrize("dtype", ["f8", "f4", "u1", "c16"])
 @pytest.mark.parametrize(
     ("shape", "split"),
@@ -52,9 +52,12 @@ def test_interiors_arrive_bitwise_for_every_cut_of_the_ranks(
     shape: tuple[int, ...],
     split: tuple[int, ...],
     dtype: str,
-    in_host: bool,
+    way: str,
 ) -> None:
     monkeypatch.setattr(streams, "CHUNK_BYTES", 64)  # many messages even for few cells
+    if way == "read":
+        monkeypatch.setattr(streams, "LEAST_READ_BYTES", 0)
+    in_host = way != "packed"
     whole = values(shape, dtype)
     for old_size in range(1, world.size):
         worlds = TwoWorlds(world, old_size)
@@ -108,6 +111,58 @@ def test_a_changed_byte_is_noticed(
         good = not transfer.receive(worlds.inter, field, old)
     worlds.free()
     together(good, "expected the hash to disagree")
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_memory_of_a_rank_on_this_node_is_read_or_sent_where_that_is_not_allowed(
+    world: MPI.Intracomm, together: Together, monkeypatch: pytest.MonkeyPatch, reads: bool
+) -> None:
+    """One new rank may not read (as Yama would have it): it gets messages, the others read."""
+    monkeypatch.setattr(streams, "LEAST_READ_BYTES", 0)
+    worlds = TwoWorlds(world, 1)
+    spec = spec_of((12, 6), "f8", (0,))
+    old, new = layouts(spec, worlds.sizes)
+    mine, other = (old, new) if worlds.is_old else (new, old)
+    field, filled = Field(spec, mine, worlds.local.rank), list[int]()
+    if worlds.is_old:
+        field.initialise()
+        transfer.send(worlds.inter, field, new, in_host=True)
+        good = True
+    else:
+        refused = not reads and worlds.local.rank == 0
+        read = peer_memory._read
+
+        def counted(*words: Any) -> int:
+            filled.extend([] if refused else [1])
+            return -1 if refused else read(*words)
+
+        monkeypatch.setattr(peer_memory, "_read", counted)
+        intact = transfer.receive(worlds.inter, field, other, in_host=True)
+        good = intact and np.array_equal(field.interior, spec.initial(field.box))
+        good = good and bool(filled) != refused
+    worlds.free()
+    together(good, f"{filled}")
+
+
+def test_a_sender_whose_memory_is_gone_is_an_error_of_one_sentence(
+    world: MPI.Intracomm, together: Together
+) -> None:
+    first = np.ones(8, np.uint8)
+    reader = peer_memory.accept(peer_memory.offer(first))
+    if reader is None:
+        pytest.skip("this kernel does not let a process read memory of another")
+    into = np.zeros(8, np.uint8)
+    reader.fill(into)
+    good = bool(into.all())
+    reader.address = 8  # nothing is mapped there
+    try:
+        reader.fill(into)
+        good = False
+    except TransferError as error:
+        good = good and "expected 8 bytes of process" in str(error)
+    stale = peer_memory.offer(first)
+    stale[2] += np.uint64(1)
+    together(good and peer_memory.accept(stale) is None, "expected a reader, and an error")
 
 
 @pytest.mark.parametrize("fails_on_old", [True, False])
