@@ -132,6 +132,15 @@ def test_merge_and_spawn_reach_the_new_nodes(slurm: Slurm, alone: str) -> None:
             row = completed(pilot, job, alone)
             assert pilot.resizes(job) == [(1, 2), (2, 1)]
             assert [resize["strategy"] for resize in row["resizes"]] == [way, way]
+        options = ("--nodes", "1-3", "--preferred", "3", "--mode", "malleable")
+        per_node = pilot.submit(mpdata(), *options, DMR_LAUNCHES="node")
+        pilot.running(per_node)
+        nodes = pilot.row(per_node)["nodes"]
+        pilot.resized(per_node, 1)
+        pilot.until(lambda: ran(pilot) == [(per_node, nodes[0])], "one rank on its first node")
+        (resize,) = completed(pilot, per_node, alone)["resizes"]
+        assert (resize["from"], resize["to"]) == (3, 1)
+        assert resize["strategy"] == "merge" and resize["boot_s"] == 0.0
         pilot.nothing_left()
 
 
