@@ -20,7 +20,7 @@ WAYS = {
 COLUMNS = "{:11s} {:42s} {:>11s} {:>11s} {:>11s}"
 
 
-def urgent_job(folder, cores, say, *, steps=8000, urgent_steps=600, every=500, listen=""):
+def urgent_job(folder, cores, say, *, steps=5500, urgent_steps=500, every=500, listen=""):
     """Run all three ways and print the table; return whether all jobs gave the same answers.
 
     Args:
