@@ -63,8 +63,19 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the queue."""
         if state.one_array:
             return state.pending.values()
-        held = sum([job.size for job in state.running.values() if job.spec.mode.resizable])
-        return SmallestQueue(self, state, in_order=held < self.resizable * state.nodes)
+        return SmallestQueue(self, state, in_order=not self._resizable_hold(state))
+
+    def _resizable_hold(self, state: State) -> bool:
+        """Return whether jobs that can be resized run on that share of the nodes."""
+        lacking = self.resizable * state.nodes
+        if lacking <= 0:
+            return True
+        for job in state.running.values():
+            if job.spec.mode.resizable:
+                lacking -= job.size
+                if lacking <= 0:
+                    return True
+        return False
 
     def due_s(self, job: Job) -> float:
         """Return from when on a job is overtaken by none that is due later."""
