@@ -61,7 +61,9 @@ def _known(job: JobRow) -> Iterator[tuple[str, str]]:
     elif job.end_s is not None:
         yield "ended", clock(job.end_s, day=True)
     yield "nodes", _nodes(job)
-    if job.steps:
+    if job.steps and job.state == "COMPLETED":  # after the last that it was seen at
+        yield "progress", f"all {job.steps:,} steps"
+    elif job.steps:
         yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
     if job.seen:
         speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
