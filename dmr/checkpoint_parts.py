@@ -171,7 +171,9 @@ class PartedArray:
         for part in self._parts:
             shared = part.box.intersect(box)
             if shared.size:
-                values = self._dataset(part.file)[shared.slices(part.start)]
+                values: Array = self._dataset(part.file)[shared.slices(part.start)]
+                if shared == box:
+                    return values
                 found[shared.slices(box.start)] = values
         return found
 

@@ -17,15 +17,22 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rms.wire.mpiexec import mpiexec_command
 
 DEADLINE_S = 300.0
 POWER = "power = { idle_w = 1.0, static_w = 1.0, dynamic_w = 1.0 }"
-WARM_S = 0.020
-"""What the stall of a warm resize may be beside the move."""
+FIXED_S = 0.020
+"""What the stall of a resize may be beside the move."""
 
 OF_RAW = 0.9
 """Share of the rate of plain sends that the move is to reach."""
+
+OF_DISK = 0.8
+"""Share of the disk's own rate that a restart is to reach, writing and reading."""
+
+DISK_PIECE_BYTES = 2 << 20
 
 BOUND = {(1, 1), (1, 2), (2, 1)}
 """Old and new ranks for which that is promised: there, each rank of a world has a core."""
@@ -59,19 +66,52 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
         found: dict[str, Any] = json.loads(out.read_text())
     if not found["right"]:
         raise BenchError("cells of the field arrived wrong")
+    if strategy == "restart":
+        found |= disk_rates(Path.cwd(), mib << 20)
     bound = bound_s(found)
     return found | {"bound_s": bound, "holds": None if bound is None else found["stall_s"] <= bound}
 
 
 def bound_s(found: Mapping[str, Any]) -> float | None:
-    """Return what the stall of a warm resize should stay within, None where nothing is promised.
+    """Return what the stall of a resize should stay within, None where nothing is promised.
 
-    More ranks than cores poll against each other; only warm leaves booting out of the stall.
+    That of a warm one by the rate of plain sends, of a restart by the disk's own. More ranks than
+    cores poll against each other; merge and spawn have parts in the stall that no rate tells.
     """
+    if found["strategy"] == "restart":
+        bytes_gb = found["bytes"] / (OF_DISK * 1e9)
+        return FIXED_S + float(
+            bytes_gb / found["disk_write_gb_per_s"] + bytes_gb / found["disk_read_gb_per_s"]
+        )
     promised = found["strategy"] == "warm" and (found["from"], found["to"]) in BOUND
     if not promised or not found["raw_gb_per_s"]:
         return None
-    return WARM_S + float(found["bytes"] / (OF_RAW * found["raw_gb_per_s"] * 1e9))
+    return FIXED_S + float(found["bytes"] / (OF_RAW * found["raw_gb_per_s"] * 1e9))
+
+
+def disk_rates(folder: Path, size: int) -> dict[str, float]:
+    """Return the rates at which a plain file of so many bytes is written and read there, in GB/s.
+
+    Written with ``fsync``; read as a restart reads, from what the system has kept of it. The
+    memory on this side is there beforehand. The better of two rounds counts.
+    """
+    values = np.ones(size, np.uint8).data
+    pieces = [values[at : at + DISK_PIECE_BYTES] for at in range(0, size, DISK_PIECE_BYTES)]
+    took: dict[str, list[float]] = {"disk_write_gb_per_s": [], "disk_read_gb_per_s": []}
+    for _ in range(2):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            handle = file.fileno()
+            begun = time.perf_counter()
+            for piece in pieces:
+                os.write(handle, piece)
+            os.fsync(handle)
+            written = time.perf_counter()
+            os.lseek(handle, 0, os.SEEK_SET)
+            for piece in pieces:
+                os.readv(handle, [piece])
+            took["disk_write_gb_per_s"].append(written - begun)
+            took["disk_read_gb_per_s"].append(time.perf_counter() - written)
+    return {key: size / min(seconds) / 1e9 for key, seconds in took.items()}
 
 
 def as_installed(env: Mapping[str, str]) -> dict[str, str]:

@@ -386,7 +386,8 @@ class Field:
 
     def restore(self, stored: Any) -> None:
         """Set the interior from the whole, in a checkpoint (an HDF5 dataset)."""
-        self.unpack(self.box, stored[self.box.slices((0,) * len(self.spec.shape))])
+        for box in gather.own_boxes(self):
+            self.unpack(box, stored[box.slices((0,) * len(self.spec.shape))])
 
 
 def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 Array = npt.NDArray[Any]
-SLAB_BYTES = 32 << 20
+SLAB_BYTES = 2 << 20
+"""In cache still when it is hashed and written; and its memory is used again, without new pages."""
 
 
 def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | None]]:
@@ -39,11 +40,17 @@ def slabs(comm: MPI.Intracomm, block: CellBlock) -> Iterator[tuple[Box, Array | 
 
 def own_pieces(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Array]:
     """Yield the interior of this rank's block as slabs along the first axis, contiguous."""
+    for box in own_boxes(block, limit_bytes):
+        yield block.pack(box)
+
+
+def own_boxes(block: CellBlock, limit_bytes: int = SLAB_BYTES) -> Iterator[Box]:
+    """Yield the interior of this rank's block cut along the first axis, in order."""
     (first, *starts), (last, *stops) = block.box.start, block.box.stop
     layer = block.box.size // max(1, last - first) * block.dtype.itemsize
     step = max(1, limit_bytes // max(1, layer))
     for at in range(first, last, step):
-        yield block.pack(Box((at, *starts), (min(at + step, last), *stops)))
+        yield Box((at, *starts), (min(at + step, last), *stops))
 
 
 def lists(comm: MPI.Intracomm, mine: Array, counts: list[int] | None) -> Iterator[Array | None]:
@@ -72,6 +79,8 @@ def _gather_slab(comm: MPI.Intracomm, block: CellBlock, slab: Box) -> Array | No
         if mine.size:
             comm.Send(block.pack(mine).reshape(-1).view(np.uint8), dest=0, tag=tags.GATHER)
         return None
+    if block.box.intersect(slab) == slab:
+        return block.pack(slab)
     values = np.empty(slab.shape, block.dtype)
     for rank in range(comm.size):
         part = block.layout.box(rank).intersect(slab)

@@ -22,12 +22,9 @@ Words = npt.NDArray[np.uint64]
 Buffer = npt.NDArray[Any]
 
 OFFER_WORDS = 4
-ANSWER_WORDS = 2
 
 _token: Words = np.frombuffer(os.urandom(8), np.uint64)
 """Tells this process's memory from that of a process of the same number on another node."""
-
-_NEVER: Words = np.zeros(ANSWER_WORDS, np.uint64)
 
 
 class _Range(ctypes.Structure):
@@ -65,36 +62,22 @@ def offer(first: Buffer) -> Words:
 
 @dataclass
 class Reader:
-    """Reads a stretch of another rank's memory from its beginning on.
-
-    Attributes:
-        answer: for the rank whose memory it is.
-    """
+    """Reads a stretch of another rank's memory from its beginning on."""
 
     pid: int
     address: int
 
-    def __post_init__(self) -> None:
-        self._read = np.zeros(1, np.uint64)
-        """Bytes read so far; the other rank looks at them."""
-
-    @property
-    def answer(self) -> Words:
-        """What the other rank needs to follow."""
-        return np.array((os.getpid(), self._read.ctypes.data), np.uint64)
-
     def fill(self, into: Buffer) -> None:
-        """Read as many bytes as a buffer has.
+        """Read as many bytes as a buffer has, and go on from there the next time.
 
         Raises:
             TransferError: the other rank is gone, or its memory is.
         """
-        done = int(self._read[0])
-        count = _read(self.pid, self.address + done, into)
+        count = _read(self.pid, self.address, into)
         if count != into.nbytes:
             why = os.strerror(ctypes.get_errno()) if count < 0 else f"{count}"
             raise TransferError(f"expected {into.nbytes} bytes of process {self.pid}, got {why}")
-        self._read[0] = done + into.nbytes
+        self.address += into.nbytes
 
 
 def accept(offered: Words) -> Reader | None:
@@ -104,27 +87,3 @@ def accept(offered: Words) -> Reader | None:
     if _read(pid, at, found) != found.nbytes or int(found[0]) != token:
         return None
     return Reader(pid, address)
-
-
-def declined() -> Words:
-    """Return the answer of a rank that cannot read what it was offered."""
-    return _NEVER.copy()
-
-
-@dataclass
-class Follower:
-    """Looks how far the rank is that reads this one's memory."""
-
-    pid: int
-    address: int
-
-    @classmethod
-    def of(cls, answer: Words) -> Follower | None:
-        """Return one for a reader's answer, None if it has declined."""
-        pid, address = map(int, answer)
-        return cls(pid, address) if pid else None
-
-    def has_read(self, count: int) -> bool:
-        """Return whether so many bytes have been read, or nobody can tell."""
-        done = np.zeros(1, np.uint64)
-        return _read(self.pid, self.address, done) != done.nbytes or int(done[0]) >= count

@@ -7,8 +7,7 @@ into a host buffer and unpacked from one, so the extra memory of a rank is a few
 copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
 
 Of a long piece that goes from storage to storage within a node the receiver reads the sender's
-memory itself (:mod:`dmr.data.peer_memory`). The sender hashes a chunk while it is being read, for
-it is in the cache that both share then, and waits until all has been read.
+memory itself (:mod:`dmr.data.peer_memory`), while the sender hashes it and waits.
 
 Senders go through receivers in rising order and receivers through senders likewise, so the
 smallest unfinished (sender, receiver) pair is always at the head of both: no deadlock for any
@@ -20,7 +19,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -153,37 +151,28 @@ def sending(
         if not is_self(comm, stream.peer, block.rank)
     ]
     with Pending() as pending:
-        followers: dict[int, peer_memory.Follower] = {}
-        yield from _offer(comm, block, plan, followers)
+        read: set[int] = set()
+        yield from _offer(comm, block, plan, read)
         for stream in plan:
-            digest, done = xxhash.xxh3_64(), 0
-            follower = followers.get(stream.peer)
+            digest = xxhash.xxh3_64()
             for box in stream.boxes:
                 values = _slab(block, box) if stream.direct else _packed(block, box)
-                if follower is None:
+                if stream.peer not in read:
                     pending.add(comm.Isend(values, dest=stream.peer, tag=tags.CHUNK), values)
-                else:
-                    yield partial(follower.has_read, done)
                 digest.update(values.data)
-                done += values.nbytes
                 sent.append(box.size * block.dtype.itemsize)
                 if len(pending) >= WINDOW:
                     yield from pending.oldest()
             word = np.frombuffer(digest.digest(), np.uint8)
             pending.add(comm.Isend(word, dest=stream.peer, tag=tags.DIGEST), word)
-            if follower is not None:  # until then its memory must stay as it is
+            if stream.peer in read:  # until then this rank's memory must stay as it is
                 word = np.empty(1, np.uint8)
                 pending.add(comm.Irecv(word, source=stream.peer, tag=tags.READ), word)
         while len(pending):
             yield from pending.oldest()
 
 
-def _offer(
-    comm: MPI.Comm,
-    block: CellBlock,
-    plan: Sequence[Stream],
-    followers: dict[int, peer_memory.Follower],
-) -> Steps:
+def _offer(comm: MPI.Comm, block: CellBlock, plan: Sequence[Stream], read: set[int]) -> Steps:
     """Offer receivers this rank's memory to read; note those that will."""
     with Pending() as pending:
         answers = {}
@@ -191,13 +180,11 @@ def _offer(
             if stream.offered:
                 words = peer_memory.offer(_slab(block, stream.boxes[0]))
                 pending.add(comm.Isend(words, dest=stream.peer, tag=tags.OFFER), words)
-                answers[stream.peer] = words = np.empty(peer_memory.ANSWER_WORDS, np.uint64)
-                pending.add(comm.Irecv(words, source=stream.peer, tag=tags.ANSWER), words)
+                answers[stream.peer] = word = np.zeros(1, np.uint8)
+                pending.add(comm.Irecv(word, source=stream.peer, tag=tags.ANSWER), word)
         while len(pending):
             yield from pending.oldest()
-    for peer, words in answers.items():
-        if (follower := peer_memory.Follower.of(words)) is not None:
-            followers[peer] = follower
+    read |= {peer for peer, word in answers.items() if word[0]}
 
 
 def _accept(
@@ -213,8 +200,8 @@ def _accept(
                 reader = peer_memory.accept(words)
                 if reader is not None:
                     readers[stream.peer] = reader
-                words = peer_memory.declined() if reader is None else reader.answer
-                pending.add(comm.Isend(words, dest=stream.peer, tag=tags.ANSWER), words)
+                word = np.array([reader is not None], np.uint8)
+                pending.add(comm.Isend(word, dest=stream.peer, tag=tags.ANSWER), word)
                 yield from pending.oldest()
 
 
