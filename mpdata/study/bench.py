@@ -6,7 +6,6 @@ take turns, so that a busy minute falls on all of them.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -29,6 +28,7 @@ from mpdata.errors import InputError
 from mpdata.numerics.cuda.tuning import store_path
 from mpdata.options import Scheme
 from mpdata.solver import Solver
+from mpdata.study.scaling import expected, expected_line, measured, over_ranks
 
 Clock = Callable[[], float]
 
@@ -220,30 +220,6 @@ def first_steps(env: Mapping[str, str], clock: Clock) -> dict[str, float]:
         }
 
 
-def over_ranks(
-    grid: tuple[int, int, int], ranks: int, steps: int, env: Mapping[str, str]
-) -> list[dict[str, Any]]:
-    """Return ns per cell and step of ``mpdata run`` under mpiexec on 1 and on more ranks.
-
-    Raises:
-        InputError: no mpiexec.
-    """
-    beside = Path(sys.executable).parent / "mpiexec"
-    mpiexec = str(beside) if beside.exists() else "mpiexec"
-    found: list[dict[str, Any]] = []
-    for dtype in ("f8", "f4"):
-        for count in (1, ranks):
-            command = [mpiexec, "-n", str(count), sys.executable, "-m", "mpdata", "run"]
-            command += ["--case", "random", "--grid", *map(str, grid), "--steps", str(steps)]
-            try:
-                text = _run([*command, "--dtype", dtype, "--json", "-"], env)
-            except FileNotFoundError:
-                raise InputError("expected mpiexec for --ranks, got none on PATH") from None
-            one = json.loads(text)["ns_per_cell_step"]
-            found.append({"dtype": dtype, "ranks": count, "ns_per_cell_step": one})
-    return found
-
-
 def _run(command: list[str], env: Mapping[str, str]) -> str:
     done = subprocess.run(command, env=dict(env), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -349,15 +325,17 @@ def _bench_processes(
 ) -> None:
     """Add what is measured on other programs and processes."""
     grid, ranks = asked.grid, asked.ranks
-    cells = grid[0] * grid[1] * grid[2]
     if ranks > 1:
-        result["ranks"] = over_ranks(grid, ranks, max(20, 60_000_000 // cells), env)
+        result["ranks"] = over_ranks(grid, ranks, env)
         for dtype in ("f8", "f4"):
             one, more = (r["ns_per_cell_step"] for r in result["ranks"] if r["dtype"] == dtype)
             say(
                 f"mpdata run {dtype}: {one:.2f} ns on 1 rank, {more:.2f} on {ranks}: "
                 f"{one / more:.2f} times"
             )
+        result["expected"] = expected(grid, measured(grid, env))
+        for row in result["expected"]:
+            say("expected, not measured, of f8: " + expected_line(row))
     if asked.start:
         result["first_step"] = first_steps(env, clock)
         say(
