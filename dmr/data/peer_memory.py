@@ -1,8 +1,8 @@
 """Memory of another rank on this node, read by the kernel (Linux: ``process_vm_readv``).
 
-Messages take a handshake each, between ranks that may share a core. Here the receiver reads what it
-needs by itself. Where the kernel does not allow it (another node, another user, Yama's ``ptrace_scope``, no Linux) an offer is
-declined, and the data goes by messages.
+Messages take a handshake each, between ranks that may share a core. Here the receiver reads what
+it needs by itself. Where the kernel does not allow it (another node, another user, Yama's
+``ptrace_scope``, no Linux) an offer is declined, and the data goes by messages.
 """
 
 from __future__ import annotations
