@@ -63,9 +63,9 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the queue."""
         if state.one_array:
             return state.pending.values()
-        return SmallestQueue(self, state, in_order=not self._resizable_hold(state))
+        return SmallestQueue(self, state)
 
-    def _resizable_hold(self, state: State) -> bool:
+    def resizable_hold(self, state: State) -> bool:
         """Return whether jobs that can be resized run on that share of the nodes."""
         lacking = self.resizable * state.nodes
         if lacking <= 0:
@@ -84,12 +84,16 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SmallestQueue:
-    """The queue of one pass by :class:`SmallestFirst`; it may be gone through again."""
+    """The queue of one pass by :class:`SmallestFirst`; it may be gone through again.
+
+    Most passes at a resize point look at nobody who waits, so nothing is worked out before.
+    """
 
     __slots__ = ("_in_order", "_order", "_state")
 
-    def __init__(self, order: SmallestFirst, state: State, *, in_order: bool) -> None:
-        self._order, self._state, self._in_order = order, state, in_order
+    def __init__(self, order: SmallestFirst, state: State) -> None:
+        self._order, self._state = order, state
+        self._in_order: bool | None = None
 
     def __iter__(self) -> Iterator[Job]:
         """Yield the jobs, each once."""
@@ -99,6 +103,8 @@ class SmallestQueue:
         state = self._state
         full = _full_arrays(state) if state.array_limited else ()
         waiting = (job for job in state.pending.values() if job.spec.array not in full)
+        if self._in_order is None:
+            self._in_order = not self._order.resizable_hold(state)
         if self._in_order:
             yield from waiting
             return
