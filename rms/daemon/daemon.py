@@ -45,7 +45,7 @@ from rms.daemon.guard import guarded
 from rms.daemon.holds import Holds
 from rms.daemon.inputs import Polled, ScriptEnded
 from rms.daemon.job_watch import JobWatch
-from rms.daemon.jobs import REQUEUED, JobRuntime
+from rms.daemon.jobs import REQUEUED, CountPace, JobRuntime
 from rms.daemon.journal import JournalError
 from rms.daemon.leases import Leases
 from rms.daemon.meters import Meters
@@ -96,7 +96,7 @@ class Daemon:
         self.tasks = Tasks(context, self.handle)
         self.snapshots = Snapshots(context)
         self._strategies: dict[JobId, str] = {}
-        self._ticked_s, self._look_s = 0.0, inf
+        self._ticked_s, self._look_s, self._counts = 0.0, inf, CountPace()
         given = self.endings, self.faults, self._followed, self._act
         self._dispatcher = Dispatcher(context, *given)
         self._parts: dict[str, Callable[[], None]] = {
@@ -310,8 +310,9 @@ class Daemon:
         if running.state is not JobState.RUNNING:
             return
         at_s = self.time()
-        counted = job.stepped(at_s)
+        counted = job.stepped(at_s, enter=self._counts.due(at_s))
         if counted is not None:
+            self._counts.entered(at_s)
             self.handle(Stepped(at_s, job.id, job.step, job.total, *counted))
 
     def request(self, job_id: JobId, known: int) -> ResizeRequest | None:

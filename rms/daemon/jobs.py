@@ -124,6 +124,27 @@ def job_note(shared: dict[str, Any], job_id: JobId) -> dict[str, Any]:
 PACE_S = 5.0
 """How long a job's steps are counted at a size before the scheduler is told; then twice as long."""
 
+COUNTS_PER_S = 200.0
+COUNTS_AT_ONCE = 10
+"""How many jobs' counts are entered in a second, and at once: those of a large array are all due at
+the same time, each for an entry in the journal, its decisions and a pass. The rest count on."""
+
+
+class CountPace:
+    """Bounds how often counted steps are entered, of all jobs together."""
+
+    def __init__(self) -> None:
+        self._next_s = -inf
+
+    def due(self, now_s: float) -> bool:
+        """Return whether a count may be entered now."""
+        return now_s >= self._next_s
+
+    def entered(self, now_s: float) -> None:
+        """Note that one is."""
+        unused_s = now_s - (COUNTS_AT_ONCE - 1) / COUNTS_PER_S
+        self._next_s = max(self._next_s, unused_s) + 1.0 / COUNTS_PER_S
+
 
 @dataclass(frozen=True)
 class StepCount:
@@ -242,10 +263,13 @@ class JobRuntime:
         """Enter a resize that is over, once: a job tells a restarted daemon again."""
         self.resizes = [each for each in self.resizes if each.number != row.number] + [row]
 
-    def stepped(self, now_s: float) -> tuple[int, float] | None:
+    def stepped(self, now_s: float, *, enter: bool = True) -> tuple[int, float] | None:
         """Count the steps it has told; return steps and seconds when they are to be entered.
 
         Only of a script with one launcher line: of several each has its own steps.
+
+        Args:
+            enter: whether they may be entered now; else they are counted on.
         """
         count = self.count
         if self.resize is not None or len(self.steps) != 1 or not 0 < self.step < self.total:
@@ -255,7 +279,7 @@ class JobRuntime:
             self.count = StepCount(now_s, self.step, 0.0)
             return None
         steps, span_s = self.step - count.step, now_s - count.since_s
-        if not steps or span_s <= count.span_s:
+        if not steps or span_s <= count.span_s or (count.span_s and not enter):
             return None
         self.count = StepCount(now_s, self.step, 2.0 * count.span_s or PACE_S)
         return (steps, span_s) if count.span_s else None

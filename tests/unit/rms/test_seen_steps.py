@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -17,7 +18,7 @@ from rms.core.model import Job, JobId, JobSpec, NodePower, Site
 from rms.core.policies import adjusted, named
 from rms.core.speedup import Speedup
 from rms.core.transition import TransitionError
-from rms.daemon.jobs import PACE_S, JobRuntime, Step
+from rms.daemon.jobs import COUNTS_AT_ONCE, PACE_S, CountPace, JobRuntime, Step
 from rms.daemon.journal import Journal, Opened, Seen
 from rms.daemon.recovery import replay
 from rms.launch.base import LaunchCommand
@@ -65,6 +66,24 @@ def test_a_resize_begins_a_new_count() -> None:
     counted.job.resize = None
     assert [counted.poll(t, int(t)) for t in (21.0, 22.0, 24.0)] == [None] * 3
     assert counted.poll(22.0 + PACE_S + 1, 28) == (6, 6.0)
+
+
+def test_of_many_jobs_that_are_due_at_once_the_rest_count_on() -> None:
+    jobs, pace, entered = [Counted().job for _ in range(1000)], CountPace(), []
+    for job_ in jobs:
+        job_.total = 10_000
+    for tick in range(300):  # each polls once in 2 s, ten steps a second
+        now_s = 1e9 + tick / 10
+        for number in range(tick % 20, 1000, 20):
+            jobs[number].step = 1 + tick
+            found = jobs[number].stepped(now_s, enter=pace.due(now_s))
+            if found is not None:
+                pace.entered(now_s)
+                entered.append((tick, number))
+                assert found[0] == pytest.approx(10 * found[1])
+    at_once = Counter(tick for tick, _ in entered)
+    assert max(at_once.values()) <= COUNTS_AT_ONCE
+    assert {number for _, number in entered} == set(range(1000))
 
 
 def test_programs_that_do_not_tell_and_scripts_of_several_lines_are_not_counted() -> None:
