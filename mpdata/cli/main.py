@@ -123,7 +123,7 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
     add("--grid", type=int, nargs=3, default=[128, 128, 128], metavar=("N", "M", "L"))
     add("--backend", default="auto", metavar="NAME", help=BACKEND_HELP)
     add("--threads", type=int, default=1, metavar="T", help="CPU threads (default 1)")
-    add("--rounds", type=int, default=10, metavar="R", help="best of so many (default 10)")
+    add("--rounds", type=int, default=10, metavar="R", help="default 10")
     add("--ranks", type=int, default=1, metavar="P", help="also 1 and P ranks under mpiexec")
     add("--start", action="store_true", help="also a process of one step, cold and warm")
     add("--no-peer", action="store_true", help="leave out PyMPDATA where it is installed")

@@ -1,7 +1,7 @@
 """``mpdata bench``: time per cell and step beside this machine's limits, all in one run.
 
-Machines are shared: every figure is the best of several rounds, and the rounds of all variants
-take turns, so that a busy minute falls on all of them.
+Machines are shared: the rounds of all variants, PyMPDATA's among them, take turns, so that a busy
+minute falls on all of them. Medians compare with ``mpdata run``; the best is told as well.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from mpdata.study.scaling import expected, expected_line, measured, over_ranks
 
 Clock = Callable[[], float]
 
-AT_ONCE = {"numpy": 1, "numba": 1, "cupy": 20}
+PEER = "PyMPDATA"
+AT_ONCE = {"numpy": 1, "numba": 1, "cupy": 20, PEER: 3}
 """Steps timed together: on a device one by itself would be timed with the wait for it."""
 
 COPY_ITEMS = 1 << 24
@@ -73,14 +74,19 @@ class Row:
     ns: list[float] = field(default_factory=list)
     in_cache_ns: list[float] = field(default_factory=list)
 
+    @property
+    def median_ns(self) -> float:
+        """Return the median of its rounds."""
+        return float(np.median(self.ns))
+
     def summary(self) -> dict[str, Any]:
         """Return the row for JSON."""
         return {
             "backend": self.backend,
             "dtype": self.dtype,
             "variant": self.variant,
-            "ns_per_cell_step": min(self.ns),
-            "median_ns": float(np.median(self.ns)),
+            "ns_per_cell_step": self.median_ns,
+            "best_ns": min(self.ns),
             "in_cache_ns": min(self.in_cache_ns, default=None),
             "bytes_per_cell": self.bytes_per_cell,
         }
@@ -90,8 +96,8 @@ class Row:
         digits = 4 if self.backend == "cupy" else 2
         cached = f"{min(self.in_cache_ns):.{digits}f}" if self.in_cache_ns else "-"
         return (
-            f"{self.dtype}  {self.variant:26s} {min(self.ns):19.{digits}f} "
-            f"{np.median(self.ns):8.{digits}f} {cached:>9s} {self.bytes_per_cell:15.1f}"
+            f"{self.dtype}  {self.variant:26s} {self.median_ns:19.{digits}f} "
+            f"{min(self.ns):8.{digits}f} {cached:>9s} {self.bytes_per_cell:15.1f}"
         )
 
 
@@ -168,13 +174,13 @@ def _timed(work: Callable[[], Any], clock: Clock) -> float:
     return clock() - begun
 
 
-def pympdata(grid: tuple[int, int, int], clock: Clock) -> list[dict[str, Any]] | None:
-    """Return PyMPDATA's times with limiter, unit density and with one, or None without it.
+def pympdata(grid: tuple[int, int, int]) -> Iterator[Timed]:
+    """Yield PyMPDATA's rows with limiter, unit density and with one, and what advances them.
 
     Its scheme in 3D has one of the two cross terms only, so it does less.
     """
-    if find_spec("PyMPDATA") is None:
-        return None
+    if find_spec(PEER) is None:
+        return
     from PyMPDATA import Options, ScalarField, Stepper, VectorField
     from PyMPDATA import Solver as Peer
     from PyMPDATA.boundary_conditions import Periodic
@@ -182,10 +188,8 @@ def pympdata(grid: tuple[int, int, int], clock: Clock) -> list[dict[str, Any]] |
     setup = make_setup("random", Request(grid=grid))
     solver = Solver(setup, Scheme(2, True), backend="numpy")
     edges = (Periodic(),) * 3
-    found = []
     for density in (False, True):
         options = Options(n_iters=2, nonoscillatory=True)
-        begun = clock()
         stepper = Stepper(options=options, n_dims=3, n_threads=1, non_unit_g_factor=density)
         halo = options.n_halo
         faces = tuple(
@@ -199,14 +203,9 @@ def pympdata(grid: tuple[int, int, int], clock: Clock) -> list[dict[str, Any]] |
             ScalarField(solver.density.copy(), halo, edges) if density else None,
         )
         peer.advance(1)
-        ready = clock() - begun
-        best = min(_timed(partial(peer.advance, 3), clock) for _ in range(3)) / 3
-        cells = grid[0] * grid[1] * grid[2]
         name = "limiter, density" if density else "limiter"
-        found.append(
-            {"variant": name, "ns_per_cell_step": best * 1e9 / cells, "first_step_s": ready}
-        )
-    return found
+        row = Row(PEER, "f8", name, grid[0] * grid[1] * grid[2])
+        yield row, partial(peer.advance, AT_ONCE[PEER]), None
 
 
 def first_steps(env: Mapping[str, str], clock: Clock) -> dict[str, float]:
@@ -298,9 +297,10 @@ def bench(
     say(f"{backend}, random {' x '.join(map(str, grid))} periodic, {threads} thread(s)")
     limits = device_limits(say) if backend == "cupy" else host_limits(clock, say)
     found = list(variants(grid, backend, threads, store_path(env)))
-    for _ in measure(found, asked.rounds, clock):
+    peers = list(pympdata(grid)) if asked.peer else []
+    for _ in measure([*found, *peers], asked.rounds, clock):
         pass
-    heads = f"{'median':>8s} {'in cache':>9s} {'bytes per cell':>15s}"
+    heads = f"{'best':>8s} {'in cache':>9s} {'bytes per cell':>15s}"
     say(f"{'':28s} {'ns per cell and step':>21s} {heads}")
     for row, _, _ in found:
         say(row.line())
@@ -311,9 +311,32 @@ def bench(
         "limits": limits,
         "rows": [row.summary() for row, _, _ in found],
     }
-    del found
+    if asked.peer:
+        result["pympdata"] = _compared(
+            [row for row, _, _ in found], [row for row, *_ in peers], say
+        )
+    del found, peers
     _bench_processes(asked, result, env, say, clock)
     return result
+
+
+def _compared(
+    rows: list[Row], peers: list[Row], say: Callable[[str], None]
+) -> list[dict[str, Any]] | None:
+    """Return PyMPDATA's rows beside ours, and say them; None where it is not installed."""
+    if not peers:
+        say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
+        return None
+    ours = {row.variant: row.median_ns for row in rows if row.dtype == "f8"}
+    found = []
+    for row in peers:
+        times = row.median_ns / ours[row.variant]
+        found.append({**row.summary(), "times": times})
+        say(
+            f"PyMPDATA f8 {row.variant}: {row.median_ns:.1f} ns per cell and step by turns with "
+            f"ours, {times:.1f} times as much"
+        )
+    return found
 
 
 def _bench_processes(
@@ -333,7 +356,9 @@ def _bench_processes(
                 f"mpdata run {dtype}: {one:.2f} ns on 1 rank, {more:.2f} on {ranks}: "
                 f"{one / more:.2f} times"
             )
-        result["expected"] = expected(grid, measured(grid, env))
+        costs = measured(grid, env)
+        say(costs.line())
+        result["expected"] = expected(grid, costs)
         for row in result["expected"]:
             say("expected, not measured, of f8: " + expected_line(row))
     if asked.start:
@@ -342,15 +367,3 @@ def _bench_processes(
             "a process that makes one step: {cold_s:.1f} s with an empty compile cache, "
             "{warm_s:.1f} s with a full one".format(**result["first_step"])
         )
-    if asked.peer:
-        result["pympdata"] = pympdata(grid, clock)
-        if result["pympdata"] is None:
-            say("PyMPDATA is not installed; expected it for a comparison (pip install PyMPDATA)")
-        ours = {row["variant"]: row for row in result["rows"] if row["dtype"] == "f8"}
-        for row in result["pympdata"] or []:
-            row["times"] = row["ns_per_cell_step"] / ours[row["variant"]]["ns_per_cell_step"]
-            say(
-                f"PyMPDATA f8 {row['variant']}: {row['ns_per_cell_step']:.1f} ns per cell and "
-                f"step, {row['times']:.1f} times ours, first step after "
-                f"{row['first_step_s']:.0f} s"
-            )
