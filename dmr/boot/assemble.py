@@ -7,12 +7,14 @@ MPI_Comm_accept and MPI_Comm_connect; they find each other by files beside the c
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from mpi4py import MPI
 
+from dmr.errors import UsageError
 from rms.wire.files import write_whole
 from rms.wire.messages import COMPLETION_VARIABLE, LAUNCHES_VARIABLE, PER_NODE, WORLD_VARIABLE
 
@@ -23,11 +25,21 @@ LOOK_S = 2e-3
 
 
 def launches_of(env: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
-    """Return the launches, and ranks of each, that this process's job starts as; () for one."""
-    words = env.get(LAUNCHES_VARIABLE, "").split()
-    if words == [PER_NODE]:  # asked of an RMS, which this process does not have, or cannot do it
+    """Return the launches, and ranks of each, that this process's job starts as; () for one.
+
+    Raises:
+        UsageError: a user has asked for something else.
+    """
+    given = env.get(LAUNCHES_VARIABLE, "")
+    if given in (
+        "",
+        PER_NODE,
+    ):  # asked of an RMS that there is not, or that cannot
         return ()
-    return tuple((int(launch), int(ranks)) for launch, ranks in (w.split(":") for w in words))
+    if not all(re.fullmatch(r"\d+:\d+", word) for word in given.split()):
+        raise UsageError(f"expected {LAUNCHES_VARIABLE}={PER_NODE}, or none, got {given!r}")
+    pairs = (word.split(":") for word in given.split())
+    return tuple((int(launch), int(ranks)) for launch, ranks in pairs)
 
 
 def assemble(

@@ -40,7 +40,12 @@ def run_command(arguments: argparse.Namespace) -> int:
         raise InputError(f"{NO_MPI}: {' '.join(str(error).split())}") from None
     import dmr
 
-    runtime = dmr.Runtime.here(MPI.COMM_WORLD)
+    try:
+        runtime = dmr.Runtime.here(MPI.COMM_WORLD)
+    except dmr.UsageError as error:  # the same on all ranks: they have one environment
+        if MPI.COMM_WORLD.rank == 0:
+            print(f"mpdata: error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
     if arguments.completion is not None:
         runtime = replace(runtime, completion=arguments.completion)
     runtime.forget_completion()

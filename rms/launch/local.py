@@ -68,7 +68,7 @@ It does so to know what network cards have registered; ranks on one machine use 
 keep it: by it UCX tells their memory.
 """
 
-PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE, LAUNCHES_VARIABLE)
+PER_WORLD = (JOIN_VARIABLE, LISTENER_VARIABLE)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from daemon import served
 from faulty_jobs import FAULTY, SMALL, STEPS
-from processes import MPDATA, MPIEXEC
+from processes import MPDATA, MPIEXEC, Refused
 
 PER_NODE = {"DMR_LAUNCHES": "node"}
 MALLEABLE = ["--mode", "malleable", "--nodes", "2"]
@@ -48,6 +48,12 @@ def test_nodes_are_let_go_and_taken_without_a_new_world(tmp_path: Path) -> None:
         rms.nothing_left()
         assert rms.end() == 0
         rms.replays()
+
+
+def test_another_value_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DMR_LAUNCHES", "nodes")
+    said = refused("run", "--case", "gaussian", "--steps", "1")
+    assert "expected DMR_LAUNCHES=node, or none, got 'nodes'" in said
 
 
 @pytest.mark.wide
