@@ -31,10 +31,7 @@ def launches_of(env: Mapping[str, str]) -> tuple[tuple[int, int], ...]:
         UsageError: a user has asked for something else.
     """
     given = env.get(LAUNCHES_VARIABLE, "")
-    if given in (
-        "",
-        PER_NODE,
-    ):  # asked of an RMS that there is not, or that cannot
+    if given in ("", PER_NODE):  # asked of an RMS, if there is one that can
         return ()
     if not all(re.fullmatch(r"\d+:\d+", word) for word in given.split()):
         raise UsageError(f"expected {LAUNCHES_VARIABLE}={PER_NODE}, or none, got {given!r}")

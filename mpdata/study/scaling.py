@@ -73,7 +73,7 @@ def sent_cells(grid: Grid, parts: tuple[int, int]) -> int:
     return 2 * HALO * layers * (m * (parts[0] > 1) + n * (parts[1] > 1))
 
 
-def expected(grid: Grid, costs: Costs, ranks: Sequence[int] = RANKS) -> list[dict[str, Any]]:
+def expected(grid: Grid, costs: Costs) -> list[dict[str, Any]]:
     """Return what to expect of more ranks: ns per cell of the whole grid and step, and speed."""
     cells = grid[0] * grid[1] * grid[2]
     pair = process_grid(grid, 2)
@@ -81,7 +81,7 @@ def expected(grid: Grid, costs: Costs, ranks: Sequence[int] = RANKS) -> list[dic
     own = cells_of(block_of(grid, pair))
     message_ns = max(0.0, cells * costs.two_ns - own * costs.beside_ns) / sent_cells(grid, pair)
     found = []
-    for count in ranks:
+    for count in sorted(costs.alone_ns.keys() - {1}):
         parts = process_grid(grid, count)
         block = block_of(grid, parts)
         step_ns = cells_of(block) * costs.alone_ns[count] * shared
@@ -114,17 +114,18 @@ def cells_of(grid: Grid) -> int:
     return grid[0] * grid[1] * grid[2]
 
 
-def measured(grid: Grid, env: Mapping[str, str]) -> Costs:
+def measured(grid: Grid, env: Mapping[str, str]) -> Costs | None:
     """Measure what is expected is made of, in float64 (tens of seconds).
 
+    Of as many ranks as have blocks no thinner than their halo; None where not even two have.
+
     Raises:
-        InputError: no mpiexec, or blocks thinner than their halo.
+        InputError: no mpiexec.
     """
-    blocks = {count: block_of(grid, process_grid(grid, count)) for count in (1, *RANKS)}
-    if min(min(block) for block in blocks.values()) < HALO:
-        raise InputError(
-            f"expected blocks of at least {HALO} cells on {max(RANKS)} ranks, got fewer"
-        )
+    every = {count: block_of(grid, process_grid(grid, count)) for count in (1, *RANKS)}
+    blocks = {count: block for count, block in every.items() if min(block) >= HALO}
+    if not {1, 2} <= blocks.keys():
+        return None
     alone: dict[int, list[float]] = {count: [] for count in blocks}
     beside, two = list[float](), list[float]()
     for _ in range(ROUNDS):  # by turns: a busy minute falls on all of them

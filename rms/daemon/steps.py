@@ -59,12 +59,20 @@ def _line_environment(daemon: Daemon, job: JobRuntime, number: int) -> dict[str,
 
 def _find_first_world(daemon: Daemon, job: JobRuntime) -> None:
     """Find the first world of a step whose start was not noted; else let its line ask again."""
-    launcher, number = daemon.launcher, job.launch_count
-    kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
-    if members or kept.exists():
-        step = job.steps[-1]
-        step.worlds[number] = ManagedProcess(min(members, default=0), status_file=kept)
-        step.current, job.launch_count = (number,), number + 1
+    launcher, step, first = daemon.launcher, job.steps[-1], job.launch_count
+    running = daemon.context.state.running.get(job.id)
+    slots = () if running is None else daemon.context.cluster.slots_of(running.nodes)
+    parts = daemon.worlds.parts(job.id, step.command, slots)
+    for number in range(first, first + len(parts)):
+        kept, members = launcher.world_status_file(job.id, number), launcher.members(job.id, number)
+        if members or kept.exists():
+            step.worlds[number] = ManagedProcess(min(members, default=0), status_file=kept)
+    if len(step.worlds) == len(parts):
+        step.current, job.launch_count = tuple(step.worlds), first + len(parts)
     else:
+        for number in step.worlds:  # it would wait for the others for good
+            launcher.kill(job.id, number)
+        if step.worlds:
+            job.launch_count = first + len(parts)
         job.steps, job.keys = job.steps[:-1], job.keys[: len(job.steps) - 1]
     daemon.worlds.save_steps(job)

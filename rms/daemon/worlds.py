@@ -71,7 +71,7 @@ class Worlds:
         del note["env"]  # it may hold secrets
         self._context.journal.note(key, note)
         self.save_steps(job)
-        parts = dict(enumerate(self._parts(job.id, command, slots), job.launch_count))
+        parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
         job.launch_count += len(parts)
         launches = tuple((launch, len(part)) for launch, part in parts.items())
         try:
@@ -88,7 +88,7 @@ class Worlds:
         self.save_steps(job)
         return number
 
-    def _parts(
+    def parts(
         self, job: JobId, command: LaunchCommand, slots: Sequence[str]
     ) -> list[Sequence[str]]:
         """Return the slots of each launch that a job starts as: one, or one for each node."""

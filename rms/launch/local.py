@@ -241,6 +241,8 @@ class LocalLauncher:
         else:
             record.unlink(missing_ok=True)
         if launch.launches:
+            for left in record.parent.glob(f"port-{launch.launch}-*"):  # by one that died early
+                left.unlink(missing_ok=True)
             env[LAUNCHES_VARIABLE] = " ".join(f"{n}:{ranks}" for n, ranks in launch.launches)
         gpus = [slot.removeprefix("gpu:") for slot in launch.slots if slot.startswith("gpu:")]
         if gpus:
