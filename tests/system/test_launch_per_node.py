@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from daemon import served
+from daemon import DEADLINE_S, LocalRms, closing, served
 from faulty_jobs import FAULTY, SMALL, STEPS
-from processes import MPDATA, MPIEXEC, Refused
+from processes import MPDATA, MPIEXEC, Refused, program
 
 PER_NODE = {"DMR_LAUNCHES": "node"}
 MALLEABLE = ["--mode", "malleable", "--nodes", "2"]
@@ -54,6 +54,38 @@ def test_another_value_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("DMR_LAUNCHES", "nodes")
     said = refused("run", "--case", "gaussian", "--steps", "1")
     assert "expected DMR_LAUNCHES=node, or none, got 'nodes'" in said
+
+
+class Dying(LocalRms):
+    """A daemon that dies when it has started so many launches, the first time."""
+
+    launches = 0
+
+    def serve_command(self) -> list[str]:
+        serve = super().serve_command()
+        if not self.launches:
+            return serve
+        return [*program("faulty_launch"), str(self.launches), *serve[serve.index("serve") :]]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_daemon_killed_amid_the_launches_of_a_start(tmp_path: Path, launches: int) -> None:
+    with closing(Dying(2, "--policy", "fifo")) as rms:
+        assert rms.end() == 0
+        rms.launches = launches
+        rms.start()
+        words = ["mpirun", *FAULTY, "none", "run", *SMALL, "--steps", STEPS]
+        job = rms.submit(" ".join(words), *MALLEABLE, **PER_NODE)
+        assert rms.process is not None and rms.process.wait(DEADLINE_S) == -signal.SIGKILL
+        rms.launches = 0
+        rms.start()
+        rms.running(job)
+        assert len(rms.ranks()) == 2
+        rms.hurry()
+        assert rms.over(job) == ["COMPLETED"], rms.row(job)["reason"] + rms.said()
+        assert rms.row(job)["answer"] == alone(tmp_path)
+        rms.nothing_left()
 
 
 @pytest.mark.wide
