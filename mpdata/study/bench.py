@@ -28,6 +28,7 @@ from mpdata.errors import InputError
 from mpdata.numerics.cuda.tuning import store_path
 from mpdata.options import Scheme
 from mpdata.solver import Solver
+from mpdata.study import roofline
 from mpdata.study.scaling import expected, expected_line, measured, over_ranks
 
 Clock = Callable[[], float]
@@ -235,13 +236,15 @@ def host_limits(clock: Clock, say: Callable[[str], None]) -> dict[str, dict[str,
         limits[dtype] = {
             "copy_gb_per_s": copy,
             "division_ns": division,
+            "operation_ns": roofline.operation_time(dtype, partial(_timed, clock=clock)) * 1e9,
             "six_arrays_ns": traffic,
         }
     for dtype, limit in limits.items():
         say(
             f"limits {dtype}: copy {limit['copy_gb_per_s']:.1f} GB/s on one core, so six arrays in "
             f"{limit['six_arrays_ns']:.2f} ns a cell; a division {limit['division_ns']:.3f} ns, "
-            f"four of them {4 * limit['division_ns']:.2f} ns"
+            f"four of them {4 * limit['division_ns']:.2f} ns; another operation "
+            f"{limit['operation_ns']:.4f} ns"
         )
     return limits
 
@@ -315,7 +318,10 @@ def bench(
         result["pympdata"] = _compared(
             [row for row, _, _ in found], [row for row, *_ in peers], say
         )
+    rows = [row for row, *_ in found]
     del found, peers
+    if backend == "numba":
+        result["roofline"] = _under_roofline(rows, grid, limits, env, say)
     _bench_processes(asked, result, env, say, clock)
     return result
 
@@ -337,6 +343,27 @@ def _compared(
             f"ours, {times:.1f} times as much"
         )
     return found
+
+
+def _under_roofline(
+    rows: list[Row],
+    grid: tuple[int, int, int],
+    limits: Mapping[str, Mapping[str, float]],
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Return what bounds the variants whose operations are counted, and say it."""
+    operations, found = roofline.counted(env), []
+    for row in rows:
+        if row.variant in operations and row.in_cache_ns:
+            bound = roofline.bound(
+                row.dtype, row.variant, operations[row.variant], limits[row.dtype]
+            )
+            found.append(bound)
+            say(roofline.line(bound, min(row.ns), min(row.in_cache_ns)))
+    measured = roofline.measured(grid, env)
+    say(roofline.measured_line(measured))
+    return {"rows": found, "measured": measured}
 
 
 def _bench_processes(

@@ -122,7 +122,6 @@ def antidiffusive_velocity(
     left, right = P[z], P[y]
     up_d, down_d = P[z + kd] + P[y + kd], P[z - kd] + P[y - kd]
     up_e, down_e = P[zp] + P[yp], P[zm] + P[ym]
-    square = c * c
     if rl is not None:
         # 1 / density at the face is over / under; kept apart, it costs no division of its own.
         over, under = rl * rr, rl + rr
@@ -132,16 +131,16 @@ def antidiffusive_velocity(
         both = b_d * b_e
         cross = two_products(md * (up_d - down_d), b_e, me * (up_e - down_e), b_d, None) * a
         if rl is None:
-            along = (abs(c) - square) * (right - left) * both
+            along = (abs(c) - c * c) * (right - left) * both
             return (along - c * number(0.125) * cross) / (a * both)
         weighted = c * over
         along = (abs(c) * under - c * weighted) * (right - left) * both
         return (along - weighted * number(0.125) * cross) / (under * a * both)
     cross = two_products(md, up_d - down_d, me, up_e - down_e, swap) * number(0.25)
     if rl is None:
-        return (abs(c) - square) * (right - left) * number(0.5) - c * number(0.125) * cross
+        return (abs(c) - c * c) * (right - left) * number(0.5) - c * number(0.125) * cross
     slow = over / under
-    along = (abs(c) - square * slow) * (right - left) * number(0.5)
+    along = (abs(c) - c * c * slow) * (right - left) * number(0.5)
     return along - c * number(0.125) * slow * cross
 
 
