@@ -56,6 +56,26 @@ def test_another_value_is_refused(refused: Refused, monkeypatch: pytest.MonkeyPa
     assert "expected DMR_LAUNCHES=node, or none, got 'nodes'" in said
 
 
+@pytest.mark.wide
+def test_a_loop_of_ones_own_lets_go_of_nodes_too(tmp_path: Path) -> None:
+    loops = program("any_loops")
+    plain = subprocess.run(loops, cwd=tmp_path, check=True, capture_output=True, text=True)
+    with served(3, "--policy", "fifo") as rms:
+        words = ["export PACE_S=0.4; mpirun", *program("paced"), loops[1], "runtime"]
+        options = ["--mode", "malleable", "--nodes", "1-3", "--preferred", "3"]
+        job = rms.submit(" ".join(words), *options, **PER_NODE)
+        for count, size in enumerate((2, 3, 1), 1):
+            rms.running(job)
+            rms.resized(job, size)
+            rms.until(lambda count=count: len(rms.row(job)["resizes"]) == count, f"resize {count}")
+        rms.hurry()
+        assert rms.over(job) == ["COMPLETED"], rms.output(job)
+        assert rms.resizes(job) == [(3, 2), (2, 3), (3, 1)]
+        assert {each["strategy"] for each in rms.row(job)["resizes"]} == {"merge"}
+        assert f"in {plain.stdout.partition('in ')[2]}" in rms.output(job)
+        rms.nothing_left()
+
+
 class Dying(LocalRms):
     """A daemon that dies when it has started so many launches, the first time."""
 

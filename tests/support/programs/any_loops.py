@@ -1,7 +1,8 @@
-"""Loops of all kinds in one program: any_loops.py [merge]. Prints what it has computed, once.
+"""Loops of all kinds in one program: any_loops.py [merge|runtime]. Prints what it computed, once.
 
 One after another, one done once, nested, left early, and a ``while`` with a resize point; with
-arrays that are cut, an array that every rank has, a list, and state of several types.
+arrays that are cut, an array that every rank has, a list, and state of several types. With
+``runtime`` its ranks may be several launches that have met.
 """
 
 import dataclasses
@@ -14,7 +15,8 @@ from mpi4py import MPI
 import dmr
 
 N = 40
-MERGE = "merge" in sys.argv
+RUNTIME = "runtime" in sys.argv
+MERGE = "merge" in sys.argv or RUNTIME
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ def rest_to_the_last(cells, parts):
     return [cells // parts * part for part in range(parts)] + [cells]
 
 
-def main(comm):
+def main(comm, around):
     begin, end = dmr.split_range(N, comm.size, comm.rank)
     u = np.arange(begin, end, dtype="i8")
     cuts = rest_to_the_last(N, comm.size)
@@ -73,7 +75,7 @@ def main(comm):
         "residual": None,
     }
     with dmr.malleable(
-        comm, fields, dmr.Plan(every=1), state=state, build=build if MERGE else None
+        around, fields, dmr.Plan(every=1), state=state, build=build if MERGE else None
     ) as run:
         for number in run.loop(6):
             step(number)
@@ -106,4 +108,8 @@ def main(comm):
             print(f"{sizes} in {run.step} steps, {len(history)} draws, sha256 {digest}", flush=True)
 
 
-main(MPI.COMM_WORLD)
+if RUNTIME:
+    runtime = dmr.Runtime.here(MPI.COMM_WORLD)
+    main(runtime.comm, runtime)
+else:
+    main(MPI.COMM_WORLD, MPI.COMM_WORLD)
