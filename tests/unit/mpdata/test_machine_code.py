@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -161,3 +162,22 @@ def test_another_source_or_machine_is_another_stamp(
             patch.setattr(machine_code, "SOURCES", tuple(sources))
             assert stamp != machine_code._stamp("cpu", "+avx")
     assert stamp == machine_code._stamp("cpu", "+avx")
+
+
+def test_vectors_of_512_bits_are_for_processors_that_keep_their_frequency() -> None:
+    old, new = "+avx512f,+avx512dq", "+avx512f,+avx512vbmi2"
+    assert machine_code.widened(old) == old and machine_code.widened("") == ""
+    assert machine_code.widened(new) == f"{new},-prefer-256-bit"
+    assert machine_code.widened("+avx512f,-avx512vbmi2") == "+avx512f,-avx512vbmi2"
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names of an x86 processor")
+def test_numbas_own_choice_of_a_processor_is_heeded_and_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path)
+    monkeypatch.setenv("NUMBA_CPU_NAME", "x86-64-v2")
+    monkeypatch.setenv("NUMBA_CPU_FEATURES", "")
+    bits, compiled = run(tmp_path)
+    assert compiled and len(list(tmp_path.glob("*.o"))) == 2
+    assert run(tmp_path) == (bits, False)
