@@ -157,11 +157,9 @@ def restore(
         )
         if refused is not None:
             raise UsageError(refused)
-        if parts is not None:  # every rank reads some of them
-            share = problem_of_share(path, parts, world.rank, world.size)
-            problem = next((p for p in world.internal_comm.allgather(share) if p is not None), None)
-        if problem is None:
-            progress = read(path, fields)
+        if problem is None:  # every rank reads some of it, and checks what it reads
+            progress, problem = _read(path, parts, fields, world)
+        if problem is None and progress is not None:
             progress.answered_request = 0  # another life of the job, another count of requests
             say(f"restarted from {path} at step {progress.step}")
             return progress
@@ -222,8 +220,24 @@ def load(
     """
     parts = verify(path, fields, options, alone=False) if world.rank == 0 else parts_at(path)
     if parts is not None:
-        verify_share(path, parts, world.rank, world.size)
+        verify_share(path, parts, fields, world.rank, world.size)
     return read(path, fields)
+
+
+def _read(
+    path: Path, parts: Parts | None, fields: Mapping[str, Field], world: World
+) -> tuple[Progress | None, str | None]:
+    """Fill the fields (collective); return the progress, or None and what a rank found wrong."""
+    progress, wrong = None, None
+    if parts is not None:
+        wrong = problem_of_share(path, parts, fields, world.rank, world.size)
+    if wrong is None:
+        try:
+            progress = read(path, fields)
+        except (BrokenCheckpointError, OSError, KeyError, RuntimeError) as error:
+            wrong = words_of(error)
+    found = world.internal_comm.allgather(wrong)
+    return progress, next((one for one in found if one is not None), None)
 
 
 def _wrong_with(

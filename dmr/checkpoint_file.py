@@ -1,9 +1,10 @@
 """One checkpoint in HDF5: written whole or not at all, verified before it is read.
 
 Layout: attributes ``format``, ``progress`` and ``options`` (JSON); ``/fields/NAME`` with the
-global interior in axis order and its hash as an attribute. Where more ranks than one have written
-it (format 2) ``/fields/NAME`` is a virtual dataset of their files, for other readers, and
-``/parts`` says what those hold (:mod:`dmr.checkpoint_parts`).
+global interior in axis order and its hash as an attribute; ``/hashes/NAME`` with those of its
+pieces (:mod:`dmr.checkpoint_pieces`). Where more ranks than one have written it (format 2)
+``/fields/NAME`` is a virtual dataset of their files, for other readers, and ``/parts`` says what
+those hold (:mod:`dmr.checkpoint_parts`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dmr.checkpoint_parts import PartedArray, Parts, problem_of_share, sync
+from dmr.checkpoint_parts import (
+    PartedArray,
+    Parts,
+    needs_whole_rows,
+    problem_of_share,
+    read_once,
+    row_bytes,
+    sync,
+)
+from dmr.checkpoint_pieces import BrokenPieceError, CheckedDataset, PieceHashes, has_pieces
 from dmr.data.field import Field
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
@@ -121,21 +131,25 @@ class Writer:
         pieces: Iterable[npt.NDArray[Any] | None],
     ) -> None:
         """Write one field or list from its pieces along the first axis, in order."""
-        digest = xxhash.xxh3_128()
+        hashes: PieceHashes | None = None
         dataset: h5py.Dataset | None = None
         at = 0
         for values in pieces:
             if self._file is None or values is None or self.problem is not None:
                 continue
             with self._noting():
-                if dataset is None:
+                if dataset is None or hashes is None:
                     dataset = self._file.create_dataset(f"fields/{name}", shape, dtype)
+                    hashes = PieceHashes(row_bytes(dataset))
                 if len(values):
                     dataset[at : at + len(values)] = values
-                    digest.update(values.reshape(-1).view(np.uint8).data)
+                    hashes.update(values)
                 at += len(values)
-        if dataset is not None and self.problem is None:
-            dataset.attrs["xxh3_128"] = digest.hexdigest()
+        with self._noting():
+            written = self._file is not None and self.problem is None
+            if written and dataset is not None and hashes is not None:
+                dataset.attrs["xxh3_128"] = hashes.whole.hexdigest()
+                hashes.store(self._file, name)
 
     def link(
         self, parts: Parts, wholes: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
@@ -199,7 +213,9 @@ class Writer:
 def verify(
     path: Path, fields: Mapping[str, Field], options: Mapping[str, Any], *, alone: bool = True
 ) -> Parts | None:
-    """Look through a checkpoint once, before any rank trusts it; return its parts, if it has any.
+    """Look through a checkpoint once, before any rank reads it; return its parts, if it has any.
+
+    What ranks check as they read it (:func:`read`) is left to them.
 
     Args:
         alone: whether this rank reads all parts, too; else they are for others to share.
@@ -225,7 +241,8 @@ def verify(
             decode(texts[0], trusted=_is_own(path))
             stated = json.loads(texts[1])
             for name, block in fields.items():
-                _verify_field(path, file["fields"][name], name, block, hashed=parts is None)
+                hashed = parts is None and not _read_by_pieces(file, name, block)
+                _verify_field(path, file["fields"][name], name, block, hashed=hashed)
     except ValuesError as error:
         raise UsageError(
             f"{path}: {error}"
@@ -239,7 +256,7 @@ def verify(
                 f"{path}: expected {key} {value}, got a checkpoint of {key} {stated.get(key)}"
             )
     if alone and parts is not None:
-        verify_share(path, parts, 0, 1)
+        verify_share(path, parts, fields, 0, 1)
     return parts
 
 
@@ -266,15 +283,22 @@ def parts_at(path: Path) -> Parts | None:
         raise BrokenCheckpointError(str(error)) from None
 
 
-def verify_share(path: Path, parts: Parts, rank: int, ranks: int) -> None:
-    """Read this rank's share of the parts.
+def verify_share(
+    path: Path, parts: Parts, fields: Mapping[str, Field], rank: int, ranks: int
+) -> None:
+    """Read this rank's share of the parts, but of those that are checked as they are read.
 
     Raises:
         BrokenCheckpointError: one is not as it was written.
     """
-    problem = problem_of_share(path, parts, rank, ranks)
+    problem = problem_of_share(path, parts, fields, rank, ranks)
     if problem is not None:
         raise BrokenCheckpointError(problem)
+
+
+def _read_by_pieces(file: h5py.File, name: str, block: Field) -> bool:
+    """Return whether ranks check a field of a file without parts as they read it."""
+    return has_pieces(file, name) and needs_whole_rows(block.layout)
 
 
 def _is_own(path: Path) -> bool:
@@ -306,16 +330,32 @@ def _verify_field(
 
 
 def read(path: Path, fields: Mapping[str, Field]) -> Progress:
-    """Fill this rank's part of every field; every rank reads the same files on its own."""
+    """Fill this rank's part of every field; every rank reads the same files on its own.
+
+    Raises:
+        BrokenCheckpointError: what it has read is not as it was written. Some has been filled then.
+    """
+    try:
+        return _read(path, fields)
+    except BrokenPieceError as error:
+        raise BrokenCheckpointError(str(error)) from None
+
+
+def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
     import h5py
 
     with contextlib.ExitStack() as files:
         file = files.enter_context(h5py.File(path, "r", locking=False))
         parts = _parts_in(file, [])
         for name, block in fields.items():
-            stored = file["fields"][name]
+            whole = file["fields"][name]
+            stored: h5py.Dataset | PartedArray | CheckedDataset = whole
             if parts is not None:
-                folder = path.parent / parts.folder
-                stored = PartedArray(name, stored, parts.fields[name], folder, files)
+                folder, found = path.parent / parts.folder, parts.fields[name]
+                stored = PartedArray(name, whole, found, folder, block.layout, files)
+            elif _read_by_pieces(file, name, block):
+                once = read_once(tuple(whole.shape), block.layout)
+                stored = CheckedDataset(file, name, once=once)
+                files.callback(stored.close)
             block.restore(stored)
         return decode(file.attrs["progress"], trusted=_is_own(path))

@@ -2,7 +2,9 @@
 
 A part holds ``fields/NAME``, what its rank has of each field. Which part holds which box of the
 whole, and the hash of it, is written in the file of the checkpoint (:mod:`dmr.checkpoint_file`);
-whoever reads takes the pieces that it needs from the parts.
+whoever reads takes the pieces that it needs from the parts. Each piece is checked as it is read
+(:mod:`dmr.checkpoint_pieces`), unless ranks need but narrow shares of pieces: then ranks share the
+parts to be checked, and read after that.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dmr.data.decomposition import Box
+from dmr.checkpoint_pieces import CheckedDataset, PieceHashes
+from dmr.data.decomposition import Box, Decomposition
 from dmr.data.field import Field
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import words_of
@@ -37,12 +41,14 @@ class Part(msgspec.Struct, frozen=True):
         file: its name in the folder of the parts.
         start, stop: where it lies in the whole, along each axis.
         xxh3_128: hash of its bytes.
+        pieces: hash of the hashes of its pieces, "" in files of before there were any.
     """
 
     file: str
     start: tuple[int, ...]
     stop: tuple[int, ...]
     xxh3_128: str
+    pieces: str = ""
 
     @property
     def box(self) -> Box:
@@ -77,15 +83,16 @@ def write_part(
                 box = block.stored_box()
                 if box is None or sink.problem is not None:
                     continue
-                digest = xxhash.xxh3_128()
                 dataset = file.create_dataset(f"fields/{field}", box.shape, block.dtype)
+                hashes = PieceHashes(row_bytes(dataset))
                 at = 0
                 for values in block.stored_pieces():
                     if values.size and sink.problem is None:
                         dataset[at : at + len(values)] = values
-                        digest.update(values.reshape(-1).view(np.uint8).data)
+                        hashes.update(values)
                     at += len(values)
-                found[field] = Part(name, box.start, box.stop, digest.hexdigest())
+                whole, pieces = hashes.whole.hexdigest(), hashes.store(file, field)
+                found[field] = Part(name, box.start, box.stop, whole, pieces)
         sink.close()
         if sink.problem is None:
             sync(folder / name)
@@ -116,11 +123,46 @@ def rows_of(parts: Sequence[Part]) -> int:
     return max((part.stop[0] for part in parts), default=0)
 
 
-def problem_of_share(path: Path, parts: Parts, rank: int, ranks: int) -> str | None:
-    """Read this rank's share of the parts; return the first that is not as it was written."""
+def row_bytes(dataset: h5py.Dataset) -> int:
+    """Return the bytes of a row along the first axis of a dataset."""
+    return int(np.prod(dataset.shape[1:])) * int(dataset.dtype.itemsize)
+
+
+def read_by_pieces(parts: Sequence[Part], layout: Decomposition) -> bool:
+    """Return whether ranks of a layout check pieces of a field as they read them."""
+    columns = len({part.start[1:] for part in parts})
+    return all(part.pieces for part in parts) and needs_whole_rows(layout, columns)
+
+
+def needs_whole_rows(layout: Decomposition, columns: int = 1) -> bool:
+    """Return whether ranks need half or more of each row that they read some cells of.
+
+    Args:
+        columns: into how many parts rows are cut that are stored together.
+    """
+    return prod(map(layout.parts_along, range(1, len(layout.shape)))) <= 2 * columns
+
+
+def read_once(shape: tuple[int, ...], layout: Decomposition) -> bool:
+    """Return whether each rank of a layout reads rows of its own of an array of this shape."""
+    return layout.shape == shape and layout.parts_along(0) == layout.size
+
+
+def problem_of_share(
+    path: Path, parts: Parts, fields: Mapping[str, Field], rank: int, ranks: int
+) -> str | None:
+    """Read this rank's share of the parts; return the first that is not as it was written.
+
+    Those of fields that are checked as they are read are left out.
+    """
     import h5py
 
-    every = [(name, part) for name, found in parts.fields.items() for part in found]
+    every = [
+        (name, part)
+        for name, found in parts.fields.items()
+        if not read_by_pieces(found, fields[name].layout)
+        for part in found
+    ]
     for name, part in every[rank::ranks]:
         digest = xxhash.xxh3_128()
         try:
@@ -146,6 +188,7 @@ class PartedArray:
     Args:
         shape, dtype: of the whole.
         folder: that the parts are in.
+        layout: of those who read.
         files: closes what has been opened.
     """
 
@@ -155,12 +198,15 @@ class PartedArray:
         whole: h5py.Dataset,
         parts: Sequence[Part],
         folder: Path,
+        layout: Decomposition,
         files: contextlib.ExitStack,
     ) -> None:
         self.shape: tuple[int, ...] = tuple(whole.shape)
         self.dtype: np.dtype[Any] = whole.dtype
         self._name, self._parts, self._folder, self._files = name, parts, folder, files
-        self._open: dict[str, h5py.Dataset] = {}
+        self._by_pieces = read_by_pieces(parts, layout)
+        self._once = read_once(self.shape, layout)
+        self._open: dict[str, h5py.Dataset | CheckedDataset] = {}
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> Array:
         given = key if isinstance(key, tuple) else (key,)
@@ -171,19 +217,25 @@ class PartedArray:
         for part in self._parts:
             shared = part.box.intersect(box)
             if shared.size:
-                values: Array = self._dataset(part.file)[shared.slices(part.start)]
+                values: Array = self._dataset(part)[shared.slices(part.start)]
                 if shared == box:
                     return values
                 found[shared.slices(box.start)] = values
         return found
 
-    def _dataset(self, file: str) -> h5py.Dataset:
+    def _dataset(self, part: Part) -> h5py.Dataset | CheckedDataset:
         import h5py
 
-        if file not in self._open:
-            opened = h5py.File(self._folder / file, "r", locking=False)
-            self._open[file] = self._files.enter_context(opened)["fields"][self._name]
-        return self._open[file]
+        if part.file not in self._open:
+            opened = h5py.File(self._folder / part.file, "r", locking=False)
+            file = self._files.enter_context(opened)
+            self._open[part.file] = file["fields"][self._name]
+            if self._by_pieces:
+                stated = (part.file, part.pieces)
+                checked = CheckedDataset(file, self._name, stated, once=self._once)
+                self._files.callback(checked.close)
+                self._open[part.file] = checked
+        return self._open[part.file]
 
 
 def sync(path: Path) -> None:
