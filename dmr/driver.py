@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from dmr.plan import NextWorld, Plan, Schedule, check_size, fitting
 from dmr.position import Position
 from dmr.resize import memory
 from dmr.resize.merge import merge
+from dmr.resize.new_blocks import NewBlocks
 from dmr.resize.source import replace_world
 from dmr.swaps import SwapWatch
 from dmr.termination import Ending, TerminatedError
@@ -34,6 +36,9 @@ from rms.wire.messages import (
 FIRST_POLL, POLLS = 4, 256
 """Resize points of a world at which free memory is looked at for the RMS: the first once the world
 is alone, then every so many."""
+
+MOST_BETWEEN_S = 10.0
+"""Where resize points come less often, a resize does not wait at one for new memory."""
 
 NO_BUILD = "strategy merge keeps ranks in their loop; expected build= in dmr.malleable, got none"
 
@@ -54,6 +59,7 @@ class Driver:
         self.position = Position(run.progress)
         self._zero_s: float | None = None
         self._swaps = None if run.restored else SwapWatch(run.fields)
+        self._new_blocks: NewBlocks | None = None
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
 
@@ -146,6 +152,7 @@ class Driver:
 
     def finish(self) -> None:
         """Say which resizes were planned for steps that did not come."""
+        self._drop_new_blocks()
         steps = self.run.progress.step
         late = [str(step) for step in self.plan.resizes if step > steps]
         if late:
@@ -159,7 +166,10 @@ class Driver:
         stop, wanted = self._resize_point(scripted)
         if stop:
             self._terminate()
-        if wanted is None or not self._resize(wanted):
+        if wanted is None:
+            self._drop_new_blocks()
+            return False
+        if self._waits_for_memory(wanted) or not self._resize(wanted):
             return False
         self._swaps = None  # those that join look at nothing
         self._end.watch(self.run.progress, self.run.world.internal_comm)
@@ -330,6 +340,29 @@ class Driver:
             state.rms.strategy = best
         return state.memory_short
 
+    def _waits_for_memory(self, wanted: NextWorld) -> bool:
+        """Return whether the steps go on until ranks that will stay have their memory (collective).
+
+        The new ranks of a request wait, with their pages touched; so ranks that stay (merge) have
+        theirs touched by a thread while they step.
+        """
+        run, progress = self.run, self.run.progress
+        if not wanted.request or wanted.strategy != "merge" or not self.app.supports_merge:
+            return False
+        blocks = self._new_blocks
+        if blocks is None or (blocks.request, blocks.ranks) != (wanted.request, wanted.ranks):
+            self._drop_new_blocks()
+            with contextlib.suppress(UsageError, MemoryError):  # the resize itself will say so
+                blocks = self._new_blocks = NewBlocks(run.fields, wanted.ranks, wanted.request)
+        between_s = progress.elapsed_s / max(1, progress.step) * self.plan.every
+        waits = blocks is not None and not blocks.ready and between_s < MOST_BETWEEN_S
+        return bool(run.world.internal_comm.allreduce(waits, MPI.MAX))
+
+    def _drop_new_blocks(self) -> None:
+        if self._new_blocks is not None:
+            self._new_blocks.drop()
+            self._new_blocks = None
+
     # --- acting ------------------------------------------------------------------------------
 
     def _resize(self, wanted: NextWorld) -> bool:
@@ -343,7 +376,8 @@ class Driver:
                 raise UsageError(NO_BUILD)
             self.app.before_resize(run, wanted.ranks)
             if wanted.strategy == "merge":
-                merge(self.app, run, plan, wanted, self._sigterm_received)
+                blocks, self._new_blocks = self._new_blocks, None
+                merge(self.app, run, plan, wanted, self._sigterm_received, blocks)
             else:
                 replace_world(run, plan, wanted, self._sigterm_received)
             return True
@@ -354,6 +388,7 @@ class Driver:
 
     def _go_on(self, wanted: NextWorld, why: str) -> None:
         """Go on as before after a resize that was rolled back."""
+        self._drop_new_blocks()
         run, rms, plan = self.run, self.run.internal.rms, self.plan
         run.note(f"resize to {wanted.ranks} ranks rolled back: {why}")
         if not run.internal.built:  # ranks that were to stay had built for the new world already

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from dmr.data import gather, overlap, streams
+from dmr.data import gather, overlap, pages, streams
 from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
 from dmr.errors import outside_block
@@ -152,6 +152,13 @@ class FieldSpec:
     def prefault(self, storage: Array) -> None:
         """Write to new memory, so that its pages exist before the data arrives."""
         storage[...] = 0
+
+    def memory_of(self, storage: Array) -> npt.NDArray[np.uint8] | None:
+        """Return all bytes that a storage lies in, None where they are not the library's own."""
+        memory = storage.base if isinstance(storage, np.ndarray) else None
+        if not isinstance(memory, np.ndarray) or not memory.flags.owndata:
+            return None
+        return memory if memory.dtype == np.uint8 and memory.ndim == 1 else None
 
     @property
     def nbytes(self) -> int:
@@ -317,6 +324,23 @@ class Field:
         """Have the pages of the block's memory exist before its data arrives."""
         self.spec.prefault(self.storage)
 
+    def moved_to(self, layout: Decomposition, rank: int) -> Field:
+        """Return a rank's zeroed block in another layout, in this one's memory if it is enough.
+
+        What is left of a large one is given back. This block is of no use then.
+        """
+        padding = self.spec.padding(layout.box(rank).shape)
+        memory = self.spec.memory_of(self.storage)
+        if memory is None or not pages.LEAST_BYTES <= padding.allocation_bytes <= memory.nbytes:
+            return self.spec.block(layout, rank)
+        memory[: padding.allocation_bytes] = 0  # the pages are there
+        pages.give_back(memory[padding.allocation_bytes :])
+        self.layout, self.rank, self.box = layout, rank, layout.box(rank)
+        self.padding, self._spare = padding, None
+        self.storage = laid_out(memory, padding, self.spec.dtype)
+        self._set_views()
+        return self
+
     def initialise(self) -> None:
         """Set the interior to the application's initial values."""
         values = self.spec.xp.asarray(self.spec.initial(self.box), dtype=self.spec.dtype)
@@ -392,7 +416,11 @@ class Field:
 
 def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:
     """Return zeroed storage whose first interior element of every row is aligned."""
-    raw = xp.zeros(padding.allocation_bytes, dtype=np.uint8)
+    return laid_out(xp.zeros(padding.allocation_bytes, dtype=np.uint8), padding, dtype)
+
+
+def laid_out(raw: Array, padding: Padding, dtype: npt.DTypeLike) -> Array:
+    """Return bytes, of which there are enough, as the storage of a block."""
     interface = getattr(raw, "__cuda_array_interface__", None) or raw.__array_interface__
     shift = padding.shift_bytes(int(interface["data"][0]))
     items = raw[shift : shift + int(np.prod(padding.storage)) * padding.itemsize]

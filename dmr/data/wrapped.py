@@ -129,6 +129,9 @@ class WrappedSpec(FieldSpec):
     def prefault(self, storage: Array) -> None:
         """Leave it: the application may have set its boundary already."""
 
+    def memory_of(self, storage: Array) -> None:
+        """Return nothing: the application may hold the array."""
+
     def signature(self) -> dict[str, Any]:
         """Return what both sides must agree on: blocks may go over as they lie in memory."""
         return {**super().signature(), "memory": list(self.order or ())}

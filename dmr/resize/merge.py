@@ -26,6 +26,7 @@ from dmr.errors import CollectiveError, RolledBackError
 from dmr.plan import NextWorld, Plan
 from dmr.progress import OpenResize
 from dmr.resize.membership import Snapshot, enter, join, leave, stay
+from dmr.resize.new_blocks import NewBlocks
 from dmr.resize.side import attempt, nothing
 from dmr.resize.source import Phase, Source
 from dmr.values import adopt
@@ -35,9 +36,17 @@ from dmr.world import widest_grid
 
 
 def merge(
-    app: Application, run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Sequence[int]
+    app: Application,
+    run: Run,
+    plan: Plan,
+    wanted: NextWorld,
+    sigterm_received: Sequence[int],
+    blocks: NewBlocks | None = None,
 ) -> None:
     """Grow or shrink the world of ``run`` in place (collective over the old world).
+
+    Args:
+        blocks: this rank's in the new world, if they are there already.
 
     Raises:
         Left: in ranks that a shrink lets go.
@@ -46,6 +55,12 @@ def merge(
     with contextlib.ExitStack() as stack:
         source = MergeSource(run, plan, wanted, stack)
         source.app = app
+        if blocks is None:
+            with contextlib.suppress(MemoryError):  # there may be room when they are needed
+                blocks = NewBlocks(run.fields, wanted.ranks)
+        if blocks is not None:
+            stack.callback(blocks.drop)
+        source.blocks = blocks
         if wanted.ranks > run.world.size:
             source.grow(sigterm_received)
         else:
@@ -73,6 +88,7 @@ class MergeSource(Source):
     """One try at it."""
 
     app: Application
+    blocks: NewBlocks | None
 
     def grow(self, sigterm_received: Sequence[int]) -> None:
         """Join the launches that wait, or one that is spawned."""
@@ -179,12 +195,13 @@ class MergeSource(Source):
         run, grows = self.run, members.comm.size > self.run.world.size
         carrier = members.comm if grows else run.world.internal_comm
         before = Snapshot(run)
+        blocks = (self.blocks or NewBlocks(run.fields, self.wanted.ranks)).take()
         for name, block in run.fields.items():
             layout = self.layouts[name]
             transfers = [block.sending(carrier, layout, sent, in_host=members.in_host)]
             broken: list[Box] = []
             if members.stays:
-                fields[name] = new = block.spec.block(layout, block.rank)
+                fields[name] = new = blocks.pop(name)
                 transfers.append(
                     new.receiving(carrier, block.layout, broken, in_host=members.in_host)
                 )

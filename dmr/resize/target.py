@@ -257,7 +257,7 @@ class Target(Side):
 
         def fill() -> None:
             for name, block in run.fields.items():
-                fields[name] = block.spec.block(layouts[name], comm.rank)
+                fields[name] = block.moved_to(layouts[name], comm.rank)
                 self._fill(comm, {name: fields[name]}, header, in_host)
 
         def arrived(parts: list[float]) -> None:
