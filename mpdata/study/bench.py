@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
@@ -112,23 +111,6 @@ def copy_bandwidth(dtype: npt.DTypeLike, clock: Clock) -> float:
     target = np.zeros_like(source)
     best = min(_timed(lambda: np.copyto(target, source), clock) for _ in range(7))
     return 2 * source.nbytes / best
-
-
-@numba.njit(error_model="numpy", nogil=True)
-def _divide(out: Any, upper: Any, lower: Any, times: int) -> None:
-    for _ in range(times):
-        for i in range(out.size):
-            out[i] = upper[i] / lower[i]
-        upper[0] += out[0]
-
-
-def division_time(dtype: npt.DTypeLike, clock: Clock) -> float:
-    """Return seconds of one division in a long loop over data in the first-level cache."""
-    upper, lower, out = (np.full(1024, value, dtype) for value in (1.5, 1.1, 0))
-    _divide(out, upper, lower, 1)
-    times = 1000
-    best = min(_timed(lambda: _divide(out, upper, lower, times), clock) for _ in range(7))
-    return best / times / out.size
 
 
 def variants(
@@ -229,14 +211,14 @@ def _run(command: list[str], env: Mapping[str, str]) -> str:
 
 def host_limits(clock: Clock, say: Callable[[str], None]) -> dict[str, dict[str, Any]]:
     """Measure what bounds a step on one core, and say it."""
-    limits = {}
+    limits, timed = {}, partial(_timed, clock=clock)
     for dtype in ("f8", "f4"):
-        copy, division = copy_bandwidth(dtype, clock) / 1e9, division_time(dtype, clock) * 1e9
+        copy = copy_bandwidth(dtype, clock) / 1e9
         traffic = SIX_ARRAYS * int(dtype[1]) / copy
         limits[dtype] = {
             "copy_gb_per_s": copy,
-            "division_ns": division,
-            "operation_ns": roofline.operation_time(dtype, partial(_timed, clock=clock)) * 1e9,
+            "division_ns": roofline.division_s(dtype, timed) * 1e9,
+            "operation_ns": roofline.operation_s(dtype, timed) * 1e9,
             "six_arrays_ns": traffic,
         }
     for dtype, limit in limits.items():

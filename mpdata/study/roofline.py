@@ -25,9 +25,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 import numpy.typing as npt
+
+from mpdata.numerics.numba.limits import CHAIN
+from mpdata.numerics.numba.machine_code import kernel
 
 KINDS = ("add", "multiply", "compare", "divide")
 """Kinds of operations; ``add`` has differences, ``compare`` minima, choices and absolute values."""
@@ -46,7 +48,7 @@ SPARE_STEPS = 4
 """Steps of the shorter run, so that what every run does once falls out of the difference."""
 
 CELL_STEPS = 60_000_000
-CHAIN = 4
+TIMES = 1000
 
 
 class Counted:
@@ -146,23 +148,28 @@ def counted(env: Mapping[str, str]) -> dict[str, dict[str, int]]:
     return found
 
 
-@numba.njit(error_model="numpy", nogil=True)
-def _operate(out: Any, a: Any, b: Any, times: int) -> None:
-    for _ in range(times):
-        for i in range(out.size):
-            x = out[i]
-            for _ in range(CHAIN):
-                x = max((x + a[i]) * b[i], a[i])
-            out[i] = x
-
-
-def operation_time(dtype: npt.DTypeLike, timed: Callable[[Callable[[], Any]], float]) -> float:
+def operation_s(dtype: npt.DTypeLike, timed: Callable[[Callable[[], Any]], float]) -> float:
     """Return seconds of one addition, product or maximum, in turn, in the first-level cache."""
-    out, a, b = (np.full(1024, value, dtype) for value in (1.0, 1.0, 0.5))
-    _operate(out, a, b, 1)
-    times = 1000
-    best = min(timed(lambda: _operate(out, a, b, times)) for _ in range(7))
-    return best / times / out.size / (3 * CHAIN)
+    return _item_s("limits.operate", (1.0, 1.0, 0.5), dtype, timed) / (3 * CHAIN)
+
+
+def division_s(dtype: npt.DTypeLike, timed: Callable[[Callable[[], Any]], float]) -> float:
+    """Return seconds of one division in a long loop over data in the first-level cache."""
+    return _item_s("limits.divide", (0.0, 1.5, 1.1), dtype, timed)
+
+
+def _item_s(
+    name: str,
+    values: tuple[float, ...],
+    dtype: npt.DTypeLike,
+    timed: Callable[[Callable[[], Any]], float],
+) -> float:
+    """Return seconds that a loop takes for an item, compiled as the kernels are."""
+    arguments = (*(np.full(1024, value, dtype) for value in values), TIMES)
+    loop = kernel(name, arguments)
+    loop(*arguments)
+    best = min(timed(lambda: loop(*arguments)) for _ in range(7))
+    return best / TIMES / 1024
 
 
 def bound(

@@ -30,7 +30,7 @@ import numpy as np
 
 SOURCES = tuple(
     Path(__file__).with_name(name)
-    for name in ("arguments.py", "formulas.py", "cells.py", "fused.py")
+    for name in ("arguments.py", "formulas.py", "cells.py", "fused.py", "limits.py")
 )
 HASH_BYTES = 32
 
