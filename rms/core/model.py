@@ -139,9 +139,17 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         return inf if self.limit_s is None else self.limit_s
 
     @property
+    def smallest(self) -> int:
+        """The first of :meth:`sizes`."""
+        speedup = self.speedup
+        if speedup is None or speedup.law is not None:
+            return self.nodes_min
+        return self.sizes()[0]
+
+    @property
     def smallest_start(self) -> int:
         """The fewest nodes on which the job may start."""
-        return self.sizes()[0] if self.mode.any_start else self.preferred
+        return self.smallest if self.mode.any_start else self.preferred
 
 
 LAW_SEEN_S = 30.0

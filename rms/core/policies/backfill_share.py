@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from math import inf
@@ -71,10 +71,14 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
             return plan
         if spare > 0:
             flexible = [job for job in starting if _lends(job, found.first)]
-            running = self.expandable(state, self.look)
-            self._expand(state, plan, (flexible, running), spare, budget)
             here = set(map(id, state.reached_resize_point))
-            plan.changes = [change for change in plan.changes if _can(change[0], here)]
+            if not flexible and not _any_can(state, here):
+                return plan  # most frequent: whoever would be widened cannot be now
+            running = self.expandable(state, self.look)
+            able = {number for _, _, number, job in running if _can(job, here)}
+            if flexible or able:
+                self._expand(state, plan, (flexible, running), spare, budget, matter=able)
+                plan.changes = [change for change in plan.changes if change[0].number in able]
         return plan
 
     def expandable(self, state: State, look: int) -> list[Entry]:
@@ -164,14 +168,14 @@ def backfilled(state: State, queue: Iterable[Job], room: Room, energy: float = 0
     Args:
         energy: weight of energy against time in the sizes of moldable jobs.
     """
+    if not state.pending:
+        return Backfilled()  # nobody asks what there would be for one
     lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
     found = Backfilled(free=room.free + state.releasing + lent)
     budget = budget_of(room)
     if budget is not None:
         lent_w = [budget.drawn_w(j) - budget.at_w(j, _least(j)) for *_, j in state.shrinkable]
         found.budget = budget.plus(budget.releasing_w + sum(lent_w))
-    if not state.pending:
-        return found
     narrowest = state.queue_by(_width)[0][0]
     oldest = list(_oldest(state, queue, found.free))
     before = set(map(id, oldest))
@@ -229,8 +233,7 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     now, budget, size = state.now_s, found.budget, first.least
     ends: list[tuple[float, int, float]] = []
     for end, _, job in islice(state.ends, room.passed, None):
-        held = job.size + job.gain - job.loss
-        least = held
+        least = held = job.size if job.requested_size is None else job.size + job.gain - job.loss
         if job.at_resize_point and job.spec.mode.resizable:
             least = min(held, _least(job))
             if job.requested_size is not None:
@@ -294,7 +297,7 @@ def _due(state: State, room: Room) -> bool:
     return False
 
 
-def _can(job: Job, here: set[int]) -> bool:
+def _can(job: Job, here: Set[int]) -> bool:
     """Return whether a job can be resized at once, as far as is known.
 
     What is decided at the resize point itself holds no nodes back until then.
@@ -302,11 +305,22 @@ def _can(job: Job, here: set[int]) -> bool:
     return not job.spec.resize_points_known or id(job) in here
 
 
+def _any_can(state: State, here: Set[int]) -> bool:
+    """Return whether any job can be resized at once that expanding pays for (see :func:`_can`)."""
+    now = state.now_s
+    for until, _, job in reversed(state.expandable):
+        if until <= now:
+            break
+        if id(job) in here or not job.spec.resize_points_known:
+            return True
+    return False
+
+
 def _least(job: Job) -> int:
     """Return the least size of a running job, without those to which it could not be brought."""
-    sizes = job.spec.sizes()
     if not job.refused_sizes:
-        return sizes[0]
+        return job.spec.smallest
+    sizes = job.spec.sizes()
     return min(job.size, next((n for n in sizes if n not in job.refused_sizes), job.size))
 
 

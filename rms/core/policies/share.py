@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -184,41 +184,66 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         jobs: tuple[Sequence[Job], Sequence[Entry]],
         spare: int,
         budget: PowerBudget | None,
+        *,
+        matter: Set[int] | None = None,
     ) -> None:
         """Deal spare nodes out, one size at a time, to whoever has longest to go.
 
         Args:
             jobs: those about to start, and running ones, the longest to go first.
             budget: what is left of the power cap, where there is one; it is used up.
+            matter: numbers of the running jobs that may be changed, None for all: the others take
+                part until it is known what these and those about to start get.
         """
         now, (admitted, running) = state.now_s, jobs
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
-        able = [entry[3] for entry in (*heap, *running)] if self.energy > 0 else []
-        at, refused = 0, 0
+        weighs = self.energy > 0
+        able = [entry[3] for entry in (*heap, *running)] if weighs else []
+        unsettled = None if matter is None or weighs else {*matter, *(entry[2] for entry in heap)}
+        at, refused, last = 0, 0, dict[Job, int]()
         steps: list[tuple[Job, int]] = []
+        paths: dict[int, Iterator[tuple[int, float]]] = {}
         while spare > 0 and refused < self.look:
             if at < len(running) and (not heap or running[at] <= heap[0]):
-                _, size, _, job = running[at]
+                _, size, number, job = running[at]
                 at += 1
             elif heap:
-                _, size, _, job = heapq.heappop(heap)
+                _, size, number, job = heapq.heappop(heap)
             else:
                 break
-            rival = min(running[at][0] if at < len(running) else inf, heap[0][0] if heap else inf)
-            entry, more = _expansion(state, job, size, spare, rival, budget)
-            if not more:
+            path = paths.get(number)
+            if path is None:
+                path = paths[number] = _widenings(job, size, now)
+            rival = running[at][0] if at < len(running) else inf
+            if heap and heap[0][0] < rival:
+                rival = heap[0][0]
+            first, goes_on = size, False
+            for wider, key in path:
+                if wider - first > spare or (
+                    budget is not None and lacks(budget, job, first, wider)
+                ):
+                    break
+                size = wider
+                if weighs:
+                    steps.append((job, size))
+                if key > rival or key == -inf:
+                    heapq.heappush(heap, (key, size, number, job))
+                    goes_on = True
+                    break
+            if size > first:
+                last[job] = size
+                spare -= size - first
+                if budget is not None:
+                    budget.take(budget.widening_w(job, first, size))
+            else:
                 refused += job.next_larger(size) is not None
-                continue
-            spare -= more[-1] - size
-            if budget is not None:
-                budget.take(budget.widening_w(job, size, more[-1]))
-            steps += [(job, wider) for wider in more]
-            if entry is not None:
-                heapq.heappush(heap, entry)
-        if self.energy > 0 and steps:
-            steps = steps[: self._best(state, plan, able, steps)]
-        last = dict(steps)
+            if unsettled is not None and not goes_on:
+                unsettled.discard(number)
+                if not unsettled:
+                    break
+        if steps:
+            last = dict(steps[: self._best(state, plan, able, steps)])
         for job, size in last.items():
             if job.start_s is None:
                 plan.sizes[job.spec.id] = size
@@ -322,42 +347,30 @@ def longest(state: State, look: int, resizes: int, *, priced: bool = True) -> li
     return found
 
 
-def _expansion(
-    state: State, job: Job, size: int, spare: int, rival: float, budget: PowerBudget | None
-) -> tuple[Entry | None, list[int]]:
-    """Expand one job as long as it has longest to go, it pays and nodes are spare.
+def _widenings(job: Job, size: int, now: float) -> Iterator[tuple[int, float]]:
+    """Yield the sizes above ``size`` to which expanding a job pays, one after the other.
 
-    Args:
-        rival: what the heap entry of the next job begins with: the time it has to go, negative.
-
-    Returns:
-        Its heap entry, if it may have more when its turn comes again, and its sizes on the way.
+    Each with what the job's heap entry begins with there: minus its time to go, -inf where nothing
+    is known of it.
     """
-    speedup = job.speedup
+    speedup, sizes, refused = job.speedup, job.spec.sizes(), job.refused_sizes
+    wider_sizes = sizes[bisect_right(sizes, size) :]
     if speedup is None:
-        wider = job.next_larger(size)
-        if wider is None or wider - size > spare or lacks(budget, job, size, wider):
-            return None, []
-        return (-inf, wider, job.number, job), [wider]
-    left = job.remaining_share(state.now_s)
+        for wider in wider_sizes:
+            if wider not in refused:
+                yield wider, -inf
+        return
+    left = job.remaining_share(now)
     price_s = 0.0 if job.start_s is None else job.spec.resize_price_s
-    sizes, refused, first = job.spec.sizes(), job.refused_sizes, size
-    found: list[int] = []
     time_s = speedup.time(size)
-    for at in range(bisect_right(sizes, size), len(sizes)):
-        wider = sizes[at]
+    for wider in wider_sizes:
         if wider in refused:
             continue
-        if wider - first > spare or (budget is not None and lacks(budget, job, first, wider)):
-            break
         faster_s = speedup.time(wider)
         if left * (time_s - faster_s) <= price_s:
-            break
-        size, time_s = wider, faster_s
-        found.append(wider)
-        if -left * time_s > rival:
-            return (-left * time_s, size, job.number, job), found
-    return None, found
+            return
+        time_s = faster_s
+        yield wider, -left * time_s
 
 
 def _cost(state: State, sizes: dict[Job, int], others_s: float) -> tuple[float, float]:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from selection import all_wide_but
 
 from rms.core.events import Ended, NodeDown, NodeUp
-from rms.core.model import JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
+from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.backfill_share import BackfillShare, backfilled
 from rms.core.policies.order import SmallestFirst
+from rms.core.policies.share import SharePlan
+from rms.core.state import State
 from rms.sim.failures import failing
 from rms.sim.simulator import Hooks, Simulation
 
@@ -279,3 +281,42 @@ def _fields(spec: JobSpec) -> dict[str, object]:
 def test_the_shipped_parts_are_those_tested() -> None:
     assert DEFAULT.order == SmallestFirst() and DEFAULT.sizing == BackfillShare()
     assert MALLEABLE in Kind().modes
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(10.0, 1e4),  # run time on one node
+            st.floats(0.0, 0.3),  # share of it that more nodes do not shorten
+            st.sampled_from([0.0, 5.0, 60.0]),  # price of a resize
+            st.integers(1, 12),  # its size now
+            st.booleans(),  # whether it may be changed
+            st.booleans(),  # whether anything is known of its run time
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 40),
+)
+def test_jobs_that_cannot_be_changed_need_not_be_dealt_nodes_to_the_end(
+    drawn: list[tuple[float, float, float, int, bool, bool]], spare: int
+) -> None:
+    sizing, state, matter = BackfillShare(), State(Site(200)), set()
+    for number, (t1_s, serial, price_s, size, matters, known) in enumerate(drawn, 1):
+        law = Speedup(law=(t1_s, serial * t1_s)) if known else None
+        spec = JobSpec(
+            JobId(str(number)), 0.0, 1, 16, size, FLEXIBLE, law, None, 60.0, price_s, run_s=9.0
+        )
+        one = Job(spec, number, 1, JobState.RUNNING, size=size, start_s=0.0, at_resize_point=True)
+        one.set_rate()
+        state.index_running(one)
+        state.running[spec.id] = one
+        if matters:
+            matter.add(number)
+    running, whole, part = sizing.expandable(state, 48), SharePlan(), SharePlan()
+    sizing._expand(state, whole, ([], running), spare, None)
+    if matter:
+        sizing._expand(state, part, ([], running), spare, None, matter=matter)
+    wanted = [change for change in whole.changes if change[0].number in matter]
+    assert [change for change in part.changes if change[0].number in matter] == wanted
