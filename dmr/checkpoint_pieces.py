@@ -8,8 +8,9 @@ attribute ``rows``). Files of earlier versions have none; of them the whole is r
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
-from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +24,11 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-AHEAD = 8
-"""Pieces that the system is asked to read while one is taken."""
+BLOCK_BYTES = 4096
+"""What is read without the system's memory begins and ends at multiples of this."""
+
+NUMBERS = "biufc"
+"""Kinds of types that a file holds as memory does."""
 
 DIGEST_BYTES = 16
 
@@ -87,7 +91,7 @@ class CheckedDataset:
         file: that holds it, with hashes of its pieces.
         name: of the field.
         part: its file's name and what the hashes of the pieces are to hash to, where it is a part.
-        once: whether no other rank reads the same, so that the system need not keep it.
+        once: whether no other rank reads the same, for whom the system would keep it.
 
     Raises:
         BrokenPieceError: the hashes are not those of this dataset.
@@ -110,7 +114,10 @@ class CheckedDataset:
             raise BrokenPieceError(self._wrong)
         self._at = -1
         self._buffer = np.empty((min(self._rows, self.shape[0]), *self.shape[1:]), self.dtype)
-        self._ahead = ReadAhead(file.filename, self._dataset, self._buffer.nbytes, once=once)
+        self._last = self._buffer
+        self._plain = (
+            PlainReader(file.filename, self._dataset, self._buffer.nbytes) if once else None
+        )
 
     def __getitem__(self, key: slice | tuple[slice, ...]) -> Array:
         """Return some cells, which are good until others are asked for.
@@ -134,84 +141,109 @@ class CheckedDataset:
 
     def _piece(self, number: int) -> Array:
         """Return a piece, read and checked; the one before is gone."""
-        start = number * self._rows
-        piece = self._buffer[: min(self._rows, self.shape[0] - start)]
         if number != self._at:
             self._at = -1
-            self._ahead.reading(number)
-            if piece.size:
-                self._dataset.read_direct(piece, np.s_[start : start + len(piece)])
+            piece = self._read(number * self._rows)
             digest = xxhash.xxh3_128_digest(piece.reshape(-1).view(np.uint8).data)
             if digest != self._digests[number].tobytes():
                 raise BrokenPieceError(self._wrong)
-            self._at = number
+            self._at, self._last = number, piece
+        return self._last
+
+    def _read(self, start: int) -> Array:
+        """Return the piece that begins with a row."""
+        piece = self._buffer[: min(self._rows, self.shape[0] - start)]
+        if self._plain is not None:
+            found = self._plain.read(start * self._buffer[:1].nbytes, piece.nbytes)
+            if found is not None:
+                return np.frombuffer(found, self.dtype).reshape(piece.shape)
+        if piece.size:
+            self._dataset.read_direct(piece, np.s_[start : start + len(piece)])
         return piece
 
     def close(self) -> None:
         """Let go of what it has beside the file."""
-        self._ahead.close()
+        if self._plain is not None:
+            self._plain.close()
 
 
-class ReadAhead:
-    """Has the system read the pieces of a dataset before they are asked for.
+class PlainReader:
+    """Reads a dataset from the disk without memory of the system's for the file (``O_DIRECT``).
 
-    What it did not have in memory anyway it need not keep once it has been taken: then the next
-    pieces go to the same memory, and no new pages are needed. These are hints; where they cannot be
-    given nothing else changes.
+    To find that memory may take the system longer than the disk takes. A thread reads a piece while
+    the one before is used. What the system has in memory is left to HDF5, and so is what is stored
+    in another way than it lies in memory.
 
     Args:
         path: of the file.
-        dataset: whose bytes lie in it in one stretch, or no hints are given.
-        piece_bytes: of all pieces but the last.
-        once: whether what is read may be forgotten.
+        dataset: of numbers.
+        most: bytes that are read at once.
     """
 
-    def __init__(self, path: str, dataset: h5py.Dataset, piece_bytes: int, *, once: bool) -> None:
-        offset = dataset.id.get_offset()
-        self._handle, self._next, self._once = -1, 0, once
-        self._new: deque[int] = deque()
-        """Pieces, in rising order, that were not in memory and have not been forgotten yet."""
-        if offset is not None and piece_bytes and hasattr(os, "posix_fadvise"):
-            self._handle = os.open(path, os.O_RDONLY)
-            self._offset, self._bytes = int(offset), piece_bytes
-            self._count = -(-int(dataset.id.get_storage_size()) // piece_bytes)
-
-    def reading(self, number: int) -> None:
-        """Note which piece is about to be read; those before it have been taken."""
-        if self._handle < 0:
+    def __init__(self, path: str, dataset: h5py.Dataset, most: int) -> None:
+        offset, size = dataset.id.get_offset(), int(dataset.size) * dataset.dtype.itemsize
+        self._handles: list[int] = []
+        plain = offset is not None and size == dataset.id.get_storage_size()
+        if not plain or dataset.dtype.kind not in NUMBERS or not hasattr(os, "RWF_NOWAIT"):
             return
-        for piece in range(max(self._next, number), min(number + AHEAD + 1, self._count)):
-            if not self._in_memory(piece):
-                self._advise(piece, os.POSIX_FADV_WILLNEED)
-                self._new.append(piece)
-            self._next = piece + 1
-        while self._new and self._new[0] < number:
-            self._forget(self._new.popleft())
+        self._offset = int(offset)
+        with contextlib.suppress(OSError):
+            self._handles.append(os.open(path, os.O_RDONLY))
+            self._handles.append(os.open(path, os.O_RDONLY | os.O_DIRECT))
+        self._buffers = [
+            memoryview(mmap.mmap(-1, most + 2 * BLOCK_BYTES))  # aligned
+            for _ in range(2)
+        ]
+        self._size = size
+        self._next: tuple[int, int] = 0, 0
+        self._under_way: Future[int] | None = None
+        self._reader = ThreadPoolExecutor(1, "dmr-read")
 
-    def close(self) -> None:
-        """Forget the rest."""
-        if self._handle >= 0:
-            while self._new:
-                self._forget(self._new.popleft())
-            os.close(self._handle)
-            self._handle = -1
+    def read(self, start: int, size: int) -> memoryview | None:
+        """Return some bytes, good until others are read; None where it is left to HDF5.
 
-    def _forget(self, piece: int) -> None:
-        if self._once:
-            self._advise(piece, os.POSIX_FADV_DONTNEED)
-
-    def _in_memory(self, piece: int) -> bool:
-        """Return whether the system has the end of a piece, as far as it says so."""
+        As many that follow are read meanwhile.
+        """
+        if len(self._handles) < 2 or not size:
+            return None
         try:
-            at = self._offset + (piece + 1) * self._bytes - 1
-            os.preadv(self._handle, [bytearray(1)], at, os.RWF_NOWAIT)
+            if self._under_way is None or self._next != (start, size):
+                self._begin(start, size)
+            under_way, self._under_way = self._under_way, None
+            lead = (self._offset + start) % BLOCK_BYTES
+            read = -1 if under_way is None else under_way.result()
+            if read < lead + size:
+                return None
+            found = self._buffers[0][lead : lead + size]
+            self._buffers.reverse()
+            if start + size < self._size:
+                self._begin(start + size, min(size, self._size - start - size))
+        except OSError:  # not on this file system
+            return None
+        return found
+
+    def _begin(self, start: int, size: int) -> None:
+        """Have bytes read to the first buffer, but what the system has in memory."""
+        if self._under_way is not None:
+            self._under_way.result()
+            self._under_way = None
+        at = self._offset + start
+        first, end = at // BLOCK_BYTES * BLOCK_BYTES, -(-(at + size) // BLOCK_BYTES) * BLOCK_BYTES
+        if not self._in_memory(at + size - 1):
+            into = self._buffers[0][: end - first]
+            self._next = start, size
+            self._under_way = self._reader.submit(os.preadv, self._handles[1], [into], first)
+
+    def _in_memory(self, at: int) -> bool:
+        """Return whether the system has a byte of the file in memory."""
+        try:
+            return os.preadv(self._handles[0], [bytearray(1)], at, os.RWF_NOWAIT) == 1
         except BlockingIOError:
             return False
-        except (AttributeError, OSError):
-            return True  # it cannot be told: leave all to the system
-        return True
 
-    def _advise(self, piece: int, advice: int) -> None:
-        with contextlib.suppress(OSError):
-            at = self._offset + piece * self._bytes
-            os.posix_fadvise(self._handle, at, self._bytes, advice)
+    def close(self) -> None:
+        """Close the file."""
+        if len(self._handles) == 2:
+            self._reader.shutdown()
+        while self._handles:
+            os.close(self._handles.pop())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -133,13 +135,13 @@ def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_every_piece_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, read = write(tmp_path, (1, 1)), list[int]()
-    reading = checkpoint_pieces.ReadAhead.reading
+    reading = checkpoint_pieces.CheckedDataset._read
 
-    def noted(self: checkpoint_pieces.ReadAhead, number: int) -> None:
-        read.append(number)
-        reading(self, number)
+    def noted(self: checkpoint_pieces.CheckedDataset, start: int) -> Any:
+        read.append(start // 5)
+        return reading(self, start)
 
-    monkeypatch.setattr(checkpoint_pieces.ReadAhead, "reading", noted)
+    monkeypatch.setattr(checkpoint_pieces.CheckedDataset, "_read", noted)
     (block,) = restored(path, (1, 1))
     assert read == [0, 1, 2, 3, 4] and equal([block])
     read.clear()
@@ -207,3 +209,52 @@ def test_an_error_of_the_disk_is_noted_while_it_writes(
     file.write(bytes(sink.WRITEBACK_BYTES))
     file.close()
     assert file.problem is not None and file.problem.errno == sink.errno.EIO
+
+
+def can_be_read_plainly(path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+    except (AttributeError, OSError):
+        return False
+    return hasattr(os, "RWF_NOWAIT")
+
+
+@pytest.mark.parametrize("cached", [set(), {1, 2}, {0, 4}])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_not_in_memory_is_read_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int, cached: set[int]
+) -> None:
+    path, plain = write(tmp_path, (1, 1)), list[tuple[int, bool]]()
+    if not can_be_read_plainly(path):
+        pytest.skip("no O_DIRECT on this file system")
+    read = checkpoint_pieces.PlainReader.read
+
+    def in_memory(self: checkpoint_pieces.PlainReader, at: int) -> bool:
+        return (at - self._offset) // gather.SLAB_BYTES in cached
+
+    def noted(self: checkpoint_pieces.PlainReader, start: int, size: int) -> memoryview | None:
+        found = read(self, start, size)
+        plain.append((start // gather.SLAB_BYTES, found is not None))
+        return found
+
+    monkeypatch.setattr(checkpoint_pieces.PlainReader, "read", noted)
+    monkeypatch.setattr(checkpoint_pieces.PlainReader, "_in_memory", in_memory)
+    assert equal(restored(path, (ranks, 1)))
+    assert plain and all(by_plain == (piece not in cached) for piece, by_plain in plain)
+    with h5py.File(path, "r+") as file:
+        file["fields/a"][-1, -1, -1] += 1
+    with pytest.raises(BrokenCheckpointError, match="field a does not have the hash"):
+        restored(path, (ranks, 1))
+
+
+def test_a_file_system_without_plain_reads_is_read_by_hdf5(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, (1, 1))
+
+    def fails(*_: Any) -> int:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(checkpoint_pieces.PlainReader, "_in_memory", lambda *_: False)
+    monkeypatch.setattr(checkpoint_pieces.os, "preadv", fails)
+    assert equal(restored(path, (2, 1)))
