@@ -6,6 +6,10 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+BACKLOG = 16_384
+"""Connections that may wait to be accepted, where the system allows so many (somaxconn): as ten
+thousand ranks that come at once while the daemon decides."""
+
 REQUEST_S = 30.0
 """How long a connection may take for a whole request, its first or its next."""
 

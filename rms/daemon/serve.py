@@ -20,7 +20,7 @@ from rms.core.policies import modules_of, placing
 from rms.core.powercap import check_cap
 from rms.daemon import salvage, sockets
 from rms.daemon.clock import Clock
-from rms.daemon.connections import REQUEST_S, bounded
+from rms.daemon.connections import BACKLOG, REQUEST_S, bounded
 from rms.daemon.context import Settings
 from rms.daemon.cycles import Cycles, few_looks
 from rms.daemon.daemon import Daemon
@@ -217,6 +217,7 @@ def _server(routes: Routes) -> uvicorn.Server:
         http=bounded(sockets.raise_open_files() * 3 // 4),  # the rest is for files of jobs
         ws="none",
         timeout_keep_alive=int(REQUEST_S),
+        backlog=BACKLOG,
         proxy_headers=False,
         date_header=False,
         server_header=False,

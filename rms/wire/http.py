@@ -9,9 +9,13 @@ import http.client
 import os
 import socket
 import struct
+import time
 from urllib.parse import urlsplit
 
 from rms.wire.signing import ANSWER_HEADER, answer_signature, signed
+
+RETRY_S = 0.02
+"""After which a daemon is tried again that has more to accept than it can hold."""
 
 
 class UnreachableError(OSError):
@@ -26,7 +30,15 @@ class _UnixConnection(http.client.HTTPConnection):
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+        until = time.monotonic() + (self.timeout or 0.0)
+        while True:
+            try:
+                self.sock.connect(self._path)
+                break
+            except BlockingIOError:  # too many others wait to be accepted: over TCP it would wait
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(RETRY_S)
         _check_owner(self.sock, self._path)
 
 

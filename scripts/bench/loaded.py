@@ -31,6 +31,7 @@ from rms.daemon.log import Log
 from rms.daemon.serve import ServeOptions, run_daemon
 from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
+from rms.wire.http import RETRY_S
 from rms.wire.messages import TOKEN_VARIABLE, LaunchRequest, Poll, PollAnswer
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -122,7 +123,7 @@ class Ranks:
         )
         reader, writer = self._kept.pop(job, (None, None))
         if reader is None or writer is None or reader.at_eof() or writer.is_closing():
-            reader, writer = await asyncio.open_unix_connection(self._path)
+            reader, writer = await self._connected()
         try:
             writer.write(head.encode() + sent)
             said = await reader.readuntil(b"\r\n\r\n")
@@ -135,6 +136,14 @@ class Ranks:
             raise
         self._kept[job] = reader, writer
         return answer
+
+    async def _connected(self) -> Stream:
+        """Return a new connection, once there is room among those that wait: as rms.wire.http."""
+        while True:
+            try:
+                return await asyncio.open_unix_connection(self._path)
+            except BlockingIOError:
+                await asyncio.sleep(RETRY_S)
 
     def close(self) -> None:
         """Close the connections."""
