@@ -10,13 +10,10 @@ asked in the daemon itself.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import os
 import select
 import signal
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
@@ -31,6 +28,7 @@ from rms.core.policies import DEFAULT, POLICIES, Policy, View, adjusted
 from rms.core.policies.compose import UserPart
 from rms.core.rules import RuleError
 from rms.core.state import State
+from rms.daemon.forks import fork
 
 LIMIT_S = 2.0
 """How long a pass may take; until then the daemon waits for it."""
@@ -127,11 +125,7 @@ def forked(work: Callable[[], T], kind: type[T], limit_s: float | None = None) -
     """
     limit_s = LIMIT_S if limit_s is None else limit_s
     reading, writing = os.pipe()
-    with warnings.catch_warnings():  # that other threads are not there in a fork: none is asked
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if not pid:
-        _answer(work, writing)
+    pid = fork(lambda: _answer(work, writing))
     os.close(writing)
     try:
         said = _read(reading, time.monotonic() + limit_s)
@@ -152,20 +146,14 @@ def forked(work: Callable[[], T], kind: type[T], limit_s: float | None = None) -
 
 
 def _answer(work: Callable[[], object], writing: int) -> None:
-    """Answer and end this process, whatever happens: nothing of the daemon's runs in it."""
+    """Write what there is to be answered, whatever happens."""
     try:
-        gc.disable()  # it would copy memory that is gone in a moment
-        with contextlib.suppress(ValueError):  # the daemon's loop is not to hear of our signals
-            signal.set_wakeup_fd(-1)
-        try:
-            answer = _Answer(msgspec.msgpack.encode(work()))
-        except BaseException as error:
-            answer = _Answer(error=f"it raised {error!r}"[:1000])
-        left = memoryview(msgspec.msgpack.encode(answer))
-        while left:
-            left = left[os.write(writing, left) :]
-    finally:
-        os._exit(0)
+        answer = _Answer(msgspec.msgpack.encode(work()))
+    except BaseException as error:
+        answer = _Answer(error=f"it raised {error!r}"[:1000])
+    left = memoryview(msgspec.msgpack.encode(answer))
+    while left:
+        left = left[os.write(writing, left) :]
 
 
 def _read(reading: int, until_s: float) -> bytes | None:

@@ -218,30 +218,32 @@ class Journal(Writer):
         (there,) = self._run("SELECT count(*) FROM entries WHERE seq <= ?", oldest)[0][0]
         return 0 if there == oldest else oldest
 
-    def save(self, body: bytes, keep: int | None) -> None:
-        """Keep a snapshot after the newest entry, and let go those that nobody needs.
+    def save(self, body: bytes, keep: int | None, after: int | None = None) -> None:
+        """Keep a snapshot, and let go those that nobody needs.
 
         Two are for a start, should the newer be damaged; the others are some of those between,
         from which what is left will begin when older entries are pruned.
 
         Args:
             keep: how many entries are kept behind a snapshot at least, None for all.
+            after: the entry after which it was taken, None for the newest.
 
         Raises:
             JournalFullError: there is no room for it now; nothing has changed.
         """
+        last = self._last if after is None else after
         known = self.snapshots()[::-1]
-        span = self._last if keep is None else max(1, keep // 4)
+        span = last if keep is None else max(1, keep // 4)
         spaced, at = set[int](), -span
         for seq in known:
             if seq >= at + span:
                 spaced.add(seq)
                 at = seq
         drop = [seq for seq in known[:-1] if seq not in spaced]
-        if keep is not None and (old := [seq for seq in known if seq <= self._last - keep]):
+        if keep is not None and (old := [seq for seq in known if seq <= last - keep]):
             drop += [seq for seq in known if seq < old[-1]]
         with self.whole():
-            self._run(_SAVE, self._last, body, checksum(self._last, body))
+            self._run(_SAVE, last, body, checksum(last, body))
             for seq in dict.fromkeys(drop):
                 self._run("DELETE FROM snapshots WHERE seq = ?", seq)
 

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -105,10 +106,10 @@ def serve(
 
 
 class Ranks:
-    """The rank 0s of all jobs, until a time is up."""
+    """The rank 0s of all jobs, until a time is up; each keeps its connection."""
 
-    def __init__(self, path: str, hold_s: float, until_s: float) -> None:
-        self._path, self._hold_s, self._until_s = path, hold_s, until_s
+    def __init__(self, path: str, hold_s: float) -> None:
+        self._path, self._hold_s, self.until_s = path, hold_s, inf
         self.waited_s: list[float] = []
         self.failed = 0
         self._kept: dict[str, Stream | tuple[None, None]] = {}
@@ -145,12 +146,6 @@ class Ranks:
             except BlockingIOError:
                 await asyncio.sleep(RETRY_S)
 
-    def close(self) -> None:
-        """Close the connections."""
-        for _, writer in self._kept.values():
-            if writer is not None:
-                writer.close()
-
     async def launch(self, job: str, token: str) -> None:
         """Reach a job's launcher line."""
         line = LaunchRequest(["program"], "/", {}, None, None, os.urandom(8).hex())
@@ -160,7 +155,7 @@ class Ranks:
         """Poll again and again, the first time after a while."""
         step = known = 0
         await asyncio.sleep(first_s)
-        while (begun := time.monotonic()) < self._until_s:
+        while (begun := time.monotonic()) < self.until_s:
             step += 1
             poll = Poll(step, 1_000_000, known, launches=((0, 1),))
             try:
@@ -178,16 +173,15 @@ class Ranks:
 
 async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: float) -> None:
     """Be the ranks of these jobs for a time; print what it was like."""
-    ranks = Ranks(path, hold_s, time.monotonic() + 1e9)
+    ranks = Ranks(path, hold_s)
     for first in range(0, len(jobs), 50):
         await asyncio.gather(*(ranks.launch(*job) for job in jobs[first : first + 50]))
     first_poll = Poll(1, 1_000_000, 0, launches=((0, 1),))  # its job is at a resize point by it
     await asyncio.gather(*(ranks.post(*job, "poll", first_poll) for job in jobs))
-    ranks.close()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.readline)
     begun, cpu = time.monotonic(), time.process_time()
-    ranks = Ranks(path, hold_s, begun + for_s)
+    ranks.until_s = begun + for_s
     spread = hold_s / max(1, len(jobs))
     polls = (ranks.poll(*job, first_s=n * spread) for n, job in enumerate(jobs))
     await asyncio.gather(*polls)
@@ -198,6 +192,7 @@ async def ask(path: str, jobs: Sequence[tuple[str, str]], hold_s: float, for_s: 
         "waited_s": sorted(ranks.waited_s),
     }
     print(json.dumps(found), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)  # connections that end together ask nothing
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
-"""Cycles of objects that nothing else holds: those set aside are found in the end."""
+"""Cycles of objects that nothing else holds: all are found in the end, and nobody waits before."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 
-from rms.daemon.cycles import ALL_S, NEW, SET_ASIDE, few_looks
+import pytest
+
+from rms.daemon import cycles as module
+from rms.daemon.cycles import ALL_S, EVERY_S, Cycles, few_looks
 
 
 class Itself:
@@ -13,20 +16,44 @@ class Itself:
         self.own = self
 
 
-def test_what_was_set_aside_is_looked_through_once_in_a_while() -> None:
-    before, frozen = gc.get_threshold(), gc.get_freeze_count()
+def gone() -> weakref.ref[Itself]:
+    """Return what tells whether an object of a cycle, which nothing holds, is there yet."""
+    return weakref.ref(Itself())
+
+
+def test_all_are_looked_through_once_in_a_while() -> None:
     with few_looks(0.0) as cycles:
-        held = Itself()
-        gone = weakref.ref(held)
-        lists: list[list[int]] = []
-        while not gc.get_count()[2]:  # the new objects are looked through now and then
-            lists.append([])
-            assert len(lists) <= 10 * NEW * SET_ASIDE
-        cycles.look(1.0)
-        assert gc.get_freeze_count() > len(lists) // 2
-        del held
-        gc.collect()
-        assert gone() is not None
-        cycles.look(ALL_S)
-        assert gone() is None
-    assert gc.get_threshold() == before and gc.get_freeze_count() == frozen
+        assert not gc.isenabled()
+        one = gone()
+        lists: list[list[int]] = [[] for _ in range(100_000)]
+        cycles.look(EVERY_S)
+        cycles.look(ALL_S - 1.0)
+        assert one() is not None and lists
+        cycles.look(ALL_S + EVERY_S)
+        assert one() is None
+    assert gc.isenabled()
+
+
+def test_all_are_looked_through_when_there_are_many_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST", 1_000)
+    monkeypatch.setattr(module, "GROWN", 1.01)
+    with few_looks(0.0) as cycles:
+        one = gone()
+        more = [[n] for n in range(1_000_000)]
+        cycles.look(EVERY_S - 1.0)  # it is not seen all the time how many there are
+        assert one() is not None
+        cycles.look(EVERY_S)
+        assert one() is None
+        two = gone()
+        cycles.look(2.0 * EVERY_S)  # they are as many as at the last look
+        assert two() is not None and more
+
+
+def test_it_is_as_before_where_nothing_was_looked_through() -> None:
+    gc.disable()
+    try:
+        with few_looks(0.0) as cycles:
+            assert isinstance(cycles, Cycles)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from killed import bench as opened
 
 from rms.core.cluster import Cluster
 from rms.core.events import Ended, Event, Resize, Resized, ResizePoint, Start, Started, Submitted
@@ -17,8 +22,10 @@ from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import named
 from rms.core.scheduler import Scheduler
 from rms.core.snapshot import freeze
+from rms.daemon.forks import fork
 from rms.daemon.journal import Journal, JournalFullError
 from rms.daemon.replay import replayed, restored
+from rms.daemon.snapshots import Packing
 
 NAMES = ("a", "b", "c", "d")
 CLUSTER = Cluster(NAMES, tuple((f"{n}/",) for n in NAMES), (NodePower(5.0, 10.0),) * 4)
@@ -127,6 +134,96 @@ def test_what_is_left_after_pruning_begins_at_a_snapshot(tmp_path: Path) -> None
     journal = life.again()
     assert restored(journal).scheduler.engine.state.now_s == life.scheduler.engine.state.now_s
     assert f"entries 2 to {begins} are missing" in journal.damage
+
+
+def jobs(scheduler: Scheduler) -> list[tuple[JobId, str, tuple[int, ...]]]:
+    state = scheduler.engine.state
+    return [
+        (job_id, job.state, job.nodes)
+        for group in (state.running, state.pending)
+        for job_id, job in group.items()
+    ]
+
+
+def packed(packing: Packing) -> bytes | None:
+    """Return what a fork packs, None if it fails."""
+    with packing.into:
+        while (over := packing.over()) is None:
+            time.sleep(0.005)
+        return packing.read() if over else None
+
+
+@pytest.mark.promise("snapshots")
+def test_what_a_fork_packs_is_the_scheduler_as_it_was(tmp_path: Path) -> None:
+    life = Life(tmp_path / "journal.sqlite")
+    life.live(20, every=0)
+    before, after = freeze(life.scheduler), life.journal.last
+    packing = Packing.begin(life.scheduler, after)
+    life.live(20, every=0, seed=2)
+    body = packed(packing)
+    assert body == before != freeze(life.scheduler)
+    life.journal.save(body, None, packing.after)
+    known, last = image(life.scheduler), life.journal.last
+    journal = life.again()
+    assert journal.snapshots() == [after] and after < last
+    found = restored(journal)
+    assert image(found.scheduler) == known and found.events == last - after
+
+
+@pytest.mark.parametrize("fault", ["raises", "is killed", "never ends"])
+def test_a_fork_that_fails_packs_nothing(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work(_: object) -> bytes:
+        if fault == "raises":
+            raise MemoryError
+        if fault == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60.0)
+        raise AssertionError
+
+    monkeypatch.setattr("rms.daemon.snapshots.freeze", work)
+    monkeypatch.setattr("rms.daemon.snapshots.LIMIT_S", 0.2 if fault == "never ends" else 60.0)
+    packing = Packing.begin(Scheduler(CLUSTER, named(POLICY)), 1)
+    assert packed(packing) is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(packing.pid, 0)
+
+
+@pytest.mark.promise("snapshots")
+@pytest.mark.parametrize("fault", ["", "no process", "it fails"])
+def test_of_many_jobs_a_daemon_has_a_fork_pack_it(
+    tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rms.daemon.snapshots.AT_ONCE", 3)
+    monkeypatch.setattr("rms.daemon.snapshots.EVERY", 5)
+    forks = list[int]()
+
+    def forked(work: Callable[[], object], only: int | None = None) -> int:
+        if fault == "no process":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        forks.append(fork(work if not fault else lambda: os._exit(3), only))
+        return forks[-1]
+
+    monkeypatch.setattr("rms.daemon.snapshots.fork", forked)
+    with opened(tmp_path) as bench:
+        journal, snapshots = bench.journal, bench.daemon.snapshots
+        for number in range(1, 9):
+            bench.submit(str(number), (1, 1, 1), Mode.FIXED)
+        taken, until = journal.last, time.monotonic() + 20.0
+        snapshots.watch()
+        while not journal.snapshots() and time.monotonic() < until:
+            bench.submit(str(number := number + 1), (1, 1, 1), Mode.FIXED)
+            snapshots.watch()
+            time.sleep(0.005)
+        if not fault:
+            assert journal.snapshots() == [taken] and taken < journal.last
+        assert len(forks) == (0 if fault == "no process" else 1)
+        said = [each for each in bench.said if "snapshots are made while all wait" in each]
+        assert len(said) == (1 if fault else 0)
+        known = jobs(bench.daemon.scheduler)
+        bench.start()
+        assert jobs(bench.daemon.scheduler) == known and len(known) == number
+        found = replayed(bench.journal)
+        assert (found.differing, found.refused) == ([], [])
 
 
 def test_a_snapshot_for_which_there_is_no_room_changes_nothing(tmp_path: Path) -> None:
