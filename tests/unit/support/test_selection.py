@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -73,3 +74,8 @@ def test_a_file_that_is_skipped_names_its_promises() -> None:
     assert proven_by("gpu/test_run.py") == ["gpu"]
     assert set(proven_by("slurm/test_pilot.py")) == {"slurm-bits", "slurm-pilot"}
     assert proven_by("gpu/test_nothing.py") == []
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []  # pytest takes one of them
