@@ -64,6 +64,11 @@ class Lock:
             self._handle = -1
 
 
+def prepare() -> None:
+    """Load the library for files now: where it is loaded during a resize, that adds 25 ms twice."""
+    import h5py  # noqa: F401
+
+
 def write(
     schedule: Schedule,
     world: World,

@@ -401,6 +401,7 @@ class Driver:
         if rms is not None:
             if not run.internal.can_connect and rms.strategy in ("warm", "merge"):
                 rms.strategy = "restart"  # the one that needs no connection
+                checkpoint.prepare()
             if wanted.request:
                 rms.report(RolledBack(wanted.request, why, rms.strategy))
         self.app.after_resize(run, None)

@@ -52,6 +52,8 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
                 rehearses = not plan.resizes  # then those of the surroundings count
                 plan = _check(plan, runtime, specs, supports_merge=app.supports_merge)
                 _check_backends(plan, app.backends)
+                if plan.strategy == "restart":
+                    checkpoint.prepare()
                 grid = widest_grid(world.size, layouts_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
                 run = _enter(app, runtime, world, specs, plan)
