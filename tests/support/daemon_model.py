@@ -220,7 +220,10 @@ class Modelled:
         assert rows.keys() <= self.jobs.keys()
         self.jobs = {job: self.jobs[job] for job in rows}
         for job, known in self.jobs.items():
-            known.ends = (rows[job],) if rows[job] in OVER else known.ends and OVER
+            if rows[job] == "PENDING":  # also one whose cancel is lost, which waits again
+                known.ends = ()
+            else:
+                known.ends = (rows[job],) if rows[job] in OVER else known.ends and OVER
             known.unsure = known.unsure or known.launch is not None
             known.launch, known.after = None, None
         self.cut = True
