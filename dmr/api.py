@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from operator import index
+from types import TracebackType
 from typing import Any
 
 from mpi4py import MPI
@@ -13,12 +15,21 @@ from mpi4py import MPI
 from dmr.application import Application, Run
 from dmr.boot.environment import Runtime
 from dmr.data.field import FieldSpec
-from dmr.errors import UsageError
+from dmr.errors import CollectiveError, UsageError
 from dmr.per_rank import PerRank
 from dmr.plan import Plan
 from dmr.session import running
 from dmr.termination import TerminatedError
-from dmr.values import ValuesError, adopt
+from dmr.values import (
+    ValuesError,
+    adopt,
+    digest,
+    parts_of,
+    pickle_digest,
+    round_trip,
+    unfillable_types,
+)
+from dmr.watch import WATCH
 from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Resize
 
 Fields = Mapping[str, FieldSpec] | Callable[[], Mapping[str, FieldSpec]]
@@ -30,8 +41,10 @@ def run(app: Application, runtime: Runtime, plan: Plan | None = None) -> Run:
     Returns in the last world only; the ranks of earlier worlds leave by a normal exit.
 
     Raises:
-        UsageError: on all ranks together, for what the user asked and cannot be had.
+        UsageError: on all ranks together, for arguments or environment variables that cannot be
+            used. Uncaught, it ends the program with one message and status 2.
     """
+    _report_errors(runtime.comm.rank)
     with running(app, runtime, plan or Plan()) as (state, driver):
         for _ in driver.loop(lambda: app.steps(state), only=True):
             app.step(state)
@@ -69,22 +82,23 @@ def malleable(
         fields: the distributed arrays, or a function that states them.
         plan: when the library may act.
         state: what ``run.state`` holds in the beginning, the same on all ranks. Arrays, random
-            generators, lists, dicts and dataclasses are filled in place in a world that goes on
-            (:func:`dmr.values.adopt`); what else there is, read as ``run.state.NAME``. A
+            generators, lists, dicts and objects are filled in place at any depth in a world that
+            goes on (:func:`dmr.values.adopt`); read other values as ``run.state.NAME``. A
             :class:`~dmr.PerRank` differs from rank to rank.
         build: builds what belongs to a world, within the resize: if it raises
             :class:`dmr.UsageError` on all ranks, that is rolled back.
-        before, after: called around a resize, as :meth:`dmr.Application.before_resize` and
-            :meth:`~dmr.Application.after_resize`.
-
+        before, after: called around a resize and a checkpoint, as
+            :meth:`dmr.Application.before_resize` and :meth:`~dmr.Application.after_resize`.
         backends: as :attr:`dmr.Application.backends`.
 
     SIGTERM ends it at a resize point, with a checkpoint where the plan has a place for them, by a
     ``SystemExit`` of status 143.
 
     Raises:
-        UsageError: on all ranks together, for what the user asked and cannot be had.
+        UsageError: on all ranks together, for arguments or environment variables that cannot be
+            used. Uncaught, it ends the program with one message and status 2.
     """
+    _report_errors((comm.comm if isinstance(comm, Runtime) else comm).rank)
     app = _Block({} if fields is None else fields, build, before, after)
     app.backends = backends
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
@@ -100,6 +114,8 @@ def malleable(
                     "note: another program has spawned this one; ranks that replace these have "
                     "no MPI_Comm_get_parent to it"
                 )
+            if runtime.rendezvous is None:
+                _check_state(run, state or {})
             _take_state(run, state or {})
             driver.enter()
             yield run
@@ -108,6 +124,27 @@ def malleable(
         if runtime.comm.rank == 0:
             print(error, file=sys.stderr, flush=True)
         raise SystemExit(error.exit_code) from None
+
+
+@functools.cache
+def _report_errors(rank: int) -> None:
+    """Let an uncaught CollectiveError end the program with one message, of rank 0, and its status.
+
+    All ranks raise it, and each would print a traceback.
+    """
+    usual = sys.excepthook
+
+    def report(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, CollectiveError):
+            usual(kind, error, trace)
+            return
+        if rank == 0:
+            print(f"dmr: error: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(error.exit_code)
+
+    sys.excepthook = report
 
 
 def _runtime_of(comm: MPI.Intracomm) -> Runtime:
@@ -142,12 +179,60 @@ def _runtime_of(comm: MPI.Intracomm) -> Runtime:
     return runtime
 
 
+def _check_state(run: Run, state: Mapping[str, Any]) -> None:
+    """Refuse state that cannot be pickled; note state that differs by rank (collective).
+
+    Raises:
+        UsageError: a value cannot be pickled.
+    """
+    problem, mine = None, dict[str, str]()
+    try:
+        for name, value in state.items():
+            per_rank = isinstance(value, PerRank)
+            pickled = pickle_digest(name, value.value if per_rank else value)
+            mine[name] = "" if per_rank else pickled
+    except ValuesError as error:
+        problem = str(error)
+    for name in mine if run.world.rank == 0 else ():
+        value = state[name]
+        kinds = unfillable_types(value.value if isinstance(value, PerRank) else value)
+        if kinds:
+            run.note(
+                f"note: run.state[{name!r}] holds {', '.join(kinds)}, which a resize cannot fill "
+                f"in place: after a resize read run.state[{name!r}], not your own reference to it"
+            )
+    with WATCH.within("dmr.malleable"):
+        ranks = run.world.internal_comm.allgather((problem, mine))
+    problem = next((text for text, _ in ranks if text is not None), None)
+    if problem is not None:
+        raise UsageError(problem)
+    for name in dict.fromkeys(name for _, each in ranks for name in each):
+        digests = {each.get(name) for _, each in ranks}
+        if len(digests) > 1 and None not in digests and "" not in digests:
+            with WATCH.within("dmr.malleable"):
+                digests = set(run.world.internal_comm.allgather(_round_trip_digest(name, state)))
+        if len(digests) > 1:
+            run.note(
+                f"note: run.state[{name!r}] differs from rank to rank, and a resize gives all "
+                "ranks the value of rank 0: declare values that differ by rank as "
+                "dmr.PerRank(value, merge, split)"
+            )
+
+
+def _round_trip_digest(name: str, state: Mapping[str, Any]) -> str | None:
+    try:
+        return digest(name, round_trip(name, state[name]))
+    except ValuesError:  # differs from the digests of other ranks, so that all note it
+        return None
+
+
 def _take_state(run: Run, state: Mapping[str, Any]) -> None:
     """Have in ``run.state`` what has arrived, and of the rest what the program gives."""
     for name, given in state.items():
         value = given
         if isinstance(given, PerRank):
             run.internal.per_rank[name], value = given, given.value
+        run.internal.parts[name] = parts_of(value)
         if name not in run.state:
             run.state[name] = value
             continue
@@ -157,7 +242,7 @@ def _take_state(run: Run, state: Mapping[str, Any]) -> None:
                 arrived = given.part(name, arrived, run.world.rank, run.world.size)
             except ValuesError as error:
                 raise UsageError(str(error)) from None  # as on all ranks: they have one value
-        run.state[name] = adopt(value, arrived)
+        run.state[name] = adopt(value, arrived, run.progress.replaced.get(name, ()))
 
 
 class _Block(Application):

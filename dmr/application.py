@@ -7,22 +7,22 @@ last world alone.
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
 from dmr.checkpoint import Lock
 from dmr.data.field import Field, FieldSpec
-from dmr.errors import UsageError, outside_block
+from dmr.errors import UsageError, outside_block, print_line
 from dmr.per_rank import PerRank
 from dmr.progress import Progress
 from dmr.values import State
+from dmr.watch import WATCH
 from dmr.wire.rms import RmsClient
 from dmr.world import World
 from rms.wire.messages import Resize
@@ -68,16 +68,18 @@ class Application(ABC):
         """Do what is left to do after the last step, in the last world."""
 
     def before_resize(self, run: Run, ranks: int) -> None:  # noqa: B027
-        """Do what must be done before the fields move, on all ranks of the old world.
+        """Called before a resize or a checkpoint, on all ranks of the world.
 
-        What is put into ``run.values`` travels. Raising :class:`dmr.UsageError` on all ranks
-        rolls the resize back.
+        Values set in ``run.values`` are transferred. Before a checkpoint ``ranks`` is the current
+        number. :class:`dmr.UsageError` raised on all ranks rolls back the resize, or skips the
+        checkpoint.
         """
 
     def after_resize(self, run: Run, record: Resize | None) -> None:  # noqa: B027
         """Go on after a resize, on all ranks of the new world, before its first step.
 
-        After one that was rolled back ``record`` is None, and the ranks are the old ones.
+        After a rollback, and after a checkpoint, ``record`` is None, and the ranks are the old
+        ones.
         """
 
 
@@ -96,6 +98,7 @@ class RunState:
         requested: ranks that the application has asked for, 0 if it has not.
         cooldown_until: the clock's time from which the next resize may begin.
         per_rank: what of the state differs from rank to rank.
+        parts: objects within each value of the state as the program passed it, by path.
         rehearses: whether a scripted resize to as many ranks moves to as many new ones.
         auto: whether the library chooses the strategy, also by the memory that is left.
         memory_short: whether a second copy of this world would not fit beside it.
@@ -115,6 +118,7 @@ class RunState:
     requested: int = 0
     cooldown_until: float = 0.0
     per_rank: dict[str, PerRank] = field(default_factory=dict)
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     rehearses: bool = False
     auto: bool = False
     memory_short: bool = False
@@ -193,7 +197,8 @@ class Run:
             raise UsageError(f"expected periodic for {axes} dimensions, got {len(periods)}")
         carts, key = self.internal.carts, (tuple(layout.grid), periods)
         if key not in carts:
-            carts[key] = own.Create_cart(key[0], periods=periods, reorder=False)
+            with WATCH.within("run.cart"):
+                carts[key] = own.Create_cart(key[0], periods=periods, reorder=False)
         return carts[key]
 
     @property
@@ -280,6 +285,4 @@ class Run:
 
     def _print(self, text: str, file: TextIO) -> None:
         if self.world.rank == 0:
-            # Whoever read along may have seen enough; the run goes on.
-            with contextlib.suppress(BrokenPipeError):
-                print(text, file=file, flush=True)
+            print_line(text, file)

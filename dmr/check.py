@@ -7,11 +7,14 @@ is compared, and so is all that it has declared.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +22,21 @@ from typing import Any
 import msgspec
 
 from dmr.boot.environment import CHECK_VARIABLE, SCRIPT_VARIABLE
+from dmr.boot.mpiexec import end_process
 from dmr.digests import Digests
+from rms.wire.files import remove_output
 
 SHOWN = 3
 """Lines of output that are shown where they differ."""
 
+LEAST_S, TIMES = 60.0, 10.0
+"""Timeout of a run with resizes: a constant, and a multiple of the time without resizes."""
+
+LATE = (
+    "expected the program to end {what} within {limit:.0f} s, got a program that is still running; "
+    "without resizes it takes {plain:.1f} s: its loop may depend on variables that a resize "
+    "loses: declare arrays as fields (with rebind after a swap), other variables in state={{...}}"
+)
 STALE = (
     "{names}: the declared array has the bytes that it began with. Constant data needs no cure; "
     "where the program swaps two arrays, add run.fields[{first!r}].rebind(ARRAY) after the swap"
@@ -159,8 +172,51 @@ def explain(plain: Outcome, found: Difference, *, rehearsal: bool) -> None:
         found.causes.append(UNDECLARED)
 
 
-def run_once(command: Sequence[str], script: str, compared: Path | None) -> Outcome:
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM raise SystemExit, so that child processes are ended."""
+    usual = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
+
+
+def _output_of(
+    command: Sequence[str], env: Mapping[str, str], limit_s: float | None
+) -> tuple[int, bytes, bytes]:
+    """Return the exit status, stdout and stderr of a command; end its processes on any error.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            output, messages = process.communicate(timeout=limit_s)
+        except BaseException:
+            end_process(process)
+            _end_marked(f"{CHECK_VARIABLE}={env[CHECK_VARIABLE]}")
+            raise
+    return process.returncode, output, messages
+
+
+def _end_marked(mark: str) -> None:
+    """Kill the processes that have this variable in their environment: ranks without launcher."""
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in entry.read_bytes().split(b"\0"):
+                os.kill(int(entry.parent.name), signal.SIGKILL)
+
+
+def run_once(
+    command: Sequence[str], script: str, compared: Path | None, plain_s: float | None = None
+) -> Outcome:
     """Run the program with these resizes.
+
+    Args:
+        plain_s: its time without resizes; None for no timeout.
 
     Raises:
         NoProgramError: it could not be started.
@@ -170,26 +226,29 @@ def run_once(command: Sequence[str], script: str, compared: Path | None) -> Outc
     with tempfile.TemporaryDirectory(prefix="dmr-check-") as folder:
         record = Path(folder) / "end.json"
         env = {**os.environ, SCRIPT_VARIABLE: script, CHECK_VARIABLE: str(record)}
+        limit_s = None if plain_s is None else LEAST_S + TIMES * plain_s
         if compared is not None:
-            compared.unlink(missing_ok=True)
+            remove_output(compared)
         begun = time.perf_counter()
         try:
-            done = subprocess.run(command, env=env, capture_output=True, check=False)
+            status, output, messages = _output_of(command, env, limit_s)
+        except subprocess.TimeoutExpired:
+            raise CheckError(LATE.format(what=what, limit=limit_s, plain=plain_s)) from None
         except OSError as error:
             raise NoProgramError(
                 f"expected a command that can be run, got {command[0]}: {error.strerror}"
             ) from None
         wall_s = time.perf_counter() - begun
-        said = done.stderr.decode(errors="replace").strip().splitlines()
+        lines = messages.decode(errors="replace").strip().splitlines()
         # After a resize mpirun's own status says nothing.
-        if not record.exists() or (done.returncode and not script):
-            last = f": {said[-1]}" if said else ""
+        if not record.exists() or (status and not script):
+            last = f": {lines[-1]}" if lines else ""
             raise CheckError(
                 f"expected the program to come to the end of a block of dmr.malleable or of "
-                f"dmr.run {what}, got status {done.returncode}{last}"
+                f"dmr.run {what}, got {_end(status)}{last}"
             )
         end = msgspec.json.decode(record.read_bytes(), type=Digests)
-    for line in said:
+    for line in lines:
         if "rolled back" in line:
             raise CheckError(f"expected every resize to be done {what}, got: {line}")
     if len(end.sizes) != script.count(":"):
@@ -198,12 +257,13 @@ def run_once(command: Sequence[str], script: str, compared: Path | None) -> Outc
             "checked has none of its own in its plan, and asks for none"
         )
     if compared is None:
-        return Outcome(script, done.stdout, end, wall_s)
+        return Outcome(script, output, end, wall_s)
     if not compared.is_file():
         raise CheckError(f"expected the program to write {compared}, got no such file")
     return Outcome(script, compared.read_bytes(), end, wall_s)
 
 
+@_terminable()
 def check(
     command: Sequence[str],
     sizes: Sequence[int],
@@ -225,7 +285,7 @@ def check(
         ("rehearsal", rehearsal_script(steps, ranks)),
         ("resizes", resizes_script(steps, sizes)),
     ):
-        other = run_once(command, script, compared)
+        other = run_once(command, script, compared, plain.wall_s)
         found = compare(plain, other, text=text, varying=varying or 0)
         if found.lines and text and varying is None:
             varying = len(differing_lines(plain.output, run_once(command, "", None).output))
@@ -238,6 +298,11 @@ def check(
     same = all(row["same"] for row in rows)
     say("the same whatever happens to its ranks" if same else "not the same: see above")
     return {"same": same, "steps": steps, "ranks": ranks, "runs": rows}
+
+
+def _end(status: int) -> str:
+    """Describe how a program ended without a record."""
+    return f"status {status}" if status else "a program that exited with status 0 before it"
 
 
 def _tell(name: str, found: Difference, say: Callable[[str], None]) -> None:

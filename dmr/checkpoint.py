@@ -28,7 +28,7 @@ from dmr.checkpoint_file import (
 )
 from dmr.checkpoint_parts import Parts, joined, problem_of_share, rows_of, write_part
 from dmr.data.field import Field
-from dmr.errors import UsageError, words_of
+from dmr.errors import UsageError, print_line, words_of
 from dmr.plan import Schedule
 from dmr.progress import Progress
 from dmr.world import World
@@ -83,6 +83,7 @@ def write(
     A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
     """
     path, comm = path_of(schedule.directory, progress.step), world.internal_comm
+    fields = {name: block.carried() for name, block in fields.items()}
     problem = None
     if comm.size > 1:
         problem = _write_parts(path, world, fields, progress, options)
@@ -94,7 +95,7 @@ def write(
         problem = writer.finish()
     if problem is not None and world.rank == 0:
         words = f"warning: checkpoint at step {progress.step} not written: {problem}"
-        print(words, file=log, flush=True)
+        print_line(words, log)
     return None if problem is not None else path
 
 
@@ -152,8 +153,9 @@ def restore(
 
     def say(text: str) -> None:
         if world.rank == 0:
-            print(text, file=log, flush=True)
+            print_line(text, log)
 
+    fields = {name: block.carried() for name, block in fields.items()}
     found = existing(schedule.directory) if world.rank == 0 else []
     broken: list[str] = []
     for path in reversed(world.internal_comm.bcast(found)):
@@ -223,6 +225,7 @@ def load(
         BrokenCheckpointError: it is not whole; perhaps on some ranks only.
         UsageError: it is of another grid, or of other options.
     """
+    fields = {name: block.carried() for name, block in fields.items()}
     parts = verify(path, fields, options, alone=False) if world.rank == 0 else parts_at(path)
     if parts is not None:
         verify_share(path, parts, fields, world.rank, world.size)

@@ -31,6 +31,7 @@ from dmr.checkpoint_parts import (
     problem_of_share,
     read_once,
     row_bytes,
+    stored_type,
     sync,
 )
 from dmr.checkpoint_pieces import BrokenPieceError, CheckedDataset, PieceHashes, has_pieces
@@ -133,16 +134,16 @@ class Writer:
         """Write one field or list from its pieces along the first axis, in order."""
         hashes: PieceHashes | None = None
         dataset: h5py.Dataset | None = None
-        at = 0
+        at, stored = 0, stored_type(dtype)
         for values in pieces:
             if self._file is None or values is None or self.problem is not None:
                 continue
             with self._noting():
                 if dataset is None or hashes is None:
-                    dataset = self._file.create_dataset(f"fields/{name}", shape, dtype)
+                    dataset = self._file.create_dataset(f"fields/{name}", shape, stored)
                     hashes = PieceHashes(row_bytes(dataset))
                 if len(values):
-                    dataset[at : at + len(values)] = values
+                    dataset[at : at + len(values)] = values.view(stored)
                     hashes.update(values)
                 at += len(values)
         with self._noting():
@@ -166,7 +167,8 @@ class Writer:
             self._file.attrs["format"] = FORMAT_OF_PARTS
             self._file.create_dataset("parts", data=np.frombuffer(text.encode(), np.uint8))
             self._file.attrs["xxh3_128"] = _digest_of([*self._texts, text])
-            for name, (shape, dtype) in wholes.items():
+            for name, (shape, kind) in wholes.items():
+                dtype = stored_type(kind)
                 if not parts.fields[name]:
                     self._file.create_dataset(f"fields/{name}", shape, dtype)
                     continue
@@ -206,7 +208,7 @@ class Writer:
     def _noting(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, RuntimeError, ValuesError) as error:
+        except (OSError, RuntimeError, TypeError, ValueError, ValuesError) as error:
             self._problem = self.problem or words_of(error)
 
 
@@ -238,7 +240,8 @@ def verify(
             parts = _parts_in(file, texts)
             if _digest_of(texts) != file.attrs["xxh3_128"]:
                 raise BrokenCheckpointError("progress, options or parts changed since")
-            decode(texts[0], trusted=_is_own(path))
+            own = _is_own(file)
+            decode(texts[0], trusted=own)
             stated = json.loads(texts[1])
             for name, block in fields.items():
                 hashed = parts is None and not _read_by_pieces(file, name, block)
@@ -246,7 +249,7 @@ def verify(
     except ValuesError as error:
         raise UsageError(
             f"{path}: {error}"
-            + ("" if _is_own(path) else "; expected a file of this user's that others cannot write")
+            + ("" if own else "; expected a file of this user's that others cannot write")
         ) from None
     except (OSError, KeyError, RuntimeError, ValueError, msgspec.DecodeError) as error:
         raise BrokenCheckpointError(str(error)) from None
@@ -301,20 +304,20 @@ def _read_by_pieces(file: h5py.File, name: str, block: Field) -> bool:
     return has_pieces(file, name) and needs_whole_rows(block.layout)
 
 
-def _is_own(path: Path) -> bool:
+def _is_own(file: h5py.File) -> bool:
     """Return whether nobody but this user can have written a file: only then its pickles are read.
 
     A pickle runs code, so one of somebody else's would run theirs.
     """
-    found = path.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & stat.S_IWOTH
+    status = os.fstat(file.id.get_vfd_handle())  # the path may have been replaced since
+    return status.st_uid == os.geteuid() and not status.st_mode & stat.S_IWOTH
 
 
 def _verify_field(
     path: Path, dataset: h5py.Dataset, name: str, block: Field, *, hashed: bool
 ) -> None:
     shape, dtype = block.spec.stored_shape(dataset.shape[0]), block.dtype
-    if dataset.shape != shape or dataset.dtype != dtype:
+    if dataset.shape != shape or dataset.dtype != stored_type(dtype):
         raise UsageError(
             f"{path}: expected field {name} of shape {shape} and type {dtype}, "
             f"got {dataset.shape} and {dataset.dtype}"
@@ -324,7 +327,8 @@ def _verify_field(
     digest = xxhash.xxh3_128()
     step = max(1, SLAB_BYTES // (int(np.prod(shape[1:])) * dtype.itemsize))
     for start in range(0, shape[0], step):
-        digest.update(np.ascontiguousarray(dataset[start : start + step]).data)
+        piece = np.ascontiguousarray(dataset[start : start + step])
+        digest.update(piece.reshape(-1).view(np.uint8).data)
     if digest.hexdigest() != dataset.attrs["xxh3_128"]:
         raise BrokenCheckpointError(f"field {name} does not have the hash it was written with")
 
@@ -358,4 +362,4 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
                 stored = CheckedDataset(file, name, once=once)
                 files.callback(stored.close)
             block.restore(stored)
-        return decode(file.attrs["progress"], trusted=_is_own(path))
+        return decode(file.attrs["progress"], trusted=_is_own(file))

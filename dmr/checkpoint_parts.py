@@ -83,12 +83,13 @@ def write_part(
                 box = block.stored_box()
                 if box is None or sink.problem is not None:
                     continue
-                dataset = file.create_dataset(f"fields/{field}", box.shape, block.dtype)
+                stored = stored_type(block.dtype)
+                dataset = file.create_dataset(f"fields/{field}", box.shape, stored)
                 hashes = PieceHashes(row_bytes(dataset))
                 at = 0
                 for values in block.stored_pieces():
                     if values.size and sink.problem is None:
-                        dataset[at : at + len(values)] = values
+                        dataset[at : at + len(values)] = values.view(stored)
                         hashes.update(values)
                     at += len(values)
                 whole, pieces = hashes.whole.hexdigest(), hashes.store(file, field)
@@ -96,9 +97,12 @@ def write_part(
         sink.close()
         if sink.problem is None:
             sync(folder / name)
-    except (OSError, RuntimeError) as error:
-        problem = error if sink is None else sink.problem or error
-        return words_of(problem), found
+    except (OSError, RuntimeError, TypeError, ValueError) as error:
+        if sink is None:
+            return words_of(error), found
+        with contextlib.suppress(OSError):
+            sink.close()
+        return words_of(sink.problem or error), found
     return None if sink.problem is None else words_of(sink.problem), found
 
 
@@ -121,6 +125,32 @@ def joined(
 def rows_of(parts: Sequence[Part]) -> int:
     """Return how many rows parts have together, along the first axis of the whole."""
     return max((part.stop[0] for part in parts), default=0)
+
+
+def stored_type(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype of the same bytes that HDF5 can store.
+
+    HDF5 has no type for dates and NumPy's text: they are stored as opaque, with a tag from which
+    h5py restores the dtype.
+    """
+    import h5py
+
+    if dtype.names is not None and dtype.fields is not None:
+        members = [dtype.fields[name] for name in dtype.names]
+        return np.dtype(
+            {
+                "names": list(dtype.names),
+                "formats": [stored_type(member[0]) for member in members],
+                "offsets": [member[1] for member in members],
+                "itemsize": dtype.itemsize,
+            }
+        )
+    if dtype.subdtype is not None:
+        return np.dtype((stored_type(dtype.base), dtype.shape))
+    if dtype.isbuiltin == 2:  # a user-defined dtype
+        return np.dtype((np.void, dtype.itemsize))
+    stored: np.dtype[Any] = h5py.opaque_dtype(dtype) if dtype.kind in "mMU" else dtype
+    return stored
 
 
 def row_bytes(dataset: h5py.Dataset) -> int:

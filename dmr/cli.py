@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from rms.wire.files import regular_file
 from rms.wire.messages import STRATEGIES, ProtocolError, read_completion
 from rms.wire.mpiexec import find_mpiexec
 from rms.wire.terminal import (
@@ -25,7 +26,11 @@ from rms.wire.terminal import (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    arguments = _parser().parse_args(argv)
+    words, top = sys.argv[1:] if argv is None else argv, _parser()
+    if not words:
+        top.print_help()
+        return 0
+    arguments = top.parse_args(words)
     return run_command("dmr", arguments, arguments.call)
 
 
@@ -57,10 +62,12 @@ def _parser() -> Parser:
     check.set_defaults(call=_check)
     add_common(check)
     bench = commands.add_parser("bench", allow_abbrev=False, help="measure a resize")
-    bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS")
-    bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS")
+    bench.add_argument("--from", dest="old", type=int, default=1, metavar="RANKS", help="default 1")
+    bench.add_argument("--to", dest="new", type=int, default=2, metavar="RANKS", help="default 2")
     bench.add_argument("--mib", type=int, default=64, metavar="M", help="size of the field")
-    bench.add_argument("--strategy", default="warm", metavar="NAME")
+    bench.add_argument(
+        "--strategy", default="warm", metavar="NAME", help=f"{', '.join(STRATEGIES)}; default warm"
+    )
     bench.set_defaults(call=_bench)
     add_common(bench)
     return top
@@ -89,6 +96,10 @@ def _check(arguments: argparse.Namespace) -> int:
     if not sizes or min(sizes) < 1:
         raise CommandError(f"expected --resize RANKS[,RANKS...], got {arguments.resize!r}")
 
+    compared = arguments.compare
+    if compared is not None and (compared.is_dir() or regular_file(compared) is None):
+        raise CommandError(f"expected a regular file for --compare, got {compared}")
+
     def say(line: str) -> None:
         if arguments.json != "-":
             print(line, flush=True)
@@ -106,8 +117,10 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.strategy not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise CommandError(f"expected a strategy of {known}, got {arguments.strategy!r}")
-    if min(arguments.old, arguments.new, arguments.mib) < 1:
-        raise CommandError("expected at least 1 rank and 1 MiB in --from, --to and --mib")
+    sizes = {"--from": arguments.old, "--to": arguments.new, "--mib": arguments.mib}
+    for option, size in sizes.items():
+        if size < 1:
+            raise CommandError(f"expected {option} of at least 1, got {size}")
     with refuse_on(BenchError, exit_code=1):
         found = bench(
             arguments.old, arguments.new, arguments.mib, arguments.strategy, find_mpiexec(None)
@@ -131,7 +144,7 @@ def _completion(arguments: argparse.Namespace) -> int:
     except FileNotFoundError:
         raise CommandError(
             f"expected a completion record, got no {arguments.file}: "
-            "the job has not ended, or died without a word",
+            "the job has not ended, or was killed before it could write one",
             1,
         ) from None
     except OSError as error:

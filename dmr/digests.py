@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import xxhash
 
+from dmr.data.constant import bytes_of
 from dmr.data.field import Field
 from dmr.data.particles import Items
 from dmr.progress import Progress
@@ -47,9 +48,10 @@ def digests_of(comm: MPI.Intracomm, fields: Mapping[str, Field]) -> dict[str, st
             if piece is None:
                 continue
             if isinstance(block, Items):  # in no order: which rank has an item tells it
-                items += sum(xxhash.xxh3_64_intdigest(item.tobytes()) for item in piece)
+                rows = bytes_of(piece).reshape(len(piece), -1) if len(piece) else ()
+                items += sum(xxhash.xxh3_64_intdigest(row.tobytes()) for row in rows)
             else:
-                digest.update(piece.tobytes())
+                digest.update(bytes_of(piece).tobytes())
         digest.update(str(items).encode())
         found[name] = digest.hexdigest() if comm.rank == 0 else ""
     return found

@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from dmr import checkpoint
 from dmr.application import Application, Run
-from dmr.errors import RolledBackError, UsageError
+from dmr.errors import RolledBackError, UsageError, raise_on_all
 from dmr.per_rank import merged_progress
 from dmr.plan import NextWorld, Plan, Schedule, check_size, fitting
 from dmr.position import Position
@@ -23,7 +23,8 @@ from dmr.resize.new_blocks import NewBlocks
 from dmr.resize.source import replace_world
 from dmr.swaps import SwapWatch
 from dmr.termination import Ending, TerminatedError
-from dmr.values import ValuesError
+from dmr.values import ValuesError, replaced_parts
+from dmr.watch import WATCH
 from rms.wire.messages import (
     ApplicationResizeRequest,
     Begun,
@@ -36,6 +37,12 @@ from rms.wire.messages import (
 FIRST_POLL, POLLS = 4, 256
 """Resize points of a world at which free memory is looked at for the RMS: the first once the world
 is alone, then every so many."""
+
+POINT = "a resize point"
+"""Name in messages of :data:`~dmr.watch.WATCH`."""
+
+PROBES = 3
+"""Calls of MPI_Iprobe for each communicator: each lets MPI make progress."""
 
 MOST_BETWEEN_S = 10.0
 """Where resize points come less often, a resize does not wait at one for new memory."""
@@ -62,6 +69,7 @@ class Driver:
         self._new_blocks: NewBlocks | None = None
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
+        WATCH.between_s = self._between_s
 
     def loop(self, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
         """Yield every step that is left of a loop, once it may be done; act in between.
@@ -116,7 +124,9 @@ class Driver:
         if swaps.done:
             self._swaps = None
             return
-        for name in swaps.look(self.run.world.internal_comm):
+        with WATCH.within(POINT):
+            swapped = swaps.look(self.run.world.internal_comm)
+        for name in swapped:
             self.run.note(
                 f"note: field {name} changes in every second step only: where the program swaps "
                 f"two arrays, add run.fields[{name!r}].rebind(ARRAY) after the swap"
@@ -184,6 +194,7 @@ class Driver:
         ):
             progress.saved_at = progress.step
             self._save(plan.checkpoint)
+            self.app.after_resize(self.run, None)
 
     # --- the beginning of a world ------------------------------------------------------------
 
@@ -222,17 +233,26 @@ class Driver:
         if progress.open_resize is not None:
             if progress.open_resize.sigterm_received:
                 self._sigterm_received.append(signal.SIGTERM)
-            request = progress.open_resize.request
             now = run.runtime.clock()
+            self.report_done(now)
             record = progress.close_resize(now)
             run.internal.cooldown_until = now + plan.cooldown_s
             run.note(_describe(record))
-            if run.internal.rms is not None:
-                run.internal.rms.launches = tuple(progress.launches)
-                if request:
-                    launches = tuple(launch for launch, _ in progress.launches)
-                    run.internal.rms.report(Done(request, record, launches))
             self.app.after_resize(run, record)
+
+    def report_done(self, now: float) -> None:
+        """Report the open resize to the RMS: at the takeover, and at the first step.
+
+        The set-up between them has no time limit, as the RMS waits for the first report only; the
+        second one states the whole stall.
+        """
+        progress, rms = self.run.progress, self.run.internal.rms
+        resize = progress.open_resize
+        if rms is not None and resize is not None:
+            rms.launches = tuple(progress.launches)
+            if resize.request:
+                launches = tuple(launch for launch, _ in progress.launches)
+                rms.report(Done(resize.request, resize.record(now), launches))
 
     # --- what a resize point decides ---------------------------------------------------------
 
@@ -254,10 +274,15 @@ class Driver:
         if world.size > 1:
             news, flags = self._news, self._flags
             news[0] = stop or number or requested
-            world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
+            WATCH.begin(POINT)
+            try:
+                world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
+                if news[0]:
+                    flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
+                    world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
+            finally:
+                WATCH.place = ""
             if news[0]:
-                flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
-                world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
                 stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
                 in_cooldown = bool(flags[3])
         if number:
@@ -293,7 +318,9 @@ class Driver:
             return None
         # Ranks that stay would go on with the backend they have, and all would stay.
         moves = changes or rehearsal
-        strategy = "spawn" if moves and plan.strategy == "merge" else plan.strategy
+        strategy = plan.strategy
+        if strategy == "merge" and (moves or not memory.can_merge(ranks, run.progress.launches)):
+            strategy = "spawn"
         if run.internal.auto and not moves and self._check_memory():
             strategy = memory.merge_instead(
                 strategy, ranks, run.progress.launches, supports_merge=self.app.supports_merge
@@ -317,8 +344,9 @@ class Driver:
         """
         run, state = self.run, self.run.internal
         mine = memory.usage(MPI.Get_processor_name(), run.fields)
-        found = [use for each in run.world.internal_comm.allgather(mine) for use in each]
-        why = memory.shortage(found)
+        with WATCH.within(POINT):
+            ranks = run.world.internal_comm.allgather(mine)
+        why = memory.shortage([use for uses in ranks for use in uses])
         was_short, state.memory_short = state.memory_short, why is not None
         best = self.plan.strategy
         if why is not None:
@@ -340,13 +368,18 @@ class Driver:
             state.rms.strategy = best
         return state.memory_short
 
+    def _between_s(self) -> float:
+        """Return the mean time between resize points."""
+        progress = self.run.progress
+        return progress.elapsed_s / max(1, progress.step) * self.plan.every
+
     def _waits_for_memory(self, wanted: NextWorld) -> bool:
         """Return whether the steps go on until ranks that will stay have their memory (collective).
 
         The new ranks of a request wait, with their pages touched; so ranks that stay (merge) have
         theirs touched by a thread while they step.
         """
-        run, progress = self.run, self.run.progress
+        run = self.run
         if not wanted.request or wanted.strategy != "merge" or not self.app.supports_merge:
             return False
         blocks = self._new_blocks
@@ -354,9 +387,9 @@ class Driver:
             self._drop_new_blocks()
             with contextlib.suppress(UsageError, MemoryError):  # the resize itself will say so
                 blocks = self._new_blocks = NewBlocks(run.fields, wanted.ranks, wanted.request)
-        between_s = progress.elapsed_s / max(1, progress.step) * self.plan.every
-        waits = blocks is not None and not blocks.ready and between_s < MOST_BETWEEN_S
-        return bool(run.world.internal_comm.allreduce(waits, MPI.MAX))
+        waits = blocks is not None and not blocks.ready and self._between_s() < MOST_BETWEEN_S
+        with WATCH.within(POINT):
+            return bool(run.world.internal_comm.allreduce(waits, MPI.MAX))
 
     def _drop_new_blocks(self) -> None:
         if self._new_blocks is not None:
@@ -375,16 +408,47 @@ class Driver:
             if wanted.strategy == "merge" and not self.app.supports_merge:
                 raise UsageError(NO_BUILD)
             self.app.before_resize(run, wanted.ranks)
+            self._note_replaced()
+            raise_on_all(run.world.internal_comm, self._not_received())
+            WATCH.query_on(None)
+            WATCH.resizes = True
             if wanted.strategy == "merge":
                 blocks, self._new_blocks = self._new_blocks, None
                 merge(self.app, run, plan, wanted, self._sigterm_received, blocks)
             else:
                 replace_world(run, plan, wanted, self._sigterm_received)
+            self.report_done(run.runtime.clock())
             return True
         except (UsageError, RolledBackError) as error:
             why = str(error)
+        finally:
+            WATCH.resizes = False
+        WATCH.query_on(run.world.internal_comm)
         self._go_on(wanted, why)
         return False
+
+    def _note_replaced(self) -> None:
+        """Record the parts of the state that the program has replaced."""
+        run = self.run
+        replaced = {
+            name: replaced_parts(original, run.state[name])
+            for name, original in run.internal.parts.items()
+            if name in run.state
+        }
+        run.progress.replaced = {name: paths for name, paths in replaced.items() if paths}
+
+    def _not_received(self) -> str | None:
+        """Describe a pending message to this rank, which a resize would lose; None for none."""
+        status = MPI.Status()
+        for comm in (self.run.world.comm, MPI.COMM_WORLD):
+            for _ in range(PROBES):
+                if comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG, status):
+                    return (
+                        "expected no pending message at a resize point, got one from rank "
+                        f"{status.source} with tag {status.tag} that rank {comm.rank} has not "
+                        "received"
+                    )
+        return None
 
     def _go_on(self, wanted: NextWorld, why: str) -> None:
         """Go on as before after a resize that was rolled back."""
@@ -408,10 +472,16 @@ class Driver:
 
     def _save(self, schedule: Schedule) -> Path | None:
         """Write a checkpoint (collective); return its path, None where it could not be written."""
+        with WATCH.within("a checkpoint", patient=True):
+            return self._write(schedule)
+
+    def _write(self, schedule: Schedule) -> Path | None:
         run, comm = self.run, self.run.world.internal_comm
         try:
+            self.app.before_resize(run, run.world.size)
+            self._note_replaced()
             progress = merged_progress(comm, run.internal.per_rank, run.progress)
-        except ValuesError as error:
+        except (UsageError, ValuesError) as error:
             run.note(f"warning: checkpoint at step {run.step} not written: {error}")
             return None
         return checkpoint.write(
@@ -419,6 +489,7 @@ class Driver:
         )
 
     def _terminate(self) -> None:
+        WATCH.terminates()
         where = "no checkpoint folder was given"
         if self.plan.checkpoint is not None:
             path = self._save(self.plan.checkpoint)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
+
+from dmr.watch import WATCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -42,9 +45,11 @@ def raise_on_all(comm: MPI.Intracomm, error: str | None) -> None:
 
     The message of the lowest rank that has one is used.
     """
-    found = next((text for text in comm.allgather(error) if text is not None), None)
-    if found is not None:
-        raise UsageError(found)
+    with WATCH.within("dmr.raise_on_all"):
+        texts = comm.allgather(error)
+    message = next((text for text in texts if text is not None), None)
+    if message is not None:
+        raise UsageError(message)
 
 
 agree = raise_on_all
@@ -70,6 +75,12 @@ def described(error: BaseException) -> str:
         if frames
         else kind
     )
+
+
+def print_line(text: str, file: TextIO) -> None:
+    """Print a line about the run; a closed pipe or a full disk does not end the run."""
+    with contextlib.suppress(OSError):
+        print(text, file=file, flush=True)
 
 
 def words_of(error: Exception) -> str:

@@ -50,7 +50,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Plan:
-    """When the library may act.
+    """When the library may act. ``every``, ``checkpoint`` and ``restart`` are equal on all ranks.
 
     Attributes:
         every: steps between resize points, where SIGTERM and resizes are noticed.
@@ -66,6 +66,10 @@ class Plan:
         backends: the backend that a scripted resize goes over to, by its step.
         cooldown_s: seconds from the end of a resize, done or rolled back, until the RMS or the
             application itself may have the next; ``DMR_COOLDOWN`` may ask for more.
+        collective_s: timeout of collective calls of the library, in seconds. When it expires, the
+            program ends and names the missing ranks. ``DMR_COLLECTIVE_S`` takes precedence.
+        sigterm_s: timeout from SIGTERM to the next resize point, in seconds, at least five mean
+            intervals of resize points. ``DMR_SIGTERM_S`` takes precedence.
     """
 
     every: int = 10
@@ -80,6 +84,8 @@ class Plan:
     sizes: tuple[int, ...] = ()
     backends: Mapping[int, str] = field(default_factory=dict)
     cooldown_s: float = 0.0
+    collective_s: float = 300.0
+    sigterm_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -111,15 +117,17 @@ def parse_resizes(text: str, name: str = "") -> tuple[dict[int, int], dict[int, 
     """
     ranks: dict[int, int] = {}
     backends: dict[int, str] = {}
+    last = -1
     for part in filter(None, text.split(",")):
-        match = re.fullmatch(r"\s*(\d+):(\d+)(?:@(\w+))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,18}):(\d{1,18})(?:@(\w+))?\s*", part)
         if match is None or int(match[2]) < 1:
             why = "" if match is None else ": a job has at least 1 rank"
             raise ValueError(f"expected {name}STEP:RANKS[@BACKEND][,...], got {part!r}{why}")
         step = int(match[1])
-        if ranks and step <= max(ranks):
-            raise ValueError(f"expected rising steps of resizes, got {text!r}")
+        if step <= last:
+            raise ValueError(f"expected rising steps of resizes, got {step} after {last}")
         ranks[step] = int(match[2])
+        last = step
         if match[3]:
             backends[step] = match[3]
     return ranks, backends
@@ -149,18 +157,22 @@ def check_size(ranks: int, limits: Limits) -> None:
         raise UsageError(f"expected a resize to {bounds} ranks, got {ranks}")
 
 
-def check_cooldown(given: float | str) -> float:
-    """Return a cooldown in seconds.
+def check_seconds(value: float | str, name: str, *, positive: bool = False) -> float:
+    """Return a finite number of seconds, at least 0.
+
+    Args:
+        positive: whether 0 is refused.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the value is no such number.
     """
     try:
-        seconds = float(given)
+        seconds = float(value)
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise UsageError(f"expected a cooldown of at least 0 seconds, got {given}")
+    if not 0 <= seconds < math.inf or (positive and not seconds):
+        bound = "more than" if positive else "at least"
+        raise UsageError(f"expected {name} of {bound} 0 seconds, got {value}")
     return seconds
 
 

@@ -33,6 +33,20 @@ class OpenResize(msgspec.Struct):
     """The new world's clock when the old one gave the job away: clocks of two nodes are never
     compared."""
 
+    def record(self, now: float) -> Resize:
+        """Return the record of this resize, with the stall time until now."""
+        return Resize(
+            step=self.step,
+            from_ranks=self.from_ranks,
+            to_ranks=self.to_ranks,
+            strategy=self.strategy,
+            boot_s=self.boot_s,
+            stall_s=self.old_stall_s + now - self.arrived_at,
+            move_s=self.move_s,
+            bytes=self.bytes,
+            gb_per_s=self.bytes / 1e9 / self.move_s if self.move_s > 0 else 0.0,
+        )
+
 
 class Progress(msgspec.Struct):
     """Step number, replicated values and records of a job."""
@@ -63,6 +77,8 @@ class Progress(msgspec.Struct):
     """Hashes of the fields in the beginning, where somebody checks (:mod:`dmr.digests`)."""
     at_point: bool = False
     """Whether the open resize came at a call of ``run.resize_point``, not in a loop."""
+    replaced: dict[str, list[str]] = {}
+    """Paths of the parts of each value that were replaced (:func:`dmr.values.replaced_parts`)."""
     constants: dict[str, str] = {}
     """Hashes of the fields that never change (:mod:`dmr.data.constant`)."""
 
@@ -71,17 +87,7 @@ class Progress(msgspec.Struct):
         begun = self.open_resize
         if begun is None:
             raise RuntimeError("expected an open resize, got none")
-        record = Resize(
-            step=begun.step,
-            from_ranks=begun.from_ranks,
-            to_ranks=begun.to_ranks,
-            strategy=begun.strategy,
-            boot_s=begun.boot_s,
-            stall_s=begun.old_stall_s + now - begun.arrived_at,
-            move_s=begun.move_s,
-            bytes=begun.bytes,
-            gb_per_s=begun.bytes / 1e9 / begun.move_s if begun.move_s > 0 else 0.0,
-        )
+        record = begun.record(now)
         self.resizes.append(record)
         self.raw_gb_per_s = begun.raw_gb_per_s
         self.phases_s = begun.phases_s | {"settle": now - begun.arrived_at}

@@ -12,20 +12,31 @@ from mpi4py import MPI
 
 from dmr import checkpoint
 from dmr.application import Application, Run, RunState
-from dmr.boot.environment import SCRIPT_VARIABLE, Runtime
+from dmr.boot.environment import (
+    COLLECTIVE_VARIABLE,
+    SCRIPT_VARIABLE,
+    SIGTERM_VARIABLE,
+    STRATEGY_VARIABLE,
+    Runtime,
+)
 from dmr.data import constant
 from dmr.data.field import Field, FieldSpec
 from dmr.digests import digests_of, write_digests
 from dmr.driver import NO_BUILD, Driver
 from dmr.errors import Left, UsageError, raise_on_all
-from dmr.plan import Plan, check_cooldown, check_plan, check_size, parse_resizes
+from dmr.plan import Plan, check_plan, check_seconds, check_size, parse_resizes
 from dmr.progress import Progress
 from dmr.resize import strategy as strategies
 from dmr.resize.target import Target
 from dmr.termination import ending, giving_way
+from dmr.watch import WATCH
 from dmr.wire.ranks import RankMessages
 from dmr.wire.rms import RmsClient
 from dmr.world import World, disconnect, layouts_for, widest_grid
+from rms.wire.messages import COOLDOWN_VARIABLE
+
+START = "the start of the block"
+"""The place of ranks that read a checkpoint or hash their fields; see :mod:`dmr.watch`."""
 
 
 @contextlib.contextmanager
@@ -35,37 +46,68 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     The block is entered by every world, left at its end by the last alone: in all others the
     loop raises :class:`dmr.errors.Left`, a ``SystemExit``.
     """
-    runtime.forget_completion()
+    with (
+        _sigterm() as sigterm_received,
+        WATCH.running(*_limits(plan, runtime), sigterm_received),
+        _running(app, runtime, plan, sigterm_received) as pair,
+    ):
+        yield pair
+
+
+def _limits(plan: Plan, runtime: Runtime) -> tuple[float, float]:
+    """Return the timeouts of collective calls, and from SIGTERM to a resize point."""
+    collective, sigterm = runtime.limits
+    with _naming(COLLECTIVE_VARIABLE, collective):
+        collective_s = check_seconds(collective or plan.collective_s, "collective_s", positive=True)
+    with _naming(SIGTERM_VARIABLE, sigterm):
+        return collective_s, check_seconds(sigterm or plan.sigterm_s, "sigterm_s", positive=True)
+
+
+@contextlib.contextmanager
+def _running(
+    app: Application, runtime: Runtime, plan: Plan, sigterm_received: list[int]
+) -> Iterator[tuple[Run, Driver]]:
     app.supports_merge = getattr(app, "stays", app.supports_merge)
     launch_comm = runtime.launch_comm or runtime.comm
-    # Nothing but the world's own communicators may connect launches: some of them may leave.
-    comm = runtime.comm if runtime.launches else runtime.comm.Dup()
-    world = World(comm, runtime.comm.Dup(), 0, ())
+    WATCH.query_on(runtime.comm)
+    with WATCH.within("dmr.malleable"):
+        # Nothing but the world's own communicators may connect launches: some of them may leave.
+        comm = runtime.comm if runtime.launches else runtime.comm.Dup()
+        world = World(comm, runtime.comm.Dup(), 0, ())
+        runtime.probed = world.internal_comm.bcast(runtime.probed)
     run = None
     try:
-        with ending(runtime, world.internal_comm) as end, _sigterm() as sigterm_received:
+        with ending(runtime, world.internal_comm) as end:
+            runtime.forget_completion()
             if runtime.rendezvous is not None:
                 runtime.rendezvous.reached()
             with giving_way(runtime, RankMessages(world.internal_comm, 0)):
                 specs = dict(app.fields())
                 auto = plan.strategy == "auto" and runtime.strategy == "auto"
                 rehearses = not plan.resizes  # then those of the surroundings count
-                plan = _check(plan, runtime, specs, supports_merge=app.supports_merge)
-                _check_backends(plan, app.backends)
+                plan = _check(plan, runtime, specs, app)
+                if runtime.check is not None:  # each run of dmr check begins at step 0
+                    plan = dataclasses.replace(plan, checkpoint=None, restart=False)
                 if plan.strategy == "restart":
                     checkpoint.prepare()
+                specs = _agreed(world, specs, plan)
                 grid = widest_grid(world.size, layouts_for(world.size, specs))
                 world = dataclasses.replace(world, grid=grid)
                 run = _enter(app, runtime, world, specs, plan)
                 run.internal.auto, run.internal.rehearses = auto, rehearses
             end.watch(run.progress, run.world.internal_comm)
             with _rms_client(run, plan):
-                yield run, Driver(app, run, plan, sigterm_received, end)
+                driver = Driver(app, run, plan, sigterm_received, end)
+                driver.report_done(runtime.clock())
+                yield run, driver
             if runtime.check is not None:
                 comm = run.world.internal_comm
-                write_digests(runtime.check, comm, run.fields, run.progress)
+                with contextlib.suppress(UsageError):
+                    app.before_resize(run, run.world.size)
+                with WATCH.within("the end of the block", patient=True):
+                    write_digests(runtime.check, comm, run.fields, run.progress)
     except Left:
-        runtime.comm = launch_comm
+        runtime.comm, WATCH.left = launch_comm, True
         raise
     finally:
         if run is not None and run.internal.checkpoint_lock is not None:
@@ -74,7 +116,9 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
             run.internal.free_carts()
             for block in run.fields.values():
                 block.join(None)
-        _part(world if run is None else run.world, runtime)
+        WATCH.query_on(None)
+        with WATCH.within("MPI_Comm_disconnect", alone=True):
+            _part(world if run is None else run.world, runtime)
 
 
 def _part(world: World, runtime: Runtime) -> None:
@@ -107,9 +151,18 @@ def _rms_client(run: Run, plan: Plan) -> Iterator[None]:
             run.internal.rms.close()
 
 
-def _check(
-    plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], *, supports_merge: bool
-) -> Plan:
+@contextlib.contextmanager
+def _naming(name: str, value: str) -> Iterator[None]:
+    """Name an environment variable in the errors of its value; do nothing where it is not set."""
+    try:
+        yield
+    except UsageError as error:
+        if not value:
+            raise
+        raise UsageError(f"{name}={value}: {error}") from None
+
+
+def _check(plan: Plan, runtime: Runtime, specs: Mapping[str, FieldSpec], app: Application) -> Plan:
     """Return the plan with a strategy that can be had here."""
     if runtime.uncoordinated_copies:
         raise UsageError(
@@ -119,27 +172,63 @@ def _check(
         )
     if plan.every < 1:
         raise UsageError(f"expected a resize point every 1 or more steps, got {plan.every}")
-    if runtime.script and runtime.manager is None and not plan.resizes:
-        try:
-            resizes, backends = parse_resizes(runtime.script, f"{SCRIPT_VARIABLE} ")
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-        plan = dataclasses.replace(plan, resizes=resizes, backends=backends)
+    layouts_for(runtime.comm.size, specs)
+    script = "" if plan.resizes or runtime.manager is not None else runtime.script
+    with _naming(SCRIPT_VARIABLE, script):
+        if script:
+            try:
+                resizes, backends = parse_resizes(script)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            plan = dataclasses.replace(plan, resizes=resizes, backends=backends)
+        for ranks in plan.resizes.values():
+            check_size(ranks, plan.limits)
+            layouts_for(ranks, specs)
+        _check_backends(plan, app.backends)
     if plan.resizes and runtime.manager is not None:
         raise UsageError("expected no scripted resizes under an RMS, which decides them itself")
     check_plan(plan.limits, plan.sizes)
-    cooldown_s = max(check_cooldown(plan.cooldown_s), check_cooldown(runtime.cooldown or 0))
-    for ranks in plan.resizes.values():
-        check_size(ranks, plan.limits)
-    for ranks in (runtime.comm.size, *plan.resizes.values()):
-        layouts_for(ranks, specs)
-    strategy = runtime.strategy if plan.strategy == "auto" else plan.strategy
-    strategy = strategies.choose(strategy, runtime, scripted=bool(plan.resizes))
-    if strategy == "merge" and not supports_merge:
-        if not runtime.launches:
-            raise UsageError(NO_BUILD)
-        strategy = "warm"
+    with _naming(COOLDOWN_VARIABLE, runtime.cooldown):
+        cooldown_s = max(
+            check_seconds(plan.cooldown_s, "a cooldown"),
+            check_seconds(runtime.cooldown or 0, "a cooldown"),
+        )
+    named = runtime.strategy if plan.strategy == "auto" and runtime.strategy != "auto" else ""
+    with _naming(STRATEGY_VARIABLE, named):
+        strategy = strategies.choose(named or plan.strategy, runtime, scripted=bool(plan.resizes))
+        if strategy == "merge" and not app.supports_merge:
+            if not runtime.launches:
+                raise UsageError(NO_BUILD)
+            strategy = "warm"
     return dataclasses.replace(plan, strategy=strategy, cooldown_s=cooldown_s)
+
+
+def _agreed(world: World, specs: Mapping[str, FieldSpec], plan: Plan) -> dict[str, FieldSpec]:
+    """Return what all ranks state together: halos may differ from rank to rank (collective)."""
+    shared = {"every": plan.every, "checkpoint": plan.checkpoint, "restart": plan.restart}
+    with WATCH.within("dmr.malleable"):
+        ranks = world.internal_comm.allgather(
+            ({name: spec.halos for name, spec in specs.items()}, shared)
+        )
+    for rank, (_, theirs) in enumerate(ranks):
+        for name, value in ranks[0][1].items():
+            if theirs[name] != value:
+                raise UsageError(
+                    f"expected the same {name} of the plan on all ranks, got {value} on rank 0 "
+                    f"and {theirs[name]} on rank {rank}"
+                )
+    halos = [mine for mine, _ in ranks]
+    layouts = layouts_for(world.size, specs)
+    other = next((rank for rank, own in enumerate(halos) if own.keys() != halos[0].keys()), None)
+    if other is not None:
+        raise UsageError(
+            f"expected the same fields on all ranks, got {', '.join(halos[0]) or 'none'} on rank 0 "
+            f"and {', '.join(halos[other]) or 'none'} on rank {other}"
+        )
+    return {
+        name: spec.agreed(name, layouts[name], [own[name] for own in halos])
+        for name, spec in specs.items()
+    }
 
 
 def _check_backends(plan: Plan, known: tuple[str, ...]) -> None:
@@ -167,10 +256,17 @@ def _enter(
     if taking_over:
         Target(app, run, plan).take_over()
         return run
-    if plan.checkpoint is not None:
-        state.checkpoint_lock = checkpoint.lock(plan.checkpoint, world)
     try:
-        _restore_or_initialise(run, plan)
+        with WATCH.within(START, patient=True):
+            if plan.checkpoint is not None:
+                state.checkpoint_lock = checkpoint.lock(plan.checkpoint, world)
+            _restore(run, plan)
+        if not run.restored:
+            _initialise(run)
+        with WATCH.within(START, patient=True):
+            _hash_constants(run)
+            if runtime.check is not None and not run.restored:
+                run.progress.digests = digests_of(world.internal_comm, fields)
     except BaseException:
         if state.checkpoint_lock is not None:
             state.checkpoint_lock.release()
@@ -178,29 +274,29 @@ def _enter(
     return run
 
 
-def _restore_or_initialise(run: Run, plan: Plan) -> None:
-    """Set the fields of a job's first world: from a checkpoint if asked for, else initial."""
-    world, fields = run.world, run.fields
-    if plan.restart and plan.checkpoint is not None:
-        log = run.runtime.log
-        progress = checkpoint.restore(plan.checkpoint, world, fields, plan.options, log)
-        if progress is not None:
-            progress.launches = run.progress.launches
-            run.progress, run.restored = progress, True
-            _hash_constants(run)
-            return
-    elif plan.checkpoint is not None:
-        checkpoint.refuse_others(plan.checkpoint, world)
+def _restore(run: Run, plan: Plan) -> None:
+    """Set the fields of a job's first world from a checkpoint, if the plan has it (collective)."""
+    if plan.checkpoint is None:
+        return
+    if not plan.restart:
+        checkpoint.refuse_others(plan.checkpoint, run.world)
+        return
+    log = run.runtime.log
+    progress = checkpoint.restore(plan.checkpoint, run.world, run.fields, plan.options, log)
+    if progress is not None:
+        progress.launches = run.progress.launches
+        run.progress, run.restored = progress, True
+
+
+def _initialise(run: Run) -> None:
+    """Set the fields of a job's first world to their initial values (collective)."""
     error = None
-    for name, block in fields.items():
+    for name, block in run.fields.items():
         try:
             block.initialise()
         except ValueError as problem:
             error = error or f"field {name}: {problem}"
-    raise_on_all(world.internal_comm, error)
-    _hash_constants(run)
-    if run.runtime.check is not None:
-        run.progress.digests = digests_of(world.internal_comm, fields)
+    raise_on_all(run.world.internal_comm, error)
 
 
 def _hash_constants(run: Run) -> None:

@@ -16,6 +16,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from rms.wire.files import open_own
+
 WRITEBACK_BYTES = 8 << 20
 """So much is written before the disk is asked to begin with it."""
 
@@ -64,7 +66,7 @@ class Sink(io.FileIO):
     problem: OSError | None = None
 
     def __init__(self, path: Path, mode: str = "w+") -> None:
-        super().__init__(path, mode)
+        super().__init__(path, mode, opener=open_own())
         self._since, self._taken_s = 0, 0.0
         self._reuses = False
         self._ends: deque[int] = deque([0])

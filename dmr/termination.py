@@ -15,8 +15,10 @@ from typing import NoReturn
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
+from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import CollectiveError, Left, described
 from dmr.progress import Progress
+from dmr.watch import WATCH
 from dmr.wire.channel import ChannelError, ControlChannel
 from dmr.wire.protocol import Refused
 from dmr.wire.ranks import RankMessages
@@ -46,12 +48,26 @@ class Ending:
     def watch(self, progress: Progress, comm: MPI.Intracomm) -> None:
         """Take step and generation from this progress, and the ranks of this world, from now."""
         self._progress, self._comm = progress, comm
+        WATCH.query_on(comm)
 
     def completed(self) -> None:
-        """All ranks have come to the end (collective)."""
-        self._comm.Barrier()
-        if self._comm.rank == 0:
-            self.record("COMPLETED", 0, "")
+        """All ranks have come to the end (collective).
+
+        Raises:
+            CollectiveError: the completion record cannot be written.
+        """
+        with WATCH.within("the end of the block"):
+            self._comm.Barrier()
+        problem = None
+        with WATCH.within("the end of the block", patient=True):
+            if self._comm.rank == 0:
+                try:
+                    self.record("COMPLETED", 0, "")
+                except OSError as error:
+                    problem = f"cannot write {self._runtime.completion}: {error.strerror}"
+            problem = self._comm.bcast(problem)
+        if problem is not None:
+            raise CollectiveError(problem)
 
     def record(self, state: EndState, exit_code: int, message: str) -> None:
         """Write the completion record, if somebody asked for one."""
@@ -74,8 +90,11 @@ class Ending:
         """Every rank is here: rank 0 speaks, all leave in order."""
         if self._comm.rank == 0:
             state: EndState = "CANCELLED" if isinstance(error, TerminatedError) else "FAILED"
-            self.record(state, error.exit_code, str(error))
-        if self._comm.allreduce(self._runtime.parent is not None, MPI.LOR):
+            with contextlib.suppress(OSError):
+                self.record(state, error.exit_code, str(error))
+        with WATCH.within("the end of the block"):
+            spawned = self._comm.allreduce(self._runtime.parent is not None, MPI.LOR)
+        if spawned:
             # A spawned rank's exit status reaches nobody, so its world must end by MPI_Abort.
             if self._comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
@@ -104,6 +123,7 @@ def ending(runtime: Runtime, comm: MPI.Intracomm) -> Iterator[Ending]:
     leaving. Anything else ends all ranks with this rank's message.
     """
     end = Ending(runtime, comm)
+    WATCH.on_end(end.record, leave_launcher)
     try:
         yield end
         end.completed()

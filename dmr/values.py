@@ -5,7 +5,7 @@ NaN, infinities, tuples, and NumPy scalars and arrays go as tagged trees, everyt
 pickle in such a tree. Reading a pickle runs code, so the reader says whether it trusts the source.
 
 A tree is None, a bool, an int, a float or a string for itself, or a dict of one tag:
-``{"float": "nan"}``, ``{"int": "2e70 in digits"}``, ``{"list": [...]}``, ``{"tuple": [...]}``,
+``{"float": "nan"}``, ``{"int": "0x1f"}``, ``{"list": [...]}``, ``{"tuple": [...]}``,
 ``{"dict": [[key, value], ...]}``, ``{"array": NPY}``, ``{"scalar": NPY}``, ``{"pickle": BYTES}``,
 the last three in base64.
 """
@@ -13,18 +13,38 @@ the last three in base64.
 from __future__ import annotations
 
 import base64
+import bisect
+import collections
+import contextlib
 import dataclasses
 import io
+import itertools
 import math
+import operator
 import pickle
-from collections.abc import Mapping
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
+import xxhash
 
 PICKLE_PROTOCOL = 5
 INT_LIMIT = 2**63
 """JSON readers keep integers exactly up to here."""
+
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+"""Immutable types without parts."""
+
+MAX_PARTS, MAX_PATHS, ALL = 100_000, 1_000, "*"
+"""Limits of compared parts and of sent paths; beyond either, :data:`ALL` stands for all paths."""
+
+CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
+"""Types that are written as trees; an object that is referenced twice is written twice."""
+
+MAX_CONTAINERS = 1_000_000
+"""Containers in the tree of a value most of whose containers are referenced more than once."""
 
 
 class ValuesError(Exception):
@@ -53,37 +73,389 @@ class State(dict[str, Any]):
         del self[name]
 
 
-def adopt(given: Any, arrived: Any) -> Any:
-    """Return what a new world goes on with: the object that the program has, with what arrived.
+@dataclasses.dataclass
+class _Filling:
+    """The state of one call of :func:`adopt`.
 
-    Arrays of one shape and type, random generators, lists, dicts, sets and dataclasses are filled
-    in place, so that the program's own names for them are right; of others it is what arrived.
+    Attributes:
+        replaced: sorted paths of the parts that the old ranks have replaced by other objects.
+        filled: filled objects and their sources, by the identity of the object.
+        tuples: pairs of tuples and the result of each, by the identities of the pair.
     """
-    if type(given) is not type(arrived) or given is arrived:
-        return arrived
-    if isinstance(given, np.ndarray):
-        alike = (given.shape, given.dtype) == (arrived.shape, arrived.dtype)
-        if not alike or not given.flags.writeable:
-            return arrived
-        given[...] = arrived
-    elif isinstance(given, np.random.Generator):
-        if type(given.bit_generator) is not type(arrived.bit_generator):
-            return arrived
-        given.bit_generator.state = arrived.bit_generator.state
-    elif isinstance(given, np.random.RandomState):
-        given.set_state(arrived.get_state(legacy=False))
-    elif isinstance(given, list):
-        given[:] = arrived
-    elif isinstance(given, dict | set):
-        given.clear()
-        given.update(arrived)
-    elif dataclasses.is_dataclass(given) and hasattr(given, "__dict__"):
-        own: dict[str, Any] = vars(given)  # set this way, frozen ones can be as well
-        own.clear()
-        own.update(vars(arrived))
+
+    replaced: Sequence[str]
+    filled: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
+    tuples: dict[tuple[int, int], tuple[Any, Any, Any]] = dataclasses.field(default_factory=dict)
+
+    def keeps(self, path: str) -> bool:
+        """Return whether the object at a path is filled in place: it was not replaced."""
+        return not path or not (path in self.replaced or ALL in self.replaced)
+
+    def replaces_below(self, path: str) -> bool:
+        """Return whether a part at this path or below it was replaced."""
+        at = bisect.bisect_left(self.replaced, path)
+        return at < len(self.replaced) and self.replaced[at].startswith(path)
+
+
+def adopt(current: Any, received: Any, replaced: Collection[str] = ()) -> Any:
+    """Return the program's object with the received contents, for the ranks of a new world.
+
+    Arrays of equal shape and dtype, random generators, lists, dicts, sets and objects are filled in
+    place at any depth, so that the program's own references to them stay valid. For any other value
+    the received object is returned.
+
+    Args:
+        replaced: paths of :func:`replaced_parts`. The current objects there are not modified: they
+            may be part of other data of the program.
+    """
+    return _adopt(current, received, "", _Filling(sorted(replaced)))
+
+
+def _adopt(current: Any, received: Any, path: str, filling: _Filling) -> Any:
+    kind: Any = type(current)
+    if kind is not type(received) or current is received or kind in ATOMS:
+        return received
+    if issubclass(kind, tuple):
+        if filling.replaces_below(path):
+            return _adopt_tuple(current, received, path, filling)
+        pair = id(current), id(received)
+        if pair not in filling.tuples:
+            result = _adopt_tuple(current, received, path, filling)
+            filling.tuples[pair] = current, received, result
+        return filling.tuples[pair][2]
+    if not filling.keeps(path):
+        if kind is list:  # a new list, whose elements may be current objects
+            return list(_adopt_each(current, received, path, filling))
+        return _adopt_items(current, received, path, filling) if kind is dict else received
+    if id(current) in filling.filled:  # referenced twice here, though perhaps not in the received
+        return current if _same(filling.filled[id(current)][1], received) else received
+    filling.filled[id(current)] = current, received
+    if _fill(current, received, path, filling):
+        return current
+    del filling.filled[id(current)]
+    return received
+
+
+def _adopt_tuple(current: Any, received: Any, path: str, filling: _Filling) -> Any:
+    """Return the current tuple if all of its elements were filled in place, else a new one."""
+    parts = _adopt_each(current, received, path, filling)
+    if len(current) == len(parts) and all(map(operator.is_, current, parts)):
+        return current
+    if type(current) is tuple:
+        return parts
+    return current._make(parts) if hasattr(current, "_make") else received
+
+
+def _adopt_each(current: Any, received: Any, path: str, filling: _Filling) -> tuple[Any, ...]:
+    """Return the elements of a received sequence of any length, filled in place where possible."""
+    if ATOMS.issuperset(map(type, received)):
+        return tuple(received)
+    first = tuple(
+        _adopt(*pair, f"{path}[{at}]", filling)
+        for at, pair in enumerate(zip(current, received, strict=False))
+    )
+    return first + tuple(itertools.islice(received, len(first), None))
+
+
+def _adopt_items(
+    current: Mapping[Any, Any], received: Mapping[Any, Any], path: str, filling: _Filling
+) -> dict[Any, Any]:
+    """Return the items of a received dictionary, their values filled in place where possible."""
+    return {
+        key: _adopt(current[key], value, f"{path}[{key!r}]", filling) if key in current else value
+        for key, value in received.items()
+    }
+
+
+def _fill(current: Any, received: Any, path: str, filling: _Filling) -> bool:
+    """Fill an object in place from one of its type; return False if that is not possible."""
+    if isinstance(current, np.ndarray):
+        alike = (current.shape, current.dtype) == (received.shape, received.dtype)
+        if not alike or not current.flags.writeable:
+            return False
+        if current.dtype == object:
+            parts = _adopt_each(list(current.flat), list(received.flat), path, filling)
+            for at, one in enumerate(parts):
+                current.flat[at] = one
+        else:
+            current[...] = received
+    elif isinstance(current, np.random.Generator):
+        return _fill(current.bit_generator, received.bit_generator, path, filling)
+    elif isinstance(current, list):
+        current[:] = _adopt_each(current, received, path, filling)
+    elif isinstance(current, collections.deque) and current.maxlen == received.maxlen:
+        parts = _adopt_each(current, received, path, filling)
+        current.clear()
+        current.extend(parts)
+    elif isinstance(current, dict):
+        items = _adopt_items(current, received, path, filling)
+        current.clear()
+        current.update(items)
+    elif isinstance(current, set):
+        current.clear()
+        current.update(received)
+    elif isinstance(current, np.random.RandomState):
+        current.set_state(received.get_state(legacy=False))
     else:
-        return arrived
-    return given
+        return _fill_object(current, received, path, filling)
+    if hasattr(current, "__dict__"):  # an instance of a derived class
+        vars(current).update(_adopt_items(vars(current), vars(received), path, filling))
+    return True
+
+
+def _fill_object(current: Any, received: Any, path: str, filling: _Filling) -> bool:
+    """Fill an object as :mod:`pickle` does, if its ``__reduce_ex__`` states no items of its own."""
+    kind: Any = type(current)
+    plain: Any = object
+    try:
+        old, new = current.__reduce_ex__(4), received.__reduce_ex__(4)
+        if isinstance(new, str) or not _same(list(old[:2]), list(new[:2])) or any(new[3:]):
+            return False
+        state = new[2] if len(new) > 2 else None
+        if hasattr(current, "__setstate__"):
+            state = _adopt_state(old[2], state, path, filling)
+            current.__setstate__(dict(state) if isinstance(state, dict) else state)
+            return True
+    except Exception:  # of the object's own methods
+        return False
+    own, slots = state if isinstance(state, tuple) else (state, None)
+    for name, value in _adopt_items(_slots_of(current, slots), slots or {}, path, filling).items():
+        object.__setattr__(current, name, value)
+    if hasattr(current, "__dict__"):  # works for frozen dataclasses, too
+        attributes = vars(current)
+        items = _adopt_items(attributes, own or {}, path, filling)
+        if kind.__getstate__ is plain.__getstate__:  # else the state may omit attributes
+            attributes.clear()
+        attributes.update(items)
+    return True
+
+
+def _adopt_state(old: Any, state: Any, path: str, filling: _Filling) -> Any:
+    """Return the state for ``__setstate__``, its parts filled in place where possible."""
+    if isinstance(state, list | tuple) and type(old) is type(state):
+        return type(state)(_adopt_each(old, state, path, filling))
+    return _adopt_items(old, state, path, filling) if isinstance(state, dict) else state
+
+
+def _slots_of(current: Any, names: Iterable[str] | None) -> dict[str, Any]:
+    return {name: getattr(current, name) for name in names or () if hasattr(current, name)}
+
+
+def parts_of(value: Any) -> dict[str, Any]:
+    """Return the objects within a value that :func:`adopt` may fill, by their path.
+
+    Of arrays these are weak references: memory of an array that is replaced is released.
+    """
+    parts: dict[str, Any] = {}
+    ancestors: list[int] = []
+    constant: dict[int, Any] = {}
+
+    def visit(part: Any, path: str) -> bool:
+        """Add a part and those within it; return False for a tuple that has no part to fill."""
+        if type(part) in ATOMS or id(part) in constant:
+            return False
+        if id(part) in ancestors or len(parts) > MAX_PARTS:
+            return True
+        mutable = not isinstance(part, tuple)
+        if path and mutable:
+            parts.setdefault(path, weakref.ref(part) if isinstance(part, np.ndarray) else part)
+        ancestors.append(id(part))
+        for step, child in _children(part):
+            mutable |= visit(child, f"{path}{step}")
+        ancestors.pop()
+        if not mutable:
+            constant[id(part)] = part
+        return mutable
+
+    with contextlib.suppress(RecursionError):
+        visit(value, "")
+    return parts
+
+
+def _children(part: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the steps of the path to the children of an object, and the children."""
+    if isinstance(part, np.ndarray):
+        children: Any = enumerate(part.flat) if part.dtype == object else ()
+    elif isinstance(part, list | tuple | collections.deque):
+        children = () if ATOMS.issuperset(map(type, part)) else enumerate(part)
+    elif isinstance(part, dict):
+        children = part.items()
+    elif isinstance(part, np.generic | type | np.random.Generator | np.random.RandomState):
+        children = ()
+    else:
+        children = _state_of(part)
+    for key, child in children:
+        yield f"[{key!r}]", child
+    if isinstance(part, list | dict | collections.deque):
+        for key, child in getattr(part, "__dict__", {}).items():
+            yield f"[{key!r}]", child
+
+
+def _state_of(part: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the attributes that an object is pickled with."""
+    try:
+        reduced = part.__reduce_ex__(4)
+    except Exception:  # of the object's own methods
+        return ()
+    state = reduced[2] if not isinstance(reduced, str) and len(reduced) > 2 else None
+    if isinstance(state, list | tuple) and hasattr(part, "__setstate__"):
+        return enumerate(state)
+    own, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    return [item for each in (own, slots) if isinstance(each, dict) for item in each.items()]
+
+
+def replaced_parts(original: Mapping[str, Any], value: Any) -> list[str]:
+    """Return the paths of the parts of a value that the program has replaced by other objects.
+
+    Args:
+        original: result of :func:`parts_of` for the value as it was passed in.
+    """
+    parts = parts_of(value)
+    paths = [
+        path
+        for path, part in parts.items()
+        if _referent(original.get(path, part)) is not _referent(part)
+    ]
+    few = len(paths) <= MAX_PATHS and max(len(original), len(parts)) <= MAX_PARTS
+    return paths if few else [ALL]
+
+
+def _referent(part: Any) -> Any:
+    return part() if isinstance(part, weakref.ref) else part
+
+
+def _same(one: Any, other: Any) -> bool:
+    try:
+        if one is other:
+            return True
+        _check_size([one, other])
+        return bool(_tree(one) == _tree(other))
+    except (ValuesError, RecursionError):
+        return False
+
+
+def unfillable_types(value: Any) -> list[str]:
+    """Return the types of the mutable objects in a value that cannot be filled in place."""
+    names: dict[str, None] = {}
+    visited: dict[int, Any] = {}
+
+    def visit(part: Any) -> None:
+        kind = type(part)
+        if kind in ATOMS or isinstance(part, np.generic | type) or id(part) in visited:
+            return
+        visited[id(part)] = part
+        children: Iterable[Any] = ()
+        if isinstance(part, np.ndarray):
+            if not part.flags.writeable:
+                names["read-only array"] = None
+            if part.dtype == object:
+                children = part.flat
+        elif isinstance(part, dict):
+            children = part.values()
+        elif isinstance(part, tuple | list | collections.deque):
+            children = part
+        elif not isinstance(part, set | frozenset | np.random.Generator | np.random.RandomState):
+            children = visit_object(part)
+        for child in children:
+            visit(child)
+
+    def visit_object(part: Any) -> Iterable[Any]:
+        """Return the pickled state of an object that can be filled, else () and note its type."""
+        reduced: tuple[Any, ...] | str = ""
+        with contextlib.suppress(Exception):  # pickle itself supports functions and patterns
+            reduced = part.__reduce_ex__(4)
+        if isinstance(reduced, str):  # the name of a global object
+            return ()
+        if all(isinstance(argument, type) for argument in reduced[1]) and not any(reduced[3:]):
+            return reduced[2:3]
+        try:
+            constant = bool(part == pickle.loads(pickle.dumps(part)))
+        except Exception:  # of the object's own methods
+            constant = False
+        if not constant or type(part).__hash__ is None:
+            names[type(part).__name__] = None
+        return ()
+
+    with contextlib.suppress(RecursionError):
+        visit(value)
+    return list(names)
+
+
+def pickle_digest(name: str, value: Any) -> str:
+    """Return a hash of the pickle of a value, which may differ for equal values (:func:`digest`).
+
+    Raises:
+        ValuesError: it cannot be pickled, or its name is not text.
+    """
+    encode_values({name: None})
+    buffers: list[pickle.PickleBuffer] = []  # arrays are hashed where they are, without a copy
+    try:
+        hasher = xxhash.xxh3_128(
+            pickle.dumps(value, PICKLE_PROTOCOL, buffer_callback=buffers.append)
+        )
+        for buffer in buffers:
+            hasher.update(buffer.raw())
+        return hasher.hexdigest()
+    except RecursionError:
+        return digest(name, value)
+    except Exception as error:  # of the value's own methods
+        why = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise ValuesError(f"run.state[{name!r}] cannot be pickled: {why}") from None
+
+
+def digest(name: str, value: Any) -> str:
+    """Return a hash of a value, which is the same for equal values.
+
+    Raises:
+        ValuesError: it cannot be pickled, or its name is not text.
+    """
+    encode_values({name: None})
+    try:
+        _check_size(value)
+        return _digest(value)
+    except RecursionError:  # a list that holds itself
+        return xxhash.xxh3_128_hexdigest(_pickled(name, value)["pickle"].encode())
+    except (ValuesError, MemoryError) as error:
+        raise ValuesError(f"run.state[{name!r}] cannot be pickled: {error}") from None
+
+
+def round_trip(name: str, value: Any) -> Any:
+    """Return a value pickled and unpickled, as a resize transfers it.
+
+    Pickles of equal objects may differ, e.g. where two equal strings are one object in one of them.
+
+    Raises:
+        ValuesError: it cannot be pickled, or unpickled.
+    """
+    return decode_values(*encode_values({name: value}), trusted=True)[name]
+
+
+def _digest(value: Any) -> str:
+    kind = type(value)
+    parts: list[str] = []
+    data: Any = b""
+    if _is_plain(value):
+        data = msgspec.json.encode(value, order="deterministic")
+    elif kind in (list, tuple):
+        parts = list(map(_digest, value))
+    elif kind in (set, frozenset):  # unordered
+        parts = sorted(map(_digest, value))
+    elif kind is dict:
+        parts = sorted(_digest(key) + _digest(one) for key, one in value.items())
+    elif kind in (np.ndarray, np.void) and value.dtype.names:
+        parts = [
+            value.dtype.str,
+            *value.dtype.names,
+        ]  # without padding bytes, whose values are undefined
+        parts += (_digest(np.asarray(value[field])) for field in value.dtype.names)
+    elif kind is np.ndarray and not value.dtype.hasobject:
+        parts = [value.dtype.str, str(value.shape)]
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    else:
+        data = msgspec.json.encode(_tree(value))
+    result = xxhash.xxh3_128(data)
+    result.update("".join([kind.__name__, *parts]).encode())
+    return result.hexdigest()
 
 
 def refuse_memmap(array: Any) -> None:
@@ -117,13 +489,14 @@ def encode_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
         if type(name) is not str or not _is_unicode(name):
             raise ValuesError(f"expected names of run.state to be text, got {name!r}")
         try:
+            _check_size(value)
             if _is_plain(value):
                 plain[name] = value
             else:
                 trees[name] = _tree(value)
         except RecursionError:  # a list that holds itself
             trees[name] = _pickled(name, value)
-        except ValuesError as error:
+        except (ValuesError, MemoryError) as error:
             raise ValuesError(f"run.state[{name!r}] cannot be pickled: {error}") from None
     return plain, trees
 
@@ -169,6 +542,27 @@ def _is_plain(value: Any) -> bool:
     return value is None or kind is bool
 
 
+def _check_size(value: Any) -> None:
+    """Refuse a value whose tree is exponentially large because containers are shared.
+
+    Raises:
+        RecursionError: the tree has more than :data:`MAX_CONTAINERS`, most of them copies.
+    """
+    counts: dict[int, int] = {}
+
+    def count(part: Any) -> int:
+        if type(part) not in CONTAINERS:
+            return 0
+        if id(part) not in counts:
+            parts = (*part, *part.values()) if isinstance(part, dict) else part
+            atoms = ATOMS.issuperset(map(type, parts))
+            counts[id(part)] = 1 if atoms else 1 + sum(map(count, parts))
+        return counts[id(part)]
+
+    if count(value) > max(MAX_CONTAINERS, 2 * len(counts)):
+        raise RecursionError
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
@@ -182,8 +576,8 @@ def _tree(value: Any) -> Any:
     if value is None or kind in (bool, int, float, str):
         if _is_plain(value):
             return value
-        if kind in (int, float):
-            return {kind.__name__: repr(value)}
+        if kind in (int, float):  # Python limits the length of decimal digits, not hexadecimal
+            return {kind.__name__: hex(value) if kind is int else repr(value)}
     elif kind in (list, tuple):
         return {kind.__name__: [_tree(one) for one in value]}
     elif kind is dict:
@@ -220,6 +614,8 @@ def _has_npy(dtype: np.dtype[Any]) -> bool:
 
 
 def _npy(array: np.ndarray[Any, Any]) -> str:
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        array = array.copy()  # at once: fails early if a broadcast array does not fit into memory
     file = io.BytesIO()
     np.lib.format.write_array(file, array, allow_pickle=False)
     return base64.b64encode(file.getbuffer()).decode()
@@ -228,15 +624,15 @@ def _npy(array: np.ndarray[Any, Any]) -> str:
 def _value(tree: Any, trusted: bool) -> Any:
     if not isinstance(tree, dict):
         return tree
-    ((tag, held),) = tree.items()
+    ((tag, content),) = tree.items()
     if tag in ("float", "int"):
-        return float(held) if tag == "float" else int(held)
+        return float(content) if tag == "float" else int(content, 16)
     if tag in ("list", "tuple"):
-        found = [_value(one, trusted) for one in held]
-        return found if tag == "list" else tuple(found)
+        values = [_value(one, trusted) for one in content]
+        return values if tag == "list" else tuple(values)
     if tag == "dict":
-        return {_value(key, trusted): _value(one, trusted) for key, one in held}
-    data = base64.b64decode(held)
+        return {_value(key, trusted): _value(one, trusted) for key, one in content}
+    data = base64.b64decode(content)
     if tag == "pickle":
         if not trusted:
             raise ValuesError("it is a pickle from a source that is not trusted")

@@ -53,8 +53,8 @@ def bench(old: int, new: int, mib: int, strategy: str, mpiexec: str | None) -> d
     with tempfile.TemporaryDirectory(prefix="dmr-") as name:
         folder = Path(name)
         out = folder / "out.json"
-        job = [sys.executable, "-m", "dmr.bench.program", "--mib", str(mib), "--out", str(out)]
-        job += ["--strategy", strategy]
+        job = [sys.executable, "-P", "-m", "dmr.bench.program", "--mib", str(mib)]
+        job += ["--out", str(out), "--strategy", strategy]
         if strategy == "spawn":
             if mpiexec is None:
                 raise BenchError("no mpiexec found; expected one on PATH or beside python")
@@ -130,7 +130,7 @@ def serving(folder: Path, nodes: int) -> Iterator[dict[str, str]]:
     cluster.write_text(f'name = "bench"\n[[nodes]]\nname = "n[1-{nodes}]"\ncores = 1\n{POWER}\n')
     own = {"RMS_SERVER": f"unix:{folder / 's' / 'socket'}"}
     env = as_installed(os.environ) | own
-    command = [sys.executable, "-m", "rms", "serve", "--state", str(folder / "s")]
+    command = [sys.executable, "-P", "-m", "rms", "serve", "--state", str(folder / "s")]
     command += ["--cluster", str(cluster), "--policy", "fifo", "--grace", "1", "--with-parent"]
     with (folder / "log").open("w") as log:
         daemon = subprocess.Popen(command, stderr=log, stdin=subprocess.DEVNULL, env=env)
@@ -158,7 +158,7 @@ def _resized(folder: Path, job: list[str], old: int, new: int, env: Mapping[str,
     if old == new and not on:
         raise BenchError("expected another number of ranks, or one rank that moves")
     rms(env, "resize", number, str(new), *on)
-    _run([sys.executable, "-m", "rms", "wait", number], env)
+    _run([sys.executable, "-P", "-m", "rms", "wait", number], env)
     row = rms(env, "show", number)[0]
     return str(row["reason"] or (folder / "out.txt").read_text()[-300:])
 
@@ -169,7 +169,7 @@ def rms(env: Mapping[str, str], *words: str) -> Any:
     Raises:
         BenchError: it failed; its own sentence.
     """
-    command = [sys.executable, "-m", "rms", *words]
+    command = [sys.executable, "-P", "-m", "rms", *words]
     if words[0] != "submit":
         command += ["--json", "-"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)

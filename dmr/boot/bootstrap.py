@@ -1,8 +1,11 @@
-"""What a spawned rank runs before the program itself: ``python -m dmr.boot.bootstrap PROGRAM ...``.
+"""What a spawned rank runs before the program itself: ``python bootstrap.py PROGRAM ...``.
 
 MPI_Comm_spawn has no deadline and waits until every new rank has initialised MPI. So that comes
 first here, before anything of the program that may fail, hang or be gone by now; from then on
 the old world waits with deadlines. What follows is the program as Python itself would run it.
+
+This file is run by its path: ``python -m`` would put the working folder, which other users may be
+able to write to, first on ``sys.path``, and ``-P`` would change the program's ``sys.path``.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 def bootstrap_command(orig_argv: Sequence[str]) -> tuple[str, ...]:
     """Return the command that starts a program again by way of this module."""
     options, program = split_command(orig_argv[1:])
-    return (sys.executable, *options, "-m", "dmr.boot.bootstrap", *program)
+    return (sys.executable, *options, __file__, *program)
 
 
 def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -32,6 +35,11 @@ def split_command(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def main(words: Sequence[str]) -> None:
     """Run a program as ``__main__``."""
+    kind, *rest = words
+    if not sys.flags.safe_path:  # replaces this file's folder by the program's
+        own = {"-m": str(Path.cwd()), "-c": ""}
+        sys.path[0] = own.get(kind, str(Path(kind).resolve().parent))
+
     from mpi4py import MPI  # initialises MPI
 
     from dmr.boot.rendezvous import Rendezvous
@@ -41,7 +49,6 @@ def main(words: Sequence[str]) -> None:
     if rendezvous is not None:
         rendezvous.watch(MPI.COMM_WORLD.rank, Manager.from_env(os.environ))
     sys.orig_argv = [sys.executable, *split_command(sys.orig_argv[1:])[0], *words]
-    kind, *rest = words
     if kind == "-m":
         sys.argv = rest
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
@@ -50,7 +57,6 @@ def main(words: Sequence[str]) -> None:
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = list(words)
-        sys.path[0] = str(Path(kind).resolve().parent)
         runpy.run_path(kind, run_name="__main__")
 
 

@@ -14,7 +14,9 @@ from mpi4py import MPI
 
 from dmr.boot import assemble, bootstrap, probe
 from dmr.boot.rendezvous import Rendezvous
+from dmr.errors import raise_on_all
 from dmr.wire.rms import Manager
+from rms.wire.files import OutputError, remove_output
 from rms.wire.messages import COMPLETION_VARIABLE, COOLDOWN_VARIABLE, SLOTS_VARIABLE, WORLD_VARIABLE
 from rms.wire.mpiexec import find_mpiexec
 
@@ -31,6 +33,9 @@ STRATEGY_VARIABLE = "DMR_STRATEGY"
 BACKEND_VARIABLE = "DMR_BACKEND"
 """Set for the ranks of a world that is to compute in another way than the one before."""
 
+
+COLLECTIVE_VARIABLE, SIGTERM_VARIABLE = "DMR_COLLECTIVE_S", "DMR_SIGTERM_S"
+"""Timeouts (``Plan.collective_s``, ``Plan.sigterm_s``)."""
 
 CHECK_VARIABLE = "DMR_CHECK"
 """Where to write what the run is at its end (:mod:`dmr.digests`), for ``dmr check``."""
@@ -54,7 +59,8 @@ class Runtime:
         launch: number of the launch that started this process, among those of the job's step.
         slot: the slot of this rank, "" where nobody gave it one.
         on_gpus: whether every rank of this world has a GPU for its slot.
-        probed: the result of ``dmr probe`` on this host, if it was run.
+        probed: the result of ``dmr probe`` on the host of rank 0, if it was run; broadcast to all
+            ranks when a run is entered.
         manager: the RMS that launched this world, or None under bare mpirun.
         log: where rank 0 reports.
         output: where it prints for the application (``run.say``), where that is elsewhere.
@@ -65,6 +71,7 @@ class Runtime:
             telling MPI of them.
         check: where to write hashes of all that travels when the run ends, or None.
         cooldown: seconds between resizes that the surroundings ask for (``DMR_COOLDOWN``), or "".
+        limits: the timeouts ``DMR_COLLECTIVE_S`` and ``DMR_SIGTERM_S``, "" where not set.
         launches: those that this world has started as, and ranks of each; () where it is one.
         launch_comm: the ranks of this process's own launch; ``comm`` where None.
     """
@@ -87,6 +94,7 @@ class Runtime:
     strategy: str = "auto"
     backend: str = ""
     cooldown: str = ""
+    limits: tuple[str, str] = ("", "")
     uncoordinated_copies: int = 0
     on_gpus: bool = False
     check: Path | None = None
@@ -117,9 +125,20 @@ class Runtime:
         return kind_of(self.slot)
 
     def forget_completion(self) -> None:
-        """Take away the record of an earlier run: from now on none means that this one died."""
-        if self.completion is not None and self.rendezvous is None and self.comm.rank == 0:
-            self.completion.unlink(missing_ok=True)
+        """Delete the record of an earlier run (collective): without one, this run has died.
+
+        Raises:
+            UsageError: it cannot be deleted.
+        """
+        if self.completion is None or self.rendezvous is not None:
+            return
+        problem = None
+        if self.comm.rank == 0:
+            try:
+                remove_output(self.completion)
+            except OutputError as error:
+                problem = str(error)
+        raise_on_all(self.comm, problem)
 
     @classmethod
     def here(cls, comm: MPI.Intracomm, env: Mapping[str, str] = os.environ) -> Runtime:
@@ -149,7 +168,7 @@ class Runtime:
             launched=launched,
             uncoordinated_copies=int(env.get("SLURM_STEP_NUM_TASKS", "1")) - 1 if alone else 0,
             mpiexec=mpiexec,
-            probed=comm.bcast(probe.cached_result(mpiexec, env) if comm.rank == 0 else None),
+            probed=probe.cached_result(mpiexec, env) if comm.rank == 0 else None,
             completion=Path(record) if record else None,
             check=Path(env[CHECK_VARIABLE]) if env.get(CHECK_VARIABLE) else None,
             log=sys.stderr if env.get(CHECK_VARIABLE) else sys.stdout,
@@ -161,6 +180,7 @@ class Runtime:
             strategy=env.get(STRATEGY_VARIABLE, "auto"),
             backend=env.get(BACKEND_VARIABLE, ""),
             cooldown=env.get(COOLDOWN_VARIABLE, ""),
+            limits=(env.get(COLLECTIVE_VARIABLE, ""), env.get(SIGTERM_VARIABLE, "")),
             on_gpus=bool(slots) and all("gpu:" in one for one in slots),
             launch=int(env.get(WORLD_VARIABLE, "0")),
             launches=launches,

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from dmr.boot.mpiexec import clean_environment
+from dmr.boot.mpiexec import clean_environment, end_process
 from rms.wire.files import write_whole
 from rms.wire.mpiexec import mpiexec_command
 
@@ -36,7 +36,7 @@ import sys
 from mpi4py import MPI
 parent = MPI.Comm.Get_parent()
 if parent == MPI.COMM_NULL:
-    inter = MPI.COMM_WORLD.Spawn(sys.executable, [sys.argv[0]], maxprocs=1)
+    inter = MPI.COMM_WORLD.Spawn(sys.executable, ["-P", sys.argv[0]], maxprocs=1)
     assert inter.recv(source=0) == "here"
     inter.Disconnect()
     print("WORKS")
@@ -153,7 +153,7 @@ def _try(mpiexec: str, program: str, env: Mapping[str, str], ranks: int = 1) -> 
     with tempfile.TemporaryDirectory(prefix="dmr-") as folder:
         script = Path(folder) / "probe.py"
         script.write_text(textwrap.dedent(program))
-        out = _start(mpiexec_command(mpiexec, ranks, [sys.executable, str(script)]), env)
+        out = _start(mpiexec_command(mpiexec, ranks, [sys.executable, "-P", str(script)]), env)
         return _end(out, DEADLINE_S)
 
 
@@ -165,11 +165,12 @@ def _meets(mpiexec: str, env: Mapping[str, str]) -> bool:
         for name, program in (("accept", _ACCEPT), ("connect", _CONNECT)):
             script = Path(folder) / f"{name}.py"
             script.write_text(program)
-            words = [sys.executable, str(script), str(port), str(MEET_S)]
+            words = [sys.executable, "-P", str(script), str(port), str(MEET_S)]
             both.append(_start(mpiexec_command(mpiexec, 1, words), env))
-        said = _end(both[1], DEADLINE_S)
-        _end(both[0], 1.0)
-        return "WORKS" in said
+        try:
+            return "WORKS" in _end(both[1], DEADLINE_S)
+        finally:
+            _end(both[0], 1.0)
 
 
 def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
@@ -184,17 +185,15 @@ def _start(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[s
 
 
 def _end(process: subprocess.Popen[str], deadline_s: float) -> str:
-    """Return what a launcher's ranks printed; end it, and them, if it is late."""
-    try:
-        return process.communicate(timeout=deadline_s)[0]
-    except subprocess.TimeoutExpired:
-        process.terminate()  # passed on to the ranks
+    """Return what a launcher's ranks printed; end it, and them, if it is late or on any error."""
+    with process:
         try:
-            process.communicate(timeout=5.0)
+            return process.communicate(timeout=deadline_s)[0]
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        return ""
+            return ""
+        finally:
+            if process.poll() is None:
+                end_process(process)  # passed on to the ranks
 
 
 def table(found: Mapping[str, Any]) -> list[str]:

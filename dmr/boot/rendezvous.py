@@ -78,9 +78,11 @@ class Rendezvous:
         def report_failure(
             kind: type[BaseException], error: BaseException, trace: TracebackType | None
         ) -> None:
-            usual(kind, error, trace)
-            if not _answered.is_set():
-                self.refuse(f"rank {rank}: {described(error)}", manager)
+            try:
+                usual(kind, error, trace)
+            finally:
+                if not _answered.is_set():
+                    self.refuse(f"rank {rank}: {described(error)}", manager)
 
         def report_end() -> None:
             if not _answered.is_set() and (rank == 0 or self.listener):

@@ -9,6 +9,7 @@ splittable pseudorandom number generators", OOPSLA 2014).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ PIECE_BYTES = 1 << 20
 """Cells are hashed in pieces of so many bytes: what is computed with them stays in cache."""
 
 DIFFERS = "not the same on all ranks"
+
+X87_BYTES, X87_MANTISSA_BITS = 10, 63
+"""Of numpy.longdouble on x86, whose other bytes (of 12 or 16) are padding."""
 
 Words = npt.NDArray[np.uint64]
 
@@ -76,12 +80,35 @@ def _hash_of(block: Field) -> int:
     return total % 2**64
 
 
+def bytes_of(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """Return the bytes of each item of a contiguous array, with padding bytes set to 0."""
+    data = values.reshape(-1).view(np.uint8).reshape(values.size, values.dtype.itemsize)
+    mask = _value_bytes(values.dtype)
+    return data if mask.all() else data * mask
+
+
+def _value_bytes(dtype: np.dtype[Any]) -> npt.NDArray[np.uint8]:
+    """Return a mask of the bytes of an item: 1 for its value, 0 for padding."""
+    mask = np.zeros(dtype.itemsize, np.uint8)
+    if dtype.fields is not None:
+        for member, at, *_ in dtype.fields.values():
+            mask[at : at + member.itemsize] |= _value_bytes(member)
+    elif dtype.subdtype is not None:
+        mask[:] = np.tile(_value_bytes(dtype.base), prod(dtype.shape))
+    elif dtype.char in "gG" and np.finfo(np.longdouble).nmant == X87_MANTISSA_BITS:
+        part = np.arange(dtype.itemsize // (2 if dtype.char == "G" else 1)) < X87_BYTES
+        mask[:] = np.tile(part if dtype.isnative else part[::-1], mask.size // part.size)
+    else:
+        mask[:] = 1
+    return mask
+
+
 def _words(values: npt.NDArray[Any]) -> Words:
-    """Return the bytes of each cell as whole words."""
+    """Return the bytes of each cell, padded to 64-bit words."""
     size = values.dtype.itemsize
-    found = np.zeros((values.size, -(-size // 8) * 8), np.uint8)
-    found[:, :size] = values.reshape(-1).view(np.uint8).reshape(values.size, size)
-    return found.view(np.uint64)
+    padded = np.zeros((values.size, -(-size // 8) * 8), np.uint8)
+    padded[:, :size] = bytes_of(values)
+    return padded.view(np.uint64)
 
 
 def _mixed(words: Words) -> Words:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dmr.data.decomposition import Decomposition, Padding
+from dmr.watch import WATCH
 from dmr.wire import tags
 
 if TYPE_CHECKING:
@@ -149,6 +150,9 @@ class HaloExchange:
         self._axes = [axis for axis in axes if any(padding.halo[axis])]
         self._check()
         self._plans = [self._plan(axis) for axis in self._axes]
+        self._peers = {
+            message.peer for plan in self._plans for message in (*plan.receives, *plan.sends)
+        }
         self._bound: dict[int, list[BoundAxis]] = {}
         self._under_way: BoundAxis | None = None
         self._array: Array = None  # has to outlive what is under way
@@ -189,7 +193,11 @@ class HaloExchange:
         if self._under_way is None:
             return
         axis, self._under_way = self._under_way, None
-        self._prequest.Waitall(axis.requests)
+        WATCH.begin("exchange()", self._peers)
+        try:
+            self._prequest.Waitall(axis.requests)
+        finally:
+            WATCH.place = ""
         for cells, host in axis.unpacks:
             cells[...] = host if self._in_host else self._xp.asarray(host)
         self._array = None

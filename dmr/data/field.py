@@ -7,8 +7,9 @@ Nothing here knows which array module holds the data: NumPy, CuPy, or any module
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,9 @@ import numpy.typing as npt
 from dmr.data import gather, overlap, pages, streams
 from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
-from dmr.errors import outside_block
+from dmr.errors import UsageError, outside_block
 from dmr.values import refuse_memmap
+from dmr.watch import WATCH
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,13 +36,26 @@ ArrayModule = Any
 """numpy, cupy, or a module that offers the same few functions."""
 
 
+def dtype_problem(dtype: np.dtype[Any]) -> str:
+    """Return why a dtype cannot be stored in HDF5 files, "" if it can."""
+    if dtype.subdtype is not None:
+        return dtype_problem(dtype.base)
+    if dtype.kind in "mM" and np.datetime_data(dtype)[0] == "generic":
+        return "dates or times without a unit"
+    fields: Mapping[str, Any] = dtype.fields or {}
+    members = sorted((fields[name][:2] for name in dtype.names or ()), key=lambda one: one[1])
+    if any(one[1] + one[0].itemsize > other[1] for one, other in pairwise(members)):
+        return "a record whose members overlap"
+    return next(filter(None, (dtype_problem(member[0]) for member in members)), "")
+
+
 @dataclass(frozen=True)
 class FieldSpec:
     """What an application states about one distributed array.
 
     Attributes:
         shape: global extents, 1 to 4 axes.
-        dtype: anything ``numpy.dtype`` accepts.
+        dtype: any ``numpy.dtype`` of fixed-size items without references (no objects).
         initial: returns the initial values of a box of global indices, shape ``box.shape``
             (or broadcastable to it). Called only where nothing is restored.
         halo: cells of halo: one number for all sides, or ``(below, above)`` for each axis.
@@ -49,11 +64,15 @@ class FieldSpec:
         xp: array module that holds the blocks.
         order: axes from slowest to contiguous in memory; the paper's N, L, M by default.
         thinnest: least block thickness where an axis is cut, by default the halo's.
-        alignment: bytes that rows are padded to; less saves memory and traffic on a CPU.
+        alignment: bytes that rows are padded to; less saves memory and traffic on a CPU. Ignored
+            for items whose size does not divide it.
         ranges: where the parts of a split axis begin, and its end (see :data:`Ranges`).
         grid: ``grid(size)`` returns the process grid of so many ranks, by default the library's.
         row_major: whether ranks run along the last split axis first (MPI_Cart_create, mpi4py-fft).
         constant: whether every set of ranks has its values from ``initial``, which never change.
+        edge: whether the halo at the edge of the domain is moved and stored with the interior.
+        edges: cells of this halo below and above each axis; set when a run is entered.
+        exchange_problem: why :meth:`Field.exchange` is not available; set when a run is entered.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +88,9 @@ class FieldSpec:
     grid: Callable[[int], Sequence[int]] | None = field(default=None, compare=False)
     row_major: bool = False
     constant: bool = False
+    edge: bool = False
+    edges: Halo = ()
+    exchange_problem: str = ""
 
     def __post_init__(self) -> None:
         axes = len(self.shape)
@@ -91,10 +113,17 @@ class FieldSpec:
             )
 
     def _check_dtype(self) -> None:
-        if self.alignment % np.dtype(self.dtype).itemsize:
+        dtype = np.dtype(self.dtype)
+        if dtype.hasobject or dtype.subdtype is not None or not dtype.itemsize:
             raise ValueError(
-                f"expected items of a size that divides {self.alignment} bytes, got {self.dtype}"
+                "expected items of fixed size without references (numbers, fixed-length text, "
+                f"dates, records of these), got dtype {dtype}"
             )
+        problem = dtype_problem(dtype)
+        if problem:
+            raise ValueError(f"expected a dtype that a checkpoint can hold, got {problem}: {dtype}")
+        if self.alignment % dtype.itemsize:
+            object.__setattr__(self, "alignment", dtype.itemsize)
 
     @property
     def halos(self) -> Halo:
@@ -135,6 +164,50 @@ class FieldSpec:
             )
         return found
 
+    def agreed(self, name: str, layout: Decomposition, halos: Sequence[Halo]) -> FieldSpec:
+        """Return this specification with the attributes that depend on the halos of all ranks.
+
+        Args:
+            name: of the field.
+            layout: of this world.
+            halos: of each of its ranks.
+        """
+        other = next((rank for rank, halo in enumerate(halos) if halo != halos[0]), None)
+        problem = ""
+        if other is not None:
+            problem = (
+                f"field {name}: expected one halo on all ranks for exchange(), got {halos[0]} on "
+                f"rank 0 and {halos[other]} on rank {other}: exchange such halos by your own "
+                "messages, on run.comm"
+            )
+        edges = []
+        boxes = [layout.box(rank) for rank in range(len(halos))] if self.edge else []
+        for axis, cells in enumerate(self.shape) if self.edge else ():
+            low = {
+                halo[axis][0]
+                for halo, box in zip(halos, boxes, strict=True)
+                if box.start[axis] == 0
+            }
+            high = {
+                halo[axis][1]
+                for halo, box in zip(halos, boxes, strict=True)
+                if box.stop[axis] == cells
+            }
+            edges.append((low.pop() if len(low) == 1 else 0, high.pop() if len(high) == 1 else 0))
+        carried = tuple(edges) if any(map(any, edges)) else ()
+        return replace(self, edges=carried, exchange_problem=problem)
+
+    def with_edges(self, layout: Decomposition) -> Decomposition:
+        """Return a layout whose outermost blocks include the halo at the edge of the domain."""
+        if not self.edges:
+            return layout
+        shape = tuple(n + sum(edge) for n, edge in zip(layout.shape, self.edges, strict=True))
+        bounds = []
+        for at, axis in enumerate(layout.split):
+            inner = [layout.part(at, index)[0] for index in range(1, layout.grid[at])]
+            bounds.append((0, *(start + self.edges[axis][0] for start in inner), shape[axis]))
+        return replace(layout, shape=shape, bounds=tuple(bounds))
+
     def padding(self, interior: tuple[int, ...]) -> Padding:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
@@ -151,7 +224,7 @@ class FieldSpec:
 
     def prefault(self, storage: Array) -> None:
         """Write to new memory, so that its pages exist before the data arrives."""
-        storage[...] = 0
+        storage.view(np.uint8)[...] = 0
 
     def memory_of(self, storage: Array) -> npt.NDArray[np.uint8] | None:
         """Return all bytes that a storage lies in, None where they are not the library's own."""
@@ -181,6 +254,7 @@ class FieldSpec:
             "split": list(self.split),
             **({"row_major": True} if self.row_major else {}),
             **({"constant": True} if self.constant else {}),
+            **({"edges": [list(edge) for edge in self.edges]} if self.edges else {}),
         }
 
 
@@ -237,6 +311,7 @@ class Field:
             ValueError: it is laid out in another way, or mapped from a file.
         """
         refuse_memmap(padded)
+        refuse_masked(padded)
         storage = padded.transpose(self.padding.order)
         if storage.shape != self.storage.shape or storage.dtype != self.storage.dtype:
             raise ValueError(
@@ -260,6 +335,7 @@ class Field:
 
         Raises:
             ExchangeError: the boundary is none of these, or a block is thinner than its halo.
+            UsageError: on all ranks together, if the halo differs from rank to rank.
             RuntimeError: the field is not part of a run.
         """
         self.start_exchange(boundary)
@@ -279,6 +355,8 @@ class Field:
     def _prepare_exchange(self, boundary: Boundary | Sequence[Boundary]) -> None:
         if self.comm is None:
             raise outside_block("exchange()")
+        if self.spec.exchange_problem:
+            raise UsageError(self.spec.exchange_problem)
         kinds = boundaries_of(boundary, len(self.spec.shape))
         if self._exchange is not None:
             self._exchange.free()
@@ -308,13 +386,38 @@ class Field:
             self._exchange.free()
         self.comm, self._exchange = comm, None
 
+    def carried(self) -> Field:
+        """Return this block with the halo at the edge of the domain as part of its interior."""
+        spec = self.spec
+        if not spec.edges:
+            return self
+        block = copy.copy(self)
+        block.layout = layout = spec.with_edges(self.layout)
+        block.box = box = layout.box(self.rank)
+        rest = tuple(
+            (
+                low - (0 if box.start[axis] else spec.edges[axis][0]),
+                high - (spec.edges[axis][1] if box.stop[axis] == layout.shape[axis] else 0),
+            )
+            for axis, (low, high) in enumerate(self.padding.halo)
+        )
+        block.padding = replace(self.padding, interior=box.shape, halo=rest)
+        block.spec = replace(spec, shape=layout.shape, edges=())
+        block._set_views()
+        return block
+
     def gather(self) -> npt.NDArray[Any] | None:
         """Return the whole array on rank 0, None on the others (collective)."""
         if self.comm is None:
             raise outside_block("gather()")
         _, pieces = self.gathered(self.comm)
-        found = [piece for piece in pieces if piece is not None]
-        return None if self.rank else np.concatenate(found)
+        with WATCH.within("gather()", patient=True):
+            own = []
+            for piece in pieces:
+                WATCH.begin("gather()")  # the timeout applies to each piece
+                if piece is not None:
+                    own.append(piece)
+        return None if self.rank else np.concatenate(own)
 
     def _set_views(self) -> None:
         self.padded = logical_view(self.storage, self.padding)
@@ -371,19 +474,22 @@ class Field:
         self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
     ) -> streams.Steps:
         """Send the interior to its owners in another layout; see :mod:`dmr.data.streams`."""
-        return streams.sending(comm, self, new, sent, in_host=in_host)
+        new = self.spec.with_edges(new)
+        return streams.sending(comm, self.carried(), new, sent, in_host=in_host)
 
     def receiving(
         self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
     ) -> streams.Steps:
         """Fill the interior from its owners in another layout."""
-        return streams.receiving(comm, self, old, broken, in_host=in_host)
+        old = self.spec.with_edges(old)
+        return streams.receiving(comm, self.carried(), old, broken, in_host=in_host)
 
     def keep(self, old: Field) -> int:
         """Copy what ``old``, of the same rank, holds of this block; return its bytes (merge)."""
-        box = old.box.intersect(self.box)
+        mine, other = self.carried(), old.carried()
+        box = other.box.intersect(mine.box)
         if box.size:
-            self.interior[box.slices(self.box.start)] = old.interior[box.slices(old.box.start)]
+            mine.interior[box.slices(mine.box.start)] = other.interior[box.slices(other.box.start)]
         return box.size * self.dtype.itemsize
 
     def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
@@ -411,7 +517,21 @@ class Field:
     def restore(self, stored: Any) -> None:
         """Set the interior from the whole, in a checkpoint (an HDF5 dataset)."""
         for box in gather.own_boxes(self):
-            self.unpack(box, stored[box.slices((0,) * len(self.spec.shape))])
+            values = stored[box.slices((0,) * len(self.spec.shape))]
+            self.unpack(box, values.view(self.dtype))
+
+
+def refuse_masked(array: Array) -> None:
+    """Refuse a masked array, whose mask would not be moved with its data.
+
+    Raises:
+        ValueError: the array is masked.
+    """
+    if isinstance(array, np.ma.MaskedArray):
+        raise ValueError(
+            "expected an array without a mask, got a masked array: declare its data and its mask "
+            "as two fields"
+        )
 
 
 def allocate(xp: ArrayModule, padding: Padding, dtype: npt.DTypeLike) -> Array:

@@ -18,9 +18,10 @@ import xxhash
 
 from dmr.data import gather
 from dmr.data.decomposition import Box, Decomposition
-from dmr.data.field import Field, FieldSpec
+from dmr.data.field import Field, FieldSpec, refuse_masked
 from dmr.data.streams import DIGEST_BYTES, Pending, Steps
 from dmr.errors import TransferError, outside_block
+from dmr.watch import WATCH
 from dmr.wire import tags
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ class ListSpec(FieldSpec):
             raise ValueError("expected a list that may change, got constant=True")
         if self.owner is None:
             raise ValueError("expected a function that says who owns an item, got none")
-        if np.dtype(self.dtype).hasobject:
-            raise ValueError(f"expected items of plain memory, got {np.dtype(self.dtype)}")
+        super()._check_dtype()
 
     def block(self, layout: Decomposition, rank: int) -> Field:
         """Return a rank's part, empty."""
@@ -190,12 +190,13 @@ class Items(Field):
         """
         if self.comm is None:
             raise outside_block("migrate()")
-        for wait in self.migrating(self.comm):
-            polls = 0
-            while not wait():  # as MPI waits; who yields at once waits for a whole time slice
-                polls += 1
-                if polls > POLLS:
-                    os.sched_yield()
+        with WATCH.within("migrate()"):
+            for wait in self.migrating(self.comm):
+                polls = 0
+                while not wait():  # spins first: sched_yield may give up a whole time slice
+                    polls += 1
+                    if polls > POLLS:
+                        os.sched_yield()
         return self.items
 
     def migrating(self, comm: MPI.Comm) -> Steps:
@@ -304,7 +305,7 @@ class Items(Field):
         step = max(1, CHUNK_BYTES // row)
         found = [self.none()]
         for at in range(0, stored.shape[0], step):
-            values = stored[at : at + step].astype(self.spec.dtype)
+            values = stored[at : at + step].view(self.spec.dtype)
             found.append(values[self.spec.owners(values, self.layout) == self.rank])
         self.items = np.concatenate(found)
 
@@ -322,6 +323,7 @@ def adapt_list(
             of ``layout.size`` ranks; :func:`dmr.rank_of` says whose a cell is.
         split: the axes of the grid that are cut over the ranks.
     """
+    refuse_masked(items)
     return ListSpec(
         shape, items.dtype, lambda box: items, split=split, item=items.shape[1:], owner=owner
     )

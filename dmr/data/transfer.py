@@ -100,6 +100,7 @@ def receive(
 
 def share(node: MPI.Intracomm, field: Field, check: Check | None = None) -> None:
     """Fill a field that every rank has whole from the one of a node's first rank (collective)."""
+    field = field.carried()
     if field.in_host:
         cells = field.storage.reshape(-1).view(np.uint8)
     else:

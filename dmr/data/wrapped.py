@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dmr.data.decomposition import Box, Halo, Padding
-from dmr.data.field import Array, FieldSpec, Ranges
+from dmr.data.field import Array, FieldSpec, Ranges, refuse_masked
 from dmr.values import refuse_memmap
 
 
@@ -28,8 +28,9 @@ def adapt(
     """State a field that lives in an array of the application's own.
 
     The field's ``padded`` is a view of ``array``. In the first world its interior holds the
-    initial values; in one that takes over, what has moved is written into it. A rank that
-    strategy merge keeps gets another array, laid out alike, so read ``padded`` in ``build``.
+    initial values; in one that takes over, the moved data is written into it, including the halo at
+    the edge of the domain. A rank that strategy merge keeps gets another array, laid out alike, so
+    read ``padded`` in ``build``.
 
     Args:
         array: this rank's padded array, interior and halo, in C or Fortran order (or any other
@@ -48,10 +49,11 @@ def adapt(
             and never again: then a resize does not send it, but compares.
 
     Raises:
-        ValueError: the array has other axes, or gaps, or is mapped from a file. That it has another
-            shape than this rank's block is found out when the run is entered.
+        ValueError: the array has other axes, or gaps, or a mask, or is mapped from a file. A
+            shape other than that of this rank's block is refused when the run is entered.
     """
     refuse_memmap(array)
+    refuse_masked(array)
     if array.ndim != len(shape):
         raise ValueError(f"expected an array of {len(shape)} axes, got {array.ndim}")
     order = next((o for o in _orders(array) if array.transpose(o).flags.c_contiguous), None)
@@ -67,6 +69,7 @@ def adapt(
         grid=grid,
         row_major=row_major,
         constant=constant,
+        edge=True,
         source=source,
     )
 

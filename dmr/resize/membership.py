@@ -12,7 +12,7 @@ from dmr.application import Run
 from dmr.data.field import Field
 from dmr.errors import Left
 from dmr.progress import OpenResize
-from dmr.values import ValuesError
+from dmr.values import ValuesError, adopt
 from dmr.world import World, disconnect
 
 
@@ -55,8 +55,12 @@ class Snapshot:
         _join(run)
         progress = run.progress
         progress.generation, progress.launches = self._generation, self._launches
-        progress.values.clear()  # the program may hold the dictionary itself
-        progress.values.update(self._values)
+        # The program may hold references to the dictionary and to its values.
+        values = {
+            name: adopt(progress.values.get(name), value) for name, value in self._values.items()
+        }
+        progress.values.clear()
+        progress.values.update(values)
 
 
 def enter(

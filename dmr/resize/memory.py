@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from dmr.data.field import ArrayModule, Field
@@ -55,12 +56,17 @@ def merge_instead(
         launches: numbers of the launches, and how many of the present ranks each holds, in order.
         supports_merge: whether the application's ranks can go on in another world.
     """
-    ends, have = {0}, 0
-    for _, count in launches:
-        have += count
-        ends.add(have)
-    whole = ranks > have or ranks in ends
-    return "merge" if strategy in ("warm", "spawn") and supports_merge and whole else strategy
+    merges = supports_merge and (not ranks or can_merge(ranks, launches))
+    return "merge" if strategy in ("warm", "spawn") and merges else strategy
+
+
+def can_merge(ranks: int, launches: Sequence[tuple[int, int]]) -> bool:
+    """Return whether strategy merge can resize a world of these launches to ``ranks``.
+
+    It can grow to any number of ranks, and shrink by whole launches.
+    """
+    ends = [*accumulate(count for _, count in launches)]
+    return ranks > ends[-1] or ranks in ends
 
 
 def usage(node: str, fields: Mapping[str, Field]) -> list[MemoryUse]:

@@ -29,7 +29,7 @@ from dmr.resize.membership import Snapshot, enter, join, leave, stay
 from dmr.resize.new_blocks import NewBlocks
 from dmr.resize.side import attempt, nothing
 from dmr.resize.source import Phase, Source
-from dmr.values import adopt
+from dmr.values import ALL, adopt
 from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
 from dmr.wire.protocol import Acknowledged, Arrived, Build
 from dmr.world import widest_grid
@@ -176,7 +176,7 @@ class MergeSource(Source):
         if not members.stays:
             leave(run, before.world, members.comm)
         for name, part in parts.items():
-            run.state[name] = adopt(run.state.get(name), part)
+            run.state[name] = adopt(run.state.get(name), part, [ALL])
         stay(run, before.world, done)
 
     def _parts(self, members: Membership) -> dict[str, Any]:

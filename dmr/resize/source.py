@@ -76,12 +76,12 @@ class Source(Side):
         messages = RankMessages(run.world.internal_comm, run.internal.attempts)
         super().__init__(messages, plan.deadlines)
         self.run, self.plan, self.wanted, self._stack = run, plan, wanted, stack
-        self.phase = Phase.BOOTING
         specs = {name: block.spec for name, block in run.fields.items()}
         self.layouts = layouts_for(wanted.ranks, specs)
         self._inter: MPI.Intercomm | None = None
         self.merged: dict[str, Any] = {}
         """Of the state that differs from rank to rank: one value each."""
+        self._progress = b""
 
     # --- meeting -----------------------------------------------------------------------------
 
@@ -91,6 +91,8 @@ class Source(Side):
         Raises:
             RolledBackError: there is no way to the new world, or it does not come.
         """
+        self._encode()  # errors of pickling are raised before anything is started
+        self.phase = Phase.BOOTING
         run, deadlines, launches = self.run, self.deadlines, self.wanted.launches
         ways: list[Callable[[], ControlChannel]]
         if launches:
@@ -141,9 +143,21 @@ class Source(Side):
             spec.part(name, merged[name], 0, self.wanted.ranks)
         return merged
 
+    def _encode(self) -> None:
+        """Encode the progress, which contains the state, on rank 0.
+
+        Raises:
+            RolledBackError: a value cannot be pickled, or merged.
+        """
+        self.merge_state()
+
+        def encoded() -> None:
+            self._progress = encode(with_merged(self.run.progress, self.merged))
+
+        self.on_root(encoded)
+
     def introduce(self) -> Accepted:
         """Say what is to move; return whether blocks may go without packing, and to whom."""
-        self.merge_state()
         return self.on_root(self._introduce)
 
     def _introduce(self) -> Accepted:
@@ -152,7 +166,7 @@ class Source(Side):
             ranks=self.wanted.ranks,
             from_ranks=run.world.size,
             strategy=self.wanted.strategy,
-            progress=msgspec.Raw(encode(with_merged(run.progress, self.merged))),
+            progress=msgspec.Raw(self._progress),
             signature=signature(run.fields),
             options=dict(self.plan.options),
             in_host=all(block.in_host for block in run.fields.values()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpi4py import MPI
 
 from dmr.boot.environment import Runtime
-from dmr.errors import UsageError
+from dmr.errors import UsageError, print_line
 
 STRATEGIES = ("auto", "spawn", "warm", "merge", "restart")
 
@@ -38,7 +38,7 @@ def choose(wanted: str, runtime: Runtime, *, scripted: bool) -> str:
         return wanted
     if runtime.comm.rank == 0 and runtime.rendezvous is None and runtime.parent is None:
         words = f"strategy {wanted} cannot be had here ({obstacle}); using {best}"
-        print(words, file=runtime.log, flush=True)
+        print_line(words, runtime.log)
     return best
 
 

@@ -141,7 +141,7 @@ class Target(Side):
         if header.ranks != run.world.size and header.strategy != "merge":
             problem = problem or f"expected {header.ranks} ranks, got {run.world.size}"
         try:
-            # Both ends of the control channel are this job's own: they have its token.
+            # The control channel is authenticated in both directions.
             run.progress = decode(bytes(header.progress), trusted=True)
         except (msgspec.DecodeError, ValuesError) as error:
             problem = problem or str(error)
