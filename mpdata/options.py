@@ -9,6 +9,21 @@ from mpdata.errors import InputError
 
 KINDS = ("periodic", "open", "wall", "fixed")
 
+EPSILON = {4: 2.0**-23, 8: 2.0**-52}
+"""Machine epsilon, by item size."""
+
+ROUND_OFF = 4096
+"""Largest value of the opposite sign that counts as round-off, in units in the last place of the
+largest value. A run leaves less than one unit of its initial largest value, which may be a thousand
+times the largest value of its result."""
+
+LARGEST = {
+    "ratios": {4: 1e12, 8: 1e100},
+    "infinite gauge": {4: 1e18, 8: 1e150},
+    "upwind": {4: 1e37, 8: 1e307},
+}
+"""Largest |psi| by item size: products of three sums (two, one) must not overflow."""
+
 
 @dataclass(frozen=True)
 class Boundary:
@@ -26,6 +41,12 @@ class Boundary:
 
 
 Boundaries = tuple[Boundary, Boundary, Boundary]
+
+
+def with_outside(boundaries: Boundaries, low: float, high: float) -> tuple[float, float]:
+    """Return the range of a field and of its fixed boundary values."""
+    outside = [boundary.value for boundary in boundaries if boundary.kind == "fixed"]
+    return min([low, *outside]), max([high, *outside])
 
 
 def parse_boundaries(text: str) -> Boundaries:
@@ -100,3 +121,30 @@ class Scheme:
     def any_sign(self) -> bool:
         """Whether psi may be of both signs: nothing is divided by it."""
         return self.passes == 1 or self.infinite_gauge
+
+    def range_error(
+        self, name: str, low: float, high: float, size: int, *, single: bool = False
+    ) -> str | None:
+        """Return a sentence if the scheme cannot advance a field of this range.
+
+        The ratios of the standard gauge need a psi of one sign, up to :data:`ROUND_OFF`.
+
+        Args:
+            size: item size of the scheme in bytes, 4 or 8.
+            single: whether the values come from a float32 file.
+        """
+        got = f"got values from {low:g} to {high:g}"
+        if not (isfinite(low) and isfinite(high)):
+            return f"expected finite numbers in {name}, {got}"
+        kind = "ratios"
+        if self.any_sign:
+            kind = "upwind" if self.passes == 1 else "infinite gauge"
+        most, limit = max(-low, high), LARGEST[kind][size]
+        if most > limit:
+            other = {"ratios": " (or --gauge infinite)", "infinite gauge": "", "upwind": ""}[kind]
+            return f"expected |{name}| of at most {limit:g} in f{size}{other}, {got}"
+        slack = ROUND_OFF * EPSILON[4 if single else size] * most
+        if not self.any_sign and min(-low, high) > slack:
+            expected = f"{name} of one sign (or --gauge infinite, or --iterations 1)"
+            return f"expected {expected}, {got}, where up to {slack:g} counts as round-off"
+        return None

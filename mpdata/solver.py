@@ -26,7 +26,7 @@ from mpdata.flow.courant import (
 from mpdata.flow.velocities import make_velocities, max_courant_over_time
 from mpdata.grid import Geometry, fill_halo
 from mpdata.numerics.cuda.memory import allocator
-from mpdata.options import Scheme
+from mpdata.options import Scheme, with_outside
 
 Array = npt.NDArray[Any]
 
@@ -105,7 +105,12 @@ class Solver:
         self._step = 0
         self._psi, self._next = allocate(), allocate()
         cells = (np.arange(n) for n in setup.grid)
-        initial = np.asarray(setup.initial(*open_mesh(*cells)), dtype)
+        with np.errstate(over="ignore"):  # infinite values are refused below
+            initial = np.asarray(setup.initial(*open_mesh(*cells)), dtype)
+        ends = with_outside(setup.boundaries, float(initial.min()), float(initial.max()))
+        problem = scheme.range_error("psi", *ends, initial.itemsize, single=setup.single)
+        if problem is not None:
+            raise InputError(problem)
         self._psi[self.geometry.cells(0)] = xp.asarray(initial)
         self._stepper = make_stepper(
             backend, self.geometry, scheme, self.flow, allocate, Means(threads, tuned)

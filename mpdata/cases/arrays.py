@@ -80,6 +80,7 @@ def array_case(
         steps=steps,
         identity=(("input", fingerprint(path)),),
         further_tracers=tuple(field(name) for name in names[1:]),
+        single=any(np.dtype(data[name].dtype) == np.float32 for name in names),
     )
 
 

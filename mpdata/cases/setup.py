@@ -76,6 +76,7 @@ class Setup:
             None.
         further_tracers: psi at cells of the second and any further tracer, as ``initial`` for
             the first.
+        single: whether the fields come from a float32 file.
     """
 
     case: str
@@ -95,6 +96,7 @@ class Setup:
     time_levels: TimeLevels | None = None
     face_at: TimeFunction | None = None
     further_tracers: tuple[CellFunction, ...] = ()
+    single: bool = False
 
     @property
     def tracers(self) -> dict[str, CellFunction]:

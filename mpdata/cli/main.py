@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from mpdata.errors import InputError
-from rms.wire.terminal import Parser, add_common, emit_json, parser, publish, refuse_on, run_command
+from rms.wire.terminal import (
+    Parser,
+    add_common,
+    check_writable,
+    emit_json,
+    is_first_rank,
+    parser,
+    positive,
+    publish,
+    refuse_on,
+    run_command,
+    seconds,
+)
 
 BACKEND_HELP = "auto (cupy where a GPU answers, else numba), numpy, numba, cupy"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    return run_command("mpdata", _parser().parse_args(argv), _call)
+    words, top = sys.argv[1:] if argv is None else argv, _parser()
+    if not words:
+        if is_first_rank(os.environ):
+            top.print_help()
+        return 0
+    return run_command("mpdata", top.parse_args(words), _call)
 
 
 def _call(arguments: argparse.Namespace) -> int:
@@ -38,7 +56,9 @@ def _parser() -> Parser:
     verify.add_argument("--backend", default="auto", help=BACKEND_HELP)
     verify.set_defaults(call=_verify)
     plot = commands.add_parser("plot", help="draw a field output file", allow_abbrev=False)
-    plot.add_argument("file", type=Path, metavar="FILE.h5")
+    plot.add_argument(
+        "file", type=Path, metavar="FILE.h5", help="output file of mpdata run --output"
+    )
     plot.add_argument(
         "--out", type=Path, metavar="FILE", help="default: FILE.png (or .gif) beside it"
     )
@@ -55,7 +75,9 @@ def _parser() -> Parser:
         metavar=("U.nc", "V.nc"),
         help="draw these winds under the plume",
     )
-    plot.add_argument("--month", type=int, default=1, metavar="K")
+    plot.add_argument(
+        "--month", type=int, default=1, metavar="K", help="month of --winds (default 1)"
+    )
     plot.set_defaults(call=_plot)
     bench = commands.add_parser("bench", help="time per cell and step here", allow_abbrev=False)
     _add_bench(bench)
@@ -69,13 +91,18 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--case", metavar="NAME", help="a case of `mpdata cases` (default sphere)")
     add("--winds", type=Path, nargs=2, metavar=("U.nc", "V.nc"), help="CF wind files (case winds)")
     add("--month", type=int, default=1, metavar="K", help="month of the wind files (default 1)")
-    add("--days", type=float, metavar="D", help="case winds: days to cover (default 10)")
+    add("--days", type=positive, metavar="D", help="case winds: days to cover (default 10)")
     add("--input", type=Path, metavar="FILE", help="your arrays, .npz or .h5, instead of a case")
     add("--velocities", type=Path, metavar="FILE.h5", help="face values that change in time")
     add("--tracers", type=int, default=1, metavar="K", help="fields on the one flow (default 1)")
     add("--grid", type=int, nargs=3, metavar=("N", "M", "L"), help="cells")
     add("--steps", type=int, metavar="K", help="time steps")
-    add("--courant", type=float, metavar="C", help="Courant number, where the case leaves it free")
+    add(
+        "--courant",
+        type=positive,
+        metavar="C",
+        help="Courant number, where the case leaves it free",
+    )
     add("--iterations", type=int, default=2, metavar="1..3", help="donor-cell passes (default 2)")
     add(
         "--limiter",
@@ -102,7 +129,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     add("--every", type=int, default=10, metavar="S", help="steps between resize points")
     add("--resize-at", metavar="STEP:RANKS[@BACKEND][,...]", help="scripted resizes")
     add("--strategy", default="auto", metavar="NAME", help="auto, spawn, merge, restart, warm")
-    add("--cooldown", type=float, default=0.0, metavar="S", help="from one resize to the next")
+    add("--cooldown", type=seconds, default=0.0, metavar="S", help="from one resize to the next")
     add("--checkpoint-every", type=int, default=0, metavar="S", help="steps between checkpoints")
     add("--checkpoint-dir", type=Path, metavar="D", help="folder of checkpoints")
     add("--restart", action="store_true", help="continue from the newest whole checkpoint")
@@ -120,7 +147,7 @@ def _silent(line: str) -> None:
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
     add = bench.add_argument
-    add("--grid", type=int, nargs=3, default=[128, 128, 128], metavar=("N", "M", "L"))
+    add("--grid", type=int, nargs=3, default=[128, 128, 128], metavar=("N", "M", "L"), help="cells")
     add("--backend", default="auto", metavar="NAME", help=BACKEND_HELP)
     add("--threads", type=int, default=1, metavar="T", help="CPU threads (default 1)")
     add("--rounds", type=int, default=10, metavar="R", help="default 10")
@@ -221,6 +248,9 @@ def _plot(arguments: argparse.Namespace) -> int:
 
     animate = arguments.animate
     out = arguments.out or arguments.file.with_suffix(".gif" if animate else ".png")
+    problem = check_writable(out, "--out")
+    if problem is not None:
+        raise InputError(problem)
     winds = Underlay(tuple(arguments.winds), arguments.month) if arguments.winds else None
     frames = plot_file(arguments.file, out, arguments.frames, winds, animate=animate)
     picture = {"gif" if animate else "png": str(out), "frames": frames}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +16,7 @@ import numpy as np
 
 from mpdata.cases.windfile import Winds, read_winds
 from mpdata.errors import InputError
+from rms.wire.files import OutputError, write_output
 
 COASTLINE = Path(__file__).with_name("coastline.json")
 """Lines of (longitude from -180 to 180, latitude): Natural Earth, 1:110m, public domain."""
@@ -62,7 +65,7 @@ def plot_file(
             chosen = _frames(count, range(count) if animate and frames is None else frames, path)
             drawing = _Drawing(file, chosen, winds)
             (_animate if animate else _draw)(drawing, out)
-    except InputError:
+    except (InputError, OutputError):
         raise
     except (OSError, KeyError, ValueError) as error:
         raise InputError(f"expected a field output file, got {path}: {error}") from None
@@ -141,15 +144,19 @@ def _draw(drawing: _Drawing, out: Path) -> None:
     try:
         for frame, panel in zip(drawing.frames, axes, strict=True):
             _panel(drawing, panel, frame)
-        figure.savefig(out, dpi=130)
+        picture = io.BytesIO()
+        figure.savefig(picture, dpi=130, format=out.suffix[1:] or None)
+        write_output(out, picture.getvalue())
     finally:
         _close(figure)
 
 
 def _animate(drawing: _Drawing, out: Path) -> None:
     """Draw frames one after the other."""
+    import matplotlib as mpl
     from matplotlib import animation
 
+    mpl.rcdefaults()  # ignore a matplotlibrc in the working folder, which can name programs to run
     if out.suffix not in (".gif", ".mp4"):
         raise InputError(f"expected an animation .gif or .mp4, got {out.name}")
     if out.suffix == ".mp4" and not animation.FFMpegWriter.isAvailable():
@@ -165,7 +172,10 @@ def _animate(drawing: _Drawing, out: Path) -> None:
             return [image]
 
         film = animation.FuncAnimation(figure, update, drawing.frames, cache_frame_data=False)
-        film.save(str(out), writer=kind(fps=FRAMES_A_SECOND), dpi=100)
+        with tempfile.TemporaryDirectory() as folder:
+            made = Path(folder) / out.name
+            film.save(str(made), writer=kind(fps=FRAMES_A_SECOND), dpi=100)
+            write_output(out, made.read_bytes())
     finally:
         _close(figure)
 
@@ -174,6 +184,7 @@ def _figure(drawing: _Drawing, shape: tuple[int, int]) -> tuple[Any, list[Any], 
     """Return a figure with panels and one colour scale for all."""
     import matplotlib as mpl
 
+    mpl.rcdefaults()
     mpl.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.cm import ScalarMappable

@@ -48,11 +48,11 @@ def run_command(arguments: argparse.Namespace) -> int:
         return error.exit_code
     if arguments.completion is not None:
         runtime = replace(runtime, completion=arguments.completion)
-    runtime.forget_completion()
     to_stdout = arguments.json == "-"
     if to_stdout:
         runtime = replace(runtime, log=sys.stderr, output=sys.stderr)
     try:
+        runtime.forget_completion()
         return _run(arguments, runtime, None if to_stdout else sys.stdout)
     except dmr.CollectiveError as error:
         runtime.refuse(str(error))
@@ -108,6 +108,8 @@ def _run(arguments: argparse.Namespace, runtime: Any, terminal: IO[str] | None) 
         if arguments.json == "-":
             emit_json(arguments.json, app.result)
         else:
+            if not (arguments.case or arguments.winds or arguments.input):
+                print("using the default case sphere; mpdata cases lists all cases")
             print(summary(app.result), flush=True)
     return 0
 
@@ -251,13 +253,13 @@ def _output_every(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> Any:
     import dmr
 
-    for target, option in (
-        (arguments.json, "--json"),
-        (arguments.final, "--final"),
-        (arguments.output, "--output"),
-        (arguments.completion, "--completion"),
+    for target, option, regular in (
+        (arguments.json, "--json", False),
+        (arguments.final, "--final", True),
+        (arguments.output, "--output", True),
+        (arguments.completion, "--completion", False),
     ):
-        problem = check_writable(target, option)
+        problem = check_writable(target, option, regular=regular)
         if problem is not None:
             raise InputError(problem)
     every, folder = arguments.checkpoint_every, arguments.checkpoint_dir

@@ -17,6 +17,8 @@ from mpdata.errors import InputError
 from mpdata.parallel import output
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.diagnostics import Diagnostics, FinalWriter
+from rms.wire.files import OutputError
+from rms.wire.terminal import emit_json
 
 DURATIONS = 1000
 """Durations of steps that are kept: the last so many."""
@@ -52,7 +54,8 @@ def diagnose(config: RunConfig, run: dmr.Run, *, final: bool = False) -> list[Di
     names = list(setup.tracers)
     writer, sink = None, None
     if final and config.final is not None:
-        sink = _opened(run, config.final.with_name(config.final.name + ".part"))
+        path = config.final.resolve()  # a link stays
+        sink = _opened(run, path.with_name(path.name + ".part"))
         if sink is not None:
             writer = FinalWriter(sink, setup.grid, config.dtype, len(names))
     # The answer is known of the first tracer alone.
@@ -95,11 +98,31 @@ def _opened(run: dmr.Run, path: Path) -> Sink | None:
         try:
             sink = Sink(path)
         except OSError as error:
-            problem = f"expected to write {path}, got: {words_of(error)}"
+            problem = f"cannot write {path}: {words_of(error)}"
+    _raise_of_root(run, problem)
+    return sink
+
+
+def _raise_of_root(run: dmr.Run, problem: str | None) -> None:
+    """Raise the problem of rank 0 on all ranks, if it has one (collective)."""
     problem = run.world.comm.bcast(problem)
     if problem is not None:
         raise dmr.CollectiveError(problem)
-    return sink
+
+
+def write_json(target: str | None, run: dmr.Run, stated: dict[str, Any] | None) -> None:
+    """Write the JSON of a run to a file, if there is one, from rank 0 (collective).
+
+    Raises:
+        dmr.CollectiveError: it cannot be written.
+    """
+    problem = None
+    if target is not None and run.world.rank == 0:
+        try:
+            emit_json(target, stated)
+        except OutputError as error:
+            problem = str(error)
+    _raise_of_root(run, problem)
 
 
 def _settle(sink: Sink, path: Path, problem: str | None) -> str | None:
@@ -107,14 +130,14 @@ def _settle(sink: Sink, path: Path, problem: str | None) -> str | None:
     part = Path(sink.name)
     sink.close()
     if problem is None and sink.problem is not None:
-        problem = f"expected to write {path}, got: {words_of(sink.problem)}"
+        problem = f"cannot write {path}: {words_of(sink.problem)}"
     try:
         if problem is None:
-            part.replace(path)
+            part.replace(path.resolve())
         else:
             part.unlink()
     except OSError as error:
-        problem = problem or f"expected to write {path}, got: {words_of(error)}"
+        problem = problem or f"cannot write {path}: {words_of(error)}"
     return problem
 
 
@@ -128,10 +151,11 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
     path = config.output
     if path is None or not config.output_every:
         return
-    frame, sink, problem = None, None, None
+    frame, sink, problem, new = None, None, None, False
     if run.world.rank == 0:
         try:
-            if first or not path.exists():
+            new = first or not path.exists()
+            if new:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 sink = Sink(path)
                 output.create(sink, config.setup, config.dtype)
@@ -142,7 +166,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
         except InputError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"expected to write {path}, got: {words_of(error)}"
+            problem = f"cannot write {path}: {words_of(error)}"
     dmr.raise_on_all(run.world.comm, problem)
     for name in config.setup.tracers:
         for box, values in slabs(run.world.internal_comm, run.fields[name]):
@@ -153,12 +177,12 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
     if sink is not None:
         sink.close()
         if sink.problem is not None:
-            problem = f"expected to write step {step} to {path}, got: {words_of(sink.problem)}"
+            problem = f"cannot write step {step} to {path}: {words_of(sink.problem)}"
+            if new:  # without a whole frame nothing can be read from it
+                path.unlink(missing_ok=True)
         else:
             problem = _describe(path)
-    problem = run.world.comm.bcast(problem)
-    if problem is not None:
-        raise dmr.CollectiveError(problem)
+    _raise_of_root(run, problem)
 
 
 def _describe(path: Path) -> str | None:
@@ -166,7 +190,7 @@ def _describe(path: Path) -> str | None:
     try:
         output.write_xdmf(path)
     except OSError as error:
-        return f"expected to write {path.with_suffix('.xmf')}, got: {words_of(error)}"
+        return f"cannot write {path.with_suffix('.xmf')}: {words_of(error)}"
     return None
 
 

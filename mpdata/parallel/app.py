@@ -39,7 +39,6 @@ from mpdata.parallel import answer
 from mpdata.parallel.config import RunConfig
 from mpdata.parallel.halo import HaloExchange
 from mpdata.parallel.progress import Ticker
-from rms.wire.terminal import emit_json
 
 __all__ = ["Advection", "RunConfig"]
 
@@ -197,8 +196,7 @@ class Advection(dmr.Application):
         if run.world.rank == 0:
             self.result = answer.result(self.config, run, found, used)
             run.values["answer"] = found[0].sha256  # goes into the completion record
-            if self.config.json is not None:
-                emit_json(self.config.json, self.result)
+        answer.write_json(self.config.json, run, self.result)
 
     def _advance(self, psi: dmr.Field) -> None:
         before, after, C = psi.padded, psi.spare, self.flow.C

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
 from mpdata.cases import Setup
-from mpdata.options import Scheme
+from mpdata.options import Scheme, with_outside
 
 OVERLAP = ("auto", "on", "off")
 
 UNDER_WAY = 100
 """Steps that a device may be behind."""
-
-SINGLE_LIMIT = 1e12
-"""Largest |psi| in float32 with ratios of psi: products of three sums of it must stay finite."""
 
 
 @dataclass(frozen=True)
@@ -77,23 +73,8 @@ class RunConfig:
     def refusal(self, name: str, low: float, high: float) -> str | None:
         """Return a sentence if the scheme cannot advance a tracer of this range.
 
-        Ranges are those of its initial interior; values outside the grid are added here. The
-        ratios of the standard gauge need a psi of one sign, and room for products of sums.
+        Ranges are those of its initial interior; values outside the grid are added here.
         """
-        outside = [b.value for b in self.setup.boundaries if b.kind == "fixed"]
-        low, high = min([low, *outside]), max([high, *outside])
-        if not (isfinite(low) and isfinite(high)):
-            return f"expected finite numbers in {name}, got values from {low:g} to {high:g}"
-        if self.scheme.any_sign:
-            return None
-        if low < 0 < high:
-            return (
-                f"expected {name} of one sign (or --gauge infinite, or --iterations 1), got "
-                f"values from {low:g} to {high:g}"
-            )
-        if self.dtype.itemsize == 4 and max(-low, high) > SINGLE_LIMIT:
-            return (
-                f"expected |{name}| of at most {SINGLE_LIMIT:g} in f4 (or --dtype f8, or --gauge "
-                f"infinite), got values from {low:g} to {high:g}"
-            )
-        return None
+        low, high = with_outside(self.setup.boundaries, low, high)
+        single = self.setup.single
+        return self.scheme.range_error(name, low, high, self.dtype.itemsize, single=single)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from mpdata.cases.setup import Coordinate, Setup
 from mpdata.errors import InputError
+from rms.wire.files import write_whole
 
 SECONDS = {
     "units": "seconds since 2000-01-01 00:00:00",  # CF knows no time without a date
@@ -145,9 +146,8 @@ def write_xdmf(path: Path) -> None:
                 slab.text = _joined((frame, 0, 0, 0, 1, 1, 1, 1, 1, *shape[1:]))
                 _stored(part, path, file[name])
     ElementTree.indent(top)
-    new = path.with_suffix(".xmf.new")
-    ElementTree.ElementTree(top).write(new, encoding="utf-8", xml_declaration=True)
-    new.replace(path.with_suffix(".xmf"))
+    text = ElementTree.tostring(top, encoding="utf-8", xml_declaration=True)
+    write_whole(path.with_suffix(".xmf"), text)
 
 
 def _within(parent: ElementTree.Element, name: str, **attributes: str) -> ElementTree.Element:

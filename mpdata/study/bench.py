@@ -193,7 +193,7 @@ def pympdata(grid: tuple[int, int, int]) -> Iterator[Timed]:
 
 def first_steps(env: Mapping[str, str], clock: Clock) -> dict[str, float]:
     """Return the wall time of a process that makes one step, cold and warm compile cache."""
-    command = [sys.executable, "-m", "mpdata", "run", "--case", "random", "--steps", "1"]
+    command = [sys.executable, "-P", "-m", "mpdata", "run", "--case", "random", "--steps", "1"]
     with tempfile.TemporaryDirectory() as folder:
         fresh = {**env, "NUMBA_CACHE_DIR": folder}
         return {

@@ -156,6 +156,7 @@ def tune(
     shapes = {replace(tile, chunk=0): tile for tile in tiles}
     asked = [(dtype, tile) for dtype in ("f8", "f4") for tile in shapes.values()]
     workers = min(8, os.cpu_count() or 1)
+    os.environ["PYTHONSAFEPATH"] = "1"  # workers do not import from the working folder
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         refused = [said for said in pool.map(compile_one, asked) if said]
     yield "compiled", {"tiles": len(asked) - len(refused), "refused": refused}

@@ -138,7 +138,7 @@ def count(limiter: bool, density: bool) -> dict[str, int]:
 def counted(env: Mapping[str, str]) -> dict[str, dict[str, int]]:
     """Return the operations of a cell and step by variant and kind, counted in another process."""
     done = subprocess.run(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-P", "-m", __name__],
         env={**env, "NUMBA_DISABLE_JIT": "1"},
         capture_output=True,
         text=True,
@@ -222,11 +222,12 @@ def measured(grid: tuple[int, int, int], env: Mapping[str, str]) -> dict[str, fl
 
 def perf(grid: tuple[int, int, int], steps: int, env: Mapping[str, str]) -> dict[str, float] | str:
     """Return what perf counts of a run of ``mpdata run`` in float64, or why it counts nothing."""
-    run = [sys.executable, "-m", "mpdata", "run", "--case", "random", "--grid", *map(str, grid)]
+    run = [sys.executable, "-P", "-m", "mpdata", "run", "--case", "random"]
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "perf.csv"
         command = ["perf", "stat", "-x,", "-o", str(out), "-e", ",".join(f"{e}:u" for e in EVENTS)]
-        command += ["--", *run, "--steps", str(steps), "--json", os.devnull]
+        command += ["--", *run, "--grid", *map(str, grid)]
+        command += ["--steps", str(steps), "--json", os.devnull]
         try:
             done = subprocess.run(command, env=dict(env), capture_output=True, text=True)
         except FileNotFoundError:

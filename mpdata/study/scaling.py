@@ -166,7 +166,7 @@ def run_ns(worlds: Sequence[tuple[Grid, int]], dtype: str, env: Mapping[str, str
         runs = []
         for grid, ranks in worlds:
             steps = max(LEAST_STEPS, CELL_STEPS // cells_of(grid))
-            command = [mpiexec, "-n", str(ranks), sys.executable, "-m", "mpdata", "run"]
+            command = [mpiexec, "-n", str(ranks), sys.executable, "-P", "-m", "mpdata", "run"]
             command += ["--case", "random", "--grid", *map(str, grid), "--steps", str(steps)]
             try:
                 run = subprocess.Popen(

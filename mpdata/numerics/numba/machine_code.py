@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import stat
 from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import sha256
@@ -277,16 +278,21 @@ def _compiling() -> Iterator[None]:
         for folder in _folders():
             with contextlib.suppress(OSError):
                 folder.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context((folder / "compiling.lock").open("wb"))
+                path, flags = folder / "compiling.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+                lock = stack.enter_context(os.fdopen(os.open(path, flags, 0o666), "rb+"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 break
         yield
 
 
 def _read(path: Path) -> tuple[str, bytes] | None:
-    """Return symbol and code, None where there is no whole file."""
+    """Return symbol and code of a valid file that other users cannot write, else None."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            status, trusted = os.fstat(file.fileno()), {0, os.geteuid(), SOURCES[0].stat().st_uid}
+            if status.st_uid not in trusted or status.st_mode & stat.S_IWOTH:
+                return None
+            data = file.read()
     except OSError:
         return None
     digest, body = data[:HASH_BYTES], data[HASH_BYTES:]
@@ -302,7 +308,9 @@ def _write(path: Path, found: tuple[str, bytes]) -> bool:
     part = path.with_name(f"{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(sha256(body).digest() + body)
+        part.unlink(missing_ok=True)
+        with part.open("xb") as file:  # does not follow links
+            file.write(sha256(body).digest() + body)
         part.replace(path)
         return True
     return False
