@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rms.core.model import sort_key
+from rms.wire.files import write_output
 from rms.wire.users import NodeSpan
 
 DPI = 120
@@ -228,6 +230,7 @@ def _axes(width: float = 8.0, height: float = 4.5, columns: int = 1, rows: int =
     """Return a figure in inches, and its axes: one, a row of them, or rows if ``rows`` is set."""
     import matplotlib
 
+    matplotlib.rcdefaults()  # a matplotlibrc in the working folder may name programs to run
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
@@ -239,8 +242,10 @@ def _axes(width: float = 8.0, height: float = 4.5, columns: int = 1, rows: int =
 def _save(figure: Any, path: Path) -> None:
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=DPI)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=DPI, format=path.suffix[1:] or None)
     pyplot.close(figure)
+    write_output(path, picture.getvalue())
 
 
 def _draw_bars(

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 import msgspec
 
+from rms.cli.queue import add_filters, selection
 from rms.cli.show import elapsed
 from rms.client.connection import ask, server_address
 from rms.core.joules import BalanceError
@@ -21,7 +22,7 @@ from rms.formats.config import FileError
 from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
 from rms.wire.terminal import CommandError, columns, publish, refuse_on
-from rms.wire.users import Accounts, EnergyRow, JobRow
+from rms.wire.users import Accounts, EnergyRow, JobRow, JobSelection
 
 HEADS = [
     *("JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"),
@@ -36,7 +37,7 @@ PARTS = ("jobs", "tasks", "idle", "off", "boot")
 
 def add_acct(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms acct``."""
-    command.add_argument("id", nargs="?")
+    add_filters(command)
     command.add_argument(
         "--energy", action="store_true", help="by job, world, node, device and source too"
     )
@@ -56,7 +57,7 @@ class Result:
         prices: what the costs in the accounts go by, None where none are asked for.
     """
 
-    found: Accounts
+    answer: Accounts
     owners: Mapping[str, Account]
     prices: Prices | None
 
@@ -70,16 +71,18 @@ class Result:
 
         Of tasks only where there were any.
         """
-        jobs = {job.id for job in self.found.jobs}
-        found = {part: Account() for part in (*PARTS, "cluster")}
+        jobs = {job.id for job in self.answer.jobs}
+        parts = {part: Account() for part in (*PARTS, "cluster")}
         for owner, account in self.owners.items():
             part = "tasks" if is_task(owner) else "jobs" if owner in jobs else owner
-            found[part] += account
-            found["cluster"] += account
+            parts[part] += account
+            parts["cluster"] += account
         if not any(is_task(owner) for owner in self.owners):
-            del found["tasks"]
-        found["cluster"].estimate = False  # of a shared device too all parts are the whole
-        return found
+            del parts["tasks"]
+        error_j = sum(part.uncertainty_j for part in self.answer.energy.sources)
+        parts["cluster"].uncertainty_j = error_j
+        parts["cluster"].estimate = False  # of a shared device too all parts are the whole
+        return parts
 
 
 def acct(arguments: argparse.Namespace) -> int:
@@ -88,25 +91,30 @@ def acct(arguments: argparse.Namespace) -> int:
     if arguments.prices is not None and not arguments.cost:
         raise CommandError("expected --cost with --prices")
     prices = _prices(server, arguments.prices) if arguments.cost else None
-    query = "" if arguments.id is None else f"?id={quote(arguments.id)}"
-    found = ask(Accounts, server, "GET", f"/acct{query}")
-    result = Result(found, accounts(found.rows, prices), prices)
-    whole = arguments.id is None
+    wanted = selection(arguments)
+    whole = wanted == JobSelection()
+    answer = ask(Accounts, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
+    result = Result(answer, accounts(answer.rows, prices), prices)
     lines = columns(*_jobs(result))
     if arguments.energy:
-        lines += ["", *columns(*_rows(found.rows))]
+        lines += ["", *columns(*_rows(answer.rows))]
         if tasks := _tasks(result):
             lines += ["", *columns(["TASKS OF", "PID", "ENERGY_J", "SOURCE"], tasks)]
-        by_slurm = [(job.id, slurm_words(job.slurm)) for job in found.jobs]
+        by_slurm = [(job.id, slurm_words(job.slurm)) for job in answer.jobs]
         lines += [f"job {name}: {words}" for name, words in by_slurm if words]
     if whole:
         lines += ["", *_sums(result)]
     if prices is not None:
         lines += _notes(result.parts["cluster"].cost, prices)
-    publish(arguments.json, _as_json(result, arguments), lines)
+    publish(arguments.json, _as_json(result, arguments, whole=whole), lines)
     with refuse_on(BalanceError, exit_code=1):
-        check_accounts(found, result.owners, whole=whole)
+        check_accounts(answer, result.owners, whole=whole)
     return 0
+
+
+def _query(wanted: JobSelection) -> str:
+    fields: dict[str, str | None] = msgspec.to_builtins(wanted)
+    return urlencode({key: text for key, text in fields.items() if text is not None})
 
 
 def _prices(server: str, path: Path | None) -> Prices:
@@ -129,12 +137,12 @@ def _prices(server: str, path: Path | None) -> Prices:
 
 def _jobs(result: Result) -> tuple[list[str], list[list[str]]]:
     heads = HEADS if result.prices is None else [*HEADS, *_cost_heads(result.prices)]
-    return heads, [_job_row(job, result) for job in result.found.jobs]
+    return heads, [_job_row(job, result) for job in result.answer.jobs]
 
 
 def _job_row(job: JobRow, result: Result) -> list[str]:
     """Return what is said of a job: times of here, lengths of time in words."""
-    account, prices, now_s = result.of(job.id), result.prices, result.found.energy.at_s
+    account, prices, now_s = result.of(job.id), result.prices, result.answer.energy.at_s
     end_s = now_s if job.end_s is None else job.end_s
     started_s = end_s if job.start_s is None else job.start_s
     return [
@@ -216,16 +224,16 @@ def _notes(cost: Cost, prices: Prices) -> list[str]:
 # --- JSON --------------------------------------------------------------------------------------
 
 
-def _as_json(result: Result, arguments: argparse.Namespace) -> Any:
-    """Return the jobs with their rows; with ``--energy`` or ``--cost`` all that is known."""
+def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> Any:
+    """Return the jobs with their rows, and with ``--energy`` or ``--cost`` the sums as well."""
     rows: dict[str, list[EnergyRow]] = {}
-    for row in result.found.rows:
+    for row in result.answer.rows:
         rows.setdefault(row.owner, []).append(row)
     jobs = [
         msgspec.to_builtins(job)
         | {"rows": msgspec.to_builtins(rows.get(job.id, []))}
         | _costs(result.of(job.id), result.prices)
-        for job in result.found.jobs
+        for job in result.answer.jobs
     ]
     if not (arguments.energy or arguments.cost):
         return jobs
@@ -238,10 +246,10 @@ def _as_json(result: Result, arguments: argparse.Namespace) -> Any:
             **_costs(part, prices),
         }
         for name, part in result.parts.items()
-        if arguments.id is None or name == "jobs"
+        if whole or name == "jobs"
     }
-    said = {} if prices is None else {"currency": prices.currency, "prices": prices.words}
-    return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(result.found.rows), **said}
+    costs = {} if prices is None else {"currency": prices.currency, "prices": prices.words}
+    return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(result.answer.rows), **costs}
 
 
 def _costs(account: Account, prices: Prices | None) -> dict[str, Any]:

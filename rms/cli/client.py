@@ -9,15 +9,20 @@ from urllib.parse import quote
 
 import msgspec
 
-from rms.cli.queue import add_filters
-from rms.client.commands import follow, wait_for
+from rms.cli.queue import add_filters, add_ids, selection
+from rms.client.actions import requeue_words
+from rms.client.commands import follow, jobs, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.drawings import clock
+from rms.formats.ids import fold_ids
 from rms.formats.nodelist import fold_slots
-from rms.wire.terminal import columns, publish, tell
+from rms.wire.messages import STRATEGIES
+from rms.wire.terminal import NODE_NAMES, at_least, columns, completed_by, publish, tell
 from rms.wire.users import (
+    OVER,
     HistoryEntry,
     JobIds,
+    JobRow,
     JobSelection,
     NodeNames,
     NodePattern,
@@ -42,23 +47,25 @@ def _show(
 # --- waiting -------------------------------------------------------------------
 
 
+def add_attach(command: argparse.ArgumentParser) -> None:
+    """Add the argument of ``rms attach``, and of other commands that take one id."""
+    add_ids(command)
+
+
 def add_wait(command: argparse.ArgumentParser) -> None:
     """Add the argument of ``rms wait``."""
-    command.add_argument("id")
+    add_ids(command, "+")
 
 
 def wait(arguments: argparse.Namespace) -> int:
-    """``rms wait ID``: 0 if all its jobs are COMPLETED, else the highest exit status."""
-    return wait_for(_server(arguments), arguments.id)
-
-
-add_attach = add_wait
+    """``rms wait ID...``: 0 if all these jobs are COMPLETED, else the highest exit status."""
+    return wait_for(_server(arguments), ",".join(arguments.id), tell, only_failed=True)
 
 
 def attach(arguments: argparse.Namespace) -> int:
     """``rms attach ID``: its output as it grows, from the beginning; ends with its status."""
     out = sys.stderr if arguments.json == "-" else sys.stdout
-    status, job = follow(_server(arguments), arguments.id, out.buffer)
+    status, job = follow(_server(arguments), arguments.id, out.buffer, tell)
     tell(f"job {job.id} {job.state}, exit status {status}")
     publish(arguments.json, {"id": job.id, "state": job.state, "exit_code": status}, [])
     return status
@@ -67,12 +74,15 @@ def attach(arguments: argparse.Namespace) -> int:
 # --- tables of jobs ----------------------------------------------------------------------------
 
 
-add_explain = add_wait
+add_explain = add_attach
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """``rms explain ID``: the decisions about a job and their reasons."""
-    path = f"/history/{quote(arguments.id)}"
+    """``rms explain ID``: the decisions about a job and their reasons; for several, the last."""
+    rows = jobs(_server(arguments), arguments.id)
+    if len(rows) > 1:
+        return _explain_several(arguments, rows)
+    path = f"/history/{quote(rows[0].id if rows else arguments.id)}"
     found = ask(list[HistoryEntry], _server(arguments), "GET", path)
     table = [
         [
@@ -86,12 +96,22 @@ def explain(arguments: argparse.Namespace) -> int:
     return _show(arguments, found, ["TIME", "DECISION", "NODES", "REASON"], table)
 
 
+def _explain_several(arguments: argparse.Namespace, rows: list[JobRow]) -> int:
+    """Print state, nodes and reason of several jobs; jobs with equal ones share a row."""
+    groups = dict[tuple[str, str, str], list[str]]()
+    for job in rows:
+        groups.setdefault((job.state, fold_slots(job.nodes), job.reason), []).append(job.id)
+    table = [[name, *cells] for cells, ids in groups.items() for name in fold_ids(ids)]
+    _show(arguments, rows, ["JOBID", "STATE", "NODES", "REASON"], table)
+    tell(f"rms explain {rows[0].id} shows all decisions about one job")
+    return 0
+
+
 # --- changing jobs -----------------------------------------------------------------------------
 
 
 def add_cancel(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``rms cancel``, and of all that changes several jobs."""
-    command.add_argument("id", nargs="*", metavar="ID", help="like 7, 7_3 or 7_[1-3]")
     add_filters(command)
 
 
@@ -114,23 +134,53 @@ def release(arguments: argparse.Namespace) -> int:
 
 
 def requeue(arguments: argparse.Namespace) -> int:
-    """``rms requeue``: running jobs end, at a checkpoint where they can, and wait again."""
+    """``rms requeue``: running jobs end, at a checkpoint where they can, and wait again.
+
+    What each of them loses is printed before the request.
+    """
+    wanted = selection(arguments)
+    if wanted != JobSelection():
+        which = {"state": wanted.state or "RUNNING", "name": wanted.name, "user": wanted.user}
+        for job in jobs(_server(arguments), wanted.id, **which):
+            if job.state == "RUNNING":
+                tell(f"requeue of job {job.id} ({job.name}): {requeue_words(job)}")
     return _change(arguments, "/requeue", "REQUEUED")
 
 
 def _change(arguments: argparse.Namespace, path: str, head: str) -> int:
-    """Do something to the jobs that are selected; print which."""
-    ids = ",".join(arguments.id) or None
-    body = JobSelection(ids, arguments.state, arguments.name, arguments.user)
-    found = ask(JobIds, _server(arguments), "POST", path, body)
-    return _show(arguments, found, [head], [[job] for job in found.ids])
+    """Request a change of the selected jobs; print the ids of the changed jobs."""
+    wanted = selection(arguments)
+    changed = ask(JobIds, _server(arguments), "POST", path, wanted)
+    if changed.ids:
+        _show(arguments, changed, [head], [[name] for name in fold_ids(changed.ids)])
+        if wanted.id is None or head == "CANCELLED":
+            return 0
+    else:
+        publish(arguments.json, msgspec.to_builtins(changed), [])
+    others, done = dict[str, list[str]](), set(changed.ids)
+    for job in jobs(_server(arguments), **msgspec.structs.asdict(wanted)):
+        if job.id not in done:
+            others.setdefault(job.state, []).append(job.id)
+    for state, ids in others.items():
+        several = len(ids) > 1
+        if state in OVER:
+            effect = f"{'have' if several else 'has'} ended"
+        else:
+            effect = f"{'are' if several else 'is'} not {head.lower()}"
+        tell(f"job{'s' * several} {', '.join(fold_ids(ids))} {effect}: {state}")
+    if not (others or changed.ids):
+        tell(f"no job {head.lower()}: no job matches")
+    return 0
 
 
 def add_resize(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms resize``."""
-    command.add_argument("id")
-    command.add_argument("nodes", type=_size, help="a number, or auto: as the policy chooses again")
-    command.add_argument("--strategy", metavar="NAME", help="instead of the job's own")
+    add_attach(command)
+    command.add_argument(
+        "nodes", type=_size, metavar="NODES", help="a number, or auto: as the policy chooses again"
+    )
+    strategy = command.add_argument("--strategy", metavar="NAME", help="instead of the job's own")
+    completed_by(strategy, lambda: STRATEGIES)
     command.add_argument("--on", metavar="NODE,...", help="go over to these nodes, by their names")
 
 
@@ -139,21 +189,21 @@ def _size(text: str) -> int | None:
     if text == "auto":
         return None
     try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a number, or auto, got {text!r}") from None
+        return at_least(1)(text)
+    except argparse.ArgumentTypeError:
+        form = "a whole number of at least 1, or auto"
+        raise argparse.ArgumentTypeError(f"expected {form}, got {text!r}") from None
 
 
 def resize(arguments: argparse.Namespace) -> int:
     """``rms resize ID NODES|auto``: 0 if it was taken on, now or for its first resize point."""
     body = ResizeCommand(arguments.id, arguments.nodes, arguments.strategy, arguments.on)
-    found = ask(ResizeAnswer, _server(arguments), "POST", "/resize", body)
-    if found.decision in ("Waits", "ByPolicy"):
-        return _show(arguments, found, ["DECISION"], [[found.reason]])
-    if found.decision != "Resize":
-        never = found.reason.startswith("never")
-        raise ServerError(f"not resized: {found.reason}", 2 if never else 1)
-    return _show(arguments, found, ["DECISION"], [["requested"]])
+    answer = ask(ResizeAnswer, _server(arguments), "POST", "/resize", body)
+    if answer.decision in ("Waits", "ByPolicy"):
+        return _show(arguments, answer, ["DECISION"], [[answer.reason]])
+    if answer.decision != "Resize":
+        raise ServerError(f"not resized: {answer.reason}", 2 if answer.decision == "Never" else 1)
+    return _show(arguments, answer, ["DECISION"], [["requested"]])
 
 
 # --- the cluster -------------------------------------------------------------------------------
@@ -162,6 +212,7 @@ def resize(arguments: argparse.Namespace) -> int:
 def nodes(arguments: argparse.Namespace) -> int:
     """``rms nodes``: like sinfo."""
     rows = ask(list[NodeRow], _server(arguments), "GET", "/nodes")
+    with_reasons = any(node.reason for node in rows)
     table = [
         [
             node.name,
@@ -170,15 +221,19 @@ def nodes(arguments: argparse.Namespace) -> int:
             f"{node.allocated}/{len(node.slots) - node.allocated}",
             "" if node.frequency is None else f"{100 * node.frequency:.0f} %",
             node.job or "",
+            *([node.reason] if with_reasons else []),
         ]
         for node in rows
     ]
-    return _show(arguments, rows, ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "FREQ", "JOB"], table)
+    heads = ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "FREQ", "JOB"]
+    heads += ["REASON"] * with_reasons
+    return _show(arguments, rows, heads, table)
 
 
 def add_drain(command: argparse.ArgumentParser) -> None:
     """Add the argument of ``rms drain`` and ``rms resume``."""
-    command.add_argument("node", metavar="NODE")
+    node = command.add_argument("node", metavar="NODE", help="like n1 or n[1-3]")
+    completed_by(node, NODE_NAMES)
 
 
 add_resume = add_drain

@@ -7,12 +7,20 @@ import getpass
 import os
 from pathlib import Path
 
-from rms.cli.engines import ENGINES, check_engine, local_nodes
+from rms.cli.engines import add_engine, add_policy, check_engine, local_nodes
 from rms.core.model import Mode
-from rms.core.policies import DEFAULT, PolicyError, named
+from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError
-from rms.wire.terminal import CommandError, publish, refuse_on, say
+from rms.wire.terminal import (
+    CommandError,
+    at_least,
+    check_writable,
+    publish,
+    refuse_on,
+    say,
+    seconds,
+)
 
 
 def add_compare(command: argparse.ArgumentParser) -> None:
@@ -20,17 +28,31 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Run scripts for real, once per mode, each on a fresh embedded RMS, and print the paper's "
         "table. Before the first mode each script runs once (of an array its first task), counted "
-        "nowhere, so that every mode finds the same caches."
+        "nowhere, so that every mode starts with the same caches; a script that fails there ends "
+        "the comparison."
     )
     add = command.add_argument
-    add("scripts", type=Path, nargs="+", metavar="SCRIPT")
-    add("--modes", default="fixed,moldable,malleable,flexible")
-    add("--engine", default="local", metavar="|".join(ENGINES))
-    add("--nodes", type=int, metavar="N", help="default: all there are")
-    add("--delay", type=float, default=2.0, metavar="S")
-    add("--policy", default=DEFAULT, metavar="NAME")
-    add("--folder", type=Path, default=Path("compare"), metavar="D")
-    add("--figure", type=Path, metavar="FILE.png")
+    add("scripts", type=Path, nargs="+", metavar="SCRIPT", help="job scripts, submitted in order")
+    modes = ",".join(Mode)
+    add("--modes", default=modes, metavar="MODE,...", help=f"default: {modes}")
+    add_engine(add)
+    add("--nodes", type=at_least(1), metavar="N", help="default: all there are")
+    add(
+        "--delay",
+        type=seconds,
+        default=2.0,
+        metavar="S",
+        help="seconds from one submission to the next (default 2)",
+    )
+    add_policy(add)
+    add(
+        "--folder",
+        type=Path,
+        default=Path("compare"),
+        metavar="D",
+        help="output of the jobs (default: compare)",
+    )
+    add("--figure", type=Path, metavar="FILE.png", help="draw nodes and power over time")
     add(
         "--listen",
         default="",
@@ -47,6 +69,9 @@ def compare(arguments: argparse.Namespace) -> int:
     with refuse_on(PolicyError):
         named(arguments.policy)
     check_engine(arguments.engine)
+    problem = check_writable(arguments.figure, "--figure")
+    if problem is not None:
+        raise CommandError(problem)
     if arguments.listen and not arguments.listen.startswith("unix:"):
         raise CommandError(f"expected --listen unix:PATH, got {arguments.listen!r}")
     local = arguments.engine == "local"
@@ -69,7 +94,7 @@ def compare(arguments: argparse.Namespace) -> int:
             [path.absolute() for path in arguments.scripts],
             modes,
             setup,
-            say if arguments.verbose else lambda _: None,
+            say,
         )
         if not local:
             result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import importlib
+import math
 import os
 import sys
 import time
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rms.cli.engines import ENGINES, ON_DEMAND, check_engine, local_nodes
+from rms.cli.engines import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
 from rms.daemon.governor import GovernorRule
 from rms.daemon.journal import Journal, JournalError
@@ -25,7 +26,7 @@ from rms.daemon.snapshots import KEEP
 from rms.daemon.sockets import ServeError
 from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
-from rms.formats.jobscript import ScriptError, parse_power_cap
+from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
 from rms.formats.prices import Prices, read_prices
 from rms.launch import machine
 from rms.launch.base import Engine
@@ -37,7 +38,15 @@ from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_re
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
 from rms.wire.files import state_folder
-from rms.wire.terminal import CommandError, columns, publish, refuse_on
+from rms.wire.terminal import (
+    CommandError,
+    at_least,
+    columns,
+    positive,
+    publish,
+    refuse_on,
+    seconds,
+)
 from rms.wire.users import PowerCap
 
 
@@ -50,8 +59,8 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         metavar="FILE.toml",
         help="nodes: names, cores, slots, memory bandwidth, power (default: this machine's cores)",
     )
-    add("--nodes", type=int, metavar="N", help="only the first N nodes there are")
-    add("--engine", default="local", metavar="|".join(ENGINES))
+    add("--nodes", type=at_least(1), metavar="N", help="only the first N nodes there are")
+    add_engine(add)
     add(
         "--check",
         nargs="?",
@@ -61,10 +70,15 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         help="start nothing, but say what would be served with these options (and this cluster "
         "file); with Slurm's engines, what this site allows",
     )
-    add("--reach", default="slurm", metavar="NAME", help="how mpiexec reaches nodes (-launcher)")
+    add("--reach", metavar="NAME", help="how mpiexec reaches nodes (-launcher, default: slurm)")
     add("--partition", default="", metavar="NAME", help="of engine slurm (default: Slurm's own)")
-    add("--ntasks-per-node", type=int, metavar="N", help="slots of a node (default: its CPUs)")
-    add("--policy", default=DEFAULT, metavar="NAME|FILE.toml")
+    add(
+        "--ntasks-per-node",
+        type=at_least(1),
+        metavar="N",
+        help="slots of a node (default: its CPUs)",
+    )
+    add_policy(add)
     add(
         "--policy-modules",
         default="",
@@ -74,29 +88,41 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--grace",
-        type=float,
+        type=seconds,
         default=10.0,
         metavar="S",
         help="from SIGTERM to SIGKILL of a job (default 10)",
     )
     add(
         "--margin",
-        type=float,
+        type=seconds,
         metavar="S",
         help="of a pilot: from the end of its jobs to that of its allocation (default grace + 30)",
     )
     add(
         "--boot-deadline",
-        type=float,
+        type=positive,
         default=60.0,
         metavar="S",
         help="for a world that boots beside a running one (default 60)",
     )
     add(
-        "--with-parent", nargs="?", type=int, const=os.getppid(), metavar="PID",
+        "--with-parent", nargs="?", type=at_least(1), const=os.getppid(), metavar="PID",
         help="end when the parent ends; PID: which that is, as it may have ended by now",
     )  # fmt: skip
-    add("--state", type=Path, metavar="DIR")
+    add(
+        "--assumed-time",
+        default="1:00:00",
+        metavar="TIME",
+        help="run time that the policy assumes for a job without --time, no limit (default "
+        "1:00:00; UNLIMITED: no estimate)",
+    )
+    add(
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="journal, sockets, jobs (default: RMS_STATE, else ~/.local/state/rms)",
+    )
     add(
         "--log-level",
         choices=tuple(LEVELS),
@@ -119,6 +145,14 @@ def add_serve(command: argparse.ArgumentParser) -> None:
     )
     _add_energy(command)
 
+
+OPTIONS_OF = {
+    "reach": ("slurm-pilot", "slurm"),
+    "ntasks-per-node": ("slurm-pilot", "slurm"),
+    "partition": ("slurm",),
+    "margin": ("slurm-pilot",),
+}
+"""Options that only some engines have."""
 
 MOST_KEPT = 10**12
 
@@ -147,6 +181,12 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
         help="a program that prints a line such as node 4711 J or node 61.7 W for each reading",
     )
     add(
+        "--meter-limit",
+        type=positive,
+        metavar="W",
+        help="power of a device above which a reading is refused (default: twice its limit)",
+    )
+    add(
         "--power-cap",
         metavar="W|none",
         help="power that the cluster is not to pass (default: as before a restart, else none)",
@@ -165,7 +205,7 @@ def _add_energy(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--power-on-deadline",
-        type=float,
+        type=positive,
         default=DEADLINE_S,
         metavar="S",
         help=f"a node that is not up by then is down (default {DEADLINE_S:g})",
@@ -197,6 +237,7 @@ def serve(arguments: argparse.Namespace) -> int:
     """``rms serve``: run the daemon until it is told to stop."""
     if arguments.engine != ON_DEMAND:
         check_engine(arguments.engine)
+        _check_options(arguments)
     if arguments.check is not None and arguments.check != Path():
         arguments.cluster = arguments.check
     if arguments.check is not None and arguments.engine not in ("local", ON_DEMAND):
@@ -225,8 +266,13 @@ def serve(arguments: argparse.Namespace) -> int:
             arguments.set_frequencies == "auto",
             _policy_modules(arguments.policy_modules),
         )
-        governor, kept = _governor(arguments, options.prices), arguments.keep_events
-        options = replace(options, governor=governor, keep_entries=kept)
+        options = replace(
+            options,
+            governor=_governor(arguments, options.prices),
+            keep_entries=arguments.keep_events,
+            assumed_s=_assumed_s(arguments.assumed_time),
+            meter_limit_w=arguments.meter_limit,
+        )
         engine = _engine(arguments, shared=policy.shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
@@ -238,6 +284,15 @@ def serve(arguments: argparse.Namespace) -> int:
             result = _as_found(state, engine, options)
             publish(arguments.json, result, columns(*_rows(result)))
     return 0
+
+
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that the engine does not have."""
+    for option, having in OPTIONS_OF.items():
+        given = getattr(arguments, option.replace("-", "_"))
+        if given not in (None, "") and arguments.engine not in having:
+            expected = f"--engine {' or '.join(having)} for --{option}"
+            raise CommandError(f"expected {expected}, got --engine {arguments.engine}")
 
 
 def _as_found(state: Path, engine: Engine, options: ServeOptions) -> dict[str, Any]:
@@ -253,6 +308,19 @@ def _as_found(state: Path, engine: Engine, options: ServeOptions) -> dict[str, A
         "listens": options.listen,
         "contained": escapes(os.environ) or "all that a job starts ends with it",
     }
+
+
+def _assumed_s(text: str) -> float | None:
+    """Return the seconds of ``--assumed-time``, None for UNLIMITED.
+
+    Raises:
+        ScriptError: the text is not a time.
+    """
+    try:
+        seconds = parse_time(text)
+    except ScriptError as error:
+        raise ScriptError(f"--assumed-time: {error}") from None
+    return None if seconds == math.inf else seconds
 
 
 def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -324,14 +392,16 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
 
 def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
     """Return the nodes of an engine and who starts processes there."""
-    meters = MeterChoice.parse(arguments.meters, arguments.meter_command)
+    meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
+        meters.check_command()
         cluster = (
             machine.this_machine(local_nodes(arguments.nodes))
             if arguments.cluster is None
             else machine.from_file(arguments.cluster, shared=shared)
         )
-        return machine.local_engine(cluster, meters)
+        engine = machine.local_engine(cluster, meters)
+        return engine if arguments.cluster is None else engine.first(arguments.nodes)
     if arguments.engine == ON_DEMAND:
         who, options = (os.environ, getpass.getuser()), _options(arguments, meters)
         return engines.on_demand(*who, options, arguments.limits, arguments.margin)
@@ -347,7 +417,11 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
 def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.EngineOptions:
     """Return what the engines of Slurm are configured with."""
     return engines.EngineOptions(
-        arguments.reach, arguments.grace, arguments.ntasks_per_node, arguments.cluster, meters
+        arguments.reach or "slurm",
+        arguments.grace,
+        arguments.ntasks_per_node,
+        arguments.cluster,
+        meters,
     )
 
 
@@ -366,7 +440,9 @@ def _check_site(arguments: argparse.Namespace) -> int:
 
 def add_replay(command: argparse.ArgumentParser) -> None:
     """Add the argument of ``rms replay``."""
-    command.add_argument("journal", type=Path)
+    command.add_argument(
+        "journal", type=Path, metavar="JOURNAL", help="journal.sqlite of a daemon's state folder"
+    )
 
 
 def replay(arguments: argparse.Namespace) -> int:

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
+
+from rms.core.policies import DEFAULT, POLICIES
 from rms.launch.machine import this_machine
-from rms.wire.terminal import CommandError
+from rms.wire.terminal import CommandError, completed_by
 
 ENGINES = ("local", "slurm-pilot", "slurm")
 ON_DEMAND = "pilot on demand"
 """The engine of ``rms pilot``."""
+
+
+def add_engine(add: Callable[..., argparse.Action]) -> None:
+    """Add the option ``--engine``."""
+    text = f"source of the nodes: {', '.join(ENGINES)} (default: local, this machine)"
+    completed_by(add("--engine", default="local", metavar="NAME", help=text), lambda: ENGINES)
+
+
+def add_policy(add: Callable[..., argparse.Action]) -> None:
+    """Add the option ``--policy``."""
+    text = f"scheduling policy: {', '.join(POLICIES)} or a file (default: {DEFAULT})"
+    policy = add("--policy", default=DEFAULT, metavar="NAME|FILE.toml", help=text)
+    completed_by(policy, lambda: POLICIES)
 
 
 def check_engine(name: str) -> None:

@@ -20,7 +20,6 @@ from rms.formats.energy import energy_words
 from rms.formats.nodelist import fold_slots
 from rms.wire.live import JobLine, JobPage
 from rms.wire.terminal import printable
-from rms.wire.users import JobRow
 
 AROUND = 5
 """So many rows above and below those that are seen are asked for too."""
@@ -85,18 +84,13 @@ def cells(line: JobLine, now_s: float) -> list[str]:
     return [
         line.ids,
         job.name,
-        job.resizing or job.state,
-        str(job.size) if job.size else _wanted(job),
+        job.state,
+        job.nodes_words,
         f"{job.step / job.steps:.0%}" if job.steps else "",
         hours((job.end_s or now_s) - since_s),
         energy_words(job.energy_j) if job.energy_j else "",
         fold_slots(job.nodes) or job.reason,
     ]
-
-
-def _wanted(job: JobRow) -> str:
-    low, high = job.nodes_min, job.nodes_max
-    return str(high) if low == high else f"{low}-{high}"
 
 
 def _fit(words: list[str], wide: list[int]) -> list[str]:

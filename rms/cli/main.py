@@ -58,13 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     words, command_line = _split_command(words)
-    arguments = _parser(words[0] if words else "").parse_args(words)
+    top = _parser(words[0] if words else "")
+    if not words:
+        top.print_help()
+        return 0
+    arguments = top.parse_args(words)
     arguments.command_line = command_line
     name = arguments.command
-    try:
-        return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
-    except KeyboardInterrupt:
-        return 130
+    return run_command("rms", arguments, getattr(_module(name), name.replace("-", "_")))
 
 
 def _split_command(words: list[str]) -> tuple[list[str], list[str]]:

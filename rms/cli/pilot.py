@@ -8,7 +8,7 @@ from rms.cli.daemon import add_serve, serve
 from rms.cli.engines import ON_DEMAND
 from rms.formats.jobscript import ScriptError, parse_time
 from rms.launch.slurm.ondemand import Limits
-from rms.wire.terminal import CommandError
+from rms.wire.terminal import CommandError, at_least, seconds
 
 
 def add_pilot(command: argparse.ArgumentParser) -> None:
@@ -16,24 +16,24 @@ def add_pilot(command: argparse.ArgumentParser) -> None:
     command.epilog = "Options of sbatch for its allocations (--account=x) may follow after --."
     add = command.add_argument_group("allocations").add_argument
     add("--on-demand", action="store_true", help="ask for nodes while jobs wait for them")
-    add("--keep", type=int, default=0, metavar="N", help="hold N nodes whatever waits")
+    add("--keep", type=at_least(0), default=0, metavar="N", help="hold N nodes whatever waits")
     add(
         "--max-nodes",
-        type=int,
+        type=at_least(1),
         metavar="M",
         help="never more than these at once (default: --keep, on demand the partition's)",
     )
     add("--time", default="60", metavar="T", help="of an allocation, as Slurm's (default 1 h)")
     add(
         "--idle",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="S",
         help="how long a node is kept that nobody needs (default 60)",
     )
     add(
         "--backlog",
-        type=int,
+        type=at_least(1),
         default=1,
         metavar="N",
         help="allocations that wait in Slurm's queue at once (default 1)",
@@ -60,13 +60,8 @@ def limits(arguments: argparse.Namespace) -> Limits:
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):
         raise CommandError("expected --on-demand, --keep N or both, got neither")
-    for name, value, least in (("--keep", keep, 0), ("--backlog", arguments.backlog, 1)):
-        if value < least:
-            raise CommandError(f"expected {name} of at least {least}, got {value}")
-    if most is not None and most < max(1, keep):
-        raise CommandError(f"expected --max-nodes of at least {max(1, keep)}, got {most}")
-    if not 0.0 <= arguments.idle < float("inf"):
-        raise CommandError(f"expected --idle of 0 s or more, got {arguments.idle:g}")
+    if most is not None and most < keep:
+        raise CommandError(f"expected --max-nodes of at least {keep}, got {most}")
     try:
         time_s = parse_time(arguments.time)
     except ScriptError as error:

@@ -11,19 +11,20 @@ import msgspec
 from rms.client.connection import ask, server_address
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.wire.tasks import TASK_STRATEGIES
-from rms.wire.terminal import CommandError, columns, publish, refuse_on
+from rms.wire.terminal import CommandError, columns, completed_by, publish, refuse_on
 from rms.wire.users import PolicyName, PowerCap, PowerCapRow
 
 
 def add_policy(command: argparse.ArgumentParser) -> None:
     """Add the arguments of ``rms policy``."""
-    command.add_argument(
+    name = command.add_argument(
         "name",
         nargs="?",
         metavar="NAME|FILE",
         help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
         "or FILE.py (default: show what decides)",
     )
+    completed_by(name, lambda: [*policies(), *TASK_STRATEGIES])
     command.add_argument(
         "--governor",
         metavar="high|low|price[:LIMIT]|co2[:LIMIT]|cap",
@@ -31,6 +32,13 @@ def add_policy(command: argparse.ArgumentParser) -> None:
         "the g of CO2 per kWh (of rms serve --prices) are above a limit, by default their mean, or "
         "while the power cap leaves less than tasks would take",
     )
+
+
+def policies() -> list[str]:
+    """Return the names of the built-in policies."""
+    from rms.core.policies import POLICIES
+
+    return list(POLICIES)
 
 
 def policy(arguments: argparse.Namespace) -> int:
@@ -77,7 +85,9 @@ def _text(path: Path) -> str:
 
 def add_power_cap(command: argparse.ArgumentParser) -> None:
     """Add the argument of ``rms power-cap``."""
-    command.add_argument("watts", nargs="?", metavar="W|none")
+    command.add_argument(
+        "watts", nargs="?", metavar="W|none", help="the cap in watts (default: show it)"
+    )
 
 
 def power_cap(arguments: argparse.Namespace) -> int:

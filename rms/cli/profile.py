@@ -9,11 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from rms.cli.engines import ENGINES, check_engine, local_nodes
+from rms.cli.engines import add_engine, check_engine, local_nodes
 from rms.client.commands import LAUNCHERS
 from rms.client.connection import ServerError
 from rms.client.launch import strip_options
@@ -28,7 +27,16 @@ from rms.power.meter import MeterError
 from rms.studies import bandwidth, profile_tables
 from rms.studies import profile as study
 from rms.wire.files import state_folder
-from rms.wire.terminal import CommandError, check_writable, columns, publish, refuse_on, say
+from rms.wire.terminal import (
+    CommandError,
+    at_least,
+    check_writable,
+    columns,
+    positive,
+    publish,
+    refuse_on,
+    say,
+)
 
 
 def add_profile(command: argparse.ArgumentParser) -> None:
@@ -43,7 +51,7 @@ def add_profile(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("name", nargs="?", metavar="NAME", help="with --show: a profile, or its file")
     add("--nodes", metavar="1,2,4", help="sizes (default: doublings, and all nodes there are)")
-    add("--repeat", type=int, default=1, metavar="K", help="runs at each size (default 1)")
+    add("--repeat", type=at_least(1), default=1, metavar="K", help="runs at each size (default 1)")
     add("--mode", choices=WAYS, default=SEPARATE, help="how it is measured (default: separate)")
     add(
         "--bandwidth",
@@ -52,13 +60,14 @@ def add_profile(command: argparse.ArgumentParser) -> None:
         "by side, one a core of this machine, and beside probes of memory bandwidth, in five "
         "rounds (or --repeat, if more)",
     )
-    add("--window", type=float, default=5.0, metavar="S", help="at a size of a malleable run")
+    add("--window", type=positive, default=5.0, metavar="S", help="at a size of a malleable run")
     add("--show", action="store_true", help="print what is known, run nothing")
-    add("--slowdown", type=float, default=1.1, metavar="X", help="bound of an operating point")
-    add("--engine", default="local", metavar="|".join(ENGINES))
+    add("--slowdown", type=positive, default=1.1, metavar="X", help="bound of an operating point")
+    add_engine(add)
     add("--cluster", type=Path, metavar="FILE.toml", help="nodes of rms serve, GPUs for instance")
     add("--meters", default="auto", metavar="NAMES", help="as of rms serve")
     add("--meter-command", metavar="CMD", help="as of rms serve")
+    add("--meter-limit", type=positive, metavar="W", help="as of rms serve")
     add(
         "--mhz",
         default="auto",
@@ -68,17 +77,19 @@ def add_profile(command: argparse.ArgumentParser) -> None:
     )
     add("--save-as", metavar="NAME", help="how the profile is called (default: as the program)")
     add("--out", type=Path, metavar="FILE.json", help="keep it there instead")
-    add("--figure", type=Path, metavar="FILE.png")
+    add("--figure", type=Path, metavar="FILE.png", help="draw time and energy over nodes")
     add("--folder", type=Path, default=Path("profile"), metavar="D", help="output of the runs")
 
 
 def profile(arguments: argparse.Namespace) -> int:
     """``rms profile -- COMMAND``: measure, keep and print; ``--show``: print."""
     base = profiles.folder(os.environ, state_folder(os.environ))
+    if arguments.window < 0.5:
+        raise CommandError(f"expected --window of at least 0.5, got {arguments.window:g}")
     if arguments.slowdown < 1.0:
         raise CommandError(f"expected --slowdown of at least 1, got {arguments.slowdown:g}")
     for target, option in ((arguments.out, "--out"), (arguments.figure, "--figure")):
-        problem = check_writable(target, option)
+        problem = check_writable(target, option, regular=option == "--out")
         if problem is not None:
             raise CommandError(problem)
     with refuse_on(ProfileError):
@@ -138,9 +149,13 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
     serve = ["--meters", arguments.meters]
     if arguments.meter_command is not None:
         serve += ["--meter-command", arguments.meter_command]
+    if arguments.meter_limit is not None:
+        serve += ["--meter-limit", str(arguments.meter_limit)]
     nodes = None
     with refuse_on(FileError, MeterError):
-        meters = MeterChoice.parse(arguments.meters, arguments.meter_command)
+        meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
+        if arguments.engine == "local":
+            meters.check_command()
         if arguments.cluster is not None:
             serve += ["--cluster", str(arguments.cluster.absolute())]
             nodes = len(read_cluster(arguments.cluster).nodes)
@@ -149,12 +164,12 @@ def _setup(arguments: argparse.Namespace, program: Program) -> study.Setup:
     return study.Setup(
         command=program.words,
         sizes=_sizes(arguments.nodes, nodes),
-        repeat=_at_least(arguments.repeat, 1, "--repeat"),
+        repeat=arguments.repeat,
         engine=arguments.engine,
         serve=serve,
         folder=arguments.folder,
         env=os.environ,
-        window_s=_at_least(arguments.window, 0.5, "--window"),
+        window_s=arguments.window,
         say=say if arguments.verbose else lambda _: None,
         metered=meters.worth_starting(os.environ),
     )
@@ -243,12 +258,6 @@ def _sizes(text: str | None, nodes: int | None) -> tuple[int, ...]:
             "timing is no result"
         )
     return sizes
-
-
-def _at_least(value: Any, least: float, option: str) -> Any:
-    if not value >= least:
-        raise CommandError(f"expected {option} of at least {least:g}, got {value:g}")
-    return value
 
 
 # --- what is known -------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import getpass
 import os
 import re
 import time
@@ -14,29 +15,65 @@ from rms.client.commands import jobs
 from rms.client.connection import server_address
 from rms.formats.ids import fold_ids
 from rms.formats.nodelist import fold_slots
-from rms.wire.terminal import CommandError, columns, printable, publish
-from rms.wire.users import ALIVE, SHORT_STATES, JobRow
+from rms.wire.terminal import (
+    JOB_IDS,
+    CommandError,
+    columns,
+    completed_by,
+    printable,
+    publish,
+)
+from rms.wire.users import ALIVE, SHORT_STATES, JobRow, JobSelection
 
-HEADS = ["JOBID", "NAME", "STATE", "MODE", "NODES", "STEP", "NODELIST(REASON)"]
+COLUMNS = "ijuTmMlDsR"
+"""Fields of the default table."""
+
+ME = "--me"
 
 
 def add_queue(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms queue``."""
-    command.add_argument("id", nargs="?", help="ids with commas between: 7,8_[1-3]")
     add_filters(command)
-    known = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
+    fields = ", ".join(f"%%{letter} {head}" for letter, (head, _) in FIELDS.items())
     command.add_argument(
+        "-o",
         "--format",
         metavar="TEXT",
-        help=f"a line of each job, as squeue's: {known}; %%8i is 8 wide, %%.8i to the right",
+        help=f"a line of each job, as squeue's: {fields}; %%8i is 8 wide, %%.8i to the right",
     )
+    command.add_argument("--noheader", action="store_true", help="omit the header line")
+
+
+def add_ids(command: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    """Add the argument ``ID``."""
+    ids = command.add_argument("id", nargs=nargs, metavar="ID", help="like 7, 7_3 or 7_[1-3]")
+    completed_by(ids, JOB_IDS)
 
 
 def add_filters(command: argparse.ArgumentParser) -> None:
-    """Add what selects jobs beside their ids."""
-    command.add_argument("--state", metavar="STATE,...", help="as PENDING,RUNNING or PD,R; or all")
-    command.add_argument("--name", metavar="NAME,...")
-    command.add_argument("--user", metavar="NAME,...", help="the daemon's owner has all jobs")
+    """Add the arguments that select jobs: ids and filters, which are combined with *and*."""
+    add_ids(command, "*")
+    listed = command.add_argument("-j", "--jobs", metavar="ID,...", help="ids, comma-separated")
+    completed_by(listed, JOB_IDS)
+    state = command.add_argument(
+        "-t", "--state", metavar="STATE,...", help="as PENDING,RUNNING or PD,R; or all"
+    )
+    completed_by(state, lambda: [*SHORT_STATES.values(), "all"])
+    command.add_argument("-n", "--name", metavar="NAME,...", help="names of jobs")
+    users = command.add_mutually_exclusive_group()
+    users.add_argument(
+        "-u", "--user", metavar="USER,...", help="users; the daemon's owner has all jobs"
+    )
+    users.add_argument(
+        "--me", dest="user", action="store_const", const=ME, help="jobs of this user"
+    )
+
+
+def selection(arguments: argparse.Namespace) -> JobSelection:
+    """Return the selection that ids and filters specify."""
+    ids = ",".join([*arguments.id, *([arguments.jobs] if arguments.jobs else [])])
+    user = getpass.getuser() if arguments.user is ME else arguments.user
+    return JobSelection(ids or None, arguments.state, arguments.name, user)
 
 
 def queue(arguments: argparse.Namespace) -> int:
@@ -44,8 +81,9 @@ def queue(arguments: argparse.Namespace) -> int:
     form = arguments.format
     _check(form or "")
     server = server_address(arguments.server, os.environ)
-    state = ALIVE if arguments.state is None else arguments.state
-    rows = jobs(server, arguments.id, state=state, name=arguments.name, user=arguments.user)
+    wanted = selection(arguments)
+    state = ALIVE if wanted.state is None else wanted.state
+    rows = jobs(server, wanted.id, state=state, name=wanted.name, user=wanted.user)
     waiting: dict[tuple[str, str], list[JobRow]] = {}
     shown: list[tuple[str, JobRow]] = []
     for job in rows:
@@ -56,26 +94,15 @@ def queue(arguments: argparse.Namespace) -> int:
     for group in waiting.values():
         shown += [(name, group[0]) for name in fold_ids(job.id for job in group)]
     if form is None:
-        lines = columns(HEADS, [_row(name, job) for name, job in shown])
+        heads, values = zip(*(FIELDS[letter] for letter in COLUMNS), strict=True)
+        lines = columns(heads, [[value(name, job) for value in values] for name, job in shown])
     else:
         lines = [_fill(form, {letter: head for letter, (head, _) in FIELDS.items()})]
         for name, job in shown:
-            values = {letter: value(name, job) for letter, (_, value) in FIELDS.items()}
-            lines.append(_fill(form, values))
-    publish(arguments.json, msgspec.to_builtins(rows), lines)
+            cells = {letter: value(name, job) for letter, (_, value) in FIELDS.items()}
+            lines.append(_fill(form, cells))
+    publish(arguments.json, msgspec.to_builtins(rows), lines[arguments.noheader :])
     return 0
-
-
-def _row(name: str, job: JobRow) -> list[str]:
-    return [
-        name,
-        job.name,
-        job.state,
-        job.mode,
-        str(job.size or job.nodes_max),
-        f"{job.step}/{job.steps}" if job.steps else "",
-        _where(job),
-    ]
 
 
 def _where(job: JobRow) -> str:
@@ -91,11 +118,15 @@ def _date(at_s: float | None) -> str:
     return "N/A" if at_s is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at_s))
 
 
-def _run_time(job: JobRow) -> str:
+def _run_s(job: JobRow) -> float:
     """Return how long a job has run."""
     if job.start_s is None:
-        return hours(0.0)
-    return hours((time.time() if job.end_s is None else job.end_s) - job.start_s)
+        return 0.0
+    return (time.time() if job.end_s is None else job.end_s) - job.start_s
+
+
+def _limit(job: JobRow, used_s: float = 0.0) -> str:
+    return "UNLIMITED" if job.limit_s is None else hours(job.limit_s - used_s)
 
 
 def hours(length_s: float) -> str:
@@ -115,19 +146,24 @@ FIELDS: dict[str, tuple[str, Callable[[str, JobRow], str]]] = {
     "j": ("NAME", lambda name, job: job.name),
     "T": ("STATE", lambda name, job: job.state),
     "t": ("ST", lambda name, job: SHORT[job.state]),
-    "D": ("NODES", lambda name, job: str(job.size or job.nodes_max)),
+    "D": ("NODES", lambda name, job: job.nodes_words),
     "N": ("NODELIST", lambda name, job: fold_slots(job.nodes)),
     "R": ("NODELIST(REASON)", lambda name, job: _where(job)),
     "r": ("REASON", lambda name, job: job.reason or "None"),
     "a": ("ACCOUNT", lambda name, job: job.account or "None"),
     "Q": ("PRIORITY", lambda name, job: "" if job.priority is None else f"{job.priority:.0f}"),
-    "M": ("TIME", lambda name, job: _run_time(job)),
+    "u": ("USER", lambda name, job: job.user),
+    "m": ("MODE", lambda name, job: job.mode),
+    "M": ("TIME", lambda name, job: hours(_run_s(job))),
+    "l": ("TIME_LIMIT", lambda name, job: _limit(job)),
+    "L": ("TIME_LEFT", lambda name, job: _limit(job, _run_s(job))),
+    "s": ("STEP", lambda name, job: f"{job.step}/{job.steps}" if job.steps else ""),
     "V": ("SUBMIT_TIME", lambda name, job: _date(job.submit_s)),
-    "S": ("START_TIME", lambda name, job: _date(job.start_s)),
+    "S": ("START_TIME", lambda name, job: _date(job.start_s or job.expected_start_s)),
     "e": ("END_TIME", lambda name, job: _date(job.end_s)),
     "E": ("ENERGY_J", lambda name, job: f"{job.energy_j:.1f}"),
 }
-"""By squeue's letters; ``%E``, its list of dependencies, is the energy so far."""
+"""Fields by squeue's letters, except ``%E``: energy so far, ``%m``: mode and ``%s``: step."""
 
 _PLACE = re.compile(r"%(?:(\.?)([0-9]{1,3}))?(.|$)")
 
@@ -135,8 +171,8 @@ _PLACE = re.compile(r"%(?:(\.?)([0-9]{1,3}))?(.|$)")
 def _check(form: str) -> None:
     for place in _PLACE.finditer(form):
         if place[3] not in FIELDS:
-            known = ", ".join(f"%{letter}" for letter in FIELDS)
-            raise CommandError(f"--format: expected fields of {known}, got {place[0]!r}")
+            fields = ", ".join(f"%{letter}" for letter in FIELDS)
+            raise CommandError(f"--format: expected fields of {fields}, got {place[0]!r}")
 
 
 def _fill(form: str, values: Mapping[str, str]) -> str:

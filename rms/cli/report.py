@@ -28,7 +28,7 @@ Heads = Sequence[str]
 
 def add_report(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms report``."""
-    command.add_argument("folder", type=Path, metavar="DIR")
+    command.add_argument("folder", type=Path, metavar="DIR", help="where report.html is written")
     command.add_argument(
         "--journal",
         type=Path,
@@ -52,15 +52,15 @@ def report(arguments: argparse.Namespace) -> int:
     folder: Path = arguments.folder
     if folder.exists() and not folder.is_dir():
         raise CommandError(f"expected a folder, got {folder}, which is a file")
+    path = folder.absolute()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise CommandError(f"expected a folder that can be written, got {folder}")
     if arguments.source is None:
         return _of_jobs(arguments)
     try:
         found = _of_result(_read(arguments.source), arguments.source)
-        with tempfile.TemporaryDirectory() as scratch:
-            found.write(Path(scratch))  # all or nothing: what is no result leaves no folder either
-            folder.mkdir(parents=True, exist_ok=True)
-            for path in sorted(Path(scratch).iterdir()):
-                write_whole(folder / path.name, path.read_bytes())
+        target = found.write(folder)
     except OSError as error:
         raise CommandError(f"cannot write a report to {folder}: {error.strerror}", 1) from None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
@@ -69,7 +69,6 @@ def report(arguments: argparse.Namespace) -> int:
             f"{arguments.source}: expected the JSON of rms simulate or rms compare, "
             f"got one without a good {error}"
         ) from None
-    target = folder / "report.html"
     publish(arguments.json, {"page": str(target)}, [str(target)])
     return 0
 

@@ -18,7 +18,7 @@ from rms.studies.guim_model import Grid
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.studies.varysched import varysched
-from rms.wire.terminal import CommandError, publish, refuse_on
+from rms.wire.terminal import CommandError, at_least, completed_by, publish, refuse_on
 
 Experiment = Callable[[argparse.Namespace], tuple[dict[str, Any], list[str], bool]]
 """Given the options: the JSON, the tables, whether all that must hold does."""
@@ -61,7 +61,10 @@ OPTIONS = {
 
 def add_reproduce(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms reproduce``."""
-    command.add_argument("name", metavar="|".join(EXPERIMENTS))
+    name = command.add_argument(
+        "name", metavar="|".join(EXPERIMENTS), help="the experiment, by its authors or system"
+    )
+    completed_by(name, lambda: EXPERIMENTS)
     command.add_argument(
         "--data",
         type=Path,
@@ -74,7 +77,7 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--jobs",
-        type=_count,
+        type=at_least(1),
         metavar="N",
         help="simulations of posner and guim at once (default: cores)",
     )
@@ -101,7 +104,7 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--first",
-        type=_count_or_all,
+        type=at_least(0),
         metavar="N",
         help=f"jobs of each of guim's logs, the first ones; 0 for all (default: {Grid().first})",
     )
@@ -158,18 +161,6 @@ def _names(text: str) -> list[str]:
     if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"expected names like S0,S1, each once, got {text!r}")
     return names
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {text!r}")
-    return int(text)
-
-
-def _count_or_all(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {text!r}")
-    return int(text)
 
 
 def data_folder(options: argparse.Namespace) -> Path:

@@ -93,6 +93,7 @@ class Top(App[None]):
         Binding("f", "over", "Ended"),
         Binding("escape", "leave_find", show=False),
         Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),
     ]
 
     def __init__(self, server: str) -> None:
@@ -368,6 +369,6 @@ def details(line: JobLine) -> str:
         f"{line.ids} {job.name}{tasks}, {job.mode}, nodes {may}, submitted {clock(job.submit_s)}"
     )
     second = fold_slots(job.nodes) or job.reason
-    if line.starts_s is not None:
-        second = f"expected to start at {clock(line.starts_s)}: {second}"
+    if job.expected_start_s is not None:
+        second = f"expected to start at {clock(job.expected_start_s)}: {second}"
     return f"{printable(first)}\n{printable(second)}"

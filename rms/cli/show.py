@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from rms.cli.queue import add_ids
 from rms.client.commands import jobs
 from rms.client.connection import server_address
 from rms.drawings import clock
 from rms.formats.energy import Account, slurm_words
 from rms.formats.nodelist import fold_slots
+from rms.wire.rows import restart_words
 from rms.wire.terminal import columns, printable, publish
 from rms.wire.users import JobRow, ResizeRow
 
@@ -21,7 +23,7 @@ RESIZE_HEADS = ("RESIZE", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "M
 
 def add_show(command: argparse.ArgumentParser) -> None:
     """Add the argument of ``rms show``."""
-    command.add_argument("id")
+    add_ids(command)
 
 
 def show(arguments: argparse.Namespace) -> int:
@@ -45,12 +47,20 @@ def known_lines(job: JobRow) -> list[str]:
 
 
 def _known(job: JobRow) -> Iterator[tuple[str, str]]:
-    """Yield what is known, each with its name; nothing of what is not."""
+    """Yield the name and text of each fact that the daemon has about a job.
+
+    A node failure also requeues a job, so a running job shows the cost of a requeue.
+    """
     status = "" if job.exit_code is None else f", exit status {job.exit_code}"
-    yield "state", f"{job.resizing or job.state}{status}"
+    to, how = job.resize_to, job.resizing or "pending"
+    yield "state", f"{job.state}{status}" + ("" if to is None else f", resize to {to}: {how}")
     if job.reason:
         yield "reason", job.reason
+    if job.limit_s is not None:
+        yield "time limit", elapsed(job.limit_s)
     yield "submitted", clock(job.submit_s, day=True)
+    if job.expected_start_s is not None:
+        yield "expected start", clock(job.expected_start_s, day=True)
     if job.start_s is not None:
         yield (
             "started",
@@ -61,10 +71,10 @@ def _known(job: JobRow) -> Iterator[tuple[str, str]]:
     elif job.end_s is not None:
         yield "ended", clock(job.end_s, day=True)
     yield "nodes", _nodes(job)
-    if job.steps and job.state == "COMPLETED":  # after the last that it was seen at
-        yield "progress", f"all {job.steps:,} steps"
-    elif job.steps:
+    if job.steps:
         yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
+    if job.start_s is not None and job.end_s is None:
+        yield "if requeued", restart_words(job.restartable, job.step, job.steps)
     if job.seen:
         speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
         yield "steps a second", ", ".join(speeds)
@@ -77,7 +87,7 @@ def _known(job: JobRow) -> Iterator[tuple[str, str]]:
     for name in ("account", "answer", "profile", "output", "summary"):
         if value := getattr(job, name):
             yield name, str(value)
-    if job.priority is not None:
+    if job.priority:
         yield "priority", f"{job.priority:g}"
     if job.frequency is not None:
         yield "frequency", f"{job.frequency:.0%} of the highest"

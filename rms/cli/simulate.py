@@ -10,10 +10,11 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from rms.cli.engines import add_policy
 from rms.cli.workloads import Workload, candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
 from rms.core.model import JobSpec, Mode, NodePower, Site
-from rms.core.policies import DEFAULT, PolicyError, named
+from rms.core.policies import PolicyError, named
 from rms.core.powercap import added_w, check_cap
 from rms.formats.config import FileError
 from rms.formats.joblog import Unit
@@ -24,7 +25,7 @@ from rms.sim.classes import by_class, class_lines
 from rms.sim.failures import failing
 from rms.sim.run import chosen, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes
-from rms.wire.terminal import check_writable, publish, refuse_on, say
+from rms.wire.terminal import at_least, check_writable, positive, publish, refuse_on, say, seconds
 
 PASSES = """after every event, submissions before all else of their time; once an instant; after
 every event, submissions after all else"""
@@ -39,8 +40,8 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = SACCT_HELP
     add = command.add_argument
-    add("--workload", type=Path, metavar="FILE.toml")
-    add("--trace", type=Path, metavar="FILE.swf[.gz]")
+    add("--workload", type=Path, metavar="FILE.toml", help="jobs of a workload file")
+    add("--trace", type=Path, metavar="FILE.swf[.gz]", help="jobs of a trace, in SWF")
     add(
         "--sacct",
         type=Path,
@@ -56,22 +57,26 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         "daemon, has recorded of them",
     )
     add("--journal", type=Path, metavar="FILE", help="of a daemon that does not run now")
-    add("--hours", type=float, metavar="H", help="only tasks of the last hours of the record")
+    add("--hours", type=positive, metavar="H", help="only tasks of the last hours of the record")
     add("--governor", choices=("high", "low"), help="of --strategy; default: as it was")
     add("--by", choices=get_args(Unit), default="nodes", help="what a size of --sacct counts")
-    add("--cluster", type=Path, metavar="FILE.toml")
+    add("--cluster", type=Path, metavar="FILE.toml", help="nodes, as of rms serve")
     add(
         "--processors",
-        type=int,
+        type=at_least(1),
         metavar="P",
         help="default: the trace's, or the most that jobs of --sacct held at once",
     )
-    add("--policy", default=DEFAULT, metavar="NAME|FILE.toml")
+    add_policy(add)
     add("--mode", metavar="MODE[,MODE...]", help="what jobs allow; several with --malleable")
     add("--order", choices=("fcfs", "sjbf"), help="of the jobs behind the first waiting one")
-    add("--estimates", choices=("requested", "exact"))
+    add(
+        "--estimates",
+        choices=("requested", "exact"),
+        help="run times that the policy expects: requested limits, or those of the workload",
+    )
     add("--passes", choices=get_args(Passes), default="per-event", help=PASSES)
-    add("--per-job", type=Path, metavar="OUT.csv")
+    add("--per-job", type=Path, metavar="OUT.csv", help="a row for each job")
     add(
         "--malleable",
         metavar="PCT[,PCT...]",
@@ -89,8 +94,8 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         help="part of a run time that is not parallel; the first is used, the others are tried "
         "(default: 0.05,0.01,0.2)",
     )
-    add("--mtbf", type=float, metavar="H", help="each node fails that often")
-    add("--repair", type=float, default=1.0, metavar="H", help="and is back after")
+    add("--mtbf", type=positive, metavar="H", help="each node fails that often")
+    add("--repair", type=seconds, default=1.0, metavar="H", help="and is back after")
     add("--power-cap", metavar="W", help="power that the cluster is not to pass")
     add("--seed", type=int, default=1, metavar="X", help="of the failures")
     add("--figure", type=Path, metavar="FILE.png", help="of --malleable")
@@ -196,8 +201,6 @@ def _failures(
     """Return the failures that are asked for."""
     if arguments.mtbf is None:
         return []
-    if arguments.mtbf <= 0 or arguments.repair < 0:
-        raise FileError(f"expected hours above 0 between failures, got {arguments.mtbf}")
     if arguments.cluster is None:
         raise FileError("expected --cluster FILE.toml with --mtbf: counted processors do not fail")
     horizon_s = max(spec.submit_s for spec in specs) + 3600.0 * 24 * 365

@@ -68,8 +68,6 @@ def _record(arguments: argparse.Namespace) -> Record:
             entries = journal.recorded()
     since_s = 0.0
     if arguments.hours is not None:
-        if not arguments.hours > 0.0:
-            raise FileError(f"expected hours above 0, got {arguments.hours:g}")
         since_s = max((each.at_s for each in entries), default=0.0) - 3600.0 * arguments.hours
     return past_tasks(entries, since_s)
 

@@ -11,9 +11,11 @@ import sys
 import uvicorn
 
 from rms.client.connection import ask, server_address
+from rms.daemon.connections import BACKLOG, REQUEST_S, bounded
+from rms.daemon.sockets import raise_open_files
 from rms.web.app import Bridge
 from rms.wire.live import LIVE_PATH, Live, LiveQuery
-from rms.wire.terminal import CommandError, publish
+from rms.wire.terminal import CommandError, at_least, publish
 
 HOST = "127.0.0.1"
 
@@ -21,20 +23,23 @@ HOST = "127.0.0.1"
 def add_web(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms web``."""
     command.add_argument(
-        "--port", type=int, default=0, metavar="P", help="of 127.0.0.1 (default: any that is free)"
+        "--port",
+        type=at_least(0, 65535),
+        default=0,
+        metavar="P",
+        help="of 127.0.0.1 (default: any that is free)",
     )
 
 
 def web(arguments: argparse.Namespace) -> int:
     """``rms web``: serve the page until interrupted."""
-    if not 0 <= arguments.port <= 65535:
-        raise CommandError(f"expected a --port of 0 to 65535, got {arguments.port}")
     server = server_address(arguments.server, os.environ)
     ask(Live, server, "POST", LIVE_PATH, LiveQuery())
     try:
         listening = socket.create_server((HOST, arguments.port))
     except OSError as error:
-        raise CommandError(f"cannot listen on {HOST}:{arguments.port}: {error.strerror}") from None
+        why = str(error.strerror).partition(" (")[0]  # which names the address again
+        raise CommandError(f"cannot listen on {HOST}:{arguments.port}: {why}") from None
     with listening:
         port, token = listening.getsockname()[1], secrets.token_urlsafe(18)
         address = f"http://{HOST}:{port}/#token={token}"
@@ -44,9 +49,16 @@ def web(arguments: argparse.Namespace) -> int:
         publish(arguments.json, {"address": address, "port": port}, lines)
         sys.stdout.flush()  # whoever started it may wait for the address
         config = uvicorn.Config(
-            Bridge(server, token).app(), log_level="critical", lifespan="off", access_log=False,
+            Bridge(server, token).app(),
+            http=bounded(raise_open_files() * 3 // 4, answer_s=None),  # a page's stream is endless
+            ws="none",
+            timeout_keep_alive=int(REQUEST_S),
+            backlog=BACKLOG,
+            log_level="critical",
+            lifespan="off",
+            access_log=False,
             timeout_graceful_shutdown=1,
-        )  # fmt: skip
+        )
         uvicorn.Server(config).run(sockets=[listening])
     return 0
 

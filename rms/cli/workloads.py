@@ -57,8 +57,6 @@ def read_inputs(
         raise FileError(f"expected --sacct with --by {arguments.by}")
     if arguments.cluster is not None and arguments.processors is not None:
         raise FileError("expected either --cluster FILE.toml or --processors P, got both")
-    if arguments.processors is not None and arguments.processors < 1:
-        raise FileError(f"expected at least 1 processor, got {arguments.processors}")
     processors = arguments.processors
     log: JobLog | None = None
     notes: dict[str, Any] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rms.client.connection import ask
+from rms.wire.rows import restart_words
 from rms.wire.users import OVER, JobIds, JobRow, JobSelection, ResizeAnswer, ResizeCommand
 
 
@@ -36,23 +37,33 @@ def actions(job: JobRow, ids: str) -> list[Action]:
         if job.nodes
         else "it waits and will not run"
     )
-    found = [Action("cancel", "Cancel", f"Cancel job {ids} ({job.name}): {end}.")]
+    choices = [Action("cancel", "Cancel job", f"Cancel job {ids} ({job.name}): {end}.")]
     if runs and job.mode in ("malleable", "flexible") and job.nodes_max > job.nodes_min:
         say = (
             f"Resize job {ids} ({job.name}), which has {nodes}, to another number from "
             f"{job.nodes_min} to {job.nodes_max}: it goes on there from its next resize point."
         )
-        found.append(Action("resize", "Resize", say, job.size))
+        choices.append(Action("resize", "Resize", say, job.size))
     if runs:
-        say = f"Requeue job {ids} ({job.name}): it ends at a checkpoint and waits again."
-        found.append(Action("requeue", "Requeue", say))
+        choices.append(
+            Action("requeue", "Requeue", f"Requeue job {ids} ({job.name}): {requeue_words(job)}.")
+        )
     if job.state == "PENDING" and job.reason.startswith("JobHeldUser"):
         say = f"Release job {ids} ({job.name}): it starts when its turn comes."
-        found.append(Action("release", "Release", say))
+        choices.append(Action("release", "Release", say))
     elif job.state == "PENDING":
         say = f"Hold job {ids} ({job.name}): it does not start until it is released."
-        found.append(Action("hold", "Hold", say))
-    return found
+        choices.append(Action("hold", "Hold", say))
+    return choices
+
+
+def requeue_words(job: JobRow) -> str:
+    """Return what the effect of requeueing a job is."""
+    end = (
+        "it ends at a checkpoint and waits again" if job.restartable else "it ends and waits again"
+    )
+    where = restart_words(job.restartable, job.step, job.steps)
+    return f"{end}; {where}"
 
 
 def act(server: str, do: str, ids: str, nodes: int) -> str:

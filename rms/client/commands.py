@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
@@ -16,6 +17,7 @@ import msgspec
 
 from rms.client.connection import ServerError, ask, sendable
 from rms.client.launch import strip_options
+from rms.formats.ids import fold_ids
 from rms.formats.jobscript import Options, ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
 from rms.wire.users import (
@@ -69,10 +71,8 @@ def script_of(command: Sequence[str]) -> str:
 
     One that begins with a launcher is a script's launcher line as it is.
     """
-    if command[0] in LAUNCHERS:
-        return f"#!/bin/sh\nexec {shlex.join(command)}\n"
-    line = shlex.join([sys.executable, "-m", "rms", "launch", "--", *command])
-    return f"#!/bin/sh\nexec {line}\n"
+    words = command if command[0] in LAUNCHERS else ["srun", "--", *command]
+    return f"#!/bin/sh\nexec {shlex.join(words)}\n"
 
 
 def launcher_words(text: str) -> list[str]:
@@ -80,17 +80,17 @@ def launcher_words(text: str) -> list[str]:
 
     Nor where the shell would put something in place of its words.
     """
-    found: list[list[str]] = []
-    for line in text.replace("\\\n", " ").splitlines():
+    commands: list[list[str]] = []
+    for line in text.replace("\\\n", " ").split("\n"):
         with contextlib.suppress(ValueError):
             words = shlex.split(line, comments=True)
+            # Single quotes prevent an expansion.
+            expanded = _EXPANDED.search(line) and line != shlex.join(words)
             if words[:1] == ["exec"]:
                 words = words[1:]
             if words and words[0] in LAUNCHERS:
-                found.append([] if _EXPANDED.search(line) else strip_options(words[1:])[0])
-            elif words[1:4] == ["-m", "rms", "launch"]:
-                found.append(words[words.index("--") + 1 :])
-    return found[0] if len(found) == 1 else []
+                commands.append([] if expanded else strip_options(words[1:])[0])
+    return commands[0] if len(commands) == 1 else []
 
 
 def submit(
@@ -103,7 +103,12 @@ def submit(
 ) -> JobIds:
     """Submit a script; return the ids of its jobs, and what the daemon has to say of it."""
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
-    given = msgspec.convert(options, SubmitOptions, from_attributes=True)
+    if options.time_s == math.inf:  # JSON has no infinity
+        options = replace(options, time_s=0.0)
+    try:
+        sent_options = msgspec.convert(options, SubmitOptions, from_attributes=True)
+    except msgspec.ValidationError as error:
+        raise ScriptError(f"expected options in range, got: {error}") from None
     folder, words = cwd or Path.cwd(), launcher_words(text)
     stated = parse_text(text, name).options
     within = folder / (options.chdir or stated.chdir or "")
@@ -114,7 +119,7 @@ def submit(
         name,
         str(folder),
         keep,
-        given,
+        sent_options,
         words,
         "" if program is None else program.sha256,
         _profile_text(folder / wanted) if wanted.endswith(".json") else "",
@@ -160,27 +165,42 @@ def unfinished(server: str, wanted: str, hold_s: float, *, lines: bool = False) 
     return ask(WaitAnswer, server, "POST", WAIT_PATH, WaitQuery(wanted, lines, hold_s)).left
 
 
-def wait_for(server: str, wanted: str, say: Callable[[str], None] | None = None) -> int:
+def wait_for(
+    server: str, wanted: str, say: Callable[[str], None], *, only_failed: bool = False
+) -> int:
     """Return when the jobs are over: 0 if all are COMPLETED, else the highest of their statuses.
 
     That of one that did not complete is its script's, or 1 where that is 0 or it has none.
 
     Args:
-        say: told the last line of each job's output.
+        say: called with the result of each job.
+        only_failed: report only jobs that did not complete.
     """
     while unfinished(server, wanted, HOLD_S):
         pass
-    if say is not None:  # the lines wait for the last readings of meters
+    if not only_failed:  # the lines wait for the last readings of meters
         unfinished(server, wanted, SUMMARY_S, lines=True)
-    rows = jobs(server, wanted)
+    rows, results = jobs(server, wanted), dict[str, list[str]]()
     for job in rows:
-        if say is not None and job.summary:
+        if job.summary and not only_failed:
             say(job.summary)
+        elif job.state != "COMPLETED" or not only_failed:
+            why = f" ({job.reason})" if job.reason else ""
+            status = "" if job.exit_code is None else f", exit status {job.exit_code}"
+            results.setdefault(f"{job.state}{why}{status}", []).append(job.id)
+    for result, ids in results.items():
+        for name in fold_ids(ids):
+            say(f"job {name} {result}")
     return _status(rows)
 
 
-def follow(server: str, wanted: str, out: BinaryIO) -> tuple[int, JobRow]:
+def follow(
+    server: str, wanted: str, out: BinaryIO, say: Callable[[str], None]
+) -> tuple[int, JobRow]:
     """Copy a job's output as it grows, until the job is over; return its status and its row.
+
+    Args:
+        say: called with the reason if the job has not started.
 
     Raises:
         ServerError: it is not one job, or its output cannot be read here.
@@ -189,6 +209,8 @@ def follow(server: str, wanted: str, out: BinaryIO) -> tuple[int, JobRow]:
     if len(rows) != 1:
         raise ServerError(f"expected the id of one job, got {wanted}, of {len(rows)}")
     path, files = Path(rows[0].output), list[BinaryIO]()
+    if rows[0].state == "PENDING":
+        say(f"job {rows[0].id} waits: {rows[0].reason}")
 
     def copy() -> None:
         try:

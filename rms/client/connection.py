@@ -60,6 +60,9 @@ def ask(
 def _exchange(server: str, method: str, path: str, body: object, token: str) -> bytes:
     if not token and not server.startswith("unix:"):
         token = _server_token(os.environ)
+        if not token:
+            where = f"{TOKEN_VARIABLE}, or {state_folder(os.environ) / 'token'}"
+            raise ServerError(f"expected the token of the daemon at {server} ({where}), got none")
     try:
         data = b"" if body is None else msgspec.json.encode(body)
     except UnicodeEncodeError as error:

@@ -22,6 +22,7 @@ from rms.wire.messages import (
     StepNumber,
     StepState,
 )
+from rms.wire.mpiexec import is_program
 
 T = TypeVar("T")
 
@@ -40,7 +41,9 @@ VALUES_TAKEN = dict.fromkeys(WITH_ONE_VALUE.split(), 1) | dict.fromkeys(WITH_TWO
 
 def add_launch(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms launch``."""
-    command.add_argument("--as", dest="launcher", metavar="NAME")
+    command.add_argument(
+        "--as", dest="launcher", metavar="NAME", help="the launcher whose options are ignored"
+    )
 
 
 def launch(arguments: argparse.Namespace) -> int:
@@ -60,6 +63,8 @@ def launch(arguments: argparse.Namespace) -> int:
             )
     if not command:
         raise ServerError("expected a command after --, got none")
+    if not is_program(command[0], Path.cwd(), env.get("PATH", os.defpath)):
+        raise ServerError(f"expected a program that can be run, got {command[0]!r}", 127)
     body = LaunchRequest(
         command, str(Path.cwd()), sendable(env), own_output(1), own_output(2), os.urandom(8).hex()
     )
@@ -98,6 +103,6 @@ def own_output(number: int) -> str | None:
 def strip_options(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split a launcher's own options from the command after them."""
     at = 0
-    while at < len(words) and words[at].startswith("-"):
+    while at < len(words) and words[at].startswith("-") and words[at] != "--":
         at += 1 + VALUES_TAKEN.get(words[at], 0)
-    return list(words[at:]), list(words[:at])
+    return list(words[at:])[words[at : at + 1] == ["--"] :], list(words[:at])

@@ -121,9 +121,9 @@ def present_jobs(now: Snapshot) -> list[list[str]]:
         [
             job.id,
             job.name,
-            job.resizing or job.state,
+            job.state,
             job.mode,
-            str(job.size or job.nodes_max),
+            job.nodes_words,
             f"{job.step}/{job.steps}" if job.steps else "",
             f"{job.energy_j:.0f}",
             Account.of(job.energy).cells[1],

@@ -6,6 +6,7 @@ import base64
 import html
 import re
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from pathlib import Path
 
 from rms import drawings
@@ -39,14 +40,24 @@ NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?(s|J|kJ|MJ|GJ|W|%|MB|
 
 def page(title: str, parts: Iterable[str]) -> str:
     """Return the page; ``parts`` are what the other functions return."""
-    name = html.escape(title)
+    name, style, script = html.escape(title), STYLE + drawings.STYLE, SCRIPT.read_text()
+    rules = (
+        f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
+        "base-uri 'none'; form-action 'none'"
+    )
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{name}</title>\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{rules}">\n'
         '<meta name="viewport" content="width=device-width">\n'
-        f"<style>{STYLE}{drawings.STYLE}</style></head>\n<body><main><h1>{name}</h1>\n{body}\n"
-        f"</main><script>{SCRIPT.read_text()}</script></body></html>\n"
+        f"<style>{style}</style></head>\n<body><main><h1>{name}</h1>\n{body}\n"
+        f"</main><script>{script}</script></body></html>\n"
     )
+
+
+def _hash(text: str) -> str:
+    """Return the source expression that permits an inline style or script."""
+    return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
 def heading(text: str, level: int = 2) -> str:

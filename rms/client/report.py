@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import html
-import io
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from rms.client.page import heading, page, paragraph, table
 from rms.core.joules import BOOT, OFF
 from rms.drawings import Window
 from rms.plots import History, gantt, power_over_time
-from rms.wire.files import write_whole
+from rms.wire.files import csv_text, write_whole
 from rms.wire.users import EnergyRow, NodeSpan
 
 MOST_ROWS = 1000
@@ -62,9 +62,7 @@ class Report:
 
     def table(self, name: str, heads: Sequence[str], rows: Rows) -> None:
         """Enter a table; the file is called so."""
-        text = io.StringIO()
-        csv.writer(text).writerows([heads, *rows] if heads else rows)
-        self.files[f"{name}.csv"] = text.getvalue()
+        self.files[f"{name}.csv"] = csv_text([heads, *rows] if heads else rows)
         self.parts.append(table(heads, rows[:MOST_ROWS]))
         if len(rows) > MOST_ROWS:
             self.say(f"The first {MOST_ROWS:,} of {len(rows):,} rows; all are in {name}.csv.")
@@ -78,14 +76,23 @@ class Report:
         """Write it; return the page's path. The page comes last: where it is, all is.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: it cannot be written; a folder that did not exist before is deleted.
         """
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in self.files.items():
-            write_whole(folder / name, text)
-        for name, draw in self.figures.items():
-            draw(folder / name)
-        write_whole(folder / "report.html", page(self.title, self.parts))
+        files: dict[str, str | bytes] = dict(self.files)
+        with tempfile.TemporaryDirectory() as scratch:
+            for name, draw in self.figures.items():
+                draw(Path(scratch) / name)
+                files[name] = (Path(scratch) / name).read_bytes()
+        new = not folder.exists()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in files.items():
+                write_whole(folder / name, content)
+            write_whole(folder / "report.html", page(self.title, self.parts))
+        except OSError:
+            if new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
         return folder / "report.html"
 
     # --- drawings ----------------------------------------------------------------------------
@@ -130,11 +137,9 @@ class Report:
             {"cluster": history}, path, "power of the cluster"
         )
         spans = [*history.spans, *history.power_spans]
-        self.files[f"{name}nodes.csv"] = _csv(
-            ("node", "job", "start_s", "end_s"),
-            [(span.node, span.job, span.start_s, span.end_s) for span in spans],
-        )
-        self.files[f"{name}power.csv"] = _csv(("at_s", "watts"), history.power_w)
+        rows = [(span.node, span.job, span.start_s, span.end_s) for span in spans]
+        self.files[f"{name}nodes.csv"] = csv_text([("node", "job", "start_s", "end_s"), *rows])
+        self.files[f"{name}power.csv"] = csv_text([("at_s", "watts"), *history.power_w])
 
     def tasks(self, array: str, states: Mapping[int, str]) -> None:
         """Enter the tasks of an array as cells."""
@@ -238,9 +243,3 @@ def _on_node(
         for at_s, words in marks.get(span.job, ())
         if span.start_s <= at_s <= (at_s if span.end_s is None else span.end_s)
     ]
-
-
-def _csv(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    text = io.StringIO()
-    csv.writer(text).writerows([heads, *rows])
-    return text.getvalue()

@@ -82,7 +82,10 @@ class EnergyBooks:
         self._names, self._shared = cluster.names, bool(cluster.shared)
         self._index = {name: host for host, name in enumerate(cluster.hosts)}
         self._hosts = {cluster.nodes_of[name][0]: name for name in cluster.hosts}
-        self._booked = {name: None for host in cluster.hosts for name in cluster.booked(host)}
+        idle_w = {name: 0.0 for host in cluster.hosts for name in cluster.booked(host)}
+        for name, model in zip(self._index, self.ledger.power, strict=True):
+            idle_w[name] = model.idle_w
+        self.measured.idle_w = idle_w
 
     # --- what happens ------------------------------------------------------------------------
 
@@ -160,6 +163,10 @@ class EnergyBooks:
         measured, spans = self.measured, self.measured.spans
         booked_s = measured.booked_s
         measured.until_s = max(booked_s.values(), default=measured.until_s)
+        for host in measured.hosts.values():
+            for device in host.devices.values():
+                for source, error_j in device.errors_j.items():
+                    measured.errors_j[source] = measured.errors_j.get(source, 0.0) + error_j
         for row in sums:
             spans.totals.load(row)
         spans.restore(rows, booked_s)
@@ -186,10 +193,7 @@ class EnergyBooks:
         return {JobId(each) for each in found if each not in others and not is_task(each)}
 
     def _open(self, at_s: float) -> None:
-        idle_w = dict.fromkeys(self._booked, 0.0)
-        for name, model in zip(self._index, self.ledger.power, strict=True):
-            idle_w[name] = model.idle_w
-        self.measured.spans.open(at_s, idle_w)
+        self.measured.spans.open(at_s, self.measured.idle_w)
 
     def _node_w(self, name: str) -> float:
         """Return what the model says of a node (of a shared host: without its jobs)."""
@@ -250,15 +254,19 @@ class EnergyBooks:
         return self.ledger.power_w + sum(
             watts - (spans.on(name)[-1].watts if shared else self._node_w(name))
             for name, watts in measured_w.items()
-            if name in self._booked
+            if name in self.measured.idle_w
         )
 
     @property
     def power_source(self) -> str:
         """Where power comes from now: what measures nodes, ``model`` where not all are."""
         sources = self.measured.sources
-        found = {word for name in self._booked for word in sources.get(name, MODEL).split(" and ")}
-        return " and ".join(sorted(found, key=lambda word: (word == MODEL, word)))
+        names = {
+            source
+            for node in self.measured.idle_w
+            for source in sources.get(node, MODEL).split(" and ")
+        }
+        return " and ".join(sorted(names, key=lambda source: (source == MODEL, source)))
 
     def job_j(self, job_id: JobId, now_s: float) -> float:
         """Return a job's energy up to a time, should nothing happen until then."""
@@ -279,6 +287,11 @@ class EnergyBooks:
         model = self.ledger.books(max(now_s, self.measured.until_s))
         found = self._corrected(model, {})
         parts = self._parts(self.measured.spans.totals.measured, found.cluster_j)
+        errors_j = self.measured.errors_j  # without the uncertainty of the split
+        parts = [
+            msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
+            for part in parts
+        ]
         return msgspec.structs.replace(found, sources=parts)
 
     @property

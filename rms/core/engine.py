@@ -12,11 +12,14 @@ from rms.core.events import (
     Event,
     JobDecision,
     Later,
+    NodeUp,
     Reason,
     Resize,
     ResizeAsked,
     ResizePoint,
     Submitted,
+    free_words,
+    node_words,
 )
 from rms.core.idle import Idle
 from rms.core.model import JobId, Site
@@ -51,6 +54,7 @@ class Engine:
             )
         self._explained: dict[JobId, Later] | None = None
         self._view: View | None = None
+        self._starts: tuple[View, int, dict[JobId, float]] | None = None
         self.policy = policy
 
     @property
@@ -139,6 +143,8 @@ class Engine:
         return wanted.get(event.job) if wanted and isinstance(event, ResizePoint) else None
 
     def _triggers(self, event: Event) -> bool:
+        if isinstance(event, NodeUp) and event.more:
+            return False
         kind = Submitted if type(event) in holds.EVENTS else type(event)
         return kind in self._policy.triggers
 
@@ -179,7 +185,8 @@ class Engine:
 
         A driver enters a :class:`rms.core.events.Ticked` then.
         """
-        return inf if self._policy.always_on else self._policy.look_s(self.state)
+        look_s = inf if self._policy.always_on else self._policy.look_s(self.state)
+        return min(look_s, self.state.renewal_s)
 
     def explain(self, job_id: JobId) -> Later | None:
         """Return why a job waits, None if it does not."""
@@ -188,7 +195,8 @@ class Engine:
             held = holds.waits_for(self.state, self.state.held[job_id], self.state.now_s)
             return held or Later(job_id, "BeginTime: its time has come", Reason.BEGIN)
         if too_wide is not None:
-            reason = f"TooWide: needs {too_wide.least} nodes, there are {self.state.nodes} now"
+            there = node_words(self.state.nodes)
+            reason = f"TooWide: needs {too_wide.least} nodes, the cluster has {there}"
             return Later(job_id, reason, Reason.TOO_WIDE)
         if job is None:
             return None
@@ -201,10 +209,17 @@ class Engine:
 
     def expected_starts(self, depth: int) -> dict[JobId, float]:
         """Return when the first waiting jobs are expected to start, as far as that is known."""
-        view = self._seen()
+        view, cached = self._seen(), self._starts
         if view is None:
             return {}
-        return expected_starts(view.state, view.room, islice(view.queue, depth), view.running)
+        if cached is not None and cached[0] is view and cached[1] == depth:
+            return cached[2]
+        starts = expected_starts(view.state, view.room, islice(view.queue, depth), view.running)
+        reserved = self._policy.reservation(view)
+        if reserved is not None and reserved[1] < starts.get(reserved[0], inf):
+            starts[reserved[0]] = reserved[1]  # running jobs may shrink for it
+        self._starts = view, depth, starts
+        return starts
 
     def _seen(self) -> View | None:
         """Return what the policy sees the waiting jobs in, worked out once after each change."""
@@ -219,34 +234,36 @@ def asked_for(state: State, event: ResizeAsked, policy: Policy) -> JobDecision:
     size, have = event.size, job.size
     refusal = None
     if not job.spec.mode.resizable:
-        refusal = f"never: a {job.spec.mode} job is not resized"
-    elif event.auto:
+        return Later(event.job, f"a {job.spec.mode} job is not resized", Reason.IMPOSSIBLE)
+    if event.auto:
         return Later(event.job, "the policy chooses its size again", Reason.BY_POLICY)
-    elif size not in job.spec.sizes():
-        sizes = f"{job.spec.nodes_min} to {job.spec.nodes_max}"
-        refusal = f"never: expected a size of {sizes} nodes, got {size}"
-    elif not job.resizable_now:
+    if size not in job.spec.sizes() or size > state.nodes:
+        low, high = job.spec.nodes_min, min(job.spec.nodes_max, state.nodes)
+        sizes = (f"{low} to " if low < high else "") + node_words(high)
+        reason = f"expected a size of {sizes}, got {size}"
+        return Later(event.job, reason, Reason.IMPOSSIBLE)
+    if not job.resizable_now:
         if event.holds and job.requested_size is None and not job.rests:
             return Later(event.job, "waits for its first resize point", Reason.RESIZE_POINT)
-        refusal = "later: it has not reached a resize point, is being resized, or rests after that"
+        refusal = "it has not reached a resize point, is being resized, or rests after that"
     elif event.nodes:
         held = set(job.nodes)
         if any(n not in held and not state.vacant[n] for n in event.nodes) or state.counted:
-            refusal = "later: wants nodes that are not free"
+            refusal = "wants nodes that are not free"
     elif size - have > state.free_count:
-        off = f", {len(state.off)} are off" if state.off else ""
-        refusal = f"later: wants {size - have} nodes, {state.free_count} are free{off}"
+        off = f", {len(state.off)} off" if state.off else ""
+        refusal = f"wants {node_words(size - have)} more, {free_words(state.free_count)}{off}"
     elif size == have:
-        refusal = f"it has {size} nodes already"
+        refusal = f"it has {node_words(size)} already"
     if refusal is None and state.power_cap_w is not None:
         more_w, budget = growth_w(state, job, size, event.nodes), PowerBudget(state)
         if not budget.covers(more_w):
             left_w = max(0.0, budget.left_w)
-            refusal = f"later: PowerCap: takes {more_w:.4g} W more, {left_w:.4g} W are left"
+            refusal = f"PowerCap: takes {more_w:.4g} W more, {left_w:.4g} W are left"
     if refusal is not None:
         return Later(event.job, refusal, Reason.REFUSED)
     nodes = event.nodes or policy.place(state, job, size)
     if nodes and not event.nodes and len(nodes) != size:
-        reason = f"later: nodes are free, but the power of a job on {size} fits on too few"
+        reason = f"nodes are free, but the power of a job on {size} fits on too few"
         return Later(event.job, reason, Reason.REFUSED)
     return Resize(event.job, nodes, "asked for by a user", count=size if state.counted else 0)

@@ -107,6 +107,7 @@ class Requeued(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     job: JobId
+    reason: str = ""
 
 
 class HeldByUser(msgspec.Struct, frozen=True, tag=True):
@@ -147,11 +148,16 @@ class NodeDown(msgspec.Struct, frozen=True, tag=True):
     node: Node
 
 
-class NodeUp(msgspec.Struct, frozen=True, tag=True):
-    """A node is back."""
+class NodeUp(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """A node is back.
+
+    Attributes:
+        more: whether other nodes come back in the same instant: the policy decides after the last.
+    """
 
     at_s: float
     node: Node
+    more: bool = False
 
 
 class NodeBooted(msgspec.Struct, frozen=True, tag=True):
@@ -308,6 +314,7 @@ class Reason(StrEnum):
     USER = "User"
     RESIZE_POINT = "ResizePoint"
     REFUSED = "Refused"
+    IMPOSSIBLE = "Impossible"
     BY_POLICY = "ByPolicy"
 
 
@@ -346,6 +353,20 @@ class Resize(msgspec.Struct, frozen=True, tag=True, gc=False):
     def size(self) -> int:
         """How many nodes."""
         return self.count or len(self.nodes)
+
+
+NO_RESIZE = (Reason.REFUSED, Reason.IMPOSSIBLE)
+"""Codes of a refused resize request: refused now, and impossible for the job."""
+
+
+def node_words(number: int, verb: bool = False) -> str:
+    """Return ``1 node``, ``2 nodes``; with a verb ``1 node is``, ``2 nodes are``."""
+    return f"1 node{' is' * verb}" if number == 1 else f"{number} nodes{' are' * verb}"
+
+
+def free_words(number: int) -> str:
+    """Return ``1 is free``, ``2 are free``."""
+    return f"{number} {'is' if number == 1 else 'are'} free"
 
 
 class Later(msgspec.Struct, frozen=True, tag=True):

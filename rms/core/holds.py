@@ -96,7 +96,7 @@ def withdrawn(state: State, event: Withdrawn) -> None:
 
 def as_seen(state: State, events: Sequence[Event]) -> Sequence[Event]:
     """Return events as a policy is told of them: jobs are handed in when they come to the queue."""
-    if not state.held and not any(type(event) in EVENTS for event in events):
+    if not (state.held or state.too_wide) and not any(type(event) in EVENTS for event in events):
         return events
     return [_seen(state, event) for event in events]
 

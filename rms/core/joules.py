@@ -50,7 +50,8 @@ class Share:
     """Measured energy of one owner or span from one source.
 
     Attributes:
-        uncertainty_j: half-width of ``joules``, about 95 %; added up, as if all errors were one.
+        uncertainty_j: half-width of ``joules``, about 95 %, plus the largest possible error of the
+            split for an estimate; a sum, as if all errors were fully correlated.
         estimate: some of it is a part of a device that several nodes share.
     """
 

@@ -41,6 +41,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         nodes_min, nodes_max, preferred: sizes in nodes.
         speedup: run time against nodes, or None where nothing is known.
         limit_s: time limit, or None.
+        assumed_s: run time for planning only, without a limit or known run time; None: unlimited.
         resize_every_s: running time from one resize point to the next; None where it has none.
         resize_parts: equal parts of its work; a resize point lies between two. None where that is
             not known.
@@ -57,10 +58,12 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         expected_bandwidth_gb_s: what policies take it to be, None for the same.
         operating_points: time and power over frequency, rising; empty where that is not known.
         hold: it is held from its submission on, until a user releases it.
+        wait_for_nodes: on a cluster with too few nodes it waits for a larger one.
         begin_s: when it may start at the earliest, or None.
         account: whose usage its nodes count as.
         after, after_any: what has to be over before it starts: all of them, or any.
         nodelist, exclude: names of the only nodes it may have, and of those that it may not.
+        priority: waiting jobs with a higher priority start first, under every policy.
     """
 
     id: JobId
@@ -83,12 +86,15 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
     expected_bandwidth_gb_s: float | None = None
     operating_points: tuple[OperatingPoint, ...] = ()
     hold: bool = False
+    wait_for_nodes: bool = False
     begin_s: float | None = None
     after: tuple[Dependency, ...] = ()
     after_any: bool = False
     account: str = ""
     nodelist: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    priority: int = 0
+    assumed_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.preferred <= self.nodes_max:
@@ -122,7 +128,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         return self.run_s if self.speedup is None else self.speedup.time(n)
 
     def expected_s(self, n: int, *, exact: bool = False) -> float:
-        """Return how long a job may run: its limit, else what is known, else for ever.
+        """Return the expected run time: the limit, else the known time, else the assumed one.
 
         The limit is that of its preferred size: where a speedup is known it scales with that.
 
@@ -136,7 +142,13 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
         known = self.time_s(n)
         if known is not None:
             return known
-        return inf if self.limit_s is None else self.limit_s
+        stated_s = self.assumed_s if self.limit_s is None else self.limit_s
+        return inf if stated_s is None else stated_s
+
+    @property
+    def is_assumed(self) -> bool:
+        """Whether :meth:`expected_s` has neither a limit nor a known run time to go by."""
+        return self.limit_s is None and self.speedup is None and self.run_s is None
 
     @property
     def smallest(self) -> int:

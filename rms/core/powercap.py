@@ -11,6 +11,7 @@ power is never below what the energy books' model says.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import dropwhile, takewhile
 from math import inf
 
 import msgspec
@@ -110,7 +111,8 @@ def within_limit(
     one_size = not (spec.mode.any_start or spec.mode.resizable)
     sizes = [spec.preferred] if one_size else list(spec.sizes())
     watts = [added_w(models, spec, size, slots=slots) for size in sizes]
-    fitting = [size for size, own_w in zip(sizes, watts, strict=True) if own_w <= limit_w]
+    above = dropwhile(lambda pair: pair[1] > limit_w, zip(sizes, watts, strict=True))
+    fitting = [size for size, _ in takewhile(lambda pair: pair[1] <= limit_w, above)]
     if not fitting:
         least_w, size = min(zip(watts, sizes, strict=True))
         raise ValueError(
@@ -119,13 +121,8 @@ def within_limit(
         )
     if len(fitting) == len(sizes):
         return spec
-    low = fitting[0]
-    high = low
-    for size in sizes[sizes.index(low) :]:  # up to the first that passes it
-        if size not in fitting:
-            break
-        high = size
-    preferred = max([size for size in fitting if low <= size <= min(high, spec.preferred)] or [low])
+    low, high = fitting[0], fitting[-1]
+    preferred = max((size for size in fitting if size <= spec.preferred), default=low)
     return msgspec.structs.replace(spec, nodes_min=low, nodes_max=high, preferred=preferred)
 
 

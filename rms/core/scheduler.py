@@ -14,6 +14,7 @@ from rms.core.books import EnergyBooks
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
 from rms.core.events import (
+    NO_RESIZE,
     Decision,
     Event,
     Freed,
@@ -30,6 +31,7 @@ from rms.core.events import (
     PowerOff,
     PowerOn,
     Reopened,
+    Requeued,
     Resize,
     ResizeRolledBack,
     Start,
@@ -118,6 +120,8 @@ class Scheduler:
         decisions = self._decide(event, recorded)
         if isinstance(event, ResizeRolledBack):
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
+        if isinstance(event, Requeued) and event.reason:
+            self._remember(event.job, HistoryEntry(at_s, "requeued", "Requeued", event.reason))
         of_jobs = [each for each in decisions if not isinstance(each, _OF_NODES)]
         for decision in of_jobs:
             goes = isinstance(decision, _GOES)
@@ -177,6 +181,8 @@ class Scheduler:
     def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
         """Return a decision as the history has it."""
         kind, code = type(decision).__name__.lower(), str(decision.code)
+        if decision.code in NO_RESIZE:
+            kind = "refused"
         if not isinstance(decision, Start | Resize):
             return HistoryEntry(at_s, kind, code, decision.reason)
         names = [self.cluster.names[node] for node in decision.nodes]

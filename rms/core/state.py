@@ -10,8 +10,8 @@ are (and a short copy in memory), not their number nor that of the nodes.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -30,6 +30,10 @@ End = tuple[float, int, Job]
 NodeLists = tuple[tuple[str, ...], tuple[str, ...]]
 Key = Callable[[Job], float]
 """What waiting jobs are sorted by."""
+
+OVERDUE_S = 5.0
+"""Extension of an estimated end that a job runs past, doubled each time; also the least time from
+the last event to the pass that takes an extension into account."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class State:
         usage: what accounts have used, where the policy goes by it.
         outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
+        estimated: an expected end in ``ends`` is an estimate, from progress or from an assumed run
+            time, which a job may run past.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
         arrays: how many jobs of each array wait or run, by its name.
         shrinkable: running jobs that may be shrunk now, by expected end.
@@ -71,6 +77,7 @@ class State:
         new_jobs: jobs submitted since the policy's last pass.
         reached_resize_point: jobs that have come to a resize point since then.
         array_limited: waiting jobs of arrays that may run only so many at once.
+        prioritised: waiting jobs whose priority is not 0.
         power_cap_w: what the cluster is to draw at most, None for any power.
         measured_w: what it draws by its meters, as last entered under a cap, or None.
         idle_above_w: what of that its nodes draw above ``idle_w`` when idle, seen while none ran.
@@ -122,6 +129,7 @@ class State:
     new_jobs: list[Job] = field(default_factory=list, compare=False)
     reached_resize_point: list[Job] = field(default_factory=list, compare=False)
     array_limited: int = 0
+    prioritised: int = 0
     submitted: int = 0
     max_concurrent_resizes: int = field(default=0, compare=False)
     power_cap_w: float | None = None
@@ -133,6 +141,7 @@ class State:
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str, int] = field(default_factory=dict, compare=False)
     settable_frequencies: bool = True
+    estimated: bool = field(default=False, compare=False)
     clocked: bool = field(default=False, compare=False)
     pools: Pools | None = field(default=None, compare=False)
     pool_free: list[int] = field(default_factory=list, compare=False)
@@ -222,6 +231,10 @@ class State:
             self._queues[key] = queue
         return queue
 
+    def by_priority(self, jobs: Iterable[Job]) -> Iterable[Job]:
+        """Return jobs by priority, the highest first; a stable sort."""
+        return sorted(jobs, key=lambda job: -job.spec.priority) if self.prioritised else jobs
+
     def estimate(self, job: Job) -> float:
         """Return the expected run time of a waiting job at its preferred size."""
         return job.spec.expected_s(job.spec.preferred, exact=self.exact)
@@ -287,6 +300,7 @@ class State:
             self.count_array(job, 1)
         if job.spec.array_limit is not None:
             self.array_limited += 1
+        self.prioritised += job.spec.priority != 0
         if self._queues:
             for key, queue in self._queues.items():
                 insort(queue, (key(job), job.number, job))
@@ -298,6 +312,7 @@ class State:
             self.count_array(job, -1)
         if job.spec.array_limit is not None:
             self.array_limited -= 1
+        self.prioritised -= job.spec.priority != 0
         if self._queues:
             for key, queue in self._queues.items():
                 _remove(queue, key(job), job)
@@ -329,19 +344,7 @@ class State:
     def index_running(self, job: Job) -> None:
         """Enter a running job into the indices of expected ends and of possible resizes."""
         spec = job.spec
-        limit_s = spec.limit_s
-        if limit_s is not None and not self.exact:
-            if (spec.speedup is None or not job.resize_count) and job.stretch == 1.0:
-                since = self.now_s if job.start_s is None else job.start_s
-                span_s = limit_s if spec.speedup is None else spec.expected_s(job.size)
-                end = since + span_s * job.slowdown
-            else:
-                left = job.remaining_share(self.now_s) * job.stretch
-                end = self.now_s + left * spec.expected_s(job.size)
-        else:
-            left_s = job.remaining_s(job.size, self.now_s)
-            end = inf if left_s is None else self.now_s + left_s * job.slowdown
-        job.expected_end_s = end
+        job.expected_end_s = end = self._expected_end(job)
         insort(self.ends, (end, job.number, job))
         if job.at_resize_point and job.resizable_now:
             sizes = spec.sizes()
@@ -350,6 +353,52 @@ class State:
             if job.size < sizes[-1] and not job.kept:
                 job.pays_until_s = self._pays_until(job)
                 insort(self.expandable, (job.pays_until_s, job.number, job))
+
+    def _expected_end(self, job: Job) -> float:
+        """Return when a running job is expected to end.
+
+        From its reported progress, but not after its limit; without progress from its limit, its
+        known run time or the assumed run time.
+        """
+        spec, now, limit_s = job.spec, self.now_s, job.spec.limit_s
+        since = now if job.start_s is None else job.start_s
+        if job.seen and job.done > 0.0:
+            self.estimated = True
+            # The mean rate, until there is one at the present size.
+            rate = job.rate or job.done / max(now - since, 1e-9)
+            begun = job.since_s if job.rate else now
+            end = _after(begun + (1.0 - job.done) / rate, OVERDUE_S, now)
+            return end if limit_s is None else min(end, since + limit_s)
+        if limit_s is not None and not self.exact:
+            if (spec.speedup is None or not job.resize_count) and job.stretch == 1.0:
+                span_s = limit_s if spec.speedup is None else spec.expected_s(job.size)
+                return since + span_s * job.slowdown
+            left = job.remaining_share(now) * job.stretch
+            return now + left * spec.expected_s(job.size)
+        left_s = job.remaining_s(job.size, now)
+        if left_s is not None:
+            return now + left_s * job.slowdown
+        if spec.is_assumed and spec.assumed_s is not None:
+            self.estimated = True
+            return _after(since + spec.assumed_s, spec.assumed_s, now)
+        return inf
+
+    def renew_overdue(self) -> None:
+        """Extend the estimated ends that jobs have run past."""
+        at = bisect_right(self.ends, self.now_s, key=lambda entry: entry[0])
+        for end, _, job in self.ends[:at]:
+            self.unindex_running(job)
+            self.index_running(job)
+            if job.expected_end_s > end:
+                self.needs_pass = True
+
+    @property
+    def renewal_s(self) -> float:
+        """Time of the next extension of an estimated end that delays waiting jobs, or inf."""
+        if not (self.estimated and self.pending and self.ends):
+            return inf
+        first_s = self.ends[0][0]
+        return max(first_s, self.now_s + OVERDUE_S) if first_s > self.now_s else inf
 
     def _pays_until(self, job: Job) -> float:
         """Return until when expanding a job by a size saves more than it costs.
@@ -398,6 +447,13 @@ def _numbers(nodes: int) -> tuple[Node, ...]:
     job's tuple, 2.7 GiB for a million jobs of 100 nodes.
     """
     return tuple(map(Node, range(nodes)))
+
+
+def _after(end_s: float, span_s: float, now_s: float) -> float:
+    """Extend an end by a doubling span until it is in the future."""
+    while end_s <= now_s:
+        end_s, span_s = end_s + span_s, 2.0 * span_s
+    return end_s
 
 
 def _remove(index: list[End], key: float, job: Job) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from rms.core.clocks import ask_for_highest, set_clocks
 from rms.core.dependencies import end, enter
 from rms.core.events import (
+    NO_RESIZE,
     Decision,
     Ended,
     Event,
@@ -74,6 +75,8 @@ def apply(state: State, event: Event) -> None:
     if state.usage is not None:
         state.usage.advance(state.running.values(), event.at_s)
     _APPLY[type(event)](state, event)
+    if state.estimated:
+        state.renew_overdue()
     if type(event) not in _QUIET:
         state.needs_pass = True
 
@@ -81,8 +84,8 @@ def apply(state: State, event: Event) -> None:
 def _submitted(state: State, event: Submitted) -> None:
     for spec in event.specs:
         job_id = spec.id
-        known = job_id in state.pending or job_id in state.running or job_id in state.ended
-        if known or job_id in state.held:
+        duplicate = job_id in state.pending or job_id in state.running or job_id in state.ended
+        if duplicate or job_id in state.held or job_id in state.too_wide:
             raise TransitionError(f"expected a new job, got {job_id} again")
     state.now_s = event.at_s
     for spec in event.specs:
@@ -96,6 +99,9 @@ def _submitted(state: State, event: Submitted) -> None:
             state.listed.add(spec.id)
         if spec.hold or spec.begin_s is not None or spec.after:
             submitted(state, job)
+        if spec.wait_for_nodes and job.least > state.nodes and spec.id in state.pending:
+            state.new_jobs.pop()
+            state.too_wide[spec.id] = state.dequeue(spec.id)
 
 
 def _started(state: State, event: Started) -> None:
@@ -367,7 +373,7 @@ def take(state: State, decision: Decision) -> None:
         state.free_count -= job.gain
         state.releasing += job.loss
         state.index_running(job)
-    elif isinstance(decision, Later) and decision.code is Reason.REFUSED:
+    elif isinstance(decision, Later) and decision.code in NO_RESIZE:
         state.wanted.pop(decision.job, None)
     elif isinstance(decision, Never):
         job = state.dequeue(decision.job)

@@ -1,10 +1,17 @@
-"""Connections of clients: no more than there are files for, none silent or endless."""
+"""Connections of clients: bounds of their number, and of requests, bytes and time of each.
+
+A connection has one request at a time. Pipelined requests are not read: the first is answered and
+the connection closed. So is, by the application, a connection over TCP after an answer of 401.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rms.wire.signing import Session
 
 BACKLOG = 16_384
 """Connections that may wait to be accepted, where the system allows so many (somaxconn): as ten
@@ -19,42 +26,93 @@ ANSWER_S = 300.0
 MOST_HEAD_BYTES = 1 << 16
 """No request's line and headers together are longer: the parser itself has no limit."""
 
+MOST_UNVERIFIED_BYTES = 1 << 14
+"""The same over TCP until the first verified request."""
+
+MOST_HEADERS = 64
+"""Headers of a request: a header object takes far more memory than its bytes."""
+
 MOST_REQUEST_BYTES = 1 << 25
 """No request is longer, whatever it consists of; one that is too long for its endpoint is shorter,
 and gets an answer."""
 
 
+class RefusedRequestError(Exception):
+    """A request that is refused before it is read completely."""
+
+
+@dataclass
+class Peer:
+    """The other side of a connection over TCP.
+
+    Attributes:
+        session: set by a handshake.
+        verified: whether a signed request has arrived.
+    """
+
+    session: Session | None = None
+    verified: bool = False
+
+
+PEER = "rms.peer"
+"""Key of a connection's :class:`Peer` in the state of its requests."""
+
+
 def bounded(
-    most: int, request_s: float = REQUEST_S, answer_s: float = ANSWER_S
+    most: int, request_s: float = REQUEST_S, answer_s: float | None = ANSWER_S
 ) -> type[HttpToolsProtocol]:
     """Return the protocol of a server that holds no more connections than this.
 
-    One more takes the place of the one that has been silent for longest. Only where all of them
-    wait for answers it is closed itself, and its client may come again.
+    A new connection beyond that replaces the unverified one that has been idle for longest or, if
+    there is none, the verified one. If all wait for answers, the new connection is closed. A
+    connection over TCP is unverified until it has sent a signed request.
+
+    Args:
+        most: number of connections.
+        request_s: time for a whole request, the first or the next.
+        answer_s: time for the daemon to answer and the client to read, None for no bound.
     """
-    silent: dict[HttpToolsProtocol, None] = {}
+    unverified: dict[HttpToolsProtocol, None] = {}
+    verified: dict[HttpToolsProtocol, None] = {}
 
     class Connection(HttpToolsProtocol):
-        """One that is closed where it has not said or read what is due."""
+        """Closes the connection when the client is too slow or sends too much."""
 
         _timer: asyncio.TimerHandle | None = None
-        _came, _most = 0, MOST_HEAD_BYTES
+        _received, _most = 0, MOST_UNVERIFIED_BYTES
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._wait(request_s)
+            self._peer = Peer()
+            self.app_state = {**self.app_state, PEER: self._peer}
+            self._await_request()
             if len(self.connections) > most:
-                next(iter(silent)).transport.abort()
+                oldest = next(iter(unverified), self)
+                if oldest is self:
+                    oldest = next(iter(verified), self)
+                oldest.transport.abort()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
-            self._came += len(data)
+            self._received += len(data)
             super().data_received(data)
-            if self._came > self._most:
+            if self._received > self._most:
                 self.transport.abort()
+
+        def on_message_begin(self) -> None:
+            if self._answering:
+                raise RefusedRequestError
+            self._most = MOST_HEAD_BYTES if self._verified else MOST_UNVERIFIED_BYTES
+            super().on_message_begin()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            # A chunked body may cost a call for each byte.
+            if len(self.headers) >= MOST_HEADERS or name.lower() == b"transfer-encoding":
+                raise RefusedRequestError
+            super().on_header(name, value)
 
         def on_headers_complete(self) -> None:
             super().on_headers_complete()
@@ -62,26 +120,42 @@ def bounded(
 
         def on_message_complete(self) -> None:
             super().on_message_complete()
-            self._came, self._most = 0, MOST_HEAD_BYTES
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._wait(answer_s)
-                silent.pop(self, None)
+            self._received, self._most = 0, MOST_UNVERIFIED_BYTES
+            if self._answering:
+                self._stop()
+                if answer_s is not None:
+                    self._start(answer_s)
 
         def on_response_complete(self) -> None:
-            if self.pipeline:  # it has asked already
-                self._wait(answer_s)
-                silent.pop(self, None)
-            else:
-                self._wait(request_s)
+            self._await_request()
             super().on_response_complete()
 
-        def _wait(self, for_s: float) -> None:
+        def send_400_response(self, msg: str) -> None:
+            if self._answering and not self.cycle.more_body:
+                self.cycle.keep_alive = False
+                self.flow.pause_reading()
+            else:
+                super().send_400_response(msg)
+
+        @property
+        def _answering(self) -> bool:
+            return self.cycle is not None and not self.cycle.response_complete
+
+        @property
+        def _verified(self) -> bool:
+            return self._peer.verified or (self.server is not None and self.server[1] is None)
+
+        def _await_request(self) -> None:
             self._stop()
-            silent[self] = None
+            self._start(request_s)
+            (verified if self._verified else unverified)[self] = None
+
+        def _start(self, for_s: float) -> None:
             self._timer = self.loop.call_later(for_s, self.transport.abort)
 
         def _stop(self) -> None:
-            silent.pop(self, None)
+            unverified.pop(self, None)
+            verified.pop(self, None)
             if self._timer is not None:
                 self._timer.cancel()
 

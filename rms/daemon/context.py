@@ -53,6 +53,7 @@ class Settings:
         policy_modules: of users' own, whose functions policies may name that decide later.
         clock: what ``now`` is, where the time of day may come to differ from it.
         keep_entries: how many of the journal's entries are kept at least, None for all.
+        assumed_s: run time to plan with for jobs without a limit; None: unlimited.
         debug: whether each event and what was decided on it is said.
     """
 
@@ -70,6 +71,7 @@ class Settings:
     clock: Clock | None = None
     keep_entries: int | None = None
     debug: bool = False
+    assumed_s: float | None = None
 
 
 @dataclass
@@ -108,6 +110,12 @@ class Context:
     def cluster(self) -> Cluster:
         """The nodes."""
         return self.scheduler.cluster
+
+    @property
+    def controller_away(self) -> str:
+        """The reason while Slurm's controller does not answer, else ""."""
+        silent_s = self.launcher.silent_s()
+        return f"SlurmctldDown: no answer for {silent_s:.0f} s" if silent_s else ""
 
     def now(self) -> float:
         """Return the wall clock's time, for deadlines."""

@@ -12,6 +12,7 @@ from math import inf
 from typing import Any
 
 from rms.core.events import (
+    NO_RESIZE,
     Decision,
     Ended,
     Event,
@@ -20,7 +21,6 @@ from rms.core.events import (
     PowerCapSet,
     PowerOff,
     PowerOn,
-    Reason,
     Requeued,
     Resize,
     ResizeAsked,
@@ -104,6 +104,7 @@ class Daemon:
             "held jobs": self.holds.look,
             "policy": self._tick,
             "starts": self.scripts.start_some,
+            "ends": self.scripts.end_some,
             "launcher": self.launcher.poll,
             "leases": self.leases.watch,
             "nodes": self.nodes.watch,
@@ -152,7 +153,7 @@ class Daemon:
                 raise
             except Exception as error:
                 self.scripts.fail(job, describe(error))
-        elif isinstance(decision, Later) and decision.code is Reason.REFUSED:
+        elif isinstance(decision, Later) and decision.code in NO_RESIZE:
             self._strategies.pop(decision.job, None)
         elif isinstance(decision, Never):
             self.say(f"job {decision.job} can never run: {decision.reason}")
@@ -204,7 +205,7 @@ class Daemon:
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
-        self.scripts.cancel(self.jobs[job_id])
+        self.scripts.cancel(self.jobs[job_id], if_journalled=True)
 
     def resize(
         self, job_id: JobId, size: int | None, strategy: str | None = None, on: Sequence[str] = ()

@@ -13,6 +13,7 @@ from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.log import warning
 from rms.formats.energy import Account, cost_words
+from rms.launch.outputs import check_own_file
 
 SETTLE_S = 5.0
 """How long the line waits for the last readings of meters."""
@@ -22,6 +23,10 @@ TAIL = 1 << 16
 
 NOTE = "summary"
 """Kind of the note that keeps a job's line; without text it is still to be written."""
+
+
+COPIED = "it ran in the state folder that this one is a copy of"
+"""Reason of a job that belongs to the original folder, which still writes its output."""
 
 
 class Endings:
@@ -72,7 +77,10 @@ class Endings:
         job = context.jobs[job_id]
         job.summary = end_words(context, context.state.ended[job_id], job)
         try:
-            _append(Path(job.note["output"]), job_id, f"rms: {job.summary}\n")
+            if context.scheduler.reasons.get(job_id) != COPIED:
+                output = Path(job.note["output"])
+                check_own_file(output, context.launcher.state)
+                _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
             context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
         context.note(NOTE, job, {"line": job.summary})  # a line twice is seen, one lost is not
@@ -85,9 +93,14 @@ def end_words(context: Context, job: Job, known: JobRuntime) -> str:
     unit = "slot" if context.cluster.shared else "node"
     found = [f"{run_s:.1f} s on {len(job.nodes)} {unit}{plural}"]
     if known.resizes:
-        sizes = [known.resizes[0].from_ranks, *(row.to_ranks for row in known.resizes)]
+        chains = list[list[int]]()  # a requeue starts another one
+        for row in known.resizes:
+            if not chains or chains[-1][-1] != row.from_ranks:
+                chains.append([row.from_ranks])
+            chains[-1].append(row.to_ranks)
+        sizes = ", ".join(" to ".join(map(str, chain)) for chain in chains)
         count = f"{len(known.resizes)} resize{'' if len(known.resizes) == 1 else 's'}"
-        found.append(f"{count} ({' to '.join(map(str, sizes))} ranks)")
+        found.append(f"{count} ({sizes} ranks)")
     prices = context.settings.prices
     energy = context.scheduler.energy
     joules = energy.job_j(job.spec.id, context.time())

@@ -15,8 +15,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from rms.daemon.connections import PEER, Peer
 from rms.daemon.journal import Journal, JournalError, JournalFullError
-from rms.wire.signing import ANSWER_HEADER, answer_signature, digest, verified
+from rms.wire.signing import ANSWER_HEADER, HELLO, HELLO_PATH, SCHEME, Session, digest, nonce
 from rms.wire.users import ErrorAnswer
 
 MOST_BYTES = 1 << 24
@@ -43,35 +44,50 @@ class RefusedError(Exception):
 
 
 SEAL = "rms.seal"
-"""Where a request's scope holds its :class:`Seal`."""
+"""Key of a signed request's :class:`Seal` in its scope."""
+
+_NONCE = re.compile("[0-9a-f]{32}")
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What the answer to a signed request is signed by, and the digest of what was sent."""
+    """Session of a signed request, which signs its answer, and the digest of its body."""
 
-    token: str
-    nonce: str
+    session: Session
     digest: str
 
 
-def check_token(request: Request, token: str, whose: str) -> None:
-    """Let those in who show a token, or sign by it; a request is sealed then.
+def is_signed(request: Request, name: str) -> bool:
+    """Return whether a request is signed with the token of this name."""
+    seal = request.scope.get(SEAL)
+    return seal is not None and seal.session.name == name
 
-    Raises:
-        RefusedError: anybody else.
-    """
-    given = request.headers.get("authorization", "")
-    if token and compare_digest(given.encode("latin-1"), f"Bearer {token}".encode()):
-        return
-    scope = request.scope
-    target = scope.get("raw_path", b"").decode("latin-1")
-    if scope["query_string"]:
-        target += f"?{scope['query_string'].decode('latin-1')}"
-    found = verified(token, request.method, target, given) if token else None
-    if found is None:
-        raise RefusedError(401, f"expected {whose}")
-    request.scope[SEAL] = Seal(token, *found)
+
+def shows(request: Request, token: str) -> bool:
+    """Return whether a request carries a token as a bearer token."""
+    header = request.headers.get("authorization", "")
+    return bool(token) and compare_digest(header.encode("latin-1"), f"Bearer {token}".encode())
+
+
+def over_tcp(request: Request) -> bool:
+    """Return whether a request came over TCP."""
+    return (request.scope.get("server") or ("", 0))[1] is not None
+
+
+def _verify(request: Request, peer: Peer) -> Seal | None:
+    """Return the seal of a request with a valid signature for this connection, else None."""
+    header = request.headers.get("authorization", "")
+    words, session = header.split(" "), peer.session
+    if session is None or len(words) != 3 or words[0] != SCHEME:
+        return None
+    target = request.scope.get("raw_path", b"").decode("latin-1")
+    if request.scope["query_string"]:
+        target += f"?{request.scope['query_string'].decode('latin-1')}"
+    expected = session.sign_request(request.method, target, words[1])
+    if not compare_digest(header.encode(), expected.encode()):
+        return None
+    peer.verified = True
+    return Seal(session, words[1])
 
 
 Flush = Literal["must", "may", "no"]
@@ -130,9 +146,16 @@ class Application:
 
     Args:
         flush: has what was entered on disk.
+        token: returns the token of a name at an address of this daemon, or "".
     """
 
-    def __init__(self, endpoints: Sequence[Endpoint], flush: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        flush: Callable[[], Awaitable[None]],
+        token: Callable[[str, str], str],
+    ) -> None:
+        self._token = token
         self._fixed: dict[str, dict[str, Answer]] = {}
         self._forms: dict[str, tuple[re.Pattern[str], dict[str, Answer]]] = {}
         for each in endpoints:
@@ -146,15 +169,35 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         methods, scope["path_params"] = self._found(scope["path"])
-        method = scope["method"]
+        request, method = Request(scope, receive), scope["method"]
         answer = methods.get("GET" if method == "HEAD" else method)
-        if answer is None:
+        if over_tcp(request):
+            peer = scope.get("state", {}).get(PEER) or Peer()
+            if scope["path"] == HELLO_PATH:
+                response = self._hello(request, peer)
+                await response(scope, receive, send)
+                return
+            scope[SEAL] = _verify(request, peer)
+        if answer is not None:
+            response = await answer(request)
+        elif over_tcp(request) and scope[SEAL] is None:
+            response = _response(_sentence("expected a signed request, got another one"), 401)
+        else:
             got = f"{method} {scope['path']}"
             words = f"expected a path of this daemon (/openapi.json), got {got}"
-            response = _response(_sentence(words), 405 if methods else 404)
-        else:
-            response = await answer(Request(scope, receive))
+            response = _response(_sentence(words), 405 if methods else 404, scope.get(SEAL))
         await response(scope, receive, send)
+
+    def _hello(self, request: Request, peer: Peer) -> Response:
+        """Begin the session of a connection, without revealing whether the token exists."""
+        words = request.headers.get("authorization", "").split(" ")
+        if peer.session is not None or len(words) != 3 or not _NONCE.fullmatch(words[2]):
+            return _response(_sentence("expected one handshake in a connection, got another"), 401)
+        _, name, client = words
+        address, server = request.scope.get("server") or ("", 0), nonce()
+        token = self._token(name, address[0]) or nonce()
+        peer.session = Session.derive(token, name, address, client, server)
+        return Response(headers={HELLO: f"{server} {peer.session.proof}"})
 
     def _found(self, path: str) -> tuple[Mapping[str, Answer], dict[str, str]]:
         """Return what answers at a path by method, nothing where there is none; its parts."""
@@ -178,28 +221,36 @@ def _answering(endpoint: Endpoint, flush: Callable[[], Awaitable[None]]) -> Answ
         try:
             endpoint.check(request)
             sent = () if decoder is None else (decoder.decode(await _body(request) or b"{}"),)
-            found, status = await endpoint.call(request, *sent), 200
+            result, status = await endpoint.call(request, *sent), 200
             if endpoint.flush != "no":
                 with contextlib.suppress(*may_fail):
                     await flush()
+            return _response(result, status, request.scope.get(SEAL))
         except Exception as error:
-            found, status = _refusal(error)
-        return _response(found, status, request.scope.get(SEAL))
+            result, status = _refusal(error, signed=request.scope.get(SEAL) is not None)
+        return _response(result, status, request.scope.get(SEAL))
 
     return answer
 
 
-def _refusal(error: Exception) -> tuple[ErrorAnswer, int]:
-    """Return what is answered on an error, and its status; raise what is a fault of ours."""
+def _refusal(error: Exception, *, signed: bool) -> tuple[ErrorAnswer, int]:
+    """Return the error message and status for an exception.
+
+    An internal error is raised for the server to answer, unless the answer has to be signed.
+    """
     if isinstance(error, RefusedError):
         return _sentence(str(error)), error.status
     if isinstance(error, RecursionError):
         return _sentence("expected JSON that is nested less deeply, got more"), 400
     if isinstance(error, ClientDisconnect):
         return _sentence("expected a whole request, got a part of one"), 400
+    if isinstance(error, MemoryError):
+        return _sentence(str(error) or "the daemon has no memory left for this now"), 503
     for kinds, status in STATUSES:
         if isinstance(error, kinds):
             return _sentence(str(error)), status
+    if signed:
+        return _sentence("Internal Server Error"), 500
     raise error
 
 
@@ -228,9 +279,10 @@ async def _body(request: Request) -> bytes:
 
 def _response(answer: object, status: int, seal: Seal | None = None) -> Response:
     body = answer.encode() if isinstance(answer, str) else msgspec.json.encode(answer)
-    kind, headers = PLAIN if isinstance(answer, str) else "application/json", {}
+    kind = PLAIN if isinstance(answer, str) else "application/json"
+    headers = dict[str, str]()
     if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
+        headers |= {"WWW-Authenticate": SCHEME, "Connection": "close"}
     if seal is not None:
-        headers[ANSWER_HEADER] = answer_signature(seal.token, seal.nonce, status, body)
+        headers[ANSWER_HEADER] = seal.session.sign_answer(status, body)
     return Response(body, status, headers, kind)

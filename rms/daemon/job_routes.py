@@ -120,23 +120,27 @@ class JobRoutes:
         for job_id in ids:
             if job_id in state.running:
                 daemon.cancel(job_id)
-        return JobIds([str(job_id) for job_id in ids])
+        return JobIds([str(job_id) for job_id in sorted(ids, key=sort_key)])
 
     async def hold(self, request: Request, body: JobSelection) -> JobIds:
-        """Hold jobs that wait, or let them go; answer with their ids."""
-        waiting = self.daemon.context.state.waiting
-        ids = self._among(body, waiting, "a job that waits")
-        holds = self.daemon.holds
-        (holds.hold if request.url.path == "/hold" else holds.release)(ids)
+        """Hold waiting jobs, or release those that a user holds; answer with their ids."""
+        state, holds = self.daemon.context.state, self.daemon.holds
+        if request.url.path == "/hold":
+            ids = self.among(body, state.waiting, "a job that waits")
+            holds.hold(ids)
+        else:
+            held = {job_id for job_id, job in state.held.items() if job.held_by_user}
+            ids = self.among(body, held, "a job that a user holds")
+            holds.release(ids)
         return JobIds([str(job_id) for job_id in ids])
 
     async def requeue(self, request: Request, body: JobSelection) -> JobIds:
         """Let running jobs end at checkpoints and wait again; answer with their ids."""
         jobs, running = self.daemon.jobs, self.daemon.context.state.running
         started = [job_id for job_id in running if jobs[job_id].script is not None]
-        ids = self._among(body, started, "a running job")
+        ids = self.among(body, started, "a running job")
         for job_id in ids:
-            self.daemon.scripts.cancel(jobs[job_id], REQUEUED)
+            self.daemon.scripts.cancel(jobs[job_id], REQUEUED, if_journalled=True)
         return JobIds([str(job_id) for job_id in ids])
 
     def _changed(self, asked: JobSelection) -> dict[JobId, Job]:
@@ -145,7 +149,7 @@ class JobRoutes:
             raise ValueError("expected ids, states, names or users of jobs, got none")
         return self._selected(asked)
 
-    def _among(self, asked: JobSelection, these: Collection[JobId], expected: str) -> list[JobId]:
+    def among(self, asked: JobSelection, these: Collection[JobId], expected: str) -> list[JobId]:
         """Return which of these jobs are meant.
 
         Raises:

@@ -290,6 +290,12 @@ class JobRuntime:
         return next((step for step in self.steps if step.exit_code is None), None)
 
     @property
+    def restartable(self) -> bool | None:
+        """Whether it resumes from a checkpoint when its script runs again; None before a poll."""
+        polled = [step.restartable for step in self.steps if step.has_polled]
+        return all(polled) if polled else None
+
+    @property
     def request(self) -> ResizeRequest | None:
         """What the job is to do."""
         return self.resize.request if self.resize is not None and self.resize.told else None

@@ -94,7 +94,8 @@ class Journal(Writer):
         self.damage = list(damage)
         self._unseen = max(self.snapshots(), default=0)
         if self.counted is not None and self.counted.entries > self._last:
-            self.damage.append(_missing(self._last + 1, self.counted.entries))
+            lost = _missing(self._last + 1, self.counted.entries)
+            self.damage.append(f"{lost}: it is damaged, or an older journal was restored")
         self.began = next(self._headers(), None)
         self._nodes = None if self.began is None else self.began.nodes
 

@@ -5,8 +5,9 @@ not fit its own is moved to the table ``damaged`` when the file is opened, so th
 finds whole records, and gaps. Records of format 4 and before have none.
 
 Beside the file, ``NAME.count`` says how many entries there are, and repeats a few notes
-(:data:`KEPT`). It is written after the journal is on disk, so it never tells of more than was
-there: what it tells of and the journal lacks has been lost.
+(:data:`KEPT`); so does ``jobs/.count``, in case an older journal is restored with its count file.
+Both are written after the journal is on disk, so entries that they count and the journal lacks have
+been lost.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-FORMAT = 5
-READ = (3, 4, FORMAT)
+FORMAT = 6
+READ = (3, 4, 5, FORMAT)
 """Formats that are read: 3 (version 0.1.0) has fewer kinds of events, and no energy; 4 has no
-checksums, and does not say whose tasks hold nodes."""
+checksums, and does not say whose tasks hold nodes; 5 has no assumed run times."""
 
 KEPT = ("mark", "next")
 """Notes that are kept beside the journal too: whose processes are its own, and the next job's
@@ -192,24 +194,25 @@ class Counted(msgspec.Struct):
 
 
 class Count:
-    """The file beside a journal that says how much there was of it."""
+    """The count files of a journal: beside it, and in the folder of its jobs."""
 
     SIZE = 512
     """Bytes that a disk writes at once."""
 
     def __init__(self, journal: Path) -> None:
-        self.path = journal.absolute().with_suffix(".count")
-        self._file, self._newest = -1, 0
+        path = journal.absolute().with_suffix(".count")
+        self.paths = path, path.parent / "jobs" / ".count"
+        self._files, self._newest = dict[Path, int](), 0
 
     def read(self) -> Counted | None:
-        """Return what it says, None where there is no such file, or not what was written."""
-        try:
-            total, _, text = self.path.read_bytes().strip().partition(b" ")
-            if int(total, 16) == checksum(text):
-                return msgspec.json.decode(text, type=Counted)
-        except (OSError, ValueError):
-            pass
-        return None
+        """Return the count of the newer valid file, None without one."""
+        counts = list[Counted]()
+        for path in self.paths:
+            with contextlib.suppress(OSError, ValueError):
+                total, _, text = path.read_bytes().strip().partition(b" ")
+                if int(total, 16) == checksum(text):
+                    counts.append(msgspec.json.decode(text, type=Counted))
+        return max(counts, key=attrgetter("entries"), default=None)
 
     def write(self, counted: Counted) -> None:
         """Keep it, in place: on a full disk that needs no room. What cannot be kept is not."""
@@ -217,13 +220,15 @@ class Count:
             return  # a later flush was sooner over
         self._newest = counted.entries
         text = json.dumps(msgspec.to_builtins(counted)).encode()
-        with contextlib.suppress(OSError):
-            if self._file < 0:
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.pwrite(self._file, b"%08x %s\n" % (checksum(text), text.ljust(self.SIZE - 10)), 0)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        for path in self.paths:
+            with contextlib.suppress(OSError):
+                if path not in self._files:
+                    self._files[path] = os.open(path, flags, 0o600)
+                line = b"%08x %s\n" % (checksum(text), text.ljust(self.SIZE - 10))
+                os.pwrite(self._files[path], line, 0)
 
     def close(self) -> None:
-        """Give the file back."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        """Close the files."""
+        while self._files:
+            os.close(self._files.popitem()[1])

@@ -262,6 +262,14 @@ class Writer:
         if work is not None:
             work()
 
+    def caught_up(self) -> bool:
+        """Write the records that are not in the file yet; return whether all are."""
+        try:
+            self._catch_up()
+        except JournalFullError:
+            return False
+        return True
+
     def flushing(self) -> Callable[[], None] | None:
         """Return what has all on disk that is entered by now, None where it is there.
 

@@ -1,15 +1,14 @@
 """What a page that follows the daemon is answered (:mod:`rms.wire.live`); looking changes nothing.
 
-It is asked for every second by every open page. So nothing here takes the longer the more jobs are
+Every open page requests it every second. So nothing here takes the longer the more jobs are
 over, but a search among them, and little takes the longer the more there are that wait.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, islice
-from types import MappingProxyType
 from typing import Any
 
 from rms.core.joules import BOOT, OFF
@@ -19,7 +18,6 @@ from rms.core.timeline import MOST
 from rms.daemon import views
 from rms.daemon.context import Context
 from rms.daemon.news import news
-from rms.daemon.rows import row
 from rms.drawings import Window, held_shares
 from rms.formats.ids import fold_ids
 from rms.wire.live import (
@@ -38,9 +36,6 @@ from rms.wire.live import (
 )
 from rms.wire.users import JobRow, NodeSpan
 
-PLANNED = 200
-"""Of so many waiting jobs it is worked out when they are expected to start."""
-
 MOST_SPANS = MOST
 """More spans than this are in no answer: the time that it shows begins later then."""
 
@@ -53,7 +48,7 @@ MOST_BARS = 40
 MOST_MARKS = 300
 
 LEAST_S = 60.0
-"""No time shorter than this is shown, unless it is asked for."""
+"""No time shorter than this is shown, unless the query requests it."""
 
 PARTS = 120
 """Into how many parts a time is cut for curves."""
@@ -61,16 +56,16 @@ PARTS = 120
 MOST_TASKS = 100_000
 
 
-def live(context: Context, asked: LiveQuery) -> Live:
-    """Return the present, and what else is asked for.
+def live(context: Context, query: LiveQuery) -> Live:
+    """Return the present state, and the other parts that the query requests.
 
     Raises:
         ValueError: a list or a time that there is not.
     """
     state, now_s = context.state, context.time()
-    window = _window(context, asked, now_s)
-    told, missed = news(context, asked.after) if asked.after >= 0 else ([], 0)
-    job = _job(context, asked.job, now_s) if asked.job else None
+    window = _window(context, query, now_s)
+    told, missed = news(context, query.after) if query.after >= 0 else ([], 0)
+    job = _job(context, query.job) if query.job else None
     return Live(
         context.journal.last,
         now_s,
@@ -82,10 +77,10 @@ def live(context: Context, asked: LiveQuery) -> Live:
         sum(len(job.held) for job in state.running.values()),
         state.nodes,
         context.scheduler.energy.power_w,
-        _jobs(context, asked, now_s) if asked.jobs else None,
-        _lanes(context, min(asked.lanes, MOST_LANES), *window) if asked.lanes else None,
-        _power(context, *window) if asked.power else None,
-        _tasks(context, asked.array) if asked.array else [],
+        _jobs(context, query, now_s) if query.jobs else None,
+        _lanes(context, min(query.lanes, MOST_LANES), *window) if query.lanes else None,
+        _power(context, *window) if query.power else None,
+        _tasks(context, query.array) if query.array else [],
         told,
         missed,
         job,
@@ -102,28 +97,27 @@ def _start(context: Context) -> float | None:
 # --- jobs ----------------------------------------------------------------------------------------
 
 
-def _jobs(context: Context, asked: LiveQuery, now_s: float) -> JobPage:
+def _jobs(context: Context, query: LiveQuery, now_s: float) -> JobPage:
     """Return some rows of the jobs that wait or run, or of those that are over."""
-    if asked.jobs not in ("active", "over"):
-        raise ValueError(f"expected jobs that are active or over, got {asked.jobs!r}")
-    state, first = context.state, max(0, asked.offset)
-    last = first + max(1, min(asked.limit, MOST_ROWS))
-    if asked.jobs == "over":
-        return _over(context, asked.find, first, last)
-    runs = _found(context, state.running.values(), asked.find)
-    waits = _found(context, _waiting(state), asked.find)
-    groups = [*([job] for job in runs), *_by_array(waits, asked.unfold)]
-    if asked.sort:
-        groups.sort(key=_sort_key(context, asked.sort, now_s), reverse=asked.sort[0] == "-")
-    starts = context.scheduler.engine.expected_starts(PLANNED) if state.pending else {}
-    return JobPage(_lines(context, groups[first:last], now_s, starts), first, len(groups))
+    if query.jobs not in ("active", "over"):
+        raise ValueError(f"expected jobs that are active or over, got {query.jobs!r}")
+    state, first = context.state, max(0, query.offset)
+    last = first + max(1, min(query.limit, MOST_ROWS))
+    if query.jobs == "over":
+        return _over(context, query.find, first, last)
+    runs = _found(context, state.running.values(), query.find)
+    waits = _found(context, _waiting(state), query.find)
+    groups = [*([job] for job in runs), *_by_array(waits, query.unfold)]
+    if query.sort:
+        groups.sort(key=_sort_key(context, query.sort, now_s), reverse=query.sort[0] == "-")
+    return JobPage(_lines(context, groups[first:last]), first, len(groups))
 
 
 def _over(context: Context, text: str, first: int, last: int) -> JobPage:
     """Return some rows of the jobs that are over: those in memory, then those archived."""
-    journal, now_s = context.journal, context.time()
+    journal = context.journal
     recent = list(_found(context, reversed(context.state.ended.values()), text))
-    lines = _lines(context, [[job] for job in recent[first:last]], now_s)
+    lines = _lines(context, [[job] for job in recent[first:last]])
     skip, wanted = max(0, first - len(recent)), last - first - len(lines)
     if text:
         found = journal.newest_archived(0, SEARCHED, text)
@@ -135,11 +129,11 @@ def _over(context: Context, text: str, first: int, last: int) -> JobPage:
     return JobPage([*lines, *(JobLine(row.id, 1, row) for row in archived)], first, total)
 
 
-def _job(context: Context, job_id: str, now_s: float) -> JobRow | None:
+def _job(context: Context, job_id: str) -> JobRow | None:
     """Return all that is known of a job, None where there is none of that id."""
     job = context.state.job(JobId(job_id))
     if job is not None:
-        return row(context, job, now_s)
+        return views.rows(context, [job])[0]
     archived = context.journal.archived(job_id)
     return next((each.row for each in archived if each.row.id == job_id), None)
 
@@ -190,21 +184,9 @@ def _sort_key(context: Context, sort: str, now_s: float) -> Callable[[list[Job]]
     return lambda group: key(group[0])
 
 
-def _lines(
-    context: Context,
-    groups: Sequence[list[Job]],
-    now_s: float,
-    starts: Mapping[JobId, float] = MappingProxyType({}),
-) -> list[JobLine]:
-    return [
-        JobLine(
-            _ids(group),
-            len(group),
-            row(context, group[0], now_s),
-            starts.get(group[0].spec.id),
-        )
-        for group in groups
-    ]
+def _lines(context: Context, groups: Sequence[list[Job]]) -> list[JobLine]:
+    rows = views.rows(context, [group[0] for group in groups])
+    return [JobLine(_ids(group), len(group), row) for group, row in zip(groups, rows, strict=True)]
 
 
 def _ids(group: Sequence[Job]) -> str:
@@ -234,15 +216,15 @@ def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
 # --- nodes over time -----------------------------------------------------------------------------
 
 
-def _window(context: Context, asked: LiveQuery, now_s: float) -> tuple[float, float]:
+def _window(context: Context, query: LiveQuery, now_s: float) -> tuple[float, float]:
     """Return from when until when is to be shown."""
-    end_s = asked.end_s or now_s
-    if not 0.0 < asked.span_s < 1e9 or not 0.0 < end_s < 1e12:
-        raise ValueError(f"expected a time and its length, got {asked.end_s} and {asked.span_s}")
-    begin_s, past = end_s - asked.span_s, context.scheduler.timeline.past
+    end_s = query.end_s or now_s
+    if not 0.0 < query.span_s < 1e9 or not 0.0 < end_s < 1e12:
+        raise ValueError(f"expected a time and its length, got {query.end_s} and {query.span_s}")
+    begin_s, past = end_s - query.span_s, context.scheduler.timeline.past
     if (start_s := _start(context)) is not None:  # before that there is nothing to be seen
-        begin_s = max(begin_s, min(start_s, end_s - min(asked.span_s, LEAST_S)))
-    if (asked.lanes or asked.power) and not asked.end_s and len(past) >= MOST_SPANS:
+        begin_s = max(begin_s, min(start_s, end_s - min(query.span_s, LEAST_S)))
+    if (query.lanes or query.power) and not query.end_s and len(past) >= MOST_SPANS:
         begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
     return begin_s, end_s
 

@@ -9,7 +9,7 @@ import msgspec
 
 from rms.core.cluster import Cluster
 from rms.core.joules import WHOLE
-from rms.core.measured import Host
+from rms.core.measured import Host, Measured
 from rms.core.scheduler import Scheduler
 from rms.daemon.context import Context
 from rms.daemon.journal import Journal
@@ -35,28 +35,57 @@ class Meters:
     def __init__(self, context: Context) -> None:
         self._context, self._scheduler = context, context.scheduler
         self._heard: dict[str, tuple[float, float]] = {}
-        self._reasons: set[str] = set()
+        self._reasons: dict[str, str] = {}
+        self._refused: set[tuple[str, str]] = set()
+        self._silent: dict[str, set[str]] = {}
         self._forgot_s = -inf
 
-    def node(self, said: Metered) -> MeterAnswer:
+    def node(self, report: Metered) -> MeterAnswer:
         """Take in a report; what it told is kept when this returns.
 
         Raises:
             ValueError: of a node that there is not, or of an agent that another one has replaced.
         """
-        context, where = self._context, said.node or "this machine"
-        nodes = devices_of(said, context.cluster)
-        if said.reason and said.reason not in self._reasons:
-            self._reasons.add(said.reason)
-            what = "not all is measured on" if said.devices else "power is the model's on"
-            context.say(f"{what} {where}, and others alike: {said.reason}")
-        news = self._scheduler.report(said, context.time(), nodes)
-        host = self._scheduler.energy.measured.hosts[said.node]
+        context, where = self._context, report.node or "this machine"
+        nodes = devices_of(report, context.cluster, self._scheduler.energy.measured)
+        for reason in [each for each, host in self._reasons.items() if host == report.node]:
+            if reason != report.reason:
+                del self._reasons[reason]
+        if report.reason and report.reason not in self._reasons:
+            self._reasons[report.reason] = report.node
+            what = "not all is measured on" if report.devices else "power is the model's on"
+            context.say(f"{what} {where}, and others alike: {report.reason}")
+        news = self._scheduler.report(report, context.time(), nodes)
+        host = self._scheduler.energy.measured.hosts[report.node]
         if news:
-            if said.devices:
-                self._hear(said.node, context.now())
-            self._write(None, {f"{NOTE}{said.node}": msgspec.to_builtins(host)})
-        return MeterAnswer() if said.number else host.answer
+            self._say_refused(report)
+            self._say_silent(report)
+            if report.devices:
+                self._hear(report.node, context.now())
+            self._write(None, {f"{NOTE}{report.node}": msgspec.to_builtins(host)})
+        return MeterAnswer() if report.number else host.answer
+
+    def _say_refused(self, report: Metered) -> None:
+        """Log each device when its energy is refused for the first time in a row."""
+        measured, where = self._scheduler.energy.measured, report.node or "this machine"
+        for device in report.devices:
+            key = report.node, device.device
+            if device.device not in measured.refused:
+                self._refused.discard(key)
+            elif key not in self._refused:
+                self._refused.add(key)
+                words = f"{where}: refused energy of {device.device} above {measured.most_w:g} W"
+                self._context.say(warning(f"{words} (--meter-limit): by the model"))
+
+    def _say_silent(self, report: Metered) -> None:
+        """Log the devices that an agent no longer reports, if it gives no reason."""
+        silent = self._scheduler.energy.measured.silent(report.node)
+        new = silent - self._silent.get(report.node, set())
+        self._silent[report.node] = silent
+        if new and not report.reason:
+            where = report.node or "this machine"
+            words = f"no readings of {', '.join(sorted(new))} of {where}: by the model"
+            self._context.say(warning(words))
 
     def heard(self, said: Metered, told: Callable[[Metered], object]) -> MeterAnswer:
         """Take in a report of the time of day, and tell who else is to know; as :meth:`node`."""
@@ -110,7 +139,9 @@ class Meters:
             measured.spans.forget(measured.kept_s)
 
 
-def devices_of(said: Metered, cluster: Cluster) -> Mapping[str, Sequence[str]]:
+def devices_of(
+    report: Metered, cluster: Cluster, measured: Measured
+) -> Mapping[str, Sequence[str]]:
     """Return which nodes each device belongs to; where jobs share them, to hosts and their slots.
 
     On a machine whose cores and GPUs are nodes (it reports by no name), ``gpu-0`` is the node with
@@ -121,13 +152,15 @@ def devices_of(said: Metered, cluster: Cluster) -> Mapping[str, Sequence[str]]:
         ValueError: the report is of a node that there is not.
     """
     booked = cluster.booked
-    if said.node and said.node not in cluster.hosts:
-        raise ValueError(f"expected a node of this cluster, got {said.node}")
-    here = [name for host in ([said.node] if said.node else cluster.hosts) for name in booked(host)]
-    devices = [device.device for device in said.devices]
-    if WHOLE in devices:
+    if report.node and report.node not in cluster.hosts:
+        raise ValueError(f"expected a node of this cluster, got {report.node}")
+    here = [
+        name for host in ([report.node] if report.node else cluster.hosts) for name in booked(host)
+    ]
+    devices = [device.device for device in report.devices]
+    if WHOLE in devices or measured.whole(report.node):
         return {WHOLE: here}
-    if said.node:
+    if report.node:
         return dict.fromkeys(devices, here)
     names, slots = cluster.names, cluster.slots
     of_gpus = {cluster.host_of(n) for n, own in enumerate(slots) if own[0].startswith("gpu:")}

@@ -28,12 +28,14 @@ class NodeLists:
 
     Attributes:
         sized: it says how many nodes its jobs take.
+        preferred: the preferred size is set.
     """
 
     state: State
     only: tuple[str, ...]
     never: tuple[str, ...]
     sized: bool
+    preferred: bool
 
     def of(self, spec: JobSpec) -> JobSpec:
         """Return a job with these lists, no wider than they allow.
@@ -45,7 +47,7 @@ class NodeLists:
         most = len(allowed(self.state, spec))
         if self.only and not self.sized and most:
             return replace(spec, nodes_min=most, nodes_max=most, preferred=most)
-        least = spec.nodes_min if spec.mode.any_start else spec.preferred
+        least = spec.preferred if self.preferred and not spec.mode.any_start else spec.nodes_min
         if most >= least:
             preferred = min(spec.preferred, most)
             spec = replace(spec, preferred=preferred, nodes_max=min(spec.nodes_max, most))
@@ -79,5 +81,5 @@ def node_lists(context: Context, options: Options, tasks: int) -> NodeLists | No
     if (number := sum(map(len, names.values())) * tasks) > MOST_NAMES:
         raise ScriptError(f"{name}: expected {MOST_NAMES} names for all tasks, got {number}")
     only, never = names.get("--nodelist", ()), names.get("--exclude", ())
-    sized = options.nodes is not None or options.preferred is not None
-    return NodeLists(state, only, never, sized)
+    preferred = options.preferred is not None
+    return NodeLists(state, only, never, options.nodes is not None or preferred, preferred)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rms.core.cluster import Cluster
 from rms.core.events import NodeDown, NodeUp
+from rms.core.model import Node
 from rms.core.policies import Policy, PolicyError
 from rms.daemon.context import Context, Handle
 from rms.daemon.log import warning
@@ -45,10 +46,18 @@ class Nodes:
     def __init__(self, context: Context, handle: Handle) -> None:
         self._context, self._handle = context, handle
         self._away: frozenset[str] | None = None
+        self._silent_s = 0.0
 
     def watch(self) -> None:
         """Tell the scheduler of nodes that are not to be had, or are again."""
         launcher = self._context.launcher
+        silent_s, before_s = launcher.silent_s(), self._silent_s
+        self._silent_s = silent_s
+        if silent_s and not before_s:
+            words = f"slurmctld has not answered for {silent_s:.0f} s"
+            self._context.say(warning(f"{words}: starts and resizes wait, running jobs go on"))
+        elif before_s and not silent_s:
+            self._context.say(f"slurmctld answers again, after {before_s:.0f} s")
         found = launcher.unavailable()
         if found is None or self._away == found:
             return
@@ -62,12 +71,14 @@ class Nodes:
         """Tell the scheduler what a daemon that was killed had no time to tell."""
         context, state = self._context, self._context.state
         unfit, remote = context.drained | context.broken, context.launcher.shared_filesystem
+        down, up = list[Node](), list[Node]()
         for name in context.cluster.hosts:
             node = context.cluster.nodes_of[name][0]
             if name in unfit and node not in {*state.down, *state.off, *state.booting}:
-                self._handle(NodeDown(context.time(), node))
+                down.append(node)
             elif name not in unfit and node in state.down and not remote:
-                self._handle(NodeUp(context.time(), node))  # of others it is seen what is up
+                up.append(node)  # of others it is seen what is up
+        self._enter(down, up)
 
     def drain(self, names: Sequence[str], *, drained: bool) -> None:
         """Give nodes to no more jobs, or to jobs again; who runs there is left alone.
@@ -91,12 +102,20 @@ class Nodes:
 
         Where jobs share nodes the first slot of each stands for all of it.
         """
-        context, away, down = self._context, self._away, self._context.state.down
-        unfit = context.drained | context.broken
-        for name in names:
+        context, away = self._context, self._away
+        unfit, down, up = context.drained | context.broken, list[Node](), list[Node]()
+        for name in dict.fromkeys(names):
             node = context.cluster.nodes_of[name][0]
             if name in unfit or (away is not None and name in away):
-                if node not in down:
-                    self._handle(NodeDown(context.time(), node))
-            elif node in down:
-                self._handle(NodeUp(context.time(), node))
+                if node not in context.state.down:
+                    down.append(node)
+            elif node in context.state.down:
+                up.append(node)
+        self._enter(down, up)
+
+    def _enter(self, down: Sequence[Node], up: Sequence[Node]) -> None:
+        """Tell the scheduler of nodes that go or come back together: it decides on all at once."""
+        for node in down:
+            self._handle(NodeDown(self._context.time(), node))
+        for left, node in zip(reversed(range(len(up))), up, strict=True):
+            self._handle(NodeUp(self._context.time(), node, more=left > 0))

@@ -21,6 +21,11 @@ REFUSALS = {
     503: "Nothing can be kept now: the disk is full, or its files are in the way.",
 }
 
+SECURITY = (
+    "At a Unix socket jobs and meters show their token. Over TCP requests are signed as "
+    "rms/wire/signing.py describes; GET /metrics alone accepts the token of the file metrics-token."
+)
+
 
 def describe(endpoints: Sequence[Endpoint], queries: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the description of these endpoints, as JSON has it.
@@ -65,7 +70,9 @@ def describe(endpoints: Sequence[Endpoint], queries: Mapping[str, Sequence[str]]
         "security": [{}, {"token": []}],
         "components": {
             "schemas": components,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": SECURITY}
+            },
         },
     }
 

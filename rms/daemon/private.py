@@ -33,8 +33,12 @@ def make_folder(state: Path) -> None:
     Raises:
         ServeError: somebody else can, or it is no folder.
     """
-    if not state.exists():
-        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        if not state.exists():
+            state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        expected = f"expected a state folder that can be made, got {state}"
+        raise ServeError(f"{expected}: {error.strerror}") from None
     check_folder(state)
 
 

@@ -7,6 +7,7 @@ nodes (:func:`reopen`).
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -32,6 +33,9 @@ from rms.daemon.resize import RELAUNCH
 from rms.daemon.steps import known_steps
 from rms.launch.base import Launcher, ManagedProcess
 from rms.wire.users import ResizeRow
+
+KILL_S = 5.0
+"""Deadline at start for killed processes to end."""
 
 LOST: dict[str, Any] = {"output": "/dev/null", "requeue": False, "token": "", "name": "lost"}
 """What is taken for what was submitted of a job where that is lost."""
@@ -67,6 +71,8 @@ def resume(
     context = restore(cluster, journal, launcher, settings)
     scheduler, daemon = context.scheduler, kind(context)
     scheduler.present, scheduler.stand_ins = (where, cluster), stand_ins(cluster)
+    if journal.damage:
+        end_unrecorded_runs(daemon)
     if (scheduler.where, scheduler.cluster.names) == (where, cluster.names):
         scheduler.cluster = cluster
         adopt(daemon)
@@ -134,13 +140,53 @@ def known_jobs(journal: Journal, scheduler: Scheduler) -> dict[JobId, JobRuntime
     return jobs
 
 
+def end_unrecorded_runs(daemon: Daemon) -> None:
+    """End the jobs that have run, but wait according to a damaged journal.
+
+    A job with an exit status is not run again (a requeued job has none). Processes of other jobs
+    are killed, and the job waits again or fails.
+    """
+    launcher, running = daemon.launcher, frozenset(daemon.launcher.jobs())
+    daemon.scripts.stopping = True  # a decision in the meantime could start one of them
+    for job_id in daemon.context.state.waiting:
+        job, status, code = daemon.jobs[job_id], launcher.status_file(job_id), None
+        how = "its processes are killed"
+        if status.exists():
+            code = ManagedProcess(0, status_file=status).status()
+            how = f"its script ended with {code}"
+        elif job_id not in running:
+            continue
+        until_s = time.monotonic() + KILL_S
+        while job_id in running and launcher.members(job_id) and time.monotonic() < until_s:
+            launcher.kill(job_id)
+            time.sleep(0.02)
+        reason = f"{how}; when it ran is missing from the journal"
+        if code is None and job.note["requeue"]:
+            status.unlink(missing_ok=True)  # written by the shell that ran its script
+            daemon.say(f"job {job_id}: {reason}; requeued")
+            continue
+        state = "COMPLETED" if code == 0 else "FAILED"
+        daemon.scripts.enter_end(job, 1 if code is None else code, reason, state)
+        daemon.say(f"job {job_id} {state}: {reason}")
+    daemon.scripts.stopping = False
+
+
 # --- the same nodes ------------------------------------------------------------------------------
+
+
+def is_copy(journal: Journal) -> bool:
+    """Return whether the state folder was copied from another one since a daemon served it last."""
+    return bool(journal.notes("mark").get("mark", {}).get("copied"))
 
 
 def adopt(daemon: Daemon) -> None:
     """Take back into the books what still runs; requeue or end what does not."""
+    copied = is_copy(daemon.journal)
     for job_id, running in list(daemon.context.state.running.items()):
         job = daemon.jobs.setdefault(job_id, JobRuntime(job_id, LOST))
+        if copied and not daemon.launcher.status_file(job_id).exists():
+            daemon.scripts.fail(job, endings.COPIED)
+            continue
         try:
             if job.note is LOST:
                 raise JournalError("expected what was submitted in the journal, got nothing")
@@ -217,13 +263,14 @@ def reopen(daemon: Daemon, cluster: Cluster) -> None:
     daemon.scripts.stopping = True  # on nodes that are gone nothing starts
     for job_id in list(state.running):
         _enter_end(daemon, daemon.jobs[job_id])
-    failed, kept = [], Notes()
+    failed, kept, copied = [], Notes(), is_copy(context.journal)
     for job_id, running in state.running.items():
         job = daemon.jobs[job_id]
-        again = job.note["requeue"] or running.start_s is None
+        again = not copied and (job.note["requeue"] or running.start_s is None)
         if not again:
             failed.append(job_id)
-            reason = context.scheduler.reasons[job_id] = "its nodes were taken away while it ran"
+            reason = endings.COPIED if copied else "its nodes were taken away while it ran"
+            context.scheduler.reasons[job_id] = reason
             job.exit_code = 1
             kept[f"end/{job_id}"] = {"exit_code": 1, "answer": "", "reason": reason}
         kept |= daemon.scripts.forget(job)

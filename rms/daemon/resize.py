@@ -79,6 +79,10 @@ class ResizeMachine:
         if isinstance(given, inputs.Adopted):
             return self._adopted(job, facts)
         resize = job.resize
+        if isinstance(given, Done) and (
+            resize is None or resize.committed or given.number != resize.number
+        ):
+            return amended(job, given)
         if resize is None:
             return []
         if isinstance(given, Ready | Failed | Begun | Done | RolledBack):
@@ -352,6 +356,16 @@ def done(job: JobRuntime, resize: PendingResize, facts: Facts, given: Done) -> I
     resize.state, resize.committed, resize.told = "leaving", True, False
     resize.until_s = facts.now_s + LEAVE_S
     return [do.SavePast(), do.SaveSteps(), do.SaveResize(resize.note()), do.Observe()]
+
+
+def amended(job: JobRuntime, message: Done) -> Instructions:
+    """Enter the total stall of a completed resize, whose new world now begins its first step."""
+    for row in job.resizes:
+        whole = ResizeRow.of(row.at_s, message.resize, message.number)
+        if row.number == message.number and row != whole:
+            job.add_resize(whole)
+            return [do.SavePast()]
+    return []
 
 
 def close(resize: PendingResize, reason: str) -> Instructions:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from rms.core.events import Later, Reason
-from rms.core.model import Job, JobId
+from rms.core.model import Job, JobId, JobState
 from rms.core.policies.multifactor import Multifactor, Priority
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
@@ -16,15 +18,16 @@ _FOR_NODES = (Reason.RESOURCES, Reason.PRIORITY)
 
 
 def row(context: Context, job: Job, now_s: float) -> JobRow:
-    """Return all that is known of a job, its energy up to a time."""
+    """Return all that is runtime of a job, its energy up to a time."""
     spec, scheduler = job.spec, context.scheduler
-    known = context.jobs.get(spec.id, JobRuntime(spec.id))
+    runtime = context.jobs.get(spec.id, JobRuntime(spec.id))
     energy_j = scheduler.energy.job_j(spec.id, now_s)
     parts = scheduler.energy.parts(spec.id, energy_j)
     details = _compared(context.launcher.job_details(spec.id), energy_j)
+    rank = priority(context, job)
     return JobRow(
         id=spec.id,
-        name=known.note.get("name", ""),
+        name=runtime.note.get("name", ""),
         state=str(job.state),
         mode=str(spec.mode),
         submit_s=spec.submit_s,
@@ -35,30 +38,40 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
         nodes_min=spec.nodes_min,
         nodes_max=spec.nodes_max,
         reason=_reason(context, job) or details.waits or "",
-        step=known.step,
-        steps=known.total,
+        step=runtime.step,
+        steps=runtime.total,
         energy_j=energy_j,
         energy_source=" and ".join(part.source for part in parts),
         energy=parts,
-        answer=known.answer,
-        resizes=[_resize(context, spec.id, each) for each in known.resizes],
-        resizing=known.resizing,
-        output=known.note.get("output", ""),
+        answer=runtime.answer,
+        resizes=[_resize(context, spec.id, each) for each in runtime.resizes],
+        resizing=runtime.resizing,
+        resize_to=_resize_to(context, job),
+        output=runtime.note.get("output", ""),
         slurm=details,
-        summary=known.summary,
+        summary=runtime.summary,
         seen=[SeenSteps(n, *each) for n, each in sorted((job.seen or {}).items())],
-        profile=known.note.get("profile", ""),
+        profile=runtime.note.get("profile", ""),
         frequency=min(job.frequencies, default=None) if job.end_s is None else None,
-        exit_code=None if job.end_s is None else known.exit_code,
+        exit_code=None if job.end_s is None else runtime.exit_code,
         account=spec.account,
+        user=runtime.note.get("user", ""),
+        limit_s=spec.limit_s,
         nodelist=list(spec.nodelist),
         exclude=list(spec.exclude),
-        priority=None if (found := priority(context, job)) is None else found.value,
+        restartable=runtime.restartable,
+        priority=float(spec.priority) if rank is None else rank.value,
     )
 
 
+def _resize_to(context: Context, job: Job) -> int | None:
+    """Return the target size of a requested or running resize, or None."""
+    wanted = context.state.wanted.get(job.spec.id)
+    return job.requested_size if wanted is None else wanted.size
+
+
 def priority(context: Context, job: Job) -> Priority | None:
-    """Return the priority of a job that waits, None where there is none."""
+    """Return the computed priority of a waiting job, None if the policy computes none."""
     order, state = context.scheduler.engine.policy.order, context.state
     if isinstance(order, Multifactor) and job.spec.id in state.pending:
         return order.priority(state, job)
@@ -86,12 +99,28 @@ def _resize(context: Context, job_id: JobId, row: ResizeRow) -> ResizeRow:
 def waits_for(context: Context, job_id: JobId) -> Later | None:
     """Return why a job waits, with what nodes wait for that are asked for; None if it does not."""
     waits = context.scheduler.engine.explain(job_id)
-    if waits is None or not context.nodes_wait or waits.code not in _FOR_NODES:
+    if waits is not None and waits.code is Reason.BEGIN:
+        begin_s = context.state.held[job_id].spec.begin_s or 0.0
+        at = time.localtime(begin_s + context.skew_s)
+        reason = time.strftime("BeginTime: not before %Y-%m-%dT%H:%M:%S", at)
+        return msgspec.structs.replace(waits, reason=reason)
+    if waits is None or waits.code not in _FOR_NODES:
         return waits
-    return msgspec.structs.replace(waits, reason=f"{waits.reason}; {context.nodes_wait}")
+    reasons = [waits.reason, *filter(None, (context.nodes_wait, context.controller_away))]
+    return msgspec.structs.replace(waits, reason="; ".join(reasons))
+
+
+def stalled(context: Context, job_id: JobId) -> str:
+    """Return why a start or resize of a job waits for Slurm, or ""."""
+    job = context.state.running.get(job_id)
+    if job is None or (job.state is not JobState.CONFIGURING and job.requested_size is None):
+        return ""
+    return context.controller_away
 
 
 def _reason(context: Context, job: Job) -> str:
     """Return why a job waits, or what was said of it last."""
     waits = waits_for(context, job.spec.id)
-    return context.scheduler.reasons.get(job.spec.id, "") if waits is None else waits.reason
+    if waits is not None:
+        return waits.reason
+    return stalled(context, job.spec.id) or context.scheduler.reasons.get(job.spec.id, "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -23,7 +24,7 @@ from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.journal_file import RECORDS, Count, DamagedError, prepare, said
 from rms.daemon.log import warning
-from rms.daemon.recovery import LOST
+from rms.daemon.recovery import LOST, is_copy
 
 NO_NOTE = "what it was submitted with is missing from the journal"
 MOST_NAMED = 20
@@ -45,7 +46,7 @@ def open_journal(path: Path, say: Callable[[str], None]) -> Journal:
     try:
         return Journal.open(path)
     except DamagedError as error:
-        if not Count(path).path.exists():
+        if not any(each.exists() for each in Count(path).paths):
             raise
         say(warning(str(error)))
     part = path.with_name(f"{path.name}.salvaging")
@@ -130,6 +131,29 @@ def restore_notes(journal: Journal, jobs: Path) -> None:
         journal.note("next", {"id": following})
 
 
+def own_mark(journal: Journal, state: Path) -> str:
+    """Return the mark of this folder's processes, which a restart or a rename does not change.
+
+    It belongs to the folder's file system and inode, or to the inodes of the folder and of its
+    journal, as XFS may have another id after a reboot. A copy of the folder gets a new mark and
+    port, and does not take over the processes of the original.
+    """
+    inode = state.stat().st_ino
+    place = {
+        "folder": f"{os.statvfs(state).f_fsid:x}-{inode}",
+        "inodes": [inode, journal.path.stat().st_ino],
+    }
+    note = journal.notes("mark").get("mark", {})
+    if all(note.get(key) != value for key, value in place.items()):
+        note = {"mark": secrets.token_hex(8), **place, "copied": bool(note)}
+        journal.keep({"mark": note, "port": {"port": 0}})
+        journal.flush()
+    elif note != note | place:
+        note |= place
+        journal.note("mark", note)
+    return str(note["mark"])
+
+
 def _names(folder: Path) -> list[str]:
     return os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208
 
@@ -154,6 +178,14 @@ def settle(daemon: Daemon) -> None:
         lost = sorted(names - known - arrays, key=lambda name: [int(n) for n in name.split("_")])
         if lost:
             daemon.say(warning(f"not known any more, or refused at the time: {_listed(lost)}"))
+    if is_copy(journal):
+        daemon.say(
+            warning(
+                f"{journal.path.parent} is a copy of another state folder: the processes of its "
+                "jobs are not touched, and waiting jobs run here as well"
+            )
+        )
+        journal.note("mark", journal.notes("mark")["mark"] | {"copied": False})
     for name in daemon.launcher.jobs():
         if _ID.fullmatch(name) and name not in state.running:
             daemon.launcher.kill(name)

@@ -12,7 +12,9 @@ from rms.daemon.faults import describe
 from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
+from rms.launch.outputs import check_own_file
 from rms.wire.messages import TOKEN_VARIABLE
+from rms.wire.rows import restart_words
 
 START_S = 0.02
 """How long jobs are started before others have their turn for as long."""
@@ -29,6 +31,7 @@ class Scripts:
         self._context, self._handle = context, handle
         self.stopping = False
         self._starts: deque[Start] = deque()
+        self._ends: dict[JobId, str] = {}
         self._since_s = 0.0
 
     # --- starts ------------------------------------------------------------------------------
@@ -79,10 +82,10 @@ class Scripts:
             LaunchError: it could not be started.
         """
         context, note = self._context, job.note
-        if "script" not in note:
+        if "array" not in note:
             raise LaunchError("what it was submitted with is missing from the journal")
         launch = ScriptLaunch(
-            script=Path(note["script"]),
+            script=context.launcher.state / "jobs" / note["array"] / "script",
             cwd=note["cwd"],
             env={
                 **context.private.environment(note),
@@ -95,6 +98,11 @@ class Scripts:
             arguments=note.get("arguments", ()),
             errors=Path(note["error"]) if "error" in note else None,
         )
+        try:
+            for path in filter(None, (launch.output, launch.errors)):
+                check_own_file(path, context.launcher.state)
+        except ValueError as error:  # a link made after the submission
+            raise LaunchError(str(error)) from None
         context.launcher.status_file(job.id).parent.mkdir(parents=True, exist_ok=True)
         job.script = context.launcher.start_script(job.id, launch)
         context.note("script", job, {"pid": job.script.pid})
@@ -135,21 +143,41 @@ class Scripts:
         self.enter_end(job, 1, reason, "FAILED")
 
     def cancel(
-        self, job: JobRuntime, state: str = "CANCELLED", *, grace_s: float | None = None
+        self,
+        job: JobRuntime,
+        state: str = "CANCELLED",
+        *,
+        grace_s: float | None = None,
+        if_journalled: bool = False,
     ) -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs.
 
         Args:
             grace_s: how long it has for a checkpoint; None for as long as this daemon gives.
+            if_journalled: send SIGTERM only after the request is in the journal. If the daemon is
+                killed before that, the job continues.
         """
         context = self._context
         if job.script is None:
             self._handle(Ended(context.time(), job.id, "CANCELLED"))
         elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):
             grace_s = context.settings.grace_s if grace_s is None else grace_s
-            job.ending, job.kill_at = state, context.now() + grace_s
-            context.note("ending", job, {"state": state, "kill_at": job.kill_at})
+            kill_at = context.now() + grace_s
+            context.note("ending", job, {"state": state, "kill_at": kill_at})
+            if if_journalled and not context.journal.caught_up():
+                self._ends[job.id] = state
+                return
+            job.ending, job.kill_at = state, kill_at
             self.terminate(job)
+
+    def end_some(self) -> None:
+        """End the jobs whose end was requested while the journal was full, once it is not."""
+        context = self._context
+        if self._ends and context.journal.caught_up():
+            ends, self._ends = self._ends, {}
+            for job_id, state in ends.items():
+                if job_id in context.state.running:
+                    self.cancel(context.jobs[job_id], state)
 
     def terminate(self, job: JobRuntime) -> None:
         """Ask a job's present world to checkpoint and end."""
@@ -160,8 +188,10 @@ class Scripts:
     def requeue(self, job: JobRuntime, reason: str) -> None:
         """Let a job of which nothing runs any more wait again."""
         context = self._context
-        context.say(f"job {job.id}: {reason}; requeued")
-        self._handle(Requeued(context.time(), job.id), self.forget(job))
+        loss = restart_words(job.restartable, job.step, job.total) if job.steps else ""
+        context.say(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
+        reason = f"{reason}; {loss}" if loss else reason
+        self._handle(Requeued(context.time(), job.id, reason), self.forget(job))
         context.scheduler.reasons[job.id] = reason
 
     def forget(self, job: JobRuntime) -> Notes:
@@ -171,6 +201,7 @@ class Scripts:
             What is to be kept of that, with the event that says so.
         """
         job.forget_processes()
+        self._ends.pop(job.id, None)
         # Before the event, else it is taken for that of the next run.
         self._context.launcher.status_file(job.id).unlink(missing_ok=True)
         found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script", "signal")}

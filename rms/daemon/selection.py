@@ -22,38 +22,45 @@ def groups(state: State) -> tuple[Mapping[JobId, Job], ...]:
     return (state.pending, state.too_wide, state.held, state.running, state.ended)
 
 
-def selected(context: Context, asked: JobSelection) -> dict[JobId, Job]:
-    """Return the jobs of which all that is asked for is true.
+def selected(context: Context, selection: JobSelection) -> dict[JobId, Job]:
+    """Return the jobs that match all filters of a selection.
 
     Raises:
         UnknownJobError: an id is that of no job.
-        ValueError: what is asked for is no id, or no state.
+        ValueError: an id or a state has another form.
     """
-    states = _states(asked.state)
-    names = None if asked.name is None else set(asked.name.split(","))
-    if asked.user is not None and getpass.getuser() not in asked.user.split(","):
+    states = _states(selection.state)
+    names = None if selection.name is None else set(selection.name.split(","))
+    if selection.user is not None and getpass.getuser() not in selection.user.split(","):
         return {}  # they are all of the daemon's own user
-    found = dict(_named(context, asked.id))
+    jobs = dict(_named(context, selection.id))
     if states is not None:
-        found = {job_id: job for job_id, job in found.items() if job.state in states}
+        jobs = {job_id: job for job_id, job in jobs.items() if job.state in states}
     if names is not None:
-        notes = {job_id: context.jobs[job_id].note for job_id in found}
-        found = {i: job for i, job in found.items() if notes[i].get("name") in names}
-    return found
+        notes = {job_id: context.jobs[job_id].note for job_id in jobs}
+        jobs = {i: job for i, job in jobs.items() if notes[i].get("name") in names}
+    return jobs
 
 
-def archived(context: Context, asked: JobSelection) -> list[JobRow]:
-    """Return the jobs that have been over for long, are named by an id, and are asked for."""
-    if asked.id is None or (
-        asked.user is not None and getpass.getuser() not in asked.user.split(",")
-    ):
+def archived(context: Context, selection: JobSelection, *, every: bool = False) -> list[JobRow]:
+    """Return the archived jobs of a selection: those with its ids.
+
+    Args:
+        every: a selection without ids includes all archived jobs.
+    """
+    others = selection.user is not None and getpass.getuser() not in selection.user.split(",")
+    if others or (selection.id is None and not every):
         return []
-    states = _states(asked.state)
-    names = None if asked.name is None else set(asked.name.split(","))
-    found = {row.id: row for part in parse_id_list(asked.id) for row in _archived(context, part)}
+    states = _states(selection.state)
+    names = None if selection.name is None else set(selection.name.split(","))
+    if selection.id is None:
+        rows = {each.row.id: each.row for each in context.journal.all_archived()}
+    else:
+        parts = dict.fromkeys(parse_id_list(selection.id))
+        rows = {row.id: row for part in parts for row in _archived(context, part)}
     return [
         row
-        for row in found.values()
+        for row in rows.values()
         if (states is None or row.state in states) and (names is None or row.name in names)
     ]
 
@@ -68,22 +75,31 @@ def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
     if ids is None:
         yield from (entry for group in groups(state) for entry in group.items())
         return
-    for part in parse_id_list(ids):
-        found = _of(state, part)
-        if not found and not _archived(context, part):
+    arrays: dict[str, list[tuple[JobId, Job]]] | None = None
+    for part in dict.fromkeys(parse_id_list(ids)):
+        entries = _of(state, part)
+        if not entries and part.indices is None:  # it may be an array
+            arrays = _by_array(state) if arrays is None else arrays
+            entries = arrays.get(str(part.job), [])
+        if not entries and not _archived(context, part):
             raise UnknownJobError(f"expected the id of a job, got {part}, which is not known")
-        yield from found
+        yield from entries
 
 
 def _of(state: State, part: IdSelection) -> list[tuple[JobId, Job]]:
-    """Return the jobs that an id names; no others are looked at but for those of a whole array."""
+    """Return the jobs with exactly these ids."""
     indices = part.indices
     ids = [str(part.job)] if indices is None else [f"{part.job}_{n}" for n in sorted(indices)]
-    known = [(JobId(i), job) for i in ids if (job := state.job(JobId(i))) is not None]
-    if known or indices is not None:
-        return known
-    before = f"{part.job}_"
-    return [each for group in groups(state) for each in group.items() if each[0].startswith(before)]
+    return [(JobId(i), job) for i in ids if (job := state.job(JobId(i))) is not None]
+
+
+def _by_array(state: State) -> dict[str, list[tuple[JobId, Job]]]:
+    """Return the tasks of each array."""
+    arrays: dict[str, list[tuple[JobId, Job]]] = {}
+    for group in groups(state):
+        for job_id, job in group.items():
+            arrays.setdefault(job_id.partition("_")[0], []).append((job_id, job))
+    return arrays
 
 
 def _states(text: str | None) -> set[JobState] | None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import os
-import secrets
 import signal
 import socket
 import time
@@ -66,6 +65,8 @@ class ServeOptions:
         policy_modules: of users' own, beside those of the policy that it is started with.
         governor: what the governor of tasks is set by; None as before a restart.
         keep_entries: how many of the journal's entries are kept at least, None for all.
+        assumed_s: run time to plan with for jobs without a limit; None: unlimited.
+        meter_limit_w: bound of the power of a device, None for the default.
     """
 
     policy: str
@@ -81,6 +82,8 @@ class ServeOptions:
     policy_modules: frozenset[str] = frozenset()
     governor: GovernorRule | None = None
     keep_entries: int | None = KEEP
+    assumed_s: float | None = None
+    meter_limit_w: float | None = None
 
 
 def check_start(state: Path, engine: Engine, options: ServeOptions) -> None:
@@ -113,6 +116,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
         opened = salvage.open_journal(state / "journal.sqlite", say)
     with opened as journal, contextlib.ExitStack() as stack:
         salvage.restore_notes(journal, state / "jobs")
+        instance_id = salvage.own_mark(journal, state)
         listening, address = [], ""
         for where in _addresses(state, options.listen, journal, remote=engine.remote):
             sock, address = sockets.bind(where)
@@ -121,7 +125,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
         own = [sock.getsockname() for sock in listening if sock.family == socket.AF_UNIX]
         if engine.remote:
             journal.note("port", {"port": listening[-1].getsockname()[1]})
-        launcher = engine.launcher(state, _instance_id(journal), address)
+        launcher = engine.launcher(state, instance_id, address)
         stack.callback(launcher.close)
         deadlines = options.grace_s, options.boot_s
         clock = Clock(journal, say)
@@ -139,12 +143,15 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             clock,
             options.keep_entries,
             say.level == "debug",
+            options.assumed_s,
         )
         daemon = resume(engine.cluster, journal, launcher, settings)
+        if options.meter_limit_w is not None:
+            daemon.context.scheduler.energy.measured.most_w = options.meter_limit_w
         salvage.settle(daemon)
         daemon.frequencies.begin()
         _begin(daemon, options, "" if engine.remote else escapes(os.environ))
-        token = secret(state / "token")
+        token, metrics_token = secret(state / "token"), secret(state / "metrics-token")
         tasks = daemon.tasks
         tasks_socket = _tasks_socket(tasks, options.listen, stack)
         notifier = Notifier(os.environ)
@@ -152,7 +159,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
         async def main() -> None:
             stopping = _stop_on_signals()
             _tell_of_children(daemon.job_watch)
-            server = _server(Routes(daemon, stopping.set, token, own))
+            server = _server(Routes(daemon, stopping.set, token, own, metrics_token))
             # First: whoever is answered finds this one too. uvloop closes one that nobody keeps.
             kept = tasks_socket and await _serve_tasks(tasks, tasks_socket, options.governor)
             serving = asyncio.create_task(server.serve(sockets=listening))
@@ -305,15 +312,6 @@ async def _watch(
             daemon.say(warning(f"told to stop again: left to the next daemon: {left}"))
             break
         await asyncio.sleep(0.0 if daemon.scripts.starting else WATCH_S)
-
-
-def _instance_id(journal: Journal) -> str:
-    """Return what tells a daemon's processes from those of others, the same after a restart."""
-    known = journal.notes("mark").get("mark")
-    if known is None:
-        known = {"mark": secrets.token_hex(8)}
-        journal.note("mark", known)
-    return str(known["mark"])
 
 
 def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> list[str]:

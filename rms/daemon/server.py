@@ -15,14 +15,22 @@ from rms.core.model import JobId
 from rms.core.tasks.record import RecordEntry
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
-from rms.daemon.endpoints import Application, Endpoint, Flushes, RefusedError, check_token
+from rms.daemon.endpoints import (
+    Application,
+    Endpoint,
+    Flushes,
+    RefusedError,
+    is_signed,
+    over_tcp,
+    shows,
+)
 from rms.daemon.exposition import exposition
 from rms.daemon.governor import GovernorRule
 from rms.daemon.job_routes import JOB_QUERY, JobRoutes
 from rms.daemon.live import live
 from rms.daemon.openapi import describe
+from rms.daemon.selection import UnknownJobError
 from rms.daemon.sockets import is_loopback, raise_open_files
-from rms.formats.ids import parse_ids
 from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
 from rms.launch.base import LaunchCommand
@@ -42,6 +50,7 @@ from rms.wire.messages import (
     StepNumber,
     StepState,
 )
+from rms.wire.signing import METER, USER, job_name
 from rms.wire.users import (
     WAIT_PATH,
     Accounts,
@@ -77,11 +86,11 @@ POLLS_PER_S = 200.0
 """How long a job's poll is held: longer where many jobs poll, so that there are no more a second
 than this, but not as long as a job waits for an answer (10 s)."""
 
-UNKNOWN = "expected the id of a job, got {}, which is not known"
-
 _STEP = re.compile("[0-9]{1,9}")
 
-QUERIES = {"/jobs": JOB_QUERY, "/acct": ["id"]}
+ACCT_QUERY = ("id", "state", "name", "user")
+
+QUERIES = {"/jobs": JOB_QUERY, "/acct": ACCT_QUERY}
 
 
 class Routes:
@@ -90,22 +99,29 @@ class Routes:
     Args:
         daemon: what the routes ask and change.
         stop: begins the end of the daemon.
-        token: what users must show over TCP, which they reach on this machine alone.
+        token: signs users' requests over TCP, from this machine only.
         sockets: paths of Unix sockets that only their owner can open, who shows no token there.
             Routes of jobs and meters ask for their own tokens everywhere.
+        metrics_token: bearer token of Prometheus over TCP, which cannot sign requests.
     """
 
     def __init__(
-        self, daemon: Daemon, stop: Callable[[], None], token: str, sockets: Collection[str]
+        self,
+        daemon: Daemon,
+        stop: Callable[[], None],
+        token: str,
+        sockets: Collection[str],
+        metrics_token: str = "",
     ) -> None:
-        self.daemon, self.stop, self._token = daemon, stop, token
+        self.daemon, self.stop, self._user_token = daemon, stop, token
+        self._metrics_token = metrics_token
         self._sockets = frozenset(sockets)
         self._held, self._most_held = 0, raise_open_files() // 2
         self._of_jobs = JobRoutes(daemon)
 
     def app(self) -> Application:
         """Return the application."""
-        return Application(self.endpoints(), Flushes(self.daemon.journal))
+        return Application(self.endpoints(), Flushes(self.daemon.journal), self._token)
 
     def endpoints(self) -> list[Endpoint]:
         """Return all that can be asked, and who may: users, a job about itself, meters."""
@@ -128,7 +144,7 @@ class Routes:
             Endpoint("GET", "/tasks", user, self.tasks),
             Endpoint("GET", "/tasks/record", user, self.task_record),
             Endpoint("GET", "/books", user, self.books),
-            Endpoint("GET", "/metrics", user, self.metrics, flush="no"),
+            Endpoint("GET", "/metrics", self._check_metrics, self.metrics, flush="no"),
             Endpoint("POST", LIVE_PATH, user, self.live, LiveQuery, "may"),
             Endpoint("GET", "/acct", user, self.acct),
             Endpoint("GET", "/prices", user, self.prices),
@@ -149,24 +165,46 @@ class Routes:
 
     # --- who may ask -------------------------------------------------------------------------
 
+    def _token(self, name: str, host: str) -> str:
+        """Return the token of a name at an address of this daemon, or ""."""
+        if name == USER:
+            return self._user_token if is_loopback(host) else ""
+        if name == METER:
+            return self.daemon.launcher.meter_token
+        job_id = JobId(name.removeprefix(job_name("")))
+        return self._job_token(job_id) if name == job_name(job_id) else ""
+
+    def _job_token(self, job_id: JobId) -> str:
+        job = self.daemon.jobs.get(job_id)
+        return "" if job is None else self.daemon.context.private.token(job_id, job.note)
+
     def _check_user(self, request: Request) -> None:
         """Let the owner in: at a Unix socket that is the owner's, or by the token from here."""
         host, port = request.scope.get("server") or ("", 0)
-        if port is None and host in self._sockets:
+        if (port is None and host in self._sockets) or is_signed(request, USER):
             return
         if not is_loopback(host):
             expected = "a user of this machine (another one's: ssh -L to the daemon's socket)"
             raise RefusedError(401, f"expected {expected}, got a request over the network")
-        check_token(request, self._token, "the server's token (RMS_TOKEN, or its file)")
+        raise RefusedError(401, "expected a request signed with the server's token")
+
+    def _check_metrics(self, request: Request) -> None:
+        host, _ = request.scope.get("server") or ("", 0)
+        if not (is_loopback(host) and shows(request, self._metrics_token)):
+            self._check_user(request)
 
     def _check_meter(self, request: Request) -> None:
-        check_token(request, self.daemon.launcher.meter_token, "the token of this daemon's meters")
+        self._check(request, METER, self.daemon.launcher.meter_token, "this daemon's meters")
 
     def _check_job(self, request: Request) -> None:
-        job_id = _job_id(request)
-        job = self.daemon.jobs.get(job_id)  # whether there is one is not told to others either
-        token = "" if job is None else self.daemon.context.private.token(job_id, job.note)
-        check_token(request, token, f"the token of job {job_id}")
+        job_id = _job_id(request)  # the error is the same for a job that does not exist
+        self._check(request, job_name(job_id), self._job_token(job_id), f"job {job_id}")
+
+    def _check(self, request: Request, name: str, token: str, whose: str) -> None:
+        """Require a token: as a signature over TCP, as a bearer token at a Unix socket."""
+        valid = is_signed(request, name) if over_tcp(request) else shows(request, token)
+        if not (token and valid):
+            raise RefusedError(401, f"expected the token of {whose}")
 
     async def openapi(self, request: Request) -> dict[str, Any]:
         """Return this description."""
@@ -176,9 +214,10 @@ class Routes:
 
     async def resize(self, request: Request, body: ResizeCommand) -> ResizeAnswer:
         """Resize a job on a user's behalf; answer with what was decided."""
-        job_id = JobId(body.id)
-        if job_id not in self.daemon.context.state.running:
-            raise RefusedError(404, f"expected a running job, got {job_id}")
+        running = self.daemon.context.state.running
+        job_id, *others = self._of_jobs.among(JobSelection(body.id), running, "a running job")
+        if others:
+            raise RefusedError(409, f"expected one running job, got {1 + len(others)} of {body.id}")
         if body.strategy not in (None, *STRATEGIES):
             known = ", ".join(STRATEGIES)
             raise ValueError(f"expected a strategy of {known}, got {body.strategy!r}")
@@ -186,9 +225,13 @@ class Routes:
         if body.nodes is None and (on or body.strategy):
             raise ValueError("expected auto alone, got a strategy or nodes with it")
         decision = self.daemon.resize(job_id, body.nodes, body.strategy, on)
-        taken_on = {Reason.RESIZE_POINT: "Waits", Reason.BY_POLICY: "ByPolicy"}
-        word = taken_on.get(decision.code, type(decision).__name__)
-        return ResizeAnswer(word, decision.reason)
+        names = {
+            Reason.RESIZE_POINT: "Waits",
+            Reason.BY_POLICY: "ByPolicy",
+            Reason.IMPOSSIBLE: "Never",
+        }
+        name = names.get(decision.code, type(decision).__name__)
+        return ResizeAnswer(name, decision.reason)
 
     async def history(self, request: Request) -> list[HistoryEntry]:
         """Return what was decided about a job, in order."""
@@ -232,14 +275,12 @@ class Routes:
         return live(self.daemon.context, body)
 
     async def acct(self, request: Request) -> Accounts:
-        """Return all jobs, or those an id selects, and what energy was booked to whom."""
-        wanted = request.query_params.get("id")
-        if wanted is None:
-            return views.acct(self.daemon.context)
-        found = views.acct(self.daemon.context, parse_ids(wanted))
-        if not found.jobs:
-            raise RefusedError(404, UNKNOWN.format(wanted))
-        return found
+        """Return all jobs, or the selected ones, and the energy rows of each owner."""
+        filters = {key: text for key, text in request.query_params.items() if key in ACCT_QUERY}
+        try:
+            return views.acct(self.daemon.context, JobSelection(**filters) if filters else None)
+        except UnknownJobError as error:
+            raise RefusedError(404, str(error)) from None
 
     async def prices(self, request: Request) -> PricesAnswer:
         """Return what electricity costs, if the daemon was told."""

@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import re
 import resource
 import socket
 from pathlib import Path
 
 LONGEST_UNIX_PATH = 100
 """Systems allow 104 to 108 bytes, and their own error says nothing of that."""
+
+MOST_PORT = 65_535
+_PORT = re.compile("[0-9]{1,5}")
 
 MOST_FILES = 16384
 """A poll that is held is an open file."""
@@ -33,7 +37,8 @@ def bind(listen: str) -> tuple[socket.socket, str]:
     try:
         server = socket.create_server((host, int(port)))
     except OSError as error:
-        raise ServeError(f"cannot listen on {listen}: {error}") from None
+        why = str(error.strerror).partition(" (")[0]  # which names the address again
+        raise ServeError(f"cannot listen on {listen}: {why}") from None
     return server, f"http://{host}:{server.getsockname()[1]}"
 
 
@@ -54,7 +59,7 @@ def check_address(listen: str) -> None:
         return
     kind, _, rest = listen.partition(":")
     host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not host or not port.isdigit():
+    if kind != "tcp" or not host or not _PORT.fullmatch(port) or int(port) > MOST_PORT:
         raise ServeError(f"expected unix:PATH or tcp:HOST:PORT, got {listen!r}")
 
 

@@ -77,7 +77,7 @@ class FileStrategy:
         if not path.is_file():
             raise StrategyError(f"expected a strategy's file, got {path}, which does not exist")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rms.daemon.strategies", str(path)],
+            [sys.executable, "-P", "-m", "rms.daemon.strategies", str(path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,

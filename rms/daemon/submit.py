@@ -6,8 +6,11 @@ import asyncio
 import dataclasses
 import getpass
 import math
+import os
+import resource
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
@@ -18,6 +21,8 @@ import msgspec
 from msgspec.structs import replace
 
 from rms.core.dependencies import is_met, unknown
+from rms.core.events import node_words
+from rms.core.lease import needs_s
 from rms.core.model import Dependency, JobId, JobSpec, JobState, Mode
 from rms.core.powercap import within_limit
 from rms.core.speedup import OperatingPoint
@@ -37,16 +42,19 @@ from rms.formats.jobscript import (
     Options,
     ScriptError,
     nodes_of_tasks,
+    nodes_with_gpus,
     parse_text,
     read_option,
     refuse_unsupported,
 )
+from rms.formats.nodelist import expand
 from rms.formats.profiles import Profile, ProfileError, Program
 from rms.formats.signals import parse_signal
 from rms.launch.machine import hardware
-from rms.launch.outputs import check_output, check_strings
+from rms.launch.outputs import check_output, check_own_file, check_path, check_strings
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
+from rms.wire.mpiexec import is_program
 from rms.wire.users import JobIds, Submission, SubmitOptions
 
 PLACING = {
@@ -57,8 +65,16 @@ PLACING = {
 CHUNK = 250
 """How many tasks of an array are made at a stretch, before others have their turn."""
 
+MOST_REPEATED = 100_000
+"""Dependencies and profile points of all tasks of an array together; each task has a copy."""
+
 MOST_CHECKED = 100
 """Of so many tasks the output is looked at; all are when they start."""
+
+
+MARGIN_BYTES = 32 << 20
+JOB_BYTES = 3 << 10
+"""Address space per job, and the reserve for everything else: C libraries may crash without it."""
 
 
 async def admit(daemon: Daemon, body: Submission) -> JobIds:
@@ -70,7 +86,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
 
     Raises:
         ScriptError: the script or its options cannot be run.
-        OSError, JournalError: it cannot be kept now.
+        OSError, JournalError, MemoryError: it cannot be kept now.
     """
     known, facts = _repeated(daemon, body)
     if known:
@@ -84,16 +100,40 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
             stated, ntasks=None
         )  # they are ranks of the nodes that it states
     options = options.over(stated)
-    warnings = _warnings(daemon.launcher.unheeded(script.slurm_options))
+    cluster = daemon.context.cluster
+    unheeded = daemon.launcher.unheeded(script.slurm_options)
+    nodes = dict(zip(cluster.names, cluster.slots, strict=True))
+    options, unheeded = nodes_with_gpus(options, unheeded, nodes)
+    if "--exclusive" in unheeded:  # every job is exclusive on whole nodes
+        if cluster.shared:
+            raise ScriptError("expected no --exclusive, as jobs share nodes here, got --exclusive")
+        unheeded.remove("--exclusive")
+    warnings = _warnings(unheeded)
     if not daemon.launcher.watches_processes and (body.options.memory_mib or body.options.signal):
         raise ScriptError("expected --mem and --signal in #SBATCH lines, for Slurm, got them here")
     body = _placed(body, options)
-    cluster = daemon.context.cluster
     shared = bool(cluster.shared)
-    refuse_unsupported(options, cluster.widths, shared=shared)
-    options = nodes_of_tasks(options, cluster.widths, shared=shared)
+    listed = expand(options.nodelist) if options.nodelist else []
+    widths = [len(nodes[name]) for name in listed if name in nodes] or cluster.widths
+    refuse_unsupported(options, widths, shared=shared)
+    options = nodes_of_tasks(options, widths, shared=shared)
+    most_s = daemon.launcher.longest_s(script.slurm_options)
+    if options.time_s is not None and most_s < options.time_s < math.inf:
+        expected = f"{most_s:.0f} s, the limit of its partition"
+        raise ScriptError(f"expected --time of at most {expected}, got {options.time_s:.0f} s")
+    _refuse_no_program(daemon, body)
     note = _note(daemon, number, body, options)
     specs = await _specs(daemon, number, body, options, note)
+    for option, pattern in note["outputs"].items():
+        folder = Path(pattern).parent
+        while "%" in str(folder):  # these folders are made for each job
+            folder = folder.parent
+        if not (Path(body.cwd) / folder).is_dir():
+            raise ScriptError(f"expected an existing folder for --{option}, got {pattern}")
+    if (assumed_s := specs[0].assumed_s) is not None:
+        minutes, seconds = divmod(int(assumed_s), 60)
+        planned = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
+        warnings.append(f"no --time: the job is planned with {planned}, which is not a limit")
     ids: list[str] = [spec.id for spec in specs]
     env = body.env | _cooldown(options)
     with _folder(daemon, number):
@@ -123,14 +163,10 @@ def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> di
     Raises:
         ScriptError: no job can be started in this folder and environment.
     """
-    try:
-        check_strings(body.cwd, body.env)
-    except ValueError as error:
-        raise ScriptError(str(error)) from None
+    _check(check_strings, body.cwd, body.env)
     requeue, profile = options.requeue, _profile(daemon, body, options)
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
     note: dict[str, Any] = {
-        "script": str(daemon.launcher.state / "jobs" / str(number) / "script"),
         "name": options.job_name or body.name,
         "cwd": body.cwd,
         "outputs": {"output": options.output or default},
@@ -167,33 +203,126 @@ async def _specs(
         _begin_s(daemon, options),
     )
     after, any_of = _after(daemon, options, note["name"])
+    _check_memory(len(indices))
     lists = node_lists(daemon.context, options, len(indices))
+    points = () if profile is None else profile.points
+    if (repeated := (len(after) + len(points)) * len(indices)) > MOST_REPEATED:
+        expected = f"at most {MOST_REPEATED} dependencies and profile points for all tasks"
+        raise ScriptError(f"expected {expected}, got {repeated}")
+    ids = [JobId(str(number) if index is None else f"{number}_{index}") for index in indices]
+    spec = _spec(ids[0], now_s, options, array, profile)
+    spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
+    if spec.is_assumed and options.time_s is None:
+        spec = replace(spec, assumed_s=daemon.context.settings.assumed_s)
+    spec = spec if lists is None else lists.of(spec)
+    if options.preferred is None:
+        spec = _at_most(spec, _most(daemon.context.state))
+    spec = _limited(spec, options, daemon.context.state)
+    _refuse_impossible(daemon, spec)
     specs: list[JobSpec] = []
-    for index in indices:
-        job_id = JobId(str(number) if index is None else f"{number}_{index}")
-        spec = _spec(job_id, now_s, options, array, profile)
-        spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
-        spec = spec if lists is None else lists.of(spec)
-        specs.append(_limited(spec, options, daemon.context.state))
+    for job_id in ids:  # the tasks of an array differ in their ids only
+        specs.append(replace(spec, id=job_id))
         if len(specs) <= MOST_CHECKED:
-            _check_outputs(job_note(note, job_id))
+            _check_outputs(job_note(note, job_id), daemon.launcher.state)
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
 
 
-def _check_outputs(note: Mapping[str, Any]) -> None:
+def _most(state: State) -> int:
+    """Return the maximum number of nodes of a job, including nodes that are down or drained."""
+    return state.nodes if state.lease is None else min(state.nodes, state.lease.most)
+
+
+def _at_most(spec: JobSpec, most: int) -> JobSpec:
+    """Return a job with its preferred size reduced to the largest size of at most ``most`` nodes.
+
+    A job that waits for more nodes keeps its size; without such a size the smallest is preferred.
+    """
+    if spec.preferred <= most or spec.wait_for_nodes:
+        return spec
+    sizes = spec.sizes()
+    fitting = bisect_right(sizes, most)
+    return replace(spec, preferred=sizes[fitting - 1] if fitting else spec.nodes_min)
+
+
+def _refuse_impossible(daemon: Daemon, spec: JobSpec) -> None:
+    """Refuse a job that could never start, also with the nodes that are down or drained.
+
+    Raises:
+        ScriptError: it requests more than the cluster has, or than an allocation may have.
+    """
+    state, policy = daemon.context.state, daemon.context.scheduler.engine.policy
+    lease, least = state.lease, spec.smallest_start
+    most = _most(state)
+    if least > most and not spec.wait_for_nodes:
+        there = "as the cluster has" if lease is None else "as are held at once"
+        raise ScriptError(
+            f"expected a job of at most {node_words(most)}, {there} "
+            f"(--wait-for-nodes waits for more), got {least}"
+        )
+    if lease is not None and needs_s(spec) > lease.longest_s and not spec.wait_for_nodes:
+        most_s = f"{lease.longest_s:.0f} s, as allocations last"
+        raise ScriptError(f"expected --time of at most {most_s}, got {spec.limit_s:.0f} s")
+    if policy.refusal is not None and least <= state.nodes:
+        why = policy.refusal(state.site, spec)
+        if why is not None:
+            raise ScriptError(
+                f"expected a job that policy {policy.name} can place, got one that {why}"
+            )
+
+
+def _check_memory(jobs: int) -> None:
+    """Refuse jobs if the address space limit of the process (``ulimit -v``) is nearly reached.
+
+    Raises:
+        MemoryError: too little is left; it may suffice after other jobs have ended.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    statm = Path("/proc/self/statm")
+    if limit == resource.RLIM_INFINITY or not statm.exists():  # macOS has none
+        return
+    pages = int(statm.read_text().split()[0])
+    left, needed = limit - pages * resource.getpagesize(), MARGIN_BYTES + jobs * JOB_BYTES
+    if left < needed:
+        expected = f"{needed >> 20} MiB of memory left to the daemon for {jobs} jobs"
+        raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
+
+
+def _refuse_no_program(daemon: Daemon, body: Submission) -> None:
+    """Refuse a script with a single command whose program does not exist.
+
+    Scripts of several commands, and other machines, may provide it.
+
+    Raises:
+        ScriptError: the program does not exist.
+    """
+    lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
+    commands = [line for line in lines if line and not line.startswith("#")]
+    if daemon.launcher.shared_filesystem or len(commands) != 1 or not body.command:
+        return
+    if not is_program(body.command[0], Path(body.cwd), body.env.get("PATH", os.defpath)):
+        raise ScriptError(f"expected a program that can be run, got {body.command[0]!r}")
+
+
+def _check_outputs(note: Mapping[str, Any], state: Path) -> None:
     """Refuse files of output that no job can be started with.
 
     Raises:
         ScriptError: they are something else.
     """
     for output in filter(None, (note["output"], note.get("error"))):
-        try:
-            check_strings(output, {})
-            check_output(Path(output))
-        except ValueError as error:
-            raise ScriptError(str(error)) from None
+        _check(check_path, output)
+        _check(check_own_file, Path(output), state)
+        _check(check_output, Path(output))
+
+
+def _check(check: Callable[..., None], *arguments: object) -> None:
+    """Call a check of files or strings; raise its ValueError as ScriptError."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        raise ScriptError(str(error)) from None
 
 
 def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
@@ -235,7 +364,8 @@ def _placed(body: Submission, options: Options) -> Submission:
         ScriptError: the folder is not there; a job is not to make one.
     """
     cwd = str(Path(body.cwd) / options.chdir) if options.chdir else body.cwd
-    if not Path(cwd).is_dir() and "\0" not in cwd:
+    _check(check_path, cwd)
+    if not os.path.isdir(cwd):  # noqa: PTH112 - Path.is_dir raises without permission
         raise ScriptError(f"expected an existing folder to run in, got {cwd!r}")
     if any("\0" in word for word in options.arguments or ()):
         raise ScriptError("expected arguments of the script without NUL, got one with it")
@@ -250,19 +380,20 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
         wanted: ``ALL``, ``NONE`` or ``NIL`` (no variable), or names and ``NAME=VALUE`` with commas
             between; only these are left, unless ``ALL`` is among them.
     """
-    found: dict[str, str] = {}
-    for word in wanted.split(","):
-        name, given, value = word.partition("=")
-        if not given and name in ("ALL", "NONE", "NIL"):
+    variables: dict[str, str] = {}
+    words = wanted.split(",")
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals and name in ("ALL", "NONE", "NIL"):
             if name != "ALL" and name != wanted:
                 raise ScriptError(f"--export: expected {name} alone, got {wanted!r}")
-            found = {**(env if name == "ALL" else {}), **found}
-        elif not name:
+            continue
+        if not name:
             form = "ALL, NONE, or names and NAME=VALUE with commas between"
             raise ScriptError(f"--export: expected {form}, got {wanted!r}")
-        elif given or name in env:
-            found[name] = value if given else env[name]
-    return found
+        if equals or name in env:
+            variables[name] = value if equals else env[name]
+    return {**env, **variables} if "ALL" in words else variables
 
 
 def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None:
@@ -283,9 +414,10 @@ def _options(given: SubmitOptions) -> Options:
         if text is not None:
             read_option(option.replace("_", "-"), text)
     try:
-        return msgspec.convert(given, Options, from_attributes=True)
+        options = msgspec.convert(given, Options, from_attributes=True)
     except msgspec.ValidationError as error:
         raise ScriptError(str(error)) from None
+    return dataclasses.replace(options, time_s=math.inf) if options.time_s == 0.0 else options
 
 
 def _cooldown(options: Options) -> dict[str, str]:
@@ -319,6 +451,10 @@ def _spec(
     job_id: JobId, now: float, options: Options, array: Array | None, profile: Profile | None
 ) -> JobSpec:
     low, high = options.nodes or (1, 1)
+    preferred = high if options.preferred is None else options.preferred
+    if not low <= preferred <= high:
+        expected = f"--preferred from {low} to {high}, the job's fewest and most nodes"
+        raise ScriptError(f"expected {expected}, got {preferred}")
     speedup, gb_s = None, options.memory_bandwidth_gb_s
     points: tuple[OperatingPoint, ...] = ()
     if profile is not None:
@@ -331,7 +467,7 @@ def _spec(
             submit_s=now,
             nodes_min=low,
             nodes_max=high,
-            preferred=high if options.preferred is None else options.preferred,
+            preferred=preferred,
             mode=options.mode or Mode.FIXED,
             limit_s=None if options.time_s in (None, math.inf) else options.time_s,
             array=None if array is None else job_id.partition("_")[0],
@@ -341,7 +477,9 @@ def _spec(
             bandwidth_gb_s=gb_s,
             operating_points=points,
             hold=bool(options.hold),
+            wait_for_nodes=bool(options.wait_for_nodes),
             account=options.account or "",
+            priority=options.priority or 0,
         )
     except ValueError as error:
         raise ScriptError(str(error)) from None

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+import msgspec
+
 from rms.core.joules import MODEL
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.powercap import expected_w
 from rms.core.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
-from rms.daemon.rows import priority, waits_for
+from rms.daemon.rows import priority, stalled, waits_for
 from rms.daemon.rows import row as row
-from rms.daemon.selection import groups
+from rms.daemon.selection import archived, groups, selected
 from rms.daemon.tasks import Tasks
-from rms.formats.ids import IdSelection
 from rms.wire.users import (
     Accounts,
     BooksAnswer,
     HistoryEntry,
     JobRow,
+    JobSelection,
     NodeRow,
     PolicyName,
     PowerCapRow,
 )
+
+PLANNED = 200
+"""Number of waiting jobs whose expected starts are computed."""
 
 
 def jobs(
@@ -44,8 +49,13 @@ def jobs(
 
 def rows(context: Context, found: Iterable[Job]) -> list[JobRow]:
     """Return a row for each of these jobs, for queue, show, acct and reports."""
-    now_s = context.time()
-    return [row(context, job, now_s) for job in found]
+    now_s, jobs = context.time(), list(found)
+    waiting = any(job.spec.id in context.state.pending for job in jobs)
+    starts = context.scheduler.engine.expected_starts(PLANNED) if waiting else {}
+    return [
+        msgspec.structs.replace(row(context, job, now_s), expected_start_s=starts.get(job.spec.id))
+        for job in jobs
+    ]
 
 
 def by_id(rows: Iterable[JobRow]) -> list[JobRow]:
@@ -61,6 +71,7 @@ def nodes(context: Context) -> list[NodeRow]:
     for job in state.running.values():
         set_to.update(zip(job.nodes, job.frequencies, strict=False))
     cluster, found, taken = context.cluster, [], held.keys() | state.lent.keys()
+    away = context.controller_away
     for name in cluster.hosts:
         own = cluster.nodes_of[name]
         jobs = dict.fromkeys(held[node] for node in own if node in held)
@@ -75,6 +86,7 @@ def nodes(context: Context) -> list[NodeRow]:
                 sources.get(name, MODEL),
                 allocated,
                 max((set_to[node] for node in own if node in set_to), default=None),
+                away,
             )
         )
     return found
@@ -106,18 +118,17 @@ def policy(context: Context, tasks: Tasks) -> PolicyName:
     return PolicyName(name, scheduler.strategy.name, governor, governor_rule=by)
 
 
-def acct(context: Context, wanted: IdSelection | None = None) -> Accounts:
+def acct(context: Context, wanted: JobSelection | None = None) -> Accounts:
     """Return jobs and what was booked to them, all at one time; of all jobs, to nobody too."""
     with context.as_of(context.now()):
         if wanted is None:
-            found = jobs(context, archived=(each.row for each in context.journal.all_archived()))
+            job_rows = jobs(context, archived=(each.row for each in context.journal.all_archived()))
         else:
-            over = (each.row for each in context.journal.archived(str(wanted.job)))
-            matching = [each for each in over if wanted.matches(each.id)]
-            found = jobs(context, wanted.matches, matching)
-        ids = None if wanted is None else [job.id for job in found]
-        rows = energy_rows(context, ids)
-        return Accounts(found, context.scheduler.books(context.time()), rows)
+            some = selected(context, wanted).values()
+            job_rows = by_id([*archived(context, wanted, every=True), *rows(context, some)])
+        ids = None if wanted is None else [job.id for job in job_rows]
+        spans = energy_rows(context, ids)
+        return Accounts(job_rows, context.scheduler.books(context.time()), spans)
 
 
 def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
@@ -125,15 +136,22 @@ def history(context: Context, job_id: JobId) -> list[HistoryEntry]:
     scheduler = context.scheduler
     if job_id not in context.jobs:
         return next((each.history for each in context.journal.archived(job_id)), [])
-    known, waits = scheduler.history.get(job_id, []), waits_for(context, job_id)
+    recorded, waits = scheduler.history.get(job_id, []), waits_for(context, job_id)
     if waits is None:
-        return known
+        away = stalled(context, job_id)
+        code = away.partition(":")[0]
+        return [*recorded, HistoryEntry(context.time(), "later", code, away)] if away else recorded
     now = scheduler.entry(context.time(), waits)
-    found = known if known and repeats(now, known[-1]) else [*known, now]
+    entries = recorded if recorded and repeats(now, recorded[-1]) else [*recorded, now]
     rank = priority(context, context.state.waiting[job_id])
+    own = context.state.waiting[job_id].spec.priority
     if rank is not None:
-        found = [*found, HistoryEntry(now.at_s, "later", "Priority", rank.words)]
-    return found
+        reason = rank.words
+    elif own:
+        reason = f"priority {own}: jobs of a higher priority start first"
+    else:
+        return entries
+    return [*entries, HistoryEntry(now.at_s, "later", "Priority", reason)]
 
 
 def power_cap(context: Context) -> PowerCapRow:

@@ -147,13 +147,16 @@ class Worlds:
         if step.ended_s is None:
             step.ended_s = now
         late = now > step.ended_s + UNTOLD_S
+        died = any(codes)  # ranks that leave, or complete, exit with 0
         if None in codes:
-            if late:  # launches that were merged live and die together
+            if late and died:  # launches that were merged live and die together
                 for n in step.current:
                     launcher.kill(job.id, n)
             return
         resize, record = job.resize, launcher.completion_file(job.id, number)
-        if resize is not None and resize.state in ("ready", "moving") and not late:
+        state = "" if resize is None else resize.state
+        left = state == "moving" and not died  # the deadline of the state moving applies
+        if resize is not None and (left or (state in ("ready", "moving") and not late)):
             # The job may have gone over to these without a word so far.
             alive = [n for n in resize.launches if step.worlds[n].status() is None]
             if alive and not record.exists():
@@ -172,6 +175,8 @@ class Worlds:
         if record is not None:
             step.exit_code, step.message = record.exit_code, record.message
             job.answer = record.answer or job.answer
+            if job.total:  # the last poll may be some steps before the end
+                job.step = record.step
         # No record of a program of dmr: it died, whatever mpiexec's own status says.
         # Another program has had no worlds but this one, so that status counts.
         elif status == 0 and not step.has_polled:

@@ -17,6 +17,7 @@ from rms.formats.nodelist import NodeListError, expand
 from rms.formats.profiles import Profile, ProfileError
 from rms.formats.profiles import named as read_named
 from rms.formats.profiles import read as read_profile
+from rms.wire.files import check_finite
 
 Shape = TypeVar("Shape")
 
@@ -369,7 +370,9 @@ def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Spe
 
 def _read(path: Path, shape: type[Shape]) -> Shape:
     try:
-        return msgspec.toml.decode(path.read_bytes(), type=shape)
+        content = msgspec.toml.decode(path.read_bytes(), type=shape)
+        check_finite(msgspec.to_builtins(content))
+        return content
     except FileNotFoundError:
         raise FileError(f"expected a file, got {path}, which does not exist") from None
     except (OSError, msgspec.DecodeError, ValueError) as error:

@@ -49,17 +49,20 @@ def parse_criteria(text: str) -> Criteria:
     Raises:
         FileError: it does not parse.
     """
-    labels: dict[str, tuple[str, ...]] = {}
-    ranges: dict[str, tuple[tuple[float, float], ...]] = {}
+    labels: dict[str, list[str]] = {}
+    ranges: dict[str, list[tuple[float, float]]] = {}
     for part in text.split(","):
         kind, equals, value = (each.strip() for each in part.partition("="))
         if kind in LABELS and equals and value:
-            labels[kind] = (*labels.get(kind, ()), value)
+            labels.setdefault(kind, []).append(value)
         elif kind in RANGES and value:
-            ranges[kind] = (*ranges.get(kind, ()), _range(value, part))
+            ranges.setdefault(kind, []).append(_range(value, part))
         else:
             raise FileError(f"expected {FORM}, got {part!r}")
-    return Criteria(labels, ranges)
+    return Criteria(
+        {kind: tuple(patterns) for kind, patterns in labels.items()},
+        {kind: tuple(spans) for kind, spans in ranges.items()},
+    )
 
 
 def _range(value: str, part: str) -> tuple[float, float]:

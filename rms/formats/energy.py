@@ -25,8 +25,9 @@ class Account:
 
     Attributes:
         joules: all of it.
-        uncertainty_j: half-width of what was measured of it: the sum over its rows, as if all
-            erred the same way. The model's error is not known, and in no sum.
+        uncertainty_j: half-width of the measured part, splits of devices included: the sum over
+            its rows, as if all errors were fully correlated. It has no share of the model's error,
+            which is unknown.
         by_source: joules of each meter, and of the model.
         estimate: whether part of it is a share of a device that others used too.
         cost: what it has cost; all zero without prices.

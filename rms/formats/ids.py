@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+from rms.formats.nodelist import split_list
+
 MAX_TASKS = 10_000  # of one job array
 SHOWN = 200  # characters of what is quoted
 
@@ -53,7 +55,8 @@ def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str
     """
     found = re.fullmatch(form, text)
     if found is None:
-        raise ScriptError(f"expected {expected}, got {text!r}")
+        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        raise ScriptError(f"expected {expected}, got {shown!r}")
     return found
 
 
@@ -62,15 +65,20 @@ def parse_array(spec: str) -> Array:
     form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
     ranges, limit = match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
+    spanned = 0  # by ranges, overlapping ones too: each takes time
     spec = spec if len(spec) <= SHOWN else f"{spec[:SHOWN]}..."
     expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
     for part in ranges.split(","):
         found = match(_RANGE, part, expected)
         low, high, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
         if high < low or step < 1:
-            raise ScriptError(f"expected rising indices in {spec!r}, got {part!r}")
-        indices.update(range(low, high + 1, step)[: MAX_TASKS + 1])
-        if len(indices) > MAX_TASKS:
+            within = "" if part == spec else f" in {spec!r}"
+            raise ScriptError(f"expected rising indices like 1-5{within}, got {part!r}")
+        named = range(low, high + 1, step)
+        spanned += len(named) - 1
+        if spanned <= 2 * MAX_TASKS:
+            indices.update(named)
+        if len(indices) > MAX_TASKS or spanned > 2 * MAX_TASKS:
             raise ScriptError(f"expected at most {MAX_TASKS} array tasks, got more in {spec!r}")
     return Array(tuple(sorted(indices)), None if limit is None else int(limit))
 
@@ -85,9 +93,8 @@ def parse_ids(text: str) -> IdSelection:
 
 def parse_id_list(text: str) -> list[IdSelection]:
     """Read ids with commas between: ``7,8_[1-3,5]``, of at most so many jobs as an array has."""
-    parts = re.split(r",(?![^\[\]]*\])", text)
     found, count = [], 0
-    for part in parts:
+    for part in split_list(text):
         found.append(parse_ids(part))
         count += len(found[-1].indices or ()) or 1
         if count > MAX_TASKS:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import mul
 from pathlib import Path
@@ -18,8 +18,8 @@ from typing import Any
 from rms.core.model import Mode
 from rms.formats.begin import parse_begin
 from rms.formats.dependency import parse_dependency
+from rms.formats.ids import SHOWN, match, parse_array
 from rms.formats.ids import ScriptError as ScriptError
-from rms.formats.ids import match, parse_array
 from rms.formats.nodelist import NodeListError, expand
 from rms.formats.signals import parse_signal
 
@@ -30,7 +30,15 @@ DEFAULT_OUTPUT = "rms-%j.out"
 DEFAULT_ARRAY_OUTPUT = "rms-%A_%a.out"
 
 _TIME = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
-_WORD = re.compile(r"""((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)(.*)""")
+_GPU_REQUEST = re.compile(
+    "(?:--(gres|gpus|gpus-per-(?:node|task|socket)|tres-per-(?:job|node|socket|task))=|(-G)=?)(.*)"
+)
+_NO_GPUS = re.compile("none|(?:(?:gres/)?gpu(?::[^:,]+)?:|[^:,]+:)?0+")
+_COMMAND = re.compile(r"^[^\S\n]*[^\s#]", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^#(RMS|SBATCH)(?=[\s-]|$)(.*)", re.MULTILINE)
+_WORD = re.compile(r"""\s*((?:[^\s"'\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')+)""")
+_REST = re.compile(r"\s*(?:#|\Z)")
+_QUOTED = re.compile(r"""\\(.)|"((?:[^"\\]|\\.)*)"|'([^']*)'""")
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Options:
     arguments: tuple[str, ...] | None = None  # of the script itself
     idempotency_key: str | None = None
     hold: bool | None = None
+    wait_for_nodes: bool | None = None
     begin: str | None = None  # for parse_begin
     memory_mib: float | None = None  # on each node; 0 for all that there is
     signal: str | None = None  # for parse_signal
@@ -66,6 +75,7 @@ class Options:
     ntasks: int | None = None  # ranks, one on each slot of a job's nodes
     nodelist: str | None = None  # for rms.formats.nodelist.expand
     exclude: str | None = None  # the same
+    priority: int | None = None
 
     def over(self, other: Options) -> Options:
         """Return both, this one's word first: a command line goes over its script."""
@@ -112,30 +122,50 @@ def parse_script(path: Path) -> Script:
     """
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
+    except FileNotFoundError:
+        raise ScriptError(f"expected a job script, got {path}, which does not exist") from None
     except OSError as error:
-        raise ScriptError(f"{path}: expected a job script, got {error.strerror!r}") from None
+        raise ScriptError(f"expected a job script, got {path}: {error.strerror}") from None
     return parse_text(text, path)
 
 
 def parse_text(text: str, path: Path | str) -> Script:
-    """Read a script's text as :func:`parse_script` does; ``path`` is for what is said of it."""
-    stated = {"RMS": Options(), "SBATCH": Options()}
+    """Read a script's text as :func:`parse_script` does; error messages start with ``path``."""
+    _check_text(text, path)
+    command = _COMMAND.search(text)
+    if command is None:
+        raise ScriptError(f"{path}: expected a command after the comments, got none")
+    stated: dict[str, dict[str, tuple[int, str, str]]] = {"SBATCH": {}, "RMS": {}}
     ignored: list[str] = []
-    length = 0
-    for number, line in enumerate(_lines(text, path), start=1):
-        if line.strip() and not line.lstrip().startswith("#"):
-            return Script(stated["RMS"].over(stated["SBATCH"]), tuple(ignored), Path(path))
-        if directive := re.match(r"#(RMS|SBATCH)(?=[\s-]|$)", line):
-            length += len(line)
-            try:
-                if length > MOST_OPTIONS:
-                    raise ScriptError(f"expected {MOST_OPTIONS} characters of options, got more")
-                found, unknown = _directive(directive[1], _words(line[directive.end() :]))
-            except ScriptError as error:
-                raise ScriptError(f"{path}:{number}: {error}") from None
-            stated[directive[1]] = found.over(stated[directive[1]])
-            ignored += unknown
-    raise ScriptError(f"{path}: expected a command after the comments, got none")
+    number, seen, length = 1, 0, 0
+    for line in _DIRECTIVE.finditer(text, 0, command.start()):
+        number += text.count("\n", seen, line.start())
+        seen = line.start()
+        length += len(line[0])
+        try:
+            if length > MOST_OPTIONS:
+                raise ScriptError(f"expected {MOST_OPTIONS} characters of options, got more")
+            named, others = _directive(line[1], _words(line[2]))
+        except ScriptError as error:
+            raise ScriptError(f"{path}:{number}: {error}") from None
+        for name, value in named:
+            option = name.removeprefix("--no-").removeprefix("--")  # --no-requeue is --requeue's
+            stated[line[1]][option] = number, name, value
+        ignored += others
+    options = _read(stated["RMS"], path).over(_read(stated["SBATCH"], path))
+    return Script(options, tuple(ignored), Path(path))
+
+
+def _read(stated: Mapping[str, tuple[int, str, str]], path: Path | str) -> Options:
+    """Return the options of all lines of a kind; the last occurrence of an option counts."""
+    options = Options()
+    for number, name, value in stated.values():
+        try:
+            option = _FLAGS.get(name) or read_option(name, value)
+        except ScriptError as error:
+            raise ScriptError(f"{path}:{number}: {error}") from None
+        options = option.over(options)
+    return options
 
 
 def read_option(name: str, text: str) -> Options:
@@ -190,9 +220,84 @@ def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = F
         raise ScriptError(f"expected {form}, got {tasks}: say --nodes")
     low, high = options.nodes or (tasks // width, tasks // width)
     if not low * width <= tasks <= high * width:
-        ranks = f"{low * width}" + (f" to {high * width}" if high > low else "")
-        raise ScriptError(f"expected --ntasks of {ranks}, a rank on each slot, got {tasks}")
+        to = f"{low} to " if high > low else ""
+        ranks = (f"{low * width} to " if high > low else "") + f"{high * width}"
+        nodes = f"{to}{high} node{'s' * (high > 1)} with {width} slot{'s' * (width > 1)}"
+        alone, rest = divmod(tasks, width)
+        hint = "" if rest else f"; -n {tasks} alone takes {alone} node{'s' * (alone > 1)}"
+        raise ScriptError(f"expected --ntasks of {ranks} ({nodes}), got {tasks}{hint}")
     return replace(options, nodes=(low, high))
+
+
+def nodes_with_gpus(
+    options: Options, own: Sequence[str], nodes: Mapping[str, Sequence[str]]
+) -> tuple[Options, list[str]]:
+    """Return options limited to the nodes with the GPUs that a script requests.
+
+    A GPU is a slot, and a job runs a rank on each slot of its nodes, so only nodes with exactly the
+    requested number of GPUs match.
+
+    Args:
+        own: options for sbatch, one word each.
+        nodes: the slots of each node.
+
+    Returns:
+        The options, and the words that do not request GPUs.
+
+    Raises:
+        ScriptError: no nodes meet the request.
+    """
+    per_node, total, request = set[int](), None, list[str]()
+    rest = [word for word in own if _GPU_REQUEST.fullmatch(word) is None]
+    stated = {
+        gpu_option[1] or "gpus": gpu_option
+        for gpu_option in map(_GPU_REQUEST.fullmatch, own)
+        if gpu_option
+    }
+    for name, gpu_option in stated.items():  # of an option that is repeated the last
+        if _NO_GPUS.fullmatch(gpu_option[3]):
+            continue
+        request.append(gpu_option[0])
+        count = _gpus(name, gpu_option[3], gpu_option[0])
+        if name in ("gres", "gpus-per-node"):
+            per_node.add(count)
+        elif name == "gpus":
+            total = count
+        elif name != "gpus-per-task" or count != 1:
+            form = "GPUs as --gpus, --gpus-per-node, --gres=gpu:N or --gpus-per-task=1"
+            raise ScriptError(f"expected {form}, got {gpu_option[0]}")
+    if not request:
+        return options, rest
+    got = " ".join(request)
+    with_gpus = {
+        name: len(slots)
+        for name, slots in nodes.items()
+        if all(slot.startswith("gpu:") for slot in slots)
+    }
+    widths = set(with_gpus.values()) & (per_node or set(with_gpus.values()))
+    if len(widths) != 1 or len(per_node) > 1:
+        held = " or ".join(map(str, sorted(set(with_gpus.values()))))
+        form = f"--gres=gpu:N for all GPUs of a node (here {held})"
+        none = "no request for GPUs, as no node here has one"
+        raise ScriptError(f"expected {form if held else none}, got {got}")
+    (width,) = widths
+    if total is not None:
+        low, high = options.nodes or (max(1, total // width),) * 2
+        if not low * width <= total <= high * width:
+            raise ScriptError(f"expected GPUs of whole nodes, {width} on each, got {got}")
+        if options.ntasks is None:
+            options = replace(options, nodes=(low, high))
+    names = [name for name, held in with_gpus.items() if held == width]
+    if options.nodelist is not None:
+        listed = set(expand(options.nodelist))
+        names = [name for name in names if {name, name.rpartition("/")[0]} & listed]
+        if not names:
+            raise ScriptError(f"expected a --nodelist with GPUs for {got}, got {options.nodelist}")
+    elif len(names) == len(nodes):
+        return options, rest
+    elif options.nodes is None and options.ntasks is None and options.preferred is None:
+        options = replace(options, nodes=(1, 1))
+    return replace(options, nodelist=",".join(names)), rest
 
 
 def parse_time(text: str) -> float:
@@ -243,54 +348,64 @@ def expand_output(pattern: str, job: OutputNames) -> str:
     return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)
 
 
-def _lines(text: str, path: Path | str) -> list[str]:
+def _check_text(text: str, path: Path | str) -> None:
     if not text.strip():
         raise ScriptError(f"{path}: expected a job script, got an empty file")
     if "\0" in text:
         raise ScriptError(f"{path}: expected a text file, got zero bytes in it")
-    lines = text.split("\n")
     if not text.startswith("#!"):
-        raise ScriptError(f"{path}: expected a first line like #!/bin/sh, got {lines[0][:60]!r}")
+        first = text[:60].partition("\n")[0]
+        raise ScriptError(f"{path}: expected a first line like #!/bin/sh, got {first!r}")
     if "\r\n" in text:
         raise ScriptError(f"{path}: expected Unix line ends, got those of DOS")
-    return lines
 
 
 def _words(line: str) -> list[str]:
-    words = []
-    while (line := line.strip()) and not line.startswith("#"):
-        word, line = match(_WORD, line, "closed quotes").groups()
-        words.append(_text(shlex.split(word)[0]))
+    """Split a line into words as a shell does, up to a comment."""
+    words, at = [], 0
+    while not _REST.match(line, at):
+        word = _WORD.match(line, at)
+        if word is None:
+            raise ScriptError(f"expected closed quotes, got {line[at : at + SHOWN]!r}")
+        words.append(_text(_QUOTED.sub(_unquoted, word[1])))
+        at = word.end()
     return words
 
 
-def _directive(kind: str, words: list[str]) -> tuple[Options, list[str]]:
-    options, ignored = Options(), list[str]()
+def _unquoted(quoted: re.Match[str]) -> str:
+    escaped, double, single = quoted.groups()
+    if double is not None:
+        return re.sub(r'\\(["\\])', r"\1", double)
+    return str(escaped or single or "")
+
+
+def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return name and text ("" for a flag) of each option of a line, and the options for Slurm."""
+    options, ignored, words = list[tuple[str, str]](), list[str](), deque(line)
     while words:
-        word = words.pop(0)
-        if word == "-H":
-            word = "--hold"
+        word = words.popleft()
+        word = {"-H": "--hold", "--nice": "--nice=100"}.get(word, word)
         if short := re.fullmatch("-([aNtJodeDbAnwx])(.*)", word):
             word = f"--{_SHORT[short[1]]}" + (f"={short[2]}" if short[2] else "")
         option, given, text = word.partition("=")
         name = option.removeprefix("--")
         if option in _FLAGS and not given:
-            options = _FLAGS[option].over(options)
+            options.append((option, ""))
         elif (
             option == f"--{name}"
             and name in _READERS
             and (kind == "RMS" or name not in _NOT_SLURMS)
         ):
-            text = text if given or not words else words.pop(0)
+            text = text if given or not words else words.popleft()
             if kind == "SBATCH" and name in WATCHED:
                 ignored.append(f"{option}={text}")
-            options = read_option(name, text).over(options)
+            options.append((name, text))
         elif kind == "RMS" or option in _FLAGS or not option.startswith("-"):
             known = ", ".join([*(f"--{name}" for name in _READERS), *_FLAGS])
             raise ScriptError(f"expected an option of {known}, got {word!r}")
         else:
             if not given and words and not words[0].startswith("-"):
-                word += ("=" if word.startswith("--") else "") + words.pop(0)
+                word += ("=" if word.startswith("--") else "") + words.popleft()
             ignored.append(word)
     return options, ignored
 
@@ -305,16 +420,37 @@ def _count(text: str) -> int:
     return int(match("0*[1-9][0-9]{0,8}", text, "a whole number of at least 1")[0])
 
 
+def _priority(text: str) -> int:
+    form = "a whole number from -2147483645 to 2147483645"
+    priority = int(match("[+-]?[0-9]{1,10}", text, form)[0])
+    if abs(priority) > 2_147_483_645:
+        raise ScriptError(f"expected {form}, got {text!r}")
+    return priority
+
+
 def _amount(text: str) -> float:
     form = r"(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,12})?"
     return float(match(form, text, "a number above 0 like 12.5")[0])
 
 
+def _gpus(name: str, text: str, word: str) -> int:
+    """Return how many GPUs an option of sbatch requests; ``word`` is the whole of it."""
+    if name == "gres" and not re.fullmatch("(?:gres/)?gpu(?:[:=].*)?", text.partition(",")[0]):
+        raise ScriptError(
+            f"expected --gres=gpu:N, as GPUs are the only generic resource here, got {word}"
+        )
+    form = r"(?:gres/)?gpu(?::([0-9]{1,9}))?" if name == "gres" else "([0-9]{1,9})"
+    number = re.fullmatch(form, text)
+    if number is None:
+        raise ScriptError(f"expected a number of GPUs without a type (--gres=gpu:N), got {word}")
+    return int(number[1] or 1)
+
+
 def _memory(text: str) -> float:
     """Return MiB, which is what a number without a unit is."""
     form = "memory like 512 (MiB), 4G or 0.5T, 0 for all of a node"
-    number, unit = match(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT]?)B?", text.upper(), form).groups()
-    return float(number) * 1024.0 ** ("KMGT".index(unit or "M") - 1)
+    number, unit = match(r"(?i)([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT]?)B?", text, form).groups()
+    return float(number) * 1024.0 ** ("KMGT".index(unit.upper() or "M") - 1)
 
 
 def _node_list(text: str) -> str:
@@ -355,8 +491,10 @@ _READERS: dict[str, tuple[str, Callable[[str], object]]] = {
     "begin": ("begin", lambda text: parse_begin(text, 0.0) and text),
     "nodelist": ("nodelist", _node_list),
     "exclude": ("exclude", _node_list),
+    "priority": ("priority", _priority),
+    "nice": ("priority", lambda text: -_priority(text)),
 }
-WATCHED = ("mem", "signal", "account")
+WATCHED = ("mem", "signal", "account", "priority", "nice")
 """Options of sbatch that the RMS heeds where it starts the processes, Slurm where that does."""
 
 _NOT_SLURMS = {
@@ -367,6 +505,7 @@ _FLAGS = {
     "--requeue": Options(requeue=True),
     "--no-requeue": Options(requeue=False),
     "--hold": Options(hold=True),
+    "--wait-for-nodes": Options(wait_for_nodes=True),
 }
 _SHORT = dict(zip("aNtJod", list(_READERS)[:6], strict=True))
 _SHORT |= {"e": "error", "D": "chdir", "b": "begin", "A": "account", "n": "ntasks"}

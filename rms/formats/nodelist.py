@@ -7,13 +7,16 @@ first node); python-hostlist keeps it, but may not be used under this project's 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-_NAMES = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
-_NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\])?([^\[\]]*)")
+_BRACKETS_OR_COMMA = re.compile(r"\[[^\[\]]*\]|,")
+_NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\]([^\[\]]*))?")
 MOST_NODES = 100_000
 """More are in no list, so that none takes all memory."""
+
+MOST_CHARACTERS = 255
+"""Maximum length of a node name, like that of a host name."""
 
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -28,15 +31,22 @@ def expand(text: str) -> list[str]:
     Raises:
         NodeListError: it does not parse, or is empty.
     """
-    parts = _NAMES.findall(text)
-    if not parts or ",".join(parts) != text:
-        raise NodeListError(f"expected nodes like n7 or n[1-36], got {text!r}")
     names: list[str] = []
-    for part in parts:
+    for part in split_list(text):
         names += _expanded(part)
         if len(names) > MOST_NODES:
             raise NodeListError(f"expected at most {MOST_NODES} nodes, got more in {text[:60]!r}")
     return names
+
+
+def split_list(text: str) -> Iterator[str]:
+    """Yield the parts of a list between commas outside brackets, in linear time."""
+    begin = 0
+    for separator in _BRACKETS_OR_COMMA.finditer(text):
+        if separator[0] == ",":
+            yield text[begin : separator.start()]
+            begin = separator.end()
+    yield text[begin:]
 
 
 def fold_slots(names: Sequence[str]) -> str:
@@ -52,10 +62,13 @@ def fold_slots(names: Sequence[str]) -> str:
 
 
 def _expanded(part: str) -> list[str]:
-    found = _NAME.fullmatch(part)
-    if found is None:
-        raise NodeListError(f"expected nodes like n7 or n[1-36], got {part!r}")
-    head, ranges, tail = found.groups()
+    parsed = _NAME.fullmatch(part)
+    if parsed is None or not part:
+        raise NodeListError(f"expected nodes like n7 or n[1-36], got {part[:60]!r}")
+    head, ranges, tail = parsed[1], parsed[2], parsed[3] or ""
+    if len(head) + len(tail) > MOST_CHARACTERS:
+        form = f"node names of at most {MOST_CHARACTERS} characters"
+        raise NodeListError(f"expected {form}, got {part[:60]!r} and more")
     if ranges is None:
         return [part]
     names: list[str] = []
@@ -63,7 +76,7 @@ def _expanded(part: str) -> list[str]:
         bounds = _RANGE.fullmatch(each)
         low, high = ("", "") if bounds is None else (bounds[1], bounds[2] or bounds[1])
         if bounds is None or int(high) < int(low):
-            raise NodeListError(f"expected a rising range in {part!r}, got {each!r}")
+            raise NodeListError(f"expected a rising range in {part[:60]!r}, got {each[:60]!r}")
         if len(names) + int(high) - int(low) >= MOST_NODES:
             raise NodeListError(f"expected at most {MOST_NODES} nodes, got {part[:60]!r}")
         width = len(low) if low.startswith("0") else 0

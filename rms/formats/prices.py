@@ -251,7 +251,7 @@ def read_prices(path: Path) -> Prices:
 def _from_toml(data: bytes, name: str) -> Prices:
     try:
         found = msgspec.toml.decode(data, type=_File)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise FileError(str(error)) from None
     price = _series(found.price_per_kwh, "price_per_kwh", -math.inf)
     carbon = _series(found.co2_g_per_kwh, "co2_g_per_kwh", 0.0)

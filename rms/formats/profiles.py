@@ -17,7 +17,7 @@ from statistics import median
 import msgspec
 
 from rms.core.speedup import Speedup, fit_law
-from rms.wire.files import write_whole
+from rms.wire.files import write_output
 
 FORMAT = 1
 PROFILES_VARIABLE = "RMS_PROFILES"
@@ -317,16 +317,17 @@ def write(path: Path, profile: Profile) -> None:
     """Write a profile, whole or not at all.
 
     Raises:
-        ProfileError: it cannot be written.
+        ProfileError: its folder cannot be made.
+        OutputError: it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = msgspec.json.format(msgspec.json.encode(profile), indent=2)
-        write_whole(path, text + b"\n", sync=True)
     except OSError as error:
         raise ProfileError(
             f"expected a place for a profile, got {path}: {error.strerror}"
         ) from None
+    text = msgspec.json.format(msgspec.json.encode(profile), indent=2)
+    write_output(path, text + b"\n", sync=True)
 
 
 def path_of(base: Path, name: str, program: Program, machine: Machine) -> Path:

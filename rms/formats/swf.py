@@ -5,11 +5,12 @@ from __future__ import annotations
 import gzip
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 from rms.core.model import Job, JobId, JobSpec, Mode
 from rms.formats.config import FileError
-from rms.wire.files import write_whole
+from rms.wire.files import write_output
 
 FIELDS = 18
 
@@ -70,6 +71,8 @@ def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> Non
         return
     try:
         submit, run, given, asked, limit = (float(fields[at]) for at in (1, 3, 4, 7, 8))
+        if not isfinite(submit + run + given + asked + limit):
+            raise ValueError(line)
     except (ValueError, IndexError):
         raise FileError(
             f"{path}: expected {FIELDS} numbers in line {number}, got {line.strip()[:60]!r}"
@@ -122,4 +125,4 @@ def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
             *[-1] * 7,
         ]
         lines.append(" ".join(map(str, values)))
-    write_whole(path, "\n".join(lines) + "\n")
+    write_output(path, "\n".join(lines) + "\n")

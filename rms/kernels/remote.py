@@ -22,6 +22,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_preparation_data, prepare
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 from rms.kernels.places import Place, bound, put_back, work
@@ -57,6 +58,9 @@ LOOK_S = 0.05
 PROOF_S = 10.0
 """How long whoever connects may take to show that it knows the key."""
 
+MOST_UNVERIFIED = 64
+"""Maximum number of connections without a valid proof at a time."""
+
 NONCE_BYTES = 32
 STOP = b"stop"
 START = "from rms.kernels.remote import main; main()"
@@ -91,7 +95,7 @@ def run_remotely(
     with _listening(local=all("/" not in slot for slot in where.slots)) as (listener, address):
         key = secrets.token_hex(32)
         variables = {ADDRESS_VARIABLE: address, KEY_VARIABLE: key}
-        begin([sys.executable, "-c", START], variables)
+        begin([sys.executable, "-P", "-c", START], variables)
         with _accepted(listener, key, ended) as connection:
             about = get_preparation_data("kernel")
             del about["authkey"]  # of multiprocessing, which is nobody else's
@@ -137,25 +141,51 @@ def _listening(*, local: bool) -> Iterator[tuple[socket.socket, str]]:
 
 @contextlib.contextmanager
 def _accepted(listener: socket.socket, key: str, ended: Callable[[], str]) -> Iterator[Link]:
-    """Wait for whoever knows the key; others are turned away."""
-    until_s = time.monotonic() + START_S
-    while True:
+    """Accept the connection that proves to have the key; others are closed concurrently."""
+    until_s, proven = time.monotonic() + START_S, SimpleQueue[Link]()
+    room = threading.BoundedSemaphore(MOST_UNVERIFIED)
+    while proven.empty():
         if why := ended():
             raise RemoteError(f"expected a process on another node, got its end: {why}")
         if time.monotonic() > until_s:
             raise RemoteError(f"expected a process on another node within {START_S:g} s, got none")
-        try:
-            found, _ = listener.accept()
-        except TimeoutError:
-            continue
-        found.setblocking(True)
-        with Connection(found.detach()) as connection:
-            known = False
-            with contextlib.suppress(OSError, EOFError):
-                known = _proven(connection, key, b"application", b"kernel")
-            if known:
-                yield connection
-                return
+        with contextlib.suppress(TimeoutError):
+            sock, _ = listener.accept()
+            if room.acquire(blocking=False):
+                arguments = sock, key, proven, room
+                threading.Thread(target=_authenticate, args=arguments, daemon=True).start()
+            else:
+                sock.close()
+    with proven.get() as connection:
+        yield connection
+
+
+def _authenticate(
+    sock: socket.socket, key: str, proven: SimpleQueue[Link], room: threading.BoundedSemaphore
+) -> None:
+    """Keep a connection if the other side proves within the deadline that it has the key."""
+    sock.setblocking(True)
+    connection = Connection(os.dup(sock.fileno()))
+
+    def give_up() -> None:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+    late = threading.Timer(PROOF_S, give_up)
+    late.daemon = True
+    late.start()
+    try:
+        if _proven(connection, key, b"application", b"kernel"):
+            proven.put(connection)
+        else:
+            connection.close()
+    except (OSError, EOFError):
+        connection.close()
+    finally:
+        late.cancel()
+        late.join()
+        sock.close()
+        room.release()
 
 
 def _proven(connection: Link, key: str, own: bytes, other: bytes) -> bool:

@@ -18,7 +18,7 @@ MOST_WAIT_S = 30.0
 
 def agent_command(options: Sequence[str]) -> list[str]:
     """Return the command of an agent."""
-    return [sys.executable, "-m", "rms.power.agent", *options]
+    return [sys.executable, "-P", "-m", "rms.power.agent", *options]
 
 
 @dataclass

@@ -235,6 +235,9 @@ class Launcher(Protocol):
     def unheeded(self, own: Sequence[str]) -> list[str]:
         """Return which of a script's options for sbatch (one word each) have no effect here."""
 
+    def longest_s(self, own: Sequence[str]) -> float:
+        """Return the maximum time limit of a job with these options for sbatch, or inf."""
+
     # --- nodes that a resource manager gives and takes -----------------------------------------
 
     def resize_refusal(self, job: str, have: Sequence[str], wanted: Sequence[str]) -> str:
@@ -260,6 +263,9 @@ class Launcher(Protocol):
 
     def unavailable(self) -> Collection[str] | None:
         """Return the nodes that are not to be had now, None while that is not known."""
+
+    def silent_s(self) -> float:
+        """Return the time without an answer of the resource manager, 0 while it answers."""
 
     def leases(self) -> Leases | None:
         """Return until when nodes are held, None where they are there for good."""

@@ -91,7 +91,8 @@ class Groups:
     """
 
     def __init__(self, above: Path | None, instance_id: str, jobs: Path) -> None:
-        self._own = None if above is None else above / f"rms-{instance_id}"
+        self._name = f"rms-{instance_id}"
+        self._own = None if above is None else above / self._name
         self._jobs, self._of = jobs, dict[str, Path]()
         self._limits, self._kills = dict[str, int](), dict[str, int]()
         self._gives = False
@@ -165,9 +166,12 @@ class Groups:
     def _find(self, job: str) -> Path | None:
         if job not in self._of:
             try:
-                self._of[job] = Path((self._jobs / job / "group").read_text().rstrip("\n"))
+                group = Path((self._jobs / job / "group").read_text().rstrip("\n"))
             except OSError:
                 return None
+            if group.parent.name != self._name:  # of the original of a copied state folder
+                return None
+            self._of[job] = group
         return self._of[job]
 
     def close(self) -> None:

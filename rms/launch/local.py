@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import secrets
 import shlex
@@ -35,7 +36,7 @@ from rms.launch.containment import (
 )
 from rms.launch.demand import Demand, Leases
 from rms.launch.groups import Groups, find_delegated, join
-from rms.launch.outputs import check_output
+from rms.launch.outputs import check_output, check_path
 from rms.launch.processes import INSTANCE_VARIABLE, Processes, environment, send_signal
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
 from rms.power.clocks import Clocks, Shares
@@ -55,6 +56,16 @@ from rms.wire.mpiexec import find_mpiexec, is_open_mpi, mpiexec_command
 from rms.wire.users import SlurmRow
 
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
+SHIM = """#!/bin/sh
+set -- -P -m rms launch --as {name} -- "$@"
+case ":$PYTHONPATH:" in
+::) ;;
+*:[!/]*) set -- -E "$@" ;;  # an empty or relative entry is in the working folder
+esac
+exec {python} "$@"
+"""
+"""Launcher on the PATH of a job's script; it imports nothing from the working folder."""
+
 METER = "meter"
 """What meters carry in their environment instead of a job's id."""
 
@@ -109,8 +120,7 @@ class LocalLauncher:
         self.shims.mkdir(parents=True, exist_ok=True)
         for name in LAUNCHERS:
             shim = self.shims / name
-            command = [sys.executable, "-m", "rms", "launch", "--as", name, "--"]
-            shim.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+            shim.write_text(SHIM.format(name=name, python=shlex.quote(sys.executable)))
             shim.chmod(0o755)
 
     # --- what runs beside the jobs -----------------------------------------------------------
@@ -261,6 +271,10 @@ class LocalLauncher:
         """Return which of a script's options for sbatch have no effect here."""
         return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
 
+    def longest_s(self, own: Sequence[str]) -> float:
+        """Return the maximum time limit of a job: none on this machine."""
+        return math.inf
+
     def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
         """Hold a job to so much memory, by its control group where it has one."""
         return self._groups.limit_memory(job, most_mib)
@@ -286,6 +300,10 @@ class LocalLauncher:
     def unavailable(self) -> Collection[str] | None:
         """Return the nodes that are not to be had now; here that is never known."""
         return None
+
+    def silent_s(self) -> float:
+        """Return 0: there is no resource manager to wait for."""
+        return 0.0
 
     def leases(self) -> Leases | None:
         """Return until when nodes are held: here they are there for good."""
@@ -413,6 +431,7 @@ def _open_output(path: Path) -> IO[bytes]:
     Raises:
         OSError, ValueError: it cannot be opened, or is no file.
     """
+    check_path(str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:

@@ -16,6 +16,15 @@ KINDS = (
 )
 
 
+MOST_BYTES = 4095
+MOST_NAME_BYTES = 255
+MOST_NAMES = 256
+"""Limits of Linux for a path and each name in it, and our limit of names in a path."""
+
+MOST_LINKS = 40
+"""Symbolic links that Linux follows in a path."""
+
+
 def check_output(place: Path | int, name: Path | None = None) -> None:
     """Refuse an output that is neither a regular file, nor to be made, nor ``/dev/null``.
 
@@ -42,16 +51,46 @@ def check_strings(path: str, env: Mapping[str, str]) -> None:
     """Refuse what no process can be started with.
 
     Raises:
-        ValueError: a path or a variable holds a NUL or cannot be encoded, or a variable's name is
-            empty or has a ``=``.
+        ValueError: the path is invalid (:func:`check_path`), a variable holds a NUL or cannot be
+            encoded, or its name is empty or has a ``=``.
     """
-    if not _encodes(path):
-        raise ValueError(f"expected a path without NUL, got {path!r}")
+    check_path(path)
     for name, value in env.items():
         if not name or "=" in name or not _encodes(name):
             raise ValueError(f"expected names of variables without = and NUL, got {name!r}")
         if not _encodes(value):
             raise ValueError(f"expected variables without NUL, got {name}={value!r}")
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that no file can have.
+
+    Raises:
+        ValueError: it holds a NUL, cannot be encoded, or it or a name in it is too long.
+    """
+    if not _encodes(path):
+        raise ValueError(f"expected a path without NUL, got {path[:60]!r}")
+    whole = os.fsencode(path)
+    names = whole.split(b"/")
+    if len(whole) > MOST_BYTES or len(names) > MOST_NAMES or max(map(len, names)) > MOST_NAME_BYTES:
+        form = f"a path of {MOST_BYTES} bytes, {MOST_NAMES} names, {MOST_NAME_BYTES} bytes in each"
+        raise ValueError(f"expected at most {form}, got {path[:60]!r}... of {len(whole)} bytes")
+
+
+def check_own_file(path: Path, state: Path) -> None:
+    """Refuse an output that is one of the daemon's own files.
+
+    Raises:
+        ValueError: it is in the state folder, or one of the open files of the process.
+    """
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(state)):
+        raise ValueError(f"expected an output outside the daemon's state folder, got {path}")
+    for _ in range(MOST_LINKS):
+        if os.path.realpath(path.parent).startswith("/proc/"):
+            raise ValueError(f"expected an output outside /proc, got {path}")
+        if not path.is_symlink():
+            return
+        path = path.parent / path.readlink()
 
 
 def _encodes(text: str) -> bool:

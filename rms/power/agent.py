@@ -261,6 +261,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--node", metavar="NAME", help='"" for the daemon\'s own machine')
     parser.add_argument("--meters", default="auto", metavar="NAME[,NAME]")
     parser.add_argument("--meter-command", metavar="CMD")
+    parser.add_argument("--meter-limit", type=float, metavar="W")
     arguments = parser.parse_args(argv)
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -270,7 +271,8 @@ def main(argv: list[str]) -> int:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     meter = NodeMeter([])
     try:
-        meter = MeterChoice.parse(arguments.meters, arguments.meter_command).open(os.environ)
+        chosen = arguments.meters, arguments.meter_command, arguments.meter_limit
+        meter = MeterChoice.parse(*chosen).open(os.environ)
         Agent(node, meter, sender(os.environ), arguments.every, over).run()
     except (MeterError, KeyError) as error:
         print(f"rms.power.agent on {node or 'this machine'}: {error}", file=sys.stderr)

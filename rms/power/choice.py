@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from rms.power.command import Command
@@ -21,7 +24,7 @@ DRIVER = Path("/dev/nvidiactl")
 RAPL = "rapl"
 REPLAY = "replay:"
 
-GPUS: Mapping[str, Callable[[], Meter]] = {"nvml": Nvml, "nvidia-smi": Devices}
+GPUS: Mapping[str, Callable[..., Meter]] = {"nvml": Nvml, "nvidia-smi": Devices}
 """Meters of GPUs, the best first."""
 
 
@@ -33,27 +36,35 @@ class MeterChoice:
         names: of meters.
         auto: all that can be read.
         command: a program of the user's that prints readings, "" for none.
+        most_w: bound of the power of each device; None for twice its limit.
     """
 
     names: tuple[str, ...] = ()
     auto: bool = True
     command: str = ""
+    most_w: float | None = None
 
     @classmethod
-    def parse(cls, text: str, command: str | None = None) -> MeterChoice:
+    def parse(
+        cls, text: str, command: str | None = None, most_w: float | None = None
+    ) -> MeterChoice:
         """Read ``auto``, ``none``, or names of meters separated by commas.
 
         Args:
             command: a program of the user's that prints readings, None for none.
+            most_w: bound of the power of each device; None for twice its limit.
 
         Raises:
-            MeterError: it names a meter or a recording that there is not, or an empty command.
+            MeterError: an unknown meter, a missing recording, an empty command, or a bound that is
+                not a positive power.
         """
+        if most_w is not None and not 0.0 < most_w < inf:
+            raise MeterError(f"expected a --meter-limit above 0 W, got {most_w:g}")
         if command is not None and not command.strip():
             raise MeterError(f"expected a command that prints readings, got {command!r}")
         command = command or ""
         if text in ("auto", "none"):
-            return cls((), text == "auto", command)
+            return cls((), text == "auto", command, most_w)
         names: list[str] = []
         for name in text.split(","):
             if name.startswith(REPLAY):
@@ -67,7 +78,20 @@ class MeterChoice:
                 raise MeterError(
                     f"expected meters auto, none, or names of {known}, {REPLAY}FILE, got {name!r}"
                 )
-        return cls(tuple(names), False, command)
+        return cls(tuple(names), False, command, most_w)
+
+    def check_command(self) -> None:
+        """Refuse a command whose program the shell does not find here.
+
+        Raises:
+            MeterError: the shell does not find it.
+        """
+        program = re.match(r"[\w./+-]+(?=\s|$)", self.command.strip())
+        if program is not None and shutil.which(program[0]) is None:
+            find = ["/bin/sh", "-c", 'command -v "$1"', "sh", program[0]]  # a word of the shell
+            if "/" in program[0] or subprocess.run(find, stdout=subprocess.DEVNULL).returncode:
+                expected = "a --meter-command that can be started"
+                raise MeterError(f"expected {expected}, got {self.command!r}: no {program[0]}")
 
     @property
     def none(self) -> bool:
@@ -78,7 +102,9 @@ class MeterChoice:
     def arguments(self) -> list[str]:
         """The options by which an agent is told."""
         names = "auto" if self.auto else ",".join(self.names) or "none"
-        return ["--meters", names, *(["--meter-command", self.command] if self.command else [])]
+        command = ["--meter-command", self.command] if self.command else []
+        limit = [] if self.most_w is None else ["--meter-limit", f"{self.most_w:g}"]
+        return ["--meters", names, *command, *limit]
 
     def worth_starting(self, env: Mapping[str, str]) -> bool:
         """Return whether an agent on this machine may find something to read."""
@@ -97,10 +123,12 @@ class MeterChoice:
             if name.startswith(REPLAY)
         ]
         if self.auto or RAPL in self.names:
-            ladders.append([Rapl(_powercap(env))])
+            ladders.append([Rapl(_powercap(env), most_w=self.most_w)])
         gpus = self.auto and has_gpus(env)
-        ladders.append([make() for name, make in GPUS.items() if gpus or name in self.names])
-        return NodeMeter([Ladder(ladder) for ladder in ladders if ladder])
+        ladders.append(
+            [make(most_w=self.most_w) for name, make in GPUS.items() if gpus or name in self.names]
+        )
+        return NodeMeter([Ladder(ladder) for ladder in ladders if ladder], self.most_w)
 
 
 AUTO = MeterChoice()

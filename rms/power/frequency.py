@@ -272,7 +272,7 @@ def restored(domain: Domain, policies: Sequence[Path], env: Mapping[str, str]) -
     task = Task(str(record), [str(policy) for policy in policies], gpu)
     path = os.pathsep.join([str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])])
     guard = subprocess.Popen(
-        [sys.executable, "-m", "rms.power.frequency"],
+        [sys.executable, "-P", "-m", "rms.power.frequency"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
@@ -330,6 +330,8 @@ def _held(record: Path) -> Iterator[BinaryIO]:
     except OSError as error:
         raise FrequencyError(f"could not open {record}: {error.strerror}") from None
     with file:
+        if os.fstat(file.fileno()).st_uid != os.geteuid():  # its paths and values are written
+            raise FrequencyError(f"expected a record of this user, got {record} of another one")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -7,10 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rms.wire.bounds import NODE_LIMIT_W
 from rms.wire.messages import DeviceEnergy
 
 AGAIN_S = 60.0
 """How long a meter that could not be read is left alone before it is tried again."""
+
+ABOVE_LIMIT = 2.0
+"""A power above this multiple of the limit of a device is implausible."""
+
+GPU_LIMIT_W = 1500.0
+"""Default power limit of a GPU: no GPU has a higher one."""
+
+SLACK_S = 1.0
+"""A reading may exceed the bound of a device by the energy of this time at the bound."""
 
 
 def boottime() -> float:
@@ -140,6 +150,8 @@ class _Given:
     at_s: float
     last: DeviceEnergy
     before: Tally
+    left_j: float
+    """Energy that its next readings may have within the bound of its power."""
 
 
 @dataclass
@@ -147,10 +159,16 @@ class NodeMeter:
     """All meters of a node: each device is read by the first ladder that knows it.
 
     A device that goes over from one meter to another keeps what it has had; the time between is
-    unseen.
+    unseen. So is the time of an implausible reading.
+
+    Attributes:
+        most_w: bound of the power of each device; None for the default.
     """
 
     ladders: Sequence[Ladder]
+    most_w: float | None = None
+    _refused: dict[str, float] = field(default_factory=dict)
+    _read_s: float = 0.0
     _given: dict[str, _Given] = field(default_factory=dict)
 
     @property
@@ -171,6 +189,7 @@ class NodeMeter:
         Raises:
             MeterError: there is nothing to read here.
         """
+        self._read_s = now_s
         found: dict[str, DeviceEnergy] = {}
         readable = False
         for ladder in self.ladders:
@@ -194,24 +213,42 @@ class NodeMeter:
     @property
     def reason(self) -> str:
         """Why nothing, or something, cannot be read."""
-        return "; ".join(filter(None, (ladder.reason for ladder in self.ladders)))
+        refused = [
+            f"{device}: refused a power above {self._most_w(device):g} W"
+            for device, at_s in self._refused.items()
+            if self._read_s < at_s + AGAIN_S
+        ]
+        return "; ".join(filter(None, (*(ladder.reason for ladder in self.ladders), *refused)))
+
+    def _most_w(self, device: str) -> float:
+        limit_w = GPU_LIMIT_W if device.startswith("gpu-") else NODE_LIMIT_W
+        return self.most_w or ABOVE_LIMIT * limit_w
 
     def _continued(self, meter: Meter, read: DeviceEnergy, now_s: float) -> DeviceEnergy:
         """Return a reading with what other meters had read before."""
-        given = self._given.get(read.device)
-        before = Tally() if given is None else given.before
-        if given is not None and given.meter is not meter:
-            last = given.last
+        previous = self._given.get(read.device)
+        before, most_w = Tally() if previous is None else previous.before, self._most_w(read.device)
+        left_j = most_w * SLACK_S
+        if previous is not None:
+            left_j = min(left_j, previous.left_j) + most_w * (now_s - previous.at_s)
+        spent_j = 0.0 if previous is None else before.joules + read.joules - previous.last.joules
+        implausible = spent_j > left_j
+        if implausible:
+            self._refused[read.device] = now_s
+        if previous is not None and (implausible or previous.meter is not meter):
+            last, spent_j = previous.last, 0.0
             before = Tally(
                 last.joules - read.joules,
-                last.unseen_s + (now_s - given.at_s) - read.unseen_s,
+                last.unseen_s + (now_s - previous.at_s) - read.unseen_s,
                 last.uncertainty_j - read.uncertainty_j,
             )
-        had_j = 0.0 if given is None else given.last.joules  # sums are rounded, and may not fall
+        had_j = (
+            0.0 if previous is None else previous.last.joules
+        )  # sums are rounded, and may not fall
         whole = Tally(
             max(had_j, before.joules + read.joules),
             before.unseen_s + read.unseen_s,
             before.uncertainty_j + read.uncertainty_j,
         ).energy(read.device, read.source, read.counter)
-        self._given[read.device] = _Given(meter, now_s, whole, before)
+        self._given[read.device] = _Given(meter, now_s, whole, before, left_j - spent_j)
         return whole

@@ -1,4 +1,9 @@
-"""Power of GPUs by nvidia-smi, and the energy under such a curve. Knows nothing of jobs."""
+"""Power of GPUs by nvidia-smi, and the energy under such a curve. Knows nothing of jobs.
+
+If nvidia-smi prints no power of a GPU for :data:`SILENT_S` (it hangs in the driver, or prints
+``[N/A]``), the GPU is reported as unseen and nvidia-smi is restarted. A power above twice the limit
+that the GPU states is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +20,19 @@ from datetime import datetime
 from itertools import pairwise
 from queue import SimpleQueue
 
-from rms.power.integral import PowerIntegral
-from rms.power.meter import MeterError, Tally
+from rms.power.integral import GAP_S, PowerIntegral
+from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Tally
 from rms.wire.messages import DeviceEnergy
 
 SOURCE = "nvidia-smi"
-QUERY = ("--query-gpu=timestamp,index,power.draw", "--format=csv,noheader,nounits")
-LINE = re.compile(r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*")
-END_S = 5.0
+QUERY = ("--query-gpu=timestamp,index,power.draw,power.max_limit", "--format=csv,noheader,nounits")
+LINE = re.compile(
+    r"\s*(\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d+)\s*,\s*(\d+)\s*,\s*(\d+(?:\.\d+)?)\s*"
+    r"(?:,\s*(\d+(?:\.\d+)?|\[[^\]]*\]|N/A)\s*)?"
+)
+END_S = 2.0
+SILENT_S = 5.0
+"""A GPU is silent after this time without a printed power."""
 EVERY_MS = 100
 AVERAGE_S = 1.0
 """Over how long a reading is a mean, on Ampere and later; less on others."""
@@ -33,33 +43,43 @@ PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
 
 @dataclass(frozen=True)
 class Reading:
-    """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock)."""
+    """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock).
+
+    Attributes:
+        limit_w: the highest settable power limit, None if it is not stated.
+    """
 
     at_s: float
     gpu: int
     power_w: float
+    limit_w: float | None = None
 
 
 def parse_line(line: str) -> Reading | None:
-    """Read ``2024/05/06 12:34:56.789, 0, 61.72`` (local time, W); None for anything else.
+    """Read ``2024/05/06 12:34:56.789, 0, 61.72, 400.00`` (local time, power and limit in W).
+
+    Return None for anything else; the limit may be ``[N/A]`` or missing.
 
     In the hour that repeats when summer time ends, times are taken to be its first pass.
     """
     match = LINE.fullmatch(line)
     if match is None:
         return None
-    stamp, gpu, power = match.groups()
+    stamp, gpu, power, limit = match.groups()
     try:
         at_s = datetime.strptime(stamp, "%Y/%m/%d %H:%M:%S.%f").timestamp()
     except (ValueError, OverflowError):
         return None
-    return Reading(at_s, int(gpu), float(power))
+    limit_w = float(limit) if limit and limit[0].isdigit() else 0.0
+    return Reading(at_s, int(gpu), float(power), limit_w or None)
 
 
 class NvidiaSmi:
     """Reads the power of all GPUs every ``every_ms`` milliseconds, by one child; starts once.
 
-    ``error`` is one sentence, once the program could not start or ended on its own.
+    Attributes:
+        error: one sentence, once the program could not start or ended on its own.
+        unreadable: the last line that is not a reading, "" without one.
     """
 
     source = SOURCE
@@ -68,6 +88,7 @@ class NvidiaSmi:
         self.program = program
         self.every_ms = every_ms
         self.error: str | None = None
+        self.unreadable = ""
         self._closing = False
         self._running: tuple[subprocess.Popen[str], threading.Thread] | None = None
 
@@ -90,7 +111,7 @@ class NvidiaSmi:
         """End the child, all it started, and the thread; closing twice does nothing."""
         if self._running is None:
             return
-        (process, thread), self._running = self._running, None
+        process, thread = self._running
         self._closing = True
         if process.returncode is None:  # not yet reaped, so its number is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -98,6 +119,13 @@ class NvidiaSmi:
         thread.join(END_S)
         if thread.is_alive():  # a child inside a hung driver outlives SIGKILL
             self.error = f"{self.program} did not end within {END_S:g} s of being killed"
+        else:
+            self._running = None
+
+    @property
+    def hangs(self) -> bool:
+        """Whether its child still exists after :meth:`close`."""
+        return self._closing and self._running is not None
 
     def __enter__(self) -> NvidiaSmi:
         return self
@@ -107,22 +135,20 @@ class NvidiaSmi:
 
     def _read(self, process: subprocess.Popen[str], tell: Callable[[Reading], None]) -> None:
         with process:  # closes the pipe and reaps the child
-            last = _pass_on(process.stdout or (), tell)
+            self._pass_on(process.stdout or (), tell)
         code = process.returncode
         if not self._closing:
             how = f"with status {code}" if code >= 0 else f"by signal {-code}"
+            last = self.unreadable
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
 
-
-def _pass_on(lines: Iterable[str], tell: Callable[[Reading], None]) -> str:
-    """Hand on every reading; return the first sentence of the last line that was none."""
-    last = ""
-    for line in lines:
-        if reading := parse_line(line):
-            tell(reading)
-        elif line.strip():
-            last = line.strip().partition(". ")[0].rstrip(".")
-    return last
+    def _pass_on(self, lines: Iterable[str], tell: Callable[[Reading], None]) -> None:
+        """Pass on every reading; keep the first sentence of the last line that is none."""
+        for line in lines:
+            if reading := parse_line(line):
+                tell(reading)
+            elif line.strip():
+                self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
 
 
 def integrate(readings: Sequence[Reading], start_s: float, end_s: float) -> dict[int, float]:
@@ -152,15 +178,23 @@ def _area(curve: Sequence[Reading], start: float, end: float) -> float:
 
 @dataclass
 class Devices:
-    """All GPUs of this machine by nvidia-smi, which is started anew where it ends."""
+    """All GPUs of this machine by nvidia-smi, which is restarted when it ends or hangs.
+
+    Attributes:
+        most_w: bound of the power of each GPU; None for twice its limit.
+    """
 
     program: str = "nvidia-smi"
     sources: Sequence[str] = (SOURCE,)
     every_s: float = 1.0
     trouble: str = ""
+    most_w: float | None = None
     _readings: SimpleQueue[Reading] = field(default_factory=SimpleQueue)
     _sampler: NvidiaSmi | None = None
     _curves: dict[int, PowerIntegral] = field(default_factory=dict)
+    _printed_s: dict[int, float] = field(default_factory=dict)
+    _refused: str = ""
+    _refused_s: float = 0.0
     _before: dict[str, Tally] = field(default_factory=dict)
     _begun_s: float | None = None
     _shift_s: float | None = None
@@ -174,7 +208,7 @@ class Devices:
             self._before[device.device].unseen_s += gap_s
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs of which there are new readings.
+        """Return the GPUs with new readings, and those that are no longer seen.
 
         Raises:
             MeterError: nvidia-smi tells of none.
@@ -185,15 +219,39 @@ class Devices:
             self._start(now_s)
         fresh = self._take_all(now_s)
         assert self._sampler is not None
+        if now_s > self._refused_s + LONGEST_PAUSE_S:
+            self._refused = ""
+        unreadable, wait_s = self._sampler.unreadable, min(2.0**self._tries, LONGEST_PAUSE_S)
+        silent = [gpu for gpu, at_s in self._printed_s.items() if now_s > at_s + SILENT_S]
         if self._sampler.error is not None:
             self.trouble = self._sampler.error
             if not self._curves:
                 raise MeterError(self.trouble)
-            if now_s >= self._started_s + min(2.0**self._tries, LONGEST_PAUSE_S):
-                self._start(now_s)
-        elif not self._curves and now_s > self._started_s + PROBE_S:
-            raise MeterError(f"{self.program} tells no power of any device")
-        return [self._energy(gpu, now_s) for gpu in fresh]
+        elif not self._curves:
+            wait_s = math.inf
+            if now_s > self._started_s + (SILENT_S if unreadable or self._refused else PROBE_S):
+                raise MeterError(self._with_reasons(f"{self.program} tells no power of any device"))
+        elif silent:
+            names = ", ".join(f"gpu-{gpu}" for gpu in silent)
+            problem = f"{self.program} has printed no power of {names} for {SILENT_S:g} s"
+            if not self.trouble.startswith(problem):  # a changed problem is logged again
+                self.trouble = self._with_reasons(f"{problem} and is started again")
+            # Before its first output it may still be waiting for the driver.
+            begun = unreadable or max(self._printed_s.values()) >= self._started_s
+            wait_s = max(wait_s, SILENT_S if begun else PROBE_S)
+        else:
+            self.trouble, self._tries, wait_s = self._refused, 0, math.inf
+        if now_s >= self._started_s + wait_s:
+            self._start(now_s)
+        unseen = [gpu for gpu, at_s in self._printed_s.items() if now_s > at_s + GAP_S]
+        return [self._energy(gpu, now_s) for gpu in sorted({*fresh, *unseen})]
+
+    def _with_reasons(self, problem: str) -> str:
+        """Return a problem with its likely reasons: the unreadable output, a refused power."""
+        assert self._sampler is not None
+        unreadable = self._sampler.unreadable
+        reasons = [f"it printed {unreadable!r}" if unreadable else "", self._refused]
+        return "; ".join(filter(None, (problem, *reasons)))
 
     def close(self) -> None:
         """End nvidia-smi; a later reading starts it again and goes on."""
@@ -205,6 +263,9 @@ class Devices:
     def _start(self, now_s: float) -> None:
         if self._sampler is not None:
             self._sampler.close()
+            if self._sampler.hangs:  # a second process would hang in the same driver
+                self._started_s, self._tries = now_s, self._tries + 1
+                return
         self._sampler = NvidiaSmi(self.program, EVERY_MS)
         self._sampler.start(self._readings.put)
         self._started_s, self._tries = now_s, self._tries + 1
@@ -218,7 +279,9 @@ class Devices:
         readings = [self._readings.get_nowait() for _ in range(self._readings.qsize())]
         if not readings:
             return []
-        self.trouble, self._tries = "", 0
+        readings = [reading for reading in readings if self._plausible(reading, now_s)]
+        if not readings:
+            return []
         newest_s = max(reading.at_s for reading in readings)
         if self._shift_s is None or abs(newest_s + self._shift_s - now_s) > JUMP_S:
             self._shift_s = now_s - newest_s
@@ -229,7 +292,17 @@ class Devices:
                 if before := self._before.get(f"gpu-{reading.gpu}"):
                     before.unseen_s += max(0.0, at_s - (self._begun_s or at_s))
             self._curves[reading.gpu].add(at_s, reading.power_w)
+            self._printed_s[reading.gpu] = now_s
         return sorted({reading.gpu for reading in readings})
+
+    def _plausible(self, reading: Reading, now_s: float) -> bool:
+        """Return whether a power is plausible; record the refusal if it is not."""
+        most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
+        if reading.power_w <= most_w:
+            return True
+        self._refused_s = now_s
+        self._refused = f"gpu-{reading.gpu}: refused a power above {most_w:g} W"
+        return False
 
     def _energy(self, gpu: int, now_s: float) -> DeviceEnergy:
         name, curve = f"gpu-{gpu}", self._curves[gpu]

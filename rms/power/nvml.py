@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rms.power.integral import PowerIntegral, gain_j
-from rms.power.meter import MeterError, Tally
+from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Tally
 from rms.wire.messages import DeviceEnergy
 
 COUNTER, POWER = "nvml-counter", "nvml-power"
@@ -27,8 +27,6 @@ COUNTER_PERIOD_S = 0.1
 """The longest time that is known between two changes of the counter (H100 and others)."""
 INSTANT_S, AVERAGE_S = 0.1, 1.0
 """Over how long at most a reading of power is a mean, s."""
-MOST_W = 3000.0
-"""No GPU draws more: a counter that rises faster is another one's, or begun anew."""
 RETRY_S = 5.0
 """How long a GPU that is lost is left alone."""
 STUCK_S = 10.0
@@ -82,12 +80,15 @@ def in_words(nvml: Any, error: Exception) -> str:
 class Counter:
     """What a counter of joules has counted since it was first read.
 
+    A counter that rises implausibly fast belongs to another GPU, or was reset.
+
     One that began anew and is beyond where it was by its next reading cannot be told from one that
     went on.
 
     Attributes:
         joules: never falls.
         unseen_s: how much of the time was lost, as the counter began anew.
+        most_w: bound of the power.
     """
 
     joules: float = 0.0
@@ -95,6 +96,7 @@ class Counter:
     at_s: float | None = None
     counted_j: float = 0.0
     changed_s: float = 0.0
+    most_w: float = ABOVE_LIMIT * GPU_LIMIT_W
     _mean_w: float = 0.0
     _behind_j: float = 0.0
 
@@ -111,7 +113,7 @@ class Counter:
         seconds, spent = at_s - self.at_s, counted_j - self.counted_j
         if seconds <= 0:
             return
-        if 0 <= spent <= MOST_W * (seconds + COUNTER_PERIOD_S):
+        if 0 <= spent <= self.most_w * (seconds + COUNTER_PERIOD_S):
             self.joules += spent
             mean_w = spent / max(seconds, 2 * COUNTER_PERIOD_S)
             self._behind_j += COUNTER_PERIOD_S * abs(mean_w - self._mean_w)
@@ -166,11 +168,15 @@ class Nvml:
 
     What cannot be read for a while is left out meanwhile: a counter goes on by itself, and where it
     began anew, or power was to be read, the time between is unseen.
+
+    Attributes:
+        most_w: bound of the power of each GPU; None for twice its limit.
     """
 
     sources: Sequence[str] = (COUNTER, POWER)
     every_s: float = COUNTER_MOST_S
     trouble: str = ""
+    most_w: float | None = None
     _nvml: Any = None
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
     _known: dict[str, DeviceEnergy] = field(default_factory=dict)
@@ -238,6 +244,7 @@ class Nvml:
                     self._gpus[uuid] = _Gpu(name, uuid, None, "", known, Tally.after(known))
                 gpu = self._gpus[uuid]
                 gpu.handle, gpu.trouble = handle, ""
+                gpu.counter.most_w = self.most_w or ABOVE_LIMIT * limit_w(nvml, handle)
                 if not gpu.source:
                     self._choose(gpu)
             except nvml.NVMLError as error:
@@ -342,6 +349,14 @@ def instant_w(nvml: Any, handle: Any) -> float | None:
     wide = field_value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG
     milliwatts = value.ullVal if wide else value.uiVal
     return milliwatts / 1e3 if milliwatts > 0 else None
+
+
+def limit_w(nvml: Any, handle: Any) -> float:
+    """Return the highest settable power limit of a GPU, W, or the default limit."""
+    try:
+        return float(nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1]) / 1e3
+    except (nvml.NVMLError, AttributeError):  # AttributeError: an old library
+        return GPU_LIMIT_W
 
 
 def divided(nvml: Any, handle: Any) -> bool:

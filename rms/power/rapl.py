@@ -13,16 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rms.power.meter import MeterError, Tally
+from rms.power.meter import ABOVE_LIMIT, MeterError, Tally
 from rms.wire.messages import DeviceEnergy
 
 POWERCAP = Path("/sys/class/powercap")
 
 MOST_W = 1000.0
 """Bound of a zone's power where it states no limit: twice what the largest sockets draw."""
-
-ABOVE_LIMIT = 2.0
-"""Limits are of means over a time window; within it more may be drawn."""
 
 LATE_S = 0.1
 """A reading may be so much older than its time."""
@@ -144,12 +141,14 @@ class Rapl:
 
     Attributes:
         folder: where the kernel shows them.
+        most_w: bound of the power of each zone; None for twice its limit.
     """
 
     folder: Path = POWERCAP
     sources: Sequence[str] = ("rapl", "rapl-dram")
     every_s: float = 1.0
     trouble: str = ""
+    most_w: float | None = None
     _listed: list[str] = field(default_factory=list)
     _found: list[Zone] = field(default_factory=list)
     _zones: dict[Path, Zone] = field(default_factory=dict)
@@ -225,7 +224,7 @@ class Rapl:
             name,
             f"{name}-zone-{path.name.partition(':')[2]}" if taken else name,
             _number(path / "max_energy_range_uj") or 0,
-            _most_w(path),
+            self.most_w or _most_w(path),
             twin,
         )
         before = self._known.get(zone.device)
@@ -251,7 +250,7 @@ def _most_w(path: Path) -> float:
         for file in path.glob(pattern)
     )
     stated = max((limit for limit in limits if limit), default=0) * 1e-6
-    return stated * ABOVE_LIMIT if stated else MOST_W
+    return ABOVE_LIMIT * stated if stated else MOST_W
 
 
 def _locked(path: Path) -> bool:

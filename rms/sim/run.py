@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import gc
-import io
 import resource
 import sys
 import time
@@ -18,7 +16,7 @@ from rms.core.model import Job, JobSpec, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
 from rms.sim.simulator import Hooks, Passes, Simulation
-from rms.wire.files import write_whole
+from rms.wire.files import csv_text, write_output
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
 
@@ -177,10 +175,6 @@ def chosen(
         ) from None
 
 
-def write_rows(path: Path, found: Sequence[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write the rows per job as CSV, whole or not at all."""
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, COLUMNS)
-    writer.writeheader()
-    writer.writerows(found)
-    write_whole(path, text.getvalue())
+    write_output(path, csv_text([COLUMNS, *([row[name] for name in COLUMNS] for row in rows)]))

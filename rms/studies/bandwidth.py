@@ -128,7 +128,7 @@ def _start_probes(setup: Setup, server: str, number: int) -> Iterator[tuple[str,
     for at in range(number):
         path = folder / f"probe-{at + 1}"
         path.unlink(missing_ok=True)
-        words = [sys.executable, "-m", "rms.studies.triad", str(mib), str(path)]
+        words = [sys.executable, "-P", "-m", "rms.studies.triad", str(mib), str(path)]
         text = f"#!/bin/sh\nexec {shlex.join(words)}\n"
         options = Options(nodes=(1, 1), mode=Mode.FIXED, output=f"{folder}/probe-{at + 1}.out")
         ids += submit(server, text, "probe", options, setup.env).ids

@@ -19,13 +19,19 @@ from rms.core.model import Mode
 from rms.formats.ids import parse_array
 from rms.formats.jobscript import Options, parse_script
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
-from rms.wire.users import Books, BooksAnswer, HistoryEntry, JobRow, NodeRow, NodeSpan
+from rms.wire.users import OVER, Books, BooksAnswer, HistoryEntry, JobRow, NodeRow, NodeSpan
 
 WARM_UP = "warm-up"
 
+PROGRESS_S = 5.0
+"""The least time between two progress lines of a mode."""
+
+TAIL_BYTES = 4096
+"""Size of the end of a failed job's output that is searched for its last line."""
+
 
 class CompareError(Exception):
-    """A comparison that cannot be made, or whose books do not balance; one sentence."""
+    """A failed comparison, or energy books that do not balance; one sentence."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +70,18 @@ def compare(
 
     Args:
         scripts: job scripts.
-        say: told what is going on.
+        say: called with each progress line.
 
     Raises:
         ScriptError: a script that cannot be run; nothing has run.
-        CompareError: no daemon started, or its books do not balance.
+        CompareError: no daemon started, a job of the warm-up failed, or the energy books do not
+            balance.
     """
     for script in scripts:
         parse_script(script)  # what is wrong with it is said before anything runs
     try:
-        say("warm-up ...")
-        warm_up = _warm_up(scripts, setup)
-        rows = []
-        for mode in modes:
-            say(f"mode {mode} ...")
-            rows.append(_one_mode(scripts, mode, setup))
+        warm_up = _warm_up(scripts, setup, say)
+        rows = [_one_mode(scripts, mode, setup, say) for mode in modes]
     except (EmbeddedError, BalanceError) as error:
         raise CompareError(str(error)) from None
     return {
@@ -91,12 +94,63 @@ def compare(
     }
 
 
-def _warm_up(scripts: Sequence[Path], setup: Setup) -> dict[str, Any]:
+class _Progress:
+    """Prints how many jobs of a part of the comparison have ended, at most every few seconds."""
+
+    def __init__(self, part: str, say: Callable[[str], None]) -> None:
+        self._part, self._say = part, say
+        self._begun_s = self._last_s = time.monotonic()
+        self._ended = 0
+        say(f"{part} ...")
+
+    def __call__(self, rows: Sequence[JobRow]) -> None:
+        """Print a line where more jobs have ended than in the last one."""
+        ended, now_s = sum(row.state in OVER for row in rows), time.monotonic()
+        complete = ended == len(rows)
+        if ended > self._ended and (complete or now_s >= self._last_s + PROGRESS_S):
+            self._ended, self._last_s = ended, now_s
+            at_s = now_s - self._begun_s
+            self._say(f"{self._part}: {ended} of {len(rows)} jobs ended, {at_s:.1f} s")
+
+
+def _refuse_failed(rows: Sequence[JobRow]) -> None:
+    """Raise CompareError with the last line of output of the first job that did not complete."""
+    for job in rows:
+        if job.state in OVER and job.state != "COMPLETED":
+            status = "" if job.exit_code is None else f" with exit status {job.exit_code}"
+            raise CompareError(
+                f"expected the warm-up job {job.name} to complete, got {job.state}{status}: "
+                f"{_last_line(job) or job.reason or 'no output'} ({job.output})"
+            )
+
+
+def _last_line(job: JobRow) -> str:
+    """Return the last nonblank line of a job's own output, or ""."""
+    try:
+        with Path(job.output).open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    own = [line for line in lines if line.strip() and not line.startswith("rms: ")]
+    return own[-1].strip() if own else ""
+
+
+def _warm_up(scripts: Sequence[Path], setup: Setup, say: Callable[[str], None]) -> dict[str, Any]:
     """Run each script once, of an array its first task, at the largest size, which is the fastest.
 
     Returns:
         How many jobs ran, for how long all together, and in which states they ended.
+
+    Raises:
+        CompareError: a job failed.
     """
+    progress = _Progress("warm-up", say)
+
+    def report(rows: Sequence[JobRow]) -> None:
+        _refuse_failed(rows)
+        progress(rows)
+
     folder, local = setup.folder / WARM_UP, setup.engine == "local"
     begun = time.monotonic()
     with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
@@ -107,7 +161,7 @@ def _warm_up(scripts: Sequence[Path], setup: Setup) -> dict[str, Any]:
             array = stated.array and str(parse_array(stated.array).indices[0])
             options = Options(array, (size, size), preferred=size, mode=Mode.FIXED)
             submit(server, read_script(script), script.stem, options, setup.env, folder)
-        jobs = wait_until_over(server)
+        jobs = wait_until_over(server, report)
     return {
         "jobs": len(jobs),
         "time_s": time.monotonic() - begun,
@@ -115,8 +169,11 @@ def _warm_up(scripts: Sequence[Path], setup: Setup) -> dict[str, Any]:
     }
 
 
-def _one_mode(scripts: Sequence[Path], mode: Mode, setup: Setup) -> dict[str, Any]:
+def _one_mode(
+    scripts: Sequence[Path], mode: Mode, setup: Setup, say: Callable[[str], None]
+) -> dict[str, Any]:
     """Run the scripts in a mode; return its row."""
+    progress = _Progress(f"mode {mode}", say)
     folder, local = setup.folder / str(mode), setup.engine == "local"
     with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
@@ -125,7 +182,7 @@ def _one_mode(scripts: Sequence[Path], mode: Mode, setup: Setup) -> dict[str, An
                 time.sleep(setup.delay_s)
             options = _fitting(script, mode, nodes)
             submit(server, read_script(script), script.stem, options, setup.env, folder)
-        jobs = wait_until_over(server)
+        jobs = wait_until_over(server, progress)
         _trace_resizes(server, jobs)
         return _row(mode, jobs, ask(BooksAnswer, server, "GET", "/books"))
 
@@ -264,7 +321,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
     warm_up = result["warm_up"]
     lines.append(
         f"Before the first mode each script ran once ({warm_up['jobs']} jobs, "
-        f"{warm_up['time_s']:.1f} s), counted nowhere: every mode finds the same caches."
+        f"{warm_up['time_s']:.1f} s), not counted: every mode starts with the same caches."
     )
     lines += [f"{row['mode']}: {row['note']}" for row in result["rows"] if row["note"]]
     if result.get("oversubscribed"):

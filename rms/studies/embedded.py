@@ -8,11 +8,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rms.client.commands import jobs
 from rms.client.connection import ServerError, ask
+from rms.wire.terminal import CommandError
 from rms.wire.users import OVER, JobRow, Nothing, PolicyName
 
 READY_S = 20.0
@@ -45,12 +46,17 @@ def embedded_daemon(
 
     Raises:
         EmbeddedError: it did not start.
+        CommandError: the folder cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        expected = f"expected a folder that can be made, got {folder}"
+        raise CommandError(f"{expected}: {error.strerror}") from None
     with tempfile.TemporaryDirectory(prefix="rms-") as place:
         server = listen or f"unix:{place}/socket"  # paths of sockets are limited
         state = place if local else str(folder / "state")
-        command = [sys.executable, "-m", "rms", "serve", "--state", state, "--listen", server]
+        command = [sys.executable, "-P", "-m", "rms", "serve", "--state", state, "--listen", server]
         command += [*options, "--grace", "1", "--with-parent", str(os.getpid())]
         with (folder / "daemon.log").open("w") as log:
             daemon = subprocess.Popen(
@@ -63,10 +69,17 @@ def embedded_daemon(
                 _end(server, daemon)
 
 
-def wait_until_over(server: str) -> list[JobRow]:
-    """Return the rows of all jobs once all are over."""
+def wait_until_over(
+    server: str, report: Callable[[list[JobRow]], None] = lambda rows: None
+) -> list[JobRow]:
+    """Return the rows of all jobs once all are over.
+
+    Args:
+        report: called with the rows of all jobs each time they are read.
+    """
     while True:
         rows = jobs(server)
+        report(rows)
         if all(row.state in OVER for row in rows):
             return rows
         time.sleep(0.1)

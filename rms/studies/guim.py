@@ -8,10 +8,12 @@ things, and its results hang on that: :func:`sensitivity` says by how much.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +179,14 @@ class _Runs:
         """Run the cases; yield each with its figures as soon as it is over."""
         if self.workers == 1:
             return ((case, run(case, self.paper, specs[case.log])) for case in cases)
-        pool = stack.enter_context(ProcessPoolExecutor(self.workers))
+        pool = stack.enter_context(
+            ProcessPoolExecutor(
+                self.workers,
+                get_context("fork"),
+                initializer=signal.signal,
+                initargs=(signal.SIGINT, signal.SIG_DFL),
+            )
+        )
         at_once = {pool.submit(run, case, self.paper, specs[case.log]): case for case in cases}
         return ((at_once[each], each.result()) for each in as_completed(at_once))
 

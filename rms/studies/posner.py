@@ -7,8 +7,10 @@ means, and our policies beside them on the same jobs.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -191,7 +193,12 @@ def _run_all(
     if workers == 1:
         yield from map(run, todo, jobs)
         return
-    with ProcessPoolExecutor(workers) as pool:
+    with ProcessPoolExecutor(
+        workers,
+        get_context("fork"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    ) as pool:
         yield from pool.map(run, todo, jobs)
 
 

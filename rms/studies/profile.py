@@ -342,7 +342,7 @@ def _go_to(server: str, number: str, size: int) -> None:
         if row.resizing or row.size == size:
             return not row.resizing
         answer = ask(ResizeAnswer, server, "POST", "/resize", ResizeCommand(number, size))
-        if answer.decision != "Resize" and answer.reason.startswith("never"):
+        if answer.decision == "Never":
             raise ProfilingError(f"expected a resize to {size} nodes, got: {answer.reason}")
         return False
 

@@ -200,7 +200,8 @@ async def _file(data: bytes, kind: str, request: Request) -> Response:
 
 
 def _said(status: int, sentence: str) -> Response:
-    return Response(msgspec.json.encode({"error": sentence}), status, HEADERS, "application/json")
+    headers = {**HEADERS, "Connection": "close"} if status == 401 else HEADERS
+    return Response(msgspec.json.encode({"error": sentence}), status, headers, "application/json")
 
 
 def _news(live: Live) -> dict[str, Any]:

@@ -16,7 +16,9 @@ def state_words(state: str, resizing: str = "") -> str:
 
 
 def size_words(job: JobRow) -> str:
-    """Return how many nodes a job has, or wants."""
+    """Return the number of nodes of a job and the target of a resize, or the requested range."""
+    if job.size and job.resize_to is not None:
+        return f"{job.size} -> {job.resize_to}{'' if job.resizing else ' pending'}"
     if job.size:
         return str(job.size)
     low, high = job.nodes_min, job.nodes_max

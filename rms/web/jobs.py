@@ -70,8 +70,8 @@ def show_list(found: Content, asked: Asked, live: Live) -> None:
 def _list_row(line: JobLine, now_s: float) -> str:
     job = line.job
     where = _when(job) if job.end_s is not None else fold_slots(job.nodes) or job.reason
-    if line.starts_s is not None and line.starts_s > now_s + 1.0:
-        where += f". Expected to start {_about(line.starts_s, now_s)}"
+    if job.expected_start_s is not None and job.expected_start_s > now_s + 1.0:
+        where += f". Expected to start {_about(job.expected_start_s, now_s)}"
     act = "" if job.state in OVER else f'<td class="s">{job_buttons(job, line.ids)}</td>'
     array = job.id.partition("_")[0]
     view, target = ("array", array) if line.tasks > 1 else ("job", job.id)
@@ -169,6 +169,7 @@ def _facts(job: JobRow, now_s: float) -> str:
         ("Mode", words(job.mode)),
         ("Submitted", clock(job.submit_s, day=True)),
         ("Started", "" if began is None else clock(began, day=True)),
+        ("Expected start", "" if (at_s := job.expected_start_s) is None else clock(at_s, day=True)),
         ("Ended" if job.end_s else "Has run", clock(job.end_s) if job.end_s else duration(ran)),
         ("Nodes", f"{size_words(job)} {words(fold_slots(job.nodes), 400)}"),
         ("Steps", f"{job.step} of {job.steps}" if job.steps else ""),
@@ -226,28 +227,28 @@ def array_view(asked: Asked, live: Live) -> Content:
         '<p class="told" role="status"></p>'
         '<p class="choices" data-part="pages"></p></section>'
     )
-    found, tasks = Content(frame), dict(live.tasks)
+    content, tasks = Content(frame), dict(live.tasks)
     counts: dict[str, int] = {}
     for state in tasks.values():
         counts[state] = counts.get(state, 0) + 1
-    found.parts["states"] = ", ".join(f"{n} {state_words(state)}" for state, n in counts.items())
+    content.parts["states"] = ", ".join(f"{n} {state_words(state)}" for state, n in counts.items())
     if not tasks:
-        found.parts["states"] = f"There is no array {number}."
+        content.parts["states"] = f"There is no array {number}."
     elif any(state not in OVER for state in tasks.values()):
         left = sum(state not in OVER for state in tasks.values())
         say = f"Cancel array {asked.id}: {left} tasks wait or run; they end, the others stay."
-        found.parts["acts"] = act_button("cancel", asked.id, "Cancel", say)
+        content.parts["acts"] = act_button("cancel", asked.id, "Cancel array", say)
     firsts = sorted({index // drawings.CELLS * drawings.CELLS for index in tasks})
     at = asked.offset // ROWS_OF_TASKS * ROWS_OF_TASKS
     shown = firsts[at : at + ROWS_OF_TASKS]
-    found.fill("tasks", [(str(first), _task_row(first, tasks)) for first in shown])
+    content.fill("tasks", [(str(first), _task_row(first, tasks)) for first in shown])
     pages = []
     if at:
         pages.append(f'<a href="{asked.link(offset=at - ROWS_OF_TASKS)}">before</a>')
     if at + ROWS_OF_TASKS < len(firsts):
         pages.append(f'<a href="{asked.link(offset=at + ROWS_OF_TASKS)}">next</a>')
-    found.parts["pages"] = "".join(pages)
-    return found
+    content.parts["pages"] = "".join(pages)
+    return content
 
 
 def _task_row(first: int, tasks: Mapping[int, str]) -> str:

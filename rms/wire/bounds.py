@@ -12,6 +12,9 @@ Count = Annotated[int, Meta(ge=0, le=10**9)]
 Nodes = Annotated[int, Meta(ge=1, le=100_000)]
 """That a job asks for."""
 
+Priority = Annotated[int, Meta(ge=-2_147_483_645, le=2_147_483_645)]
+"""Priority of a job, within the bounds of sbatch --nice."""
+
 Steps = Annotated[int, Meta(ge=0, le=2**53)]
 """Steps, bytes: whole numbers that JSON's readers keep."""
 
@@ -23,6 +26,9 @@ Figure = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 Amount = Annotated[float, Meta(ge=0.0, le=1e12)]
 """Watts, GB/s."""
+
+NODE_LIMIT_W = 15_000.0
+"""Default power limit of a node: more than eight of the largest GPUs and their host draw."""
 
 Joules = Annotated[float, Meta(ge=0.0, le=1e18)]
 

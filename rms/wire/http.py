@@ -7,15 +7,28 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import socket
 import struct
 import time
+from hmac import compare_digest
 from urllib.parse import urlsplit
 
-from rms.wire.signing import ANSWER_HEADER, answer_signature, signed
+from rms.wire.signing import (
+    ANSWER_HEADER,
+    HELLO,
+    HELLO_PATH,
+    Session,
+    digest,
+    nonce,
+    token_name,
+)
 
 RETRY_S = 0.02
 """After which a daemon is tried again that has more to accept than it can hold."""
+
+MOST_HELLO_BYTES = 1 << 10
+_HELLO = re.compile(rb"(?i)\r\n%s: ([0-9a-f]{32}) ([0-9a-f]{64})\r\n" % HELLO.encode())
 
 
 class UnreachableError(OSError):
@@ -58,8 +71,9 @@ def _check_owner(connected: socket.socket, path: str) -> None:
 class Connection:
     """A connection to ``unix:PATH`` or ``http://HOST:PORT`` that is kept between requests.
 
-    For one thread. It is opened when something is asked, and again where the server has closed it
-    meanwhile: what is asked may then arrive twice.
+    For one thread. It is opened by the first request, and again where the server has closed it
+    meanwhile: a request may then arrive twice. Over TCP each side proves that it has the token
+    (:mod:`rms.wire.signing`), the daemon before it is sent anything; the token is not sent.
 
     Raises:
         ValueError: an address of another form.
@@ -67,7 +81,9 @@ class Connection:
 
     def __init__(self, server: str, timeout_s: float = 30.0) -> None:
         self._server, self._connection = server, _connect(server, timeout_s)
-        self._used = False
+        self._used, self._timeout_s = False, timeout_s
+        self._session: Session | None = None
+        self._token = ""
 
     def request(
         self, method: str, path: str, body: bytes = b"", token: str = ""
@@ -75,41 +91,83 @@ class Connection:
         """Send a request; return status and body, as :func:`request` does.
 
         Raises:
-            UnreachableError: no connection, it broke off, or who answers does not know the token.
+            UnreachableError: no connection, it broke off, or the other side has not proven that it
+                has the token.
         """
         used, self._used = self._used, False
         try:
             try:
-                found = self._exchange(method, path, body, token)
+                answer = self._exchange(method, path, body, token)
             except ConnectionError:
                 if not used:
                     raise
-                self._connection.close()
-                found = self._exchange(method, path, body, token)
+                self.close()
+                answer = self._exchange(method, path, body, token)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise UnreachableError(f"no answer from {self._server}: {error}") from None
+            why = getattr(error, "strerror", None) or error
+            raise UnreachableError(f"no answer from {self._server}: {why}") from None
         self._used = True
-        return found
+        return answer
 
     def _exchange(self, method: str, path: str, body: bytes, token: str) -> tuple[int, bytes]:
-        headers, nonce = {"Content-Type": "application/json"}, ""
-        if token and self._server.startswith("unix:"):
-            headers["Authorization"] = f"Bearer {token}"
+        headers = {"Content-Type": "application/json"}
+        session = None
+        if not self._server.startswith("unix:"):
+            session = self._authenticated(token, token_name(path))
+            headers["Authorization"] = session.sign_request(method, path, digest(body))
         elif token:
-            nonce = os.urandom(16).hex()
-            headers["Authorization"] = signed(token, method, path, nonce, body)
+            headers["Authorization"] = f"Bearer {token}"
         self._connection.request(method, path, body, headers)
         answer = self._connection.getresponse()
-        said = answer.read()
-        if nonce and answer.status == 200:
-            given = answer.headers.get(ANSWER_HEADER, "")
-            if given != answer_signature(token, nonce, answer.status, said):
-                raise OSError("expected an answer of this daemon, got one that it has not signed")
-        return answer.status, said
+        content = answer.read()
+        if session is not None:
+            signed = answer.headers.get(ANSWER_HEADER, "")
+            expected = session.sign_answer(answer.status, content)
+            if not compare_digest(signed.encode(), expected.encode()):
+                raise OSError("expected an answer signed with the daemon's token, got another one")
+        return answer.status, content
+
+    def _authenticated(self, token: str, name: str) -> Session:
+        """Return the session of a token on the open connection, after a handshake where needed."""
+        if not token:
+            raise OSError("expected the daemon's token, got none")
+        is_open, session = self._connection.sock is not None, self._session
+        if is_open and session is not None and (self._token, session.name) == (token, name):
+            return session
+        self.close()
+        self._connection.auto_open = 0  # no silent reconnection after the handshake
+        self._connection.connect()
+        client = nonce()
+        server, proof = self._hello(f"{HELLO} {name} {client}")
+        session = Session.derive(token, name, self._connection.sock.getpeername(), client, server)
+        if not compare_digest(proof, session.proof):
+            raise OSError("expected a daemon that has this token, got a process that has not")
+        self._session, self._token = session, token
+        return session
+
+    def _hello(self, authorization: str) -> tuple[str, str]:
+        """Send a handshake; return nonce and proof from the answer, "" if it has none.
+
+        The other side is not authenticated yet, so time and length of the answer are limited.
+        """
+        sock, until_s = self._connection.sock, time.monotonic() + self._timeout_s
+        host, received = f"Host: {self._connection.host}", b""
+        lines = f"GET {HELLO_PATH} HTTP/1.1", host, f"Authorization: {authorization}", "", ""
+        self._connection.send("\r\n".join(lines).encode())
+        while b"\r\n\r\n" not in received and len(received) < MOST_HELLO_BYTES:
+            sock.settimeout(max(until_s - time.monotonic(), 1e-3))
+            part = sock.recv(MOST_HELLO_BYTES)
+            if not part:
+                raise ConnectionResetError("the connection was closed")
+            received += part
+        sock.settimeout(self._timeout_s)
+        match = _HELLO.search(received) if received.endswith(b"\r\n\r\n") else None
+        return ("", "") if match is None else (match[1].decode(), match[2].decode())
 
     def close(self) -> None:
         """Close it; the next request opens another one."""
+        self._session = None
         self._connection.close()
 
 
@@ -122,12 +180,11 @@ def request(
     token: str = "",
     timeout_s: float = 30.0,
 ) -> tuple[int, bytes]:
-    """Send a request to ``unix:PATH`` or ``http://HOST:PORT``; return status and body.
-
-    Over TCP the token is not sent: what is said is signed by it, and so is what is answered.
+    """Send a request over a new :class:`Connection`; return status and body.
 
     Raises:
-        UnreachableError: no connection, it broke off, or who answers does not know the token.
+        UnreachableError: no connection, it broke off, or the other side has not proven that it has
+            the token.
         ValueError: an address of another form.
     """
     connection = Connection(server, timeout_s)

@@ -64,13 +64,11 @@ class JobLine(msgspec.Struct, frozen=True):
     Attributes:
         ids: ``7`` or ``8_[3-10]``.
         tasks: how many.
-        starts_s: when it is expected to start, of one that waits, where that is known.
     """
 
     ids: str
     tasks: int
     job: JobRow
-    starts_s: float | None = None
 
 
 class JobPage(msgspec.Struct, frozen=True):

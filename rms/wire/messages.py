@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from rms.wire.bounds import Count, Environment, Figure, Joules, Name, Seconds, Steps, Text
-from rms.wire.files import write_whole
+from rms.wire.files import write_output
 
 COMPLETION_FORMAT = 1
 """Version of :class:`CompletionRecord`; raise it with every change of meaning."""
@@ -63,11 +63,15 @@ class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_completion(path: Path, record: CompletionRecord) -> None:
-    """Write the record so that a reader sees all of it or none."""
+    """Write the record so that a reader sees all of it or none.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = record.message.encode("utf-8", "backslashreplace").decode()
     record = msgspec.structs.replace(record, message=text)
-    write_whole(path, msgspec.json.encode(record) + b"\n", sync=True)
+    write_output(path, msgspec.json.encode(record) + b"\n", sync=True)
 
 
 def read_completion(path: Path) -> CompletionRecord:
@@ -234,9 +238,11 @@ class Done(
     tag=True,
     rename={"launches": "worlds"},
 ):
-    """Job to daemon: the new world is about to step; the old one's ranks leave.
+    """Job to daemon: the new world has taken over; the old one's ranks leave.
 
-    ``launches`` are those that its ranks come from; empty if that has not changed.
+    It is sent again before the new world's first step, with the total stall: the program's setup
+    in between takes an unbounded time. ``launches`` are those that its ranks come from; empty
+    if that has not changed.
     """
 
     number: Count

@@ -15,6 +15,13 @@ def find_mpiexec(path: str | None) -> str | None:
     return shutil.which("mpiexec", path=path) or shutil.which("mpiexec", path=beside)
 
 
+def is_program(name: str, folder: Path, path: str) -> bool:
+    """Return whether a program is executable, in a working folder or on a search path."""
+    if shutil.which(str(folder / name)):
+        return True
+    return "/" not in name and shutil.which(name, path=path) is not None
+
+
 def mpiexec_command(
     mpiexec: str, ranks: int, command: Sequence[str], where: Sequence[str] = ()
 ) -> list[str]:

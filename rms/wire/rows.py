@@ -67,7 +67,8 @@ class EnergyPart(msgspec.Struct, frozen=True):
 
     Attributes:
         source: ``model``, or which meter.
-        uncertainty_j: half-width of what was measured, about 95 %; of the model it is not known, 0.
+        uncertainty_j: half-width of the measured energy, about 95 %; for a part of a shared
+            device the largest possible error of the split is added. 0 for the model.
         estimate: some of it is a part of a device that several nodes share, divided over them.
     """
 
@@ -120,10 +121,13 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
             share nodes both are of slots (``n1/0``).
         reason: why it waits, or what was said of it last.
         step, steps: how far its program is.
+        restartable: whether it resumes from a checkpoint when its script runs again; None until
+            its program reports that.
         energy_source: ``model``, or which meters.
         energy: by source; it adds up to ``energy_j``.
         answer: what the application states of its result.
         resizing: state of the resize in flight, or "".
+        resize_to: target size of a requested or running resize, in the unit of ``size``.
         output: file of its standard output.
         summary: the last line of its output, once it is over; "" while that is still to be
             written, None where there is none to come.
@@ -133,8 +137,11 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
         exit_code: of its script, 128 and the signal's number where one has ended it; None while it
             is not over, or never ran.
         account: whose usage its nodes count as.
+        user: name of its owner.
+        limit_s: time limit, or None.
         nodelist, exclude: names of the only nodes it may have, and of those that it may not.
-        priority: of one that waits, where the policy goes by that.
+        priority: ``--priority``; for a waiting job under order ``multifactor`` the sum.
+        expected_start_s: expected start of a waiting job, or None.
     """
 
     id: str
@@ -157,6 +164,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     answer: str
     resizes: list[ResizeRow]
     resizing: str
+    resize_to: int | None = None
     output: str
     slurm: SlurmRow
     summary: str | None = None
@@ -165,9 +173,31 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
     frequency: float | None = None
     exit_code: int | None = None
     account: str = ""
+    user: str = ""
+    limit_s: float | None = None
     priority: float | None = None
+    expected_start_s: float | None = None
     nodelist: list[str] = []
     exclude: list[str] = []
+    restartable: bool | None = None
+
+    @property
+    def nodes_words(self) -> str:
+        """Number of nodes, with the target of a resize; the range of sizes before the start."""
+        if self.size:
+            return str(self.size) + ("" if self.resize_to is None else f"->{self.resize_to}")
+        low, high = self.nodes_min, self.nodes_max
+        return str(high) if low == high else f"{low}-{high}"
+
+
+def restart_words(restartable: bool | None, step: int, steps: int) -> str:
+    """Return a clause on the progress that a job keeps or loses when its script runs again."""
+    if restartable:
+        return "it resumes from its newest checkpoint"
+    if restartable is None:
+        return "its script starts again from the beginning"
+    lost = f"; {step:,} of {steps:,} steps are lost" if step else ""
+    return f"it has no checkpoint folder to restart from and starts again from step 0{lost}"
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
@@ -190,6 +220,7 @@ class NodeRow(msgspec.Struct, frozen=True):
         job: who holds it; several where jobs share nodes, with commas between.
         allocated: how many of its slots are held.
         frequency: at which it runs, over the highest one; None where none is set.
+        reason: why its state may be out of date, "" if it is current.
     """
 
     name: str
@@ -199,6 +230,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     power_source: str
     allocated: int = 0
     frequency: float | None = None
+    reason: str = ""
 
 
 class TaskRow(msgspec.Struct, frozen=True):

@@ -1,47 +1,109 @@
-"""Requests over TCP that show that their sender knows a token, without saying it.
+"""How a client and the daemon authenticate each other over TCP.
 
-Whoever listens on the network, or has taken the port of a daemon that is gone, learns nothing to
-ask a daemon by; and the answer shows that it is from one that knows the token too. What is said is
-not encrypted. A request that is sent again asks for what was asked already.
+A connection begins with a handshake, before which the client sends nothing else::
+
+    GET /hello                                  200
+    Authorization: RMS-Hello NAME C             RMS-Hello: S PROOF
+
+``NAME`` tells which token the client has (``user``, ``meter``, ``job-7``); ``C`` and ``S`` are 16
+random bytes in hexadecimal, new for each connection. Both sides derive a key from them, and the
+daemon proves by it that it has the token::
+
+    K = HMAC-SHA256(token, "connection" NAME HOST PORT C S)        PROOF = HMAC-SHA256(K, "daemon")
+
+``HOST`` and ``PORT`` are the daemon's address as each side's socket has it: a process at another
+address cannot pass the messages on to the daemon. From then on the ``N``-th request of the
+connection and its answer, whatever the status, are signed::
+
+    Authorization: RMS-HMAC DIGEST HMAC-SHA256(K, "request" N METHOD TARGET DIGEST)
+    RMS-Signature: HMAC-SHA256(K, "answer" N STATUS SHA-256(body))
+
+``DIGEST`` is the SHA-256 of the request's body. A message that is repeated, reordered, changed, cut
+or taken from another connection has another key, number or digest: the daemon answers 401 and
+closes the connection, the client reports that the daemon does not answer. Messages are not
+encrypted.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from rms.wire.messages import CLOCKS_PATH, METER_PATH
+
+HELLO_PATH = "/hello"
+HELLO = "RMS-Hello"
 SCHEME = "RMS-HMAC"
-"""Of the header ``Authorization: RMS-HMAC NONCE DIGEST SIGNATURE``."""
-
 ANSWER_HEADER = "RMS-Signature"
+
+USER, METER = "user", "meter"
+
+
+def job_name(job: str) -> str:
+    """Return the name of a job's token."""
+    return f"job-{job}"
+
+
+def token_name(target: str) -> str:
+    """Return the name of the token that requests of a path are signed with."""
+    if target.startswith("/jobs/"):
+        return job_name(target.split("/")[2])
+    return METER if target in (METER_PATH, CLOCKS_PATH) else USER
+
+
+def nonce() -> str:
+    """Return 16 random bytes in hexadecimal."""
+    return secrets.token_hex(16)
 
 
 def digest(body: bytes) -> str:
-    """Return the SHA-256 of what is sent."""
+    """Return the SHA-256 of a body."""
     return hashlib.sha256(body).hexdigest()
 
 
-def signature(token: str, *words: str) -> str:
-    """Return the HMAC-SHA256 of words that hold no line ends, by a token."""
-    return hmac.new(token.encode(), "\n".join(words).encode(), "sha256").hexdigest()
+def signature(key: bytes, *words: object) -> str:
+    """Return the HMAC-SHA256 of words that hold no line ends."""
+    return hmac.digest(key, "\n".join(map(str, words)).encode(), "sha256").hex()
 
 
-def signed(token: str, method: str, target: str, nonce: str, body: bytes) -> str:
-    """Return the header ``Authorization`` of a request."""
-    sent = digest(body)
-    return f"{SCHEME} {nonce} {sent} {signature(token, method, target, nonce, sent)}"
+@dataclass
+class Session:
+    """One side's view of a connection after the handshake.
 
+    Attributes:
+        name: of the token.
+        key: derived from the token for this connection.
+        number: of the newest request.
+    """
 
-def verified(token: str, method: str, target: str, header: str) -> tuple[str, str] | None:
-    """Return nonce and digest of a request that is signed by a token, None of any other."""
-    words = header.split(" ")
-    if len(words) != 4 or words[0] != SCHEME:
-        return None
-    _, nonce, sent, given = words
-    wanted = signature(token, method, target, nonce, sent)
-    return (nonce, sent) if hmac.compare_digest(given.encode(), wanted.encode()) else None
+    name: str
+    key: bytes
+    number: int = 0
 
+    @classmethod
+    def derive(
+        cls, token: str, name: str, address: Sequence[Any], client: str, server: str
+    ) -> Session:
+        """Return the session of a token, the daemon's address and the nonces of both sides."""
+        host, port = address[0].partition("%")[0], address[1]  # without the zone of IPv6
+        key = signature(token.encode(), "connection", name, host, port, client, server)
+        return cls(name, bytes.fromhex(key))
 
-def answer_signature(token: str, nonce: str, status: int, body: bytes) -> str:
-    """Return what stands in the header ``RMS-Signature`` of an answer."""
-    return signature(token, "answer", nonce, str(status), digest(body))
+    @property
+    def proof(self) -> str:
+        """Proof that the daemon has the token."""
+        return signature(self.key, "daemon")
+
+    def sign_request(self, method: str, target: str, body_digest: str) -> str:
+        """Return the header ``Authorization`` of the next request."""
+        self.number += 1
+        made = signature(self.key, "request", self.number, method, target, body_digest)
+        return f"{SCHEME} {body_digest} {made}"
+
+    def sign_answer(self, status: int, body: bytes) -> str:
+        """Return the header ``RMS-Signature`` of the answer to the newest request."""
+        return signature(self.key, "answer", self.number, status, digest(body))

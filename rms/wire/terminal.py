@@ -7,16 +7,31 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import errno
+import functools
+import io
 import json
+import math
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from rms._version import __version__
-from rms.wire.files import write_whole
+from rms.wire.files import OutputError, descriptor_of, regular_file, write_output
+
+SHOWN = 200
+"""Characters of a bad argument that an error message quotes."""
+
+MOST = 1e9
+"""Largest value of :func:`seconds` and :func:`positive`; timers refuse much larger ones."""
+
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors of writing alone; without a file's name they are errors of standard output."""
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
@@ -30,11 +45,119 @@ class CommandError(Exception):
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints one sentence for bad usage, once however many ranks parse it, and exits 2."""
+    """Prints one sentence for bad usage, once however many ranks parse it, and exits 2.
+
+    Attributes:
+        sbatch_only: options of sbatch that the command does not have.
+    """
+
+    sbatch_only: frozenset[str] = frozenset()
 
     def error(self, message: str) -> NoReturn:
         """Print what was expected and got."""
+        required, _, names = message.rpartition("the following arguments are required: ")
+        if names != message:
+            message = f"{required}expected {names}, got none"
         raise SystemExit(fail(self.prog, message))
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        try:
+            print(end=message, file=file, flush=True)
+        except OSError as error:
+            _discard_output()
+            closed = isinstance(error, BrokenPipeError)
+            sentence = f"cannot write standard output: {error.strerror}"
+            raise SystemExit(0 if closed else fail(self.prog, sentence, 1)) from None
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Return the arguments; the error for unrecognized ones suggests the closest option."""
+        arguments, unrecognized = self.parse_known_args(args, namespace)
+        if unrecognized:
+            command = self._command(arguments)
+            names = [word.partition("=")[0] for word in unrecognized]
+            if of_sbatch := [name for name in names if name in command.sbatch_only]:
+                hint = f"; {', '.join(of_sbatch)}: an option of sbatch, not of {command.prog}"
+            else:
+                options = command._option_string_actions
+                hint = max(did_you_mean(name, options) for name in names)
+            hint = hint or f" ({command.prog} --help lists all options)"
+            command.error(f"unrecognized arguments: {' '.join(unrecognized)}{hint}")
+        return arguments
+
+    def _command(self, arguments: argparse.Namespace) -> Parser:
+        """Return the parser of the selected subcommand, or this one if there is none."""
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                command = action.choices.get(str(getattr(arguments, action.dest, None)))
+                return command if isinstance(command, Parser) else self
+        return self
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        choices = [str(choice) for choice in action.choices]
+        hint = did_you_mean(str(value), choices)
+        if isinstance(action, argparse._SubParsersAction):
+            expected = "a command" if hint else f"a command of {', '.join(choices)}"
+            self.error(f"expected {expected}, got {value!r}{hint}")
+        raise argparse.ArgumentError(action, f"expected {', '.join(choices)}, got {value!r}{hint}")
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        try:
+            value = super()._get_value(action, arg_string)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise argparse.ArgumentError(action, "")
+            return value
+        except argparse.ArgumentError:
+            kind = "a whole number" if action.type is int else "a number"
+            if action.type not in (int, float):
+                raise
+            expected = f"expected {kind}, got {arg_string!r}"
+            raise argparse.ArgumentError(action, expected) from None
+
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as error:
+            if not isinstance(action.nargs, int):
+                raise
+            got = len(arg_strings_pattern) - len(arg_strings_pattern.lstrip("A"))
+            expected = f"expected {action.nargs} values, got {got}"
+            raise argparse.ArgumentError(action, expected) from error
+
+
+def at_least(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Return the type of an option that is a whole number of a range, for argparse."""
+    return functools.partial(_number, kind=int, least=least, most=most)
+
+
+def seconds(text: str) -> float:
+    """Return a number of at least 0; the type of an option, for argparse."""
+    return float(_number(text, kind=float, least=0.0, most=MOST))
+
+
+def positive(text: str) -> float:
+    """Return a number above 0; the type of an option, for argparse."""
+    return float(_number(text, kind=float, least=math.ulp(0.0), most=MOST))
+
+
+def _number(text: str, *, kind: type[Any], least: float, most: float) -> Any:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = math.nan
+    if least <= number <= most:
+        return number
+    bound = "above 0" if 0.0 < least < 1.0 else f"of at least {least:g}"
+    bound = f"of at most {most:g}" if number > most else bound
+    form = f"a {'whole ' * (kind is int)}number {bound}"
+    raise argparse.ArgumentTypeError(f"expected {form}, got {text[:SHOWN]!r}")
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """Return ``; did you mean NAME?`` for the closest match of a word, "" without a match."""
+    matches = difflib.get_close_matches(word, names, 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
 COMPLETION = "--print-completion"
@@ -54,24 +177,49 @@ class _PrintCompletion(argparse.Action):
         """Print it and exit."""
         import shtab  # nobody else needs it
 
-        _complete_paths(parser, shtab.FILE, shtab.DIRECTORY)
-        print(shtab.complete(parser, values))
+        _complete(parser, shtab)
+        parser._print_message(f"{shtab.complete(parser, values)}\n", sys.stdout)
         parser.exit(0)
 
 
-def _complete_paths(parser: argparse.ArgumentParser, file: object, folder: object) -> None:
-    """Let arguments that are paths be completed by names of files, or of folders."""
+def _complete(parser: argparse.ArgumentParser, shtab: Any) -> None:
+    """Set how a shell completes each argument: by words, or by names of files or folders."""
     for action in parser._actions:
+        completion = None
         if isinstance(action, argparse._SubParsersAction):
             for command in set(action.choices.values()):
-                _complete_paths(command, file, folder)
+                _complete(command, shtab)
+        elif words := _COMPLETIONS.get(action):
+            completion = shtab.cmd(words if isinstance(words, str) else f"echo {' '.join(words())}")
         elif action.type is Path or "FILE" in str(action.metavar):
-            found = folder if action.metavar == "DIR" else file
-            action.complete = found  # type: ignore[attr-defined]
+            completion = shtab.DIRECTORY if action.metavar == "DIR" else shtab.FILE
+        if completion is not None:
+            action.complete = completion  # type: ignore[attr-defined]  # the attribute shtab reads
+
+
+Words = str | Callable[[], Iterable[str]]
+"""Words that complete an argument: the output of a shell command, or a function's result."""
+
+_COMPLETIONS: dict[argparse.Action, Words] = {}
+
+
+def completed_by(action: argparse.Action, words: Words) -> None:
+    """Set the words that a shell completes an argument with."""
+    _COMPLETIONS[action] = words
+
+
+JOB_IDS = "rms queue --noheader --format %i 2>/dev/null"
+NODE_NAMES = "rms nodes 2>/dev/null | tail -n +2 | cut -d' ' -f1"
+"""Shell commands that print the ids of jobs and the names of nodes, for completion."""
 
 
 def parser(prog: str, description: str) -> Parser:
-    """Return a command's parser with ``--version`` and ``--print-completion``."""
+    """Return a command's parser with ``--version`` and ``--print-completion``.
+
+    Standard output escapes characters that its encoding lacks as ``\\x1b``, like standard error.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     top = Parser(prog=prog, description=description, allow_abbrev=False)
     top.add_argument("--version", action="version", version=f"{prog} {__version__}")
     top.add_argument(
@@ -114,16 +262,45 @@ def refuse_on(*errors: type[Exception], exit_code: int = 2) -> Iterator[None]:
 def run_command(
     prog: str, arguments: argparse.Namespace, call: Callable[[argparse.Namespace], int]
 ) -> int:
-    """Call a command; return its exit status, after one sentence where it was refused."""
+    """Call a command; return its exit status, after one sentence where it was refused.
+
+    Ctrl-C ends it with status 130.
+    """
+    status = 0
     try:
         problem = check_writable(arguments.json, "--json")
-        return fail(prog, problem) if problem is not None else call(arguments)
+        status = fail(prog, problem) if problem is not None else call(arguments)
+        print(end="", flush=True)
+        return status
     except CommandError as error:
         return fail(prog, error, error.exit_code)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except RecursionError:
+        return fail(prog, "expected input that is nested less deeply, got more")
+    except UnicodeEncodeError as error:
+        return fail(prog, f"expected text in UTF-8, got {error.object[:SHOWN]!r}")
     except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _discard_output()  # its reader has closed the pipe
+        return status
+    except OutputError as error:
+        return fail(prog, error, 1)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return fail(
+                prog, f"expected a path that a file can have, got {error.filename!s:.{SHOWN}}"
+            )
+        if error.errno not in DISK_ERRORS:
+            raise
+        if error.filename is None:
+            _discard_output()
+        name = error.filename or "standard output"
+        return fail(prog, f"cannot write {name}: {error.strerror}", 1)
+
+
+def _discard_output() -> None:
+    """Discard what standard output holds, which the exit of Python would write."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def tell(line: str) -> None:
@@ -162,26 +339,46 @@ def say(text: str) -> None:
 
 
 def emit_json(target: str, result: Any) -> None:
-    """Write a result to a file, whole or not at all, or to standard output for ``-``."""
+    """Write a result to a file, whole or not at all, or to standard output for ``-``.
+
+    Raises:
+        OutputError: the file cannot be written.
+    """
     text = json.dumps(result, indent=2) + "\n"
     if target == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    path = Path(target).resolve()
-    if path.exists() and not path.is_file():
-        path.write_text(text)  # a pipe or device is written to, not replaced
-        return
-    write_whole(path, text)
+    write_output(Path(target), text)
 
 
-def check_writable(target: str | Path | None, option: str) -> str | None:
-    """Return a sentence if a file could not be written there, before any work is done."""
+def check_writable(target: str | Path | None, option: str, *, regular: bool = False) -> str | None:
+    """Return a sentence if a file could not be written there, before any work is done.
+
+    Args:
+        regular: refuse devices and pipes, in which nothing can be read or written twice.
+    """
     if target is None or target == "-":
         return None
-    if Path(target).is_dir():
-        return f"expected a file for {option}, got {target}, which is a directory"
-    folder = Path(target).absolute().parent
+    try:
+        if Path(target).is_dir():
+            return f"expected a file for {option}, got {target}, which is a directory"
+        file = regular_file(Path(target))
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise
+        return f"expected a file for {option}, got {target}: {error.strerror}"
+    if file is None:
+        if regular:
+            return f"expected a regular file for {option}, got {target}"
+        # A descriptor may be open to write into what this user could not open.
+        mode = os.W_OK if descriptor_of(Path(target)) is None else os.F_OK
+        return (
+            None
+            if os.access(target, mode)
+            else f"expected a writable file for {option}, got {target}"
+        )
+    folder = file.parent
     if not folder.is_dir():
         return f"expected an existing folder for {option}, got {target}"
     if not os.access(folder, os.W_OK):

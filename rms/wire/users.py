@@ -13,6 +13,7 @@ from rms.wire.bounds import (
     Environment,
     Name,
     Nodes,
+    Priority,
     Script,
     Seconds,
     Selection,
@@ -75,6 +76,9 @@ class SubmitOptions(
     array: Selection | None = None
     nodes: tuple[Nodes, Nodes] | None = None
     preferred: Count | None = None
+    ntasks: Count | None = None
+    requeue: bool | None = None
+    priority: Priority | None = None
     mode: Name | None = None
     time_s: Seconds | None = None
     job_name: Name | None = None
@@ -90,6 +94,7 @@ class SubmitOptions(
     arguments: Words | None = None
     idempotency_key: Name | None = None
     hold: bool | None = None
+    wait_for_nodes: bool | None = None
     begin: Name | None = None
     dependency: Text | None = None
     memory_mib: Amount | None = None
@@ -180,8 +185,10 @@ class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResizeAnswer(msgspec.Struct, frozen=True):
-    """What was decided (``Resize``, or if it was taken on ``Waits``, for a resize point, or
-    ``ByPolicy``), and why.
+    """Decision on a resize request, and its reason.
+
+    ``Resize``: it begins; ``Waits``: it begins at the first resize point; ``ByPolicy``: the policy
+    chooses the size; ``Later``: refused now; ``Never``: the job cannot have that size.
     """
 
     decision: str

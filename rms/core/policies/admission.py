@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from rms.core.events import Later, Reason, Start
+from rms.core.events import Later, Reason, Start, free_words, node_words
 from rms.core.model import Job
 from rms.core.policies.capped import budget_of
 from rms.core.policies.placement import Room, expected_slowdown, take
@@ -146,7 +146,8 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return sorted(news, key=state.estimate)
         begun = {start.job for start in starts}
         begun.add(head.spec.id)
-        return [job for _, _, job in state.by_estimate if job.spec.id not in begun]
+        tail = [job for _, _, job in state.by_estimate if job.spec.id not in begun]
+        return state.by_priority(tail)
 
     def explain(
         self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
@@ -160,13 +161,15 @@ class Easy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if job is head:
             if size <= room.free and not room.fits(job, size):
                 return _waits(job, head, plan, room)
-            text = f"Resources: waits for {size} nodes, {room.free} are free{when}"
+            text = f"Resources: waits for {node_words(size)}, {free_words(room.free)}{when}"
             return Later(job.spec.id, text, Reason.RESOURCES)
         own = plan.start(job, room.free)
         if own > room.free:
-            text = f"Resources: waits for {own} nodes, {room.free} are free"
+            text = f"Resources: waits for {node_words(own)}, {free_words(room.free)}"
             return Later(job.spec.id, text, Reason.RESOURCES)
-        text = f"Priority: {own} nodes are free, but it would delay {head.spec.id}{when}"
+        text = (
+            f"Priority: {node_words(own, verb=True)} free, but it would delay {head.spec.id}{when}"
+        )
         return Later(job.spec.id, text, Reason.PRIORITY)
 
 
@@ -178,6 +181,8 @@ def news_only(state: State, queue: Iterable[Job], room: Room) -> list[Job]:
     """
     if state.needs_pass or room.passed or state.array_limited or not state.new_jobs:
         return []
+    if state.prioritised:
+        return []  # a new job may go first
     if state.power_cap_w is not None:
         return []  # the first may wait for power, which is reserved for it in every pass
     first = next(iter(queue), None)
@@ -250,14 +255,14 @@ def _ends(state: State, room: Room, starts: list[Start]) -> Iterator[End]:
 
 def _waits(job: Job, head: Job, plan: Plan, room: Room) -> Later:
     if job is head:
-        size = plan.start(job, room.free)
+        size, there = plan.start(job, room.free), node_words(room.free, verb=True)
         if size <= room.free and hasattr(room, "tiers"):
-            text = f"Resources: {room.free} nodes are free, but too little memory bandwidth there"
+            text = f"Resources: {there} free, but too little memory bandwidth there"
             return Later(job.spec.id, text, Reason.RESOURCES)
         if size <= room.free:
-            text = f"PowerCap: {room.free} nodes are free, but its power fits on none"
+            text = f"PowerCap: {there} free, but its power fits on none"
             return Later(job.spec.id, text, Reason.POWER)
-        text = f"Resources: waits for {size} nodes, {room.free} are free"
+        text = f"Resources: waits for {node_words(size)}, {free_words(room.free)}"
         return Later(job.spec.id, text, Reason.RESOURCES)
     return Later(job.spec.id, f"Priority: {head.spec.id} is first", Reason.PRIORITY)
 

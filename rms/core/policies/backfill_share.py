@@ -21,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from rms.core.events import Later, Reason, Start
-from rms.core.model import Job, Mode
+from rms.core.events import Later, Reason, Start, node_words
+from rms.core.model import Job, JobId, Mode
 from rms.core.policies.admission import InOrder, start
 from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.listed import ListedPlan
@@ -209,15 +209,16 @@ def _width(job: Job) -> float:
 
 
 def _oldest(state: State, queue: Iterable[Job], free: int) -> Iterator[Job]:
-    """Yield who is the oldest in turn, as those before it start, up to the first that cannot.
+    """Yield waiting jobs by priority, then age, up to the first that cannot start.
 
-    As in the order ``smallest``, none is flexible. A list holds some of those waiting only: others
-    were refused in this pass or are held back by the limits of their arrays.
+    As in the order ``smallest``, none is flexible. A list holds some
+    of those waiting only: others were refused in this pass or are held back by the limits of their
+    arrays.
     """
     if state.usage is not None:
         return  # by priority, not by age
     there = set(map(id, queue)) if isinstance(queue, list) else None
-    for job in state.pending.values():
+    for job in state.by_priority(state.pending.values()):
         if there is not None and id(job) not in there:
             continue
         if job.spec.mode is Mode.FLEXIBLE:
@@ -379,6 +380,16 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 starts.append(start(job, size, room, "fits", Reason.FITS))
         return starts
 
+    def reservation(
+        self, state: State, queue: Iterable[Job], plan: Plan, room: Room
+    ) -> tuple[JobId, float] | None:
+        """Return the job that has a reservation and its time, or None."""
+        share = _share(plan)
+        backfill = None if share is None else _backfilled(share, state, queue, room)
+        if backfill is None or backfill.first is None:
+            return None
+        return backfill.first.spec.id, backfill.reserve(state, room)
+
     def explain(
         self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Later:
@@ -386,29 +397,36 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share = _share(plan)
         if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
-        found = share.found
-        if found is None:
-            found = share.found = backfilled(state, queue, room, share.energy)
-        at_s = found.reserve(state, room)
+        backfill = _backfilled(share, state, queue, room)
+        at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
         if job.least <= room.free and not room.fits(job, job.least):
-            text = f"PowerCap: {room.free} nodes are free, but its power fits on too few"
+            text = (
+                f"PowerCap: {node_words(room.free, verb=True)} free, but its power fits on too few"
+            )
             return Later(job.spec.id, text, Reason.POWER)
-        nodes = f"{job.least} node{'s' * (job.least > 1)}"
-        if found.budget is not None and job.least <= found.free:
-            why = why_power(state, job, found.budget)
-            if why is not None and job not in found.jobs:
+        nodes = node_words(job.least)
+        if backfill.budget is not None and job.least <= backfill.free:
+            why = why_power(state, job, backfill.budget)
+            if why is not None and job not in backfill.jobs:
                 return Later(job.spec.id, f"{why}, by resizes", Reason.POWER)
-        if job in found.jobs:
+        if job in backfill.jobs:
             text = f"Resources: waits for running jobs to give {nodes}"
             return Later(job.spec.id, text, Reason.RESOURCES)
-        first = job if found.first is None else found.first
-        if job is not first and job.least <= found.free:
+        first = job if backfill.first is None else backfill.first
+        if job is not first and job.least <= backfill.free:
             text = f"Priority: {nodes} can be had, but it would delay {first.spec.id}{when}"
             return Later(job.spec.id, text, Reason.PRIORITY)
         before = "" if job is first else f"; {first.spec.id} is first"
-        text = f"waits for {nodes}, {max(0, found.free)} can be had{before}{when}"
+        text = f"waits for {nodes}, {max(0, backfill.free)} can be had{before}{when}"
         return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
+
+
+def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
+    """Return the jobs that a plan may start, computed once per plan."""
+    if plan.found is None:
+        plan.found = backfilled(state, queue, room, plan.energy)
+    return plan.found
 
 
 def _share(plan: Plan) -> BackfillPlan | None:

@@ -30,6 +30,7 @@ from rms.core.policies import (
     strategy,
 )
 from rms.core.policies.policy import MissingPartError, Policy, PolicyError
+from rms.wire.files import check_finite
 
 PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "order": {
@@ -167,6 +168,7 @@ def read_policy(path: Path, *, name: str = "") -> Policy:
     """
     try:
         raw = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])
+        check_finite(raw)
     except FileNotFoundError:
         raise PolicyError(f"expected a policy file, got {path}, which does not exist") from None
     except (OSError, msgspec.DecodeError, ValueError) as error:

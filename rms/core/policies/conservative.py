@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from rms.core.events import Later, Reason, Start
+from rms.core.events import Later, Reason, Start, node_words
 from rms.core.model import Job, JobId
 from rms.core.policies.admission import start
 from rms.core.policies.capped import budget_of
@@ -97,6 +97,10 @@ class Profile:
         return self.free[bisect_right(self.at_s, at_s) - 1]
 
 
+MOST_ENDS = 1000
+"""With more running jobs, several consecutive ends count as one, at the last of them."""
+
+
 def expected_starts(
     state: State, room: Room, queue: Iterable[Job], running: Mapping[str | None, int]
 ) -> dict[JobId, float]:
@@ -113,6 +117,12 @@ def expected_starts(
         (max(_by_limit_s(job) if end == inf else end, state.now_s), number, job)
         for end, number, job in islice(state.ends, room.passed, None)
     )
+    at_once = -(-len(ends) // MOST_ENDS) or 1
+    last = len(ends) - 1
+    ends = [
+        (ends[min(at - at % at_once + at_once - 1, last)][0], number, job)
+        for at, (_, number, job) in enumerate(ends)
+    ]
     profile, found = Profile(state, room, ends), dict[JobId, float]()
     for job in queue:
         spec, least = job.spec, job.least
@@ -187,6 +197,7 @@ class Conservative(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return why a job waits."""
         for other, size, at_s in self._planned(state, queue, plan, room):
             if other is job:
-                text = f"Resources: {size} nodes are reserved for it in {at_s - state.now_s:.0f} s"
+                nodes = node_words(size, verb=True)
+                text = f"Resources: {nodes} reserved for it in {at_s - state.now_s:.0f} s"
                 return Later(job.spec.id, text, Reason.RESOURCES)
         return Later(job.spec.id, "Priority: no end of those before it is known", Reason.PRIORITY)

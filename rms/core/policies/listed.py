@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import inf
 
-from rms.core.events import Decision, Event, Later, Reason, Resize, Start
+from rms.core.events import Decision, Event, Later, Reason, Resize, Start, node_words
 from rms.core.lease import without
 from rms.core.model import Job, JobId, Node
 from rms.core.node_lists import allowed
@@ -168,7 +168,7 @@ def lacking(state: State, placing: bool) -> dict[JobId, Later]:
             there = f"of its list {_are(free[own])} free"
             if job.least > up:
                 there = f"ReqNodeNotAvail: of its list {_are(up)} there and up"
-            text = f"Resources: waits for {job.least} node{'s' * (job.least > 1)}, {there}"
+            text = f"Resources: waits for {node_words(job.least)}, {there}"
             found[job_id] = Later(job_id, text, Reason.RESOURCES)
     return found
 

@@ -22,6 +22,7 @@ class Priority(msgspec.Struct, frozen=True):
 
     Attributes:
         usage, share: what its account has used of all that was, and its share, from 0 to 1.
+        own: the priority of the job itself (``--priority``).
     """
 
     age: float
@@ -29,11 +30,12 @@ class Priority(msgspec.Struct, frozen=True):
     size: float
     usage: float
     share: float
+    own: int = 0
 
     @property
     def value(self) -> float:
         """The sum."""
-        return self.age + self.fair_share + self.size
+        return self.age + self.fair_share + self.size + self.own
 
     @property
     def words(self) -> str:
@@ -41,7 +43,7 @@ class Priority(msgspec.Struct, frozen=True):
         return (
             f"priority {self.value:.0f} = age {self.age:.0f} + fair share {self.fair_share:.0f} "
             f"(has used {100 * self.usage:.0f} %, may {100 * self.share:.0f} %) "
-            f"+ size {self.size:.0f}"
+            f"+ size {self.size:.0f}" + (f" + own {self.own}" if self.own else "")
         )
 
 
@@ -92,7 +94,8 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         age = min(1.0, max(0.0, waited_s) / (self.max_age_days * DAY_S))
         factor, usage, share = fair.get(job.spec.account, (1.0, 0.0, 0.0))
         size = job.least / state.nodes
-        return Priority(self.age * age, self.fair_share * factor, self.size * size, usage, share)
+        parts = self.age * age, self.fair_share * factor, self.size * size
+        return Priority(*parts, usage, share, job.spec.priority)
 
     def _fair(self, state: State) -> dict[str, tuple[float, float, float]]:
         """Return the fair-share factor, the usage and the share of each account that is known."""

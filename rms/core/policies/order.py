@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from math import inf, sqrt
+from math import sqrt
 
 import msgspec
 
@@ -79,8 +79,8 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def due_s(self, job: Job) -> float:
         """Return from when on a job is overtaken by none that is due later."""
-        asked_s = job.spec.expected_s(job.spec.preferred)
-        return job.spec.submit_s + self.stretch * max(self.least_s, asked_s if asked_s < inf else 0)
+        run_s = 0.0 if job.spec.is_assumed else job.spec.expected_s(job.spec.preferred)
+        return job.spec.submit_s + self.stretch * max(self.least_s, run_s)
 
 
 class SmallestQueue:

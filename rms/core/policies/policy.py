@@ -108,6 +108,7 @@ class Policy:
         counted: nodes are counted, not placed.
         shared: it places processes on nodes that share bandwidth, and nowhere else.
         clocked: it sets frequencies, where nodes state some.
+        ranks: its order includes the priorities of jobs.
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
         migrations: resizes of running jobs to other nodes that the placement wants, or None.
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
@@ -131,6 +132,7 @@ class Policy:
     counted: bool = field(init=False)
     shared: bool = field(init=False)
     clocked: bool = field(init=False)
+    ranks: bool = field(init=False)
     triggers: frozenset[type] = field(init=False)
     start_triggers: frozenset[type] = field(init=False)
 
@@ -146,6 +148,7 @@ class Policy:
         object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
         aware = getattr(self.placement, "power_aware", False)
         object.__setattr__(self, "clocked", aware or getattr(self.frequency, "sets", True))
+        object.__setattr__(self, "ranks", hasattr(self.order, "priority"))
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
 
     @property
@@ -310,6 +313,14 @@ class Policy:
         found: Later = explain(state, job, seen.queue, seen.plan, room)
         return found
 
+    def reservation(self, view: View) -> tuple[JobId, float] | None:
+        """Return the job that has a reservation and its time, or None."""
+        find = getattr(self.admission, "reservation", None)
+        if find is None:
+            return None
+        reserved: tuple[JobId, float] | None = find(view.state, view.queue, view.plan, view.room)
+        return reserved
+
     def place(self, state: State, job: Job, size: int) -> tuple[Node, ...]:
         """Return the nodes of a running job at another size, which a user wants it to have."""
         placed = self.placement(state)
@@ -331,12 +342,23 @@ class Policy:
 
     def _queue(self, state: State, refused: list[Decision]) -> Iterable[Job]:
         queue = self.order(state)
+        if state.prioritised and not self.ranks:
+            queue = _prioritised(state, queue)
         if state.power_cap_w is not None:  # nobody waits behind a job that never fits under it
             queue = [job for job in queue if not never_fits(state, job)]
         if refused:
             gone = {decision.job for decision in refused if isinstance(decision, Never)}
             queue = [job for job in queue if job.spec.id not in gone]
         return _within_limits(state, queue) if state.array_limited else queue
+
+
+def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:
+    """Return a queue by priority, with jobs of positive priority that the order omits."""
+    jobs = list(queue)
+    queued = set(map(id, jobs))
+    raised = (job for job in state.pending.values() if job.spec.priority > 0)
+    jobs += [job for job in raised if id(job) not in queued]
+    return tuple(state.by_priority(jobs))
 
 
 def _too_wide(state: State, event: Submitted) -> list[Decision]:

@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from rms.core.events import Later, Reason, Start
+from rms.core.events import Later, Reason, Start, node_words
 from rms.core.model import Job
 from rms.core.policies.admission import start
 from rms.core.policies.placement import Room
@@ -62,7 +62,7 @@ class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, state: State, job: Job, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Later:
         """Return why a job waits."""
-        text = f"Priority: {self.name} lets it wait, {room.free} nodes are free"
+        text = f"Priority: {self.name} lets it wait, {node_words(room.free, verb=True)} free"
         return Later(job.spec.id, text, Reason.PRIORITY)
 
     def _chosen(self, jobs: Sequence[Job], running: Sequence[int], free: int) -> Mapping[int, int]:
@@ -85,7 +85,8 @@ class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             scheduler.apply(Registered(0.0, TaskId(len(jobs) + n), spec, f"running.{n}"))
         for number, times in enumerate(kernels):
             specs = (KernelSpec(_kind(size), expected_s=time) for size, time in times.items())
-            scheduler.apply(Registered(0.0, TaskId(number), TaskSpec(0, tuple(specs))))
+            of_job = TaskSpec(0, tuple(specs), jobs[number].spec.priority)
+            scheduler.apply(Registered(0.0, TaskId(number), of_job))
         runs = (each for each in scheduler.decide() if isinstance(each, Run))
         return {run.task: of_size[run.device] for run in runs}
 

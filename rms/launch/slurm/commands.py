@@ -11,6 +11,8 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -29,6 +31,12 @@ from rms.launch.slurm.output import (
 )
 
 DEADLINE_S = 30.0  # an unreachable controller takes up to 18 s to be given up
+SILENT_S = 10.0
+"""The controller counts as unreachable after this time without an answer."""
+
+ASK_CONTROLLER = ("squeue", "sinfo", "scontrol")
+"""Commands that the controller answers at once; sacct uses slurmdbd, srun and salloc may wait."""
+
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 OPTIONS_OF = ("SLURM_", "SBATCH_", "SALLOC_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
 
@@ -131,6 +139,8 @@ class Slurm:
     run: Run = run_command
     deadline_s: float = DEADLINE_S
     json_offered: dict[str, bool] = field(default_factory=dict)  # by command, once asked
+    _begun_s: dict[int, float] = field(default_factory=dict)  # of commands under way, by thread
+    _silent_since_s: float | None = None
 
     def __post_init__(self) -> None:
         kept = {
@@ -157,15 +167,36 @@ class Slurm:
         """
         if environment is None:
             environment = self._json_environment if "--json" in command else self._environment
-        limit_s = deadline_s or self.deadline_s
-        done = self.run(command, environment, limit_s)
-        name = PurePath(command[0]).name
+        limit_s, name = deadline_s or self.deadline_s, PurePath(command[0]).name
+        begun_s, thread = time.monotonic(), threading.get_ident()
+        if name in ASK_CONTROLLER:
+            self._begun_s[thread] = begun_s
+        try:
+            done = self.run(command, environment, limit_s)
+        finally:
+            self._begun_s.pop(thread, None)
+        words = " ".join((done.err.strip() or done.out.strip() or "no reason given").split())
+        error = None
         if done.status is None:
-            raise SlurmError(f"{name} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
-        if done.status != 0:
-            words = " ".join((done.err.strip() or done.out.strip() or "no reason given").split())
-            raise SlurmError(f"{name} failed: {words}", meaning_of(words))
+            error = SlurmError(f"{name} did not end within {limit_s:g} s", Meaning.UNREACHABLE)
+        elif done.status != 0:
+            error = SlurmError(f"{name} failed: {words}", meaning_of(words))
+        if name in ASK_CONTROLLER and "--version" not in command:
+            away = "ping" in command and " is UP" not in done.out
+            away |= error is not None and error.meaning is Meaning.UNREACHABLE
+            since_s = begun_s if self._silent_since_s is None else self._silent_since_s
+            self._silent_since_s = since_s if away else None
+        if error is not None:
+            raise error
         return done
+
+    def silent_s(self) -> float:
+        """Return the time without an answer of the controller, 0 while it answers."""
+        now = time.monotonic()
+        since_s = min(list(self._begun_s.values()), default=now)
+        if self._silent_since_s is not None:
+            since_s = min(since_s, self._silent_since_s)
+        return now - since_s if now - since_s >= SILENT_S else 0.0
 
     # -- Reading -----------------------------------------------------------------------------
 

@@ -175,6 +175,11 @@ class JobsLauncher(SlurmLauncher):
         handed_on = options.sbatch_options(own)
         return [word for word in own if word not in handed_on]
 
+    def longest_s(self, own: Sequence[str]) -> float:
+        """Return the time limit of the partition of a job."""
+        partition = options.partition_of(own) or self.partition or self.default
+        return self.limits_s.get(partition, float("inf"))
+
     def _limit(self, partition: str, limit_s: float | None) -> list[str]:
         """Return Slurm's time limit: what the RMS gives and a minute, if the partition allows."""
         if limit_s is None:

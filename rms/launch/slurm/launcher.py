@@ -69,6 +69,10 @@ class SlurmLauncher(LocalLauncher):
             if time.monotonic() > until:
                 break
 
+    def silent_s(self) -> float:
+        """Return the time without an answer of the controller, 0 while it answers."""
+        return self.executor.slurm.silent_s()
+
     def controller_answers(self) -> bool:
         """Return whether Slurm answered when it was asked last."""
         return True

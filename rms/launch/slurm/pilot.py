@@ -86,7 +86,7 @@ class PilotLauncher(SlurmLauncher):
                 self._start_meter,
                 *given,
                 self.controller_answers,
-                agent=until_done([sys.executable, "-m", "rms.power.clock_agent"]),
+                agent=until_done([sys.executable, "-P", "-m", "rms.power.clock_agent"]),
             ),
         )
         return self._held[number]
