@@ -310,9 +310,14 @@ def short_job_beside_array(rms: Rms, script: str, most: int) -> tuple[str, str]:
     The first holds all ``most`` nodes, the second waits for all but one, and one is given back for
     as long as the job runs. The default policy is to decide so.
     """
+
+    def idle() -> int:
+        return [node["state"] for node in rms.get("/nodes")].count("idle")
+
+    rms.until(lambda: idle() == most, f"{most} idle nodes")
     array = rms.submit(script)
     first, second = f"{array}_1", f"{array}_2"
-    assert rms.running(first)["size"] == most
+    assert rms.running(first)["size"] == most, rms.get(f"/history/{first}")
     short = rms.submit("sleep 0.5", "--mode", "fixed", "--nodes", "1", "--time", "1")
     assert rms.over(short) == ["COMPLETED"]
     assert rms.resizes(first) == [(most, most - 1)]

@@ -287,7 +287,7 @@ class Modelled:
     ) -> None:
         known, new = self.jobs[job], dict[str, str]()
         old = known.launch
-        self.rms.until(lambda: new.update(self._booted(job)) or new, "new world", WAIT_S)
+        self.rms.until(lambda: new.update(self._booted(job, old)) or new, "new world", WAIT_S)
         number, launch = int(new[JOIN_VARIABLE]), int(new[WORLD_VARIABLE])
         step(lambda: self._report(job, token, Ready(number, launch, "127.0.0.1:1:t", "port")))
         step(lambda: self._told(job, token, number))
@@ -332,10 +332,13 @@ class Modelled:
                 return env[TOKEN_VARIABLE]
         return ""
 
-    def _booted(self, job: str) -> dict[str, str]:
-        """Return the environment of a world that waits to take over."""
-        found = self.rms.processes().values()
-        return next((e for e in found if self._owner(e) == job and JOIN_VARIABLE in e), {})
+    def _booted(self, job: str, present: int | None) -> dict[str, str]:
+        """Return the environment of a world that waits to take over from the present one."""
+        for env in self.rms.processes().values():
+            joins = self._owner(env) == job and JOIN_VARIABLE in env
+            if joins and env[WORLD_VARIABLE] != str(present):
+                return env
+        return {}
 
     def _launch(self, job: str, token: str) -> None:
         env = {"PATH": os.environ["PATH"]}

@@ -28,7 +28,7 @@ from rms.launch.local import LocalLauncher
 NAMES = ("n1", "n2", "n3", "n4")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
 NOTE: dict[str, Any] = {
-    "script": "x",
+    "array": "x",
     "cwd": "/",
     "env": {},
     "output": "/dev/null",
@@ -179,9 +179,9 @@ class Bench:
         journal = self.journal
         journal._db, self.db = self.db.db, None
         journal._db.close()
-        for file in (journal._log, journal._count._file):
-            if file >= 0:
-                os.close(file)
+        journal._count.close()
+        if journal._log >= 0:
+            os.close(journal._log)
 
     def submit(self, name: str, sizes: tuple[int, int, int], mode: Mode, **more: Any) -> None:
         """Hand in a job of so many nodes: least, most, preferred."""

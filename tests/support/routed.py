@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from rms.core.cluster import Cluster
 from rms.core.model import JobId, NodePower
+from rms.daemon.connections import PEER, Peer
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
@@ -20,8 +21,10 @@ from rms.daemon.recovery import resume
 from rms.daemon.server import Routes
 from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
+from rms.wire.signing import HELLO, HELLO_PATH, Session, digest, nonce, token_name
 
 USERS_TOKEN = "of the users"
+METRICS_TOKEN = "of Prometheus"
 SCRIPT = {"text": "#!/bin/sh\ntrue\n", "name": "job", "cwd": "/", "env": {"A": "1"}, "options": {}}
 
 
@@ -46,8 +49,10 @@ class Routed:
 
     Attributes:
         clock: its time in seconds, which stands still unless it is set.
-        stopped: an entry for each time it was told to stop.
+        stopped: an entry for each request to stop.
         headers: of the last answer.
+        proof: of the last handshake.
+        messages: the daemon's log.
         loop: of the daemon's life: jobs' events belong to one.
         where: of its addresses, which one is asked where that is not said; a Unix socket's.
     """
@@ -55,8 +60,10 @@ class Routed:
     daemon: Daemon
     clock: list[float]
     stopped: list[bool] = field(default_factory=list)
-    where: object = ("socket", None)
+    where: tuple[str, int | None] | None = ("socket", None)
     headers: dict[str, str] = field(default_factory=dict)
+    proof: str = ""
+    messages: list[str] = field(default_factory=list)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
 
     def request(
@@ -68,10 +75,23 @@ class Routed:
         token: str | None = None,
         over_tcp: bool = False,
         shown: str = "",
+        peer: Peer | None = None,
     ) -> tuple[int, bytes]:
-        """Send a request that shows a token, or this as ``Authorization``; return status, body."""
+        """Send a request that shows a token, or this as ``Authorization``; return status, body.
+
+        Over TCP it is signed with the token, after a handshake.
+
+        Args:
+            peer: the other side of a connection over TCP that is kept; one of its own if None.
+        """
+        server = ("127.0.0.1", 80) if over_tcp else self.where
+        if token is not None and (server is None or server[1] is not None):
+            peer = Peer()
+            session = self.session(token, token_name(path), peer, over_tcp=over_tcp)
+            shown = session.sign_request(method, path, digest(body))
+        elif token is not None:
+            shown = f"Bearer {token}"
         path, _, query = path.partition("?")
-        shown = shown if token is None else f"Bearer {token}"
         scope = {
             "type": "http",
             "method": method,
@@ -79,7 +99,8 @@ class Routed:
             "query_string": query.encode(),
             "raw_path": path.encode(),
             "headers": [(b"authorization", shown.encode())] if shown else [],
-            "server": ("127.0.0.1", 80) if over_tcp else self.where,
+            "server": server,
+            "state": {} if peer is None else {PEER: peer},
         }
         said: list[dict[str, Any]] = []
 
@@ -89,10 +110,20 @@ class Routed:
         async def send(message: dict[str, Any]) -> None:
             said.append(message)
 
-        routes = Routes(self.daemon, lambda: self.stopped.append(True), USERS_TOKEN, ["socket"])
+        stop = self.stopped.append
+        routes = Routes(self.daemon, lambda: stop(True), USERS_TOKEN, ["socket"], METRICS_TOKEN)
         self.loop.run_until_complete(routes.app()(scope, receive, send))  # type: ignore[arg-type]
         self.headers = {key.decode(): value.decode() for key, value in said[0]["headers"]}
         return said[0]["status"], b"".join(message.get("body", b"") for message in said)
+
+    def session(self, token: str, name: str, peer: Peer, *, over_tcp: bool = True) -> Session:
+        """Return a client's session after a handshake, whether or not the daemon has the token."""
+        client = nonce()
+        shown = f"{HELLO} {name} {client}"
+        assert self.request("GET", HELLO_PATH, shown=shown, over_tcp=over_tcp, peer=peer)[0] == 200
+        server, _, self.proof = self.headers[HELLO.lower()].partition(" ")
+        address = ("127.0.0.1", 80) if over_tcp else self.where or ("", 0)
+        return Session.derive(token, name, address, client, server)
 
     def ask(
         self,
@@ -130,17 +161,18 @@ class Routed:
 
 
 @contextlib.contextmanager
-def routed(folder: Path) -> Iterator[Routed]:
+def routed(folder: Path, cluster: Cluster | None = None, policy: str = "fifo") -> Iterator[Routed]:
     """Open a daemon whose state is in a folder."""
-    cluster = Cluster(
+    cluster = cluster or Cluster(
         ("n1", "n2"), (("cpu:0",), ("cpu:1",)), (NodePower(idle_w=5.0, static_w=5.0),) * 2
     )
+    messages: list[str] = []
     launcher = Idle(folder, "instance", "unix:none")
     with Journal.open(folder / "journal") as journal:
         clock = [1_000.0]
-        settings = Settings("fifo", lambda: clock[0], lambda words: None)
-        found = Routed(resume(cluster, journal, launcher, settings), clock)
+        settings = Settings(policy, lambda: clock[0], messages.append)
+        server = Routed(resume(cluster, journal, launcher, settings), clock, messages=messages)
         try:
-            yield found
+            yield server
         finally:
-            found.loop.close()
+            server.loop.close()

@@ -166,13 +166,14 @@ class Slurm:
         return found
 
     def clear(self) -> None:
-        """End all jobs; wait until every node is idle again."""
-        for state in ("PENDING", "RUNNING"):
-            self.run("scancel", f"--state={state}")
+        """End all jobs; wait until no job holds a node and every node is idle again."""
 
         def ready() -> bool:
+            for state in ("PENDING", "RUNNING"):  # also those that arrive while others end
+                self.run("scancel", f"--state={state}")
             self.resume_drained()
-            return len(self.idle()) == self.record["nodes"]
+            held = self("squeue", "--noheader", "--format=%N").strip()
+            return not held and len(self.idle()) == self.record["nodes"]
 
         self.wait_until(ready, "all nodes idle")
 

@@ -81,12 +81,12 @@ class SlurmRms(Rms):
 
         def taken() -> bool:
             nonlocal waited
-            found = self.post("/resize", {"id": job, "nodes": nodes})
-            assert not found["reason"].startswith("never"), found
-            waited |= found["decision"] == "Waits"
+            answer = self.post("/resize", {"id": job, "nodes": nodes})
+            assert answer["decision"] != "Never", answer
+            waited |= answer["decision"] == "Waits"
             row = self.row(job)
             begun = waited and (row["resizing"] or row["size"] == nodes)
-            return bool(begun or found["decision"] == "Resize")
+            return bool(begun or answer["decision"] == "Resize")
 
         self.until(taken, f"resize of job {job} to {nodes}")
 

@@ -66,7 +66,8 @@ class Job(dmr.Application):
 
     def before_resize(self, run, ranks):
         self.check()
-        if self.request is not None and run.step == 20:  # the world that it belongs to ends
+        ends = run.step == 20 and ranks != run.world.size  # else a checkpoint is written
+        if self.request is not None and ends:  # the world that it belongs to
             self.request.Cancel()
             self.request.Wait()
 

@@ -1,0 +1,64 @@
+"""SIGTERM did not end a program that waits in MPI, or reaches no resize point."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from mpi_runs import runtime_on
+from processes import DEADLINE_S, MPIEXEC, program, started
+
+import dmr
+from dmr.watch import WATCH
+from rms.wire.messages import read_completion
+
+WORDS = program("missing_rank")
+
+
+@pytest.mark.parametrize("what", ["deaf", "wait"])
+def test_it_ends_within_the_limit(tmp_path: Path, what: str) -> None:
+    record = tmp_path / "end.json"
+    env = {
+        **os.environ,
+        "DMR_SIGTERM_S": "1",
+        "DMR_COMPLETION": str(record),
+        "BEGUN": str(tmp_path / "begun"),
+    }
+    with started([MPIEXEC, "-n", "2", *WORDS, what], cwd=tmp_path, env=env) as job:
+        end = time.monotonic() + DEADLINE_S
+        while not (tmp_path / "begun").exists():
+            assert job.poll() is None and time.monotonic() < end
+            time.sleep(0.05)
+        job.send_signal(signal.SIGTERM)
+        rest = job.communicate(timeout=DEADLINE_S)[0]
+    completion = read_completion(record)
+    assert job.returncode == completion.exit_code == 143 and completion.state == "CANCELLED"
+    assert "has not ended within 1 s of SIGTERM" in rest
+    assert "expected a resize point (DMR_SIGTERM_S sets this limit)" in rest
+
+
+def test_sigterm_of_a_forked_process_does_not_end_the_program() -> None:
+    usual = signal.getsignal(signal.SIGTERM)
+    with dmr.malleable(runtime_on(MPI.COMM_SELF)) as run:
+        fork = multiprocessing.get_context("fork")
+        ready = fork.Event()
+
+        def sleep() -> None:
+            ready.set()
+            time.sleep(600)
+
+        child = fork.Process(target=sleep)
+        child.start()
+        assert ready.wait(DEADLINE_S)
+        child.terminate()
+        child.join(DEADLINE_S)
+        assert child.exitcode == -signal.SIGTERM
+        for _ in run.loop(20):
+            pass
+        assert WATCH._sigterm_at is None
+    assert signal.getsignal(signal.SIGTERM) == usual

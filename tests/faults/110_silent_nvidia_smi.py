@@ -1,0 +1,118 @@
+"""A hanging nvidia-smi, or one that prints ``[N/A]``, was not noticed: its source stayed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rms.power.meter import MeterError
+from rms.power.nvidia_smi import SILENT_S, Devices, NvidiaSmi, Reading
+from rms.wire.messages import DeviceEnergy
+
+DEADLINE_S = 60.0
+NA = "2026/11/23 12:00:00.000, 1, [N/A], 400.00"
+
+
+@dataclass
+class Samplers:
+    """Stand-ins for nvidia-smi: the newest one, and when each was started."""
+
+    now_s: float = 50.0
+    started_s: list[float] = field(default_factory=list)
+    newest: NvidiaSmi = field(default_factory=NvidiaSmi)
+
+
+@pytest.fixture
+def samplers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Samplers]:
+    samplers = Samplers()
+
+    class Fake(NvidiaSmi):
+        def start(self, on_reading: Callable[[Reading], None]) -> None:
+            samplers.started_s.append(samplers.now_s)
+            samplers.newest = self
+
+    monkeypatch.setattr("rms.power.nvidia_smi.NvidiaSmi", Fake)
+    yield samplers
+
+
+@pytest.mark.parametrize(
+    ("going_on", "printed"), [((), ""), ((), NA), ((0,), NA)], ids=["hangs", "N/A", "one N/A"]
+)
+def test_silence_is_detected_within_10_s(
+    samplers: Samplers, going_on: tuple[int, ...], printed: str
+) -> None:
+    meter, news = Devices(), dict[str, DeviceEnergy]()
+    detected_s = model_s = None
+
+    def second(gpus: tuple[int, ...]) -> set[str]:
+        samplers.now_s += 1.0
+        for gpu in gpus:
+            for tenth in range(10):
+                at_s = 1.7e9 + samplers.now_s - 1.0 + tenth / 10
+                meter._readings.put(Reading(at_s, gpu, 75.0, 400.0))
+        devices = meter.read(samplers.now_s)
+        news.update((device.device, device) for device in devices)
+        return {device.device for device in devices}
+
+    for _ in range(5):
+        second((0, 1))
+    assert news.keys() == {"gpu-0", "gpu-1"} and meter.trouble == "" and not news["gpu-1"].unseen_s
+    silent_s, seen_j = samplers.now_s, news["gpu-1"].joules
+    samplers.newest.unreadable = printed
+    while detected_s is None and samplers.now_s < silent_s + 10.0:
+        fresh = second(going_on)
+        if model_s is None and "gpu-1" in fresh and news["gpu-1"].unseen_s:
+            model_s = samplers.now_s
+        if len(samplers.started_s) > 1:
+            detected_s = samplers.now_s
+    assert detected_s is not None and model_s is not None and model_s < silent_s + 5.0
+    names = "gpu-1" if going_on else "gpu-0, gpu-1"
+    assert f"no power of {names} for {SILENT_S:g} s and is started again" in meter.trouble
+    assert ("[N/A]" in meter.trouble) == bool(printed)
+    assert news["gpu-1"].joules == seen_j
+    assert news["gpu-1"].unseen_s == pytest.approx(detected_s - silent_s, abs=1.5)
+    second((0, 1))
+    assert meter.trouble == "" and len(samplers.started_s) == 2
+    troubles = set()
+    for number in range(300):  # it stays silent: it is neither started nor logged all the time
+        samplers.newest.unreadable = f"{number} {printed}" if printed else ""
+        second(going_on)
+        troubles.add(meter.trouble)
+    assert 5 <= len(samplers.started_s) < 16 and len(troubles) == 2
+
+
+def test_no_power_from_the_start_is_reported_within_10_s(samplers: Samplers) -> None:
+    meter = Devices()
+    assert meter.read(50.0) == []
+    samplers.newest.unreadable = NA
+    with pytest.raises(MeterError, match=r"tells no power of any device; it printed .*\[N/A\]"):
+        meter.read(50.0 + SILENT_S + 1.0)
+
+
+def test_a_program_that_hangs_is_killed_and_started_again(tmp_path: Path) -> None:
+    program = tmp_path / "nvidia-smi"
+    line = "2026/11/23 12:00:0$n.000, 0, 75.00, 400.00"
+    program.write_text(
+        f"#!/bin/sh\necho $$ >> '{tmp_path}/pids'\nn=$(wc -l < '{tmp_path}/pids')\n"
+        f'echo "{line}"\nexec sleep 1000\n'
+    )
+    program.chmod(0o755)
+
+    def until(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert time.monotonic() < deadline, meter.trouble
+            time.sleep(0.01)
+
+    with closing(Devices(str(program))) as meter:
+        until(lambda: meter.read(50.0))
+        meter.read(56.0)
+        assert "is started again" in meter.trouble
+        until(lambda: meter.read(57.0) and not meter.trouble)
+        first, _ = (tmp_path / "pids").read_text().split()
+        assert not Path("/proc", first).exists()

@@ -1,0 +1,100 @@
+"""A user could not give waiting jobs a priority."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from routed import SCRIPT, routed
+
+from rms.core.engine import Engine
+from rms.core.events import Ended, Submitted, Ticked
+from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.policies import POLICIES, named
+from rms.formats.jobscript import Options, ScriptError, read_option
+
+PLAIN = sorted(
+    name
+    for name in POLICIES
+    if not (named(name).shared or named(name).clocked or named(name).counted)
+)
+
+
+def spec(number: int, priority: int = 0, **options: Any) -> JobSpec:
+    mode = options.pop("mode", Mode.FIXED)
+    nodes = options.pop("nodes", 2)
+    least = options.pop("least", nodes)
+    return JobSpec(JobId(str(number)), 0.0, least, nodes, nodes, mode, priority=priority, **options)
+
+
+def order(engine: Engine, first: str, jobs: list[JobSpec]) -> list[str]:
+    """Return the order in which jobs start that wait behind one of all nodes."""
+    engine.handle(Submitted(0.0, (spec(int(first), limit_s=100.0),)))
+    engine.handle(Ticked(0.0))
+    assert set(engine.state.running) == {first}
+    for at, each in enumerate(jobs):
+        engine.handle(Submitted(1.0 + at, (each,)))
+    started, at_s = [first], 100.0
+    while engine.state.running:
+        engine.handle(Ended(at_s, JobId(started[-1]), "COMPLETED"))
+        engine.handle(Ticked(at_s))
+        started += [job for job in engine.state.running if job not in started]
+        at_s += 100.0
+    return started[1:]
+
+
+@pytest.mark.parametrize("policy", PLAIN)
+@pytest.mark.parametrize("mode", [Mode.FIXED, Mode.FLEXIBLE])
+def test_the_highest_goes_first_under_every_policy(policy: str, mode: Mode) -> None:
+    """The jobs take all nodes, so one runs at a time; of equal ones the first comes first."""
+    jobs = [
+        spec(number, priority, mode=mode, limit_s=50.0 + number, power_w=None)
+        for number, priority in enumerate([0, -5, 7, 0, 7, 90], start=2)
+    ]
+    started = order(Engine(Site(2), named(policy)), "1", jobs)
+    assert started == ["7", "4", "6", "2", "5", "3"]
+
+
+def test_a_job_beyond_the_depth_of_an_order() -> None:
+    """``smallest`` looks at so many jobs only; none that is raised is among them."""
+    policy = named('{"name":"x","order":{"part":"smallest","resizable":0.0,"depth":2}}')
+    jobs = [spec(number, limit_s=50.0) for number in range(2, 8)]
+    raised = spec(8, 1, limit_s=5000.0)
+    assert order(Engine(Site(2), policy), "1", [*jobs, raised])[0] == "8"
+
+
+def test_no_smaller_one_overtakes_it() -> None:
+    """It gets the first reservation: what would delay it waits."""
+    engine = Engine(Site(2), named("backfill-share"))
+    engine.handle(Submitted(0.0, (spec(1, nodes=1, limit_s=100.0),)))
+    engine.handle(Submitted(1.0, (spec(2, nodes=2, limit_s=100.0),)))
+    engine.handle(Submitted(2.0, (spec(3, 5, nodes=2, limit_s=100.0),)))
+    engine.handle(Submitted(3.0, (spec(4, nodes=1, limit_s=500.0),)))
+    assert set(engine.state.running) == {"1"}
+    engine.handle(Ended(50.0, JobId("1"), "COMPLETED"))
+    assert set(engine.state.running) == {"3"}
+
+
+def test_the_daemon_keeps_it(tmp_path: Path) -> None:
+    with routed(tmp_path) as server:
+        server.submit(nodes=[2, 2])
+        low, high = server.submit(nodes=[2, 2]), server.submit(nodes=[2, 2], priority=3)
+        text = "#!/bin/sh\n#SBATCH --nice -N 2\n#RMS --nice=4\ntrue\n"
+        assert server.ask("POST", "/jobs", SCRIPT | {"text": text})[0] == 200
+        history = server.ask("GET", f"/history/{high}")[1]
+        assert "priority 3: jobs of a higher priority start first" in history[-1]["reason"]
+    with routed(tmp_path) as server:
+        rows = {row["id"]: row["priority"] for row in server.ask("GET", "/jobs")[1]}
+        assert rows == {"1": 0.0, low: 0.0, high: 3.0, "4": -4.0}
+        server.ask("POST", "/cancel", {"id": "1"})
+        assert set(server.daemon.context.state.running) == {high}
+
+
+def test_options_of_a_priority() -> None:
+    assert read_option("priority", "12") == Options(priority=12)
+    assert read_option("nice", "12") == Options(priority=-12)
+    assert read_option("nice", "-3").priority == 3
+    for text in ("x", "1.5", "2147483646", ""):
+        with pytest.raises(ScriptError, match="--priority: expected a whole number from"):
+            read_option("priority", text)

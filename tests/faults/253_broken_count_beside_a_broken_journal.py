@@ -1,0 +1,25 @@
+"""A daemon did not start where a disk had damaged both the journal and its count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from killed import bench
+
+from rms.core.model import Mode
+from rms.daemon.journal_file import Count
+from rms.daemon.salvage import open_journal
+
+
+def test_what_is_left_of_the_journal_goes_on(tmp_path: Path) -> None:
+    with bench(tmp_path) as opened:
+        opened.submit("1", (1, 1, 1), Mode.FIXED)
+        opened.journal.flush()
+        opened.close()
+        path = opened.journal.path
+        path.write_bytes(bytes(4096) + path.read_bytes()[4096:])
+        for count in filter(Path.exists, Count(path).paths):
+            count.write_bytes(bytes(512))
+        messages: list[str] = []
+        with open_journal(path, messages.append):
+            assert any("records could be read, and go on" in words for words in messages)
