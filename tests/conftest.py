@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import defaultdict
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -12,6 +14,15 @@ from faults import Fault, entering, rows_of, table
 from hypothesis import HealthCheck, Phase, settings
 from promises import enter, promises, proven_by
 from selection import covering_rows
+
+# The assertions of shared code show their values, as those of tests do.
+pytest.register_assert_rewrite(
+    *(
+        path.stem
+        for path in Path(__file__).with_name("support").glob("*.py")
+        if path.stem not in sys.modules
+    )
+)
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # So it is where a shell runs tests in its background; what they start is to hear of Ctrl-C.

@@ -202,7 +202,6 @@ def agree(
     clock = [0.0]
     note = {
         "env": {},
-        "script": "x",
         "cwd": "/",
         "output": "/dev/null",
         "index": None,

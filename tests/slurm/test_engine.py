@@ -49,7 +49,11 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
         theirs = [(record.start_s, set(record.hosts)) for record in found]
         return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
 
-    found: list[Record] = rms.until(same, f"agreement on job {job}: {row}")
+    try:
+        found: list[Record] = rms.until(same, f"agreement on job {job}", 60)
+    except AssertionError as error:
+        theirs = books(rms.bed, row["slurm"]["slurm_job"])
+        raise AssertionError(f"{row['slurm']}, in accounting {theirs}") from error
     assert {record.state for record in found[:-1]} <= {"RESIZING"}
     assert found[-1].end_s
     # Changes are entered at Slurm's own time, ends when they were seen; and a job is over for the

@@ -65,8 +65,11 @@ def test_allocations_follow_the_queue_beside_another_users_job(slurm: Slurm) -> 
         rms.until(lambda: look()[2] == 1, "an allocation")
         array = rms.submit("sleep 1", "--array", "1-9", "--nodes", "1", "--time", "1")
         wide = rms.submit("sleep 1", "--nodes", "3", "--time", "1")
-        never = rms.submit("true", "--nodes", "4", "--time", "1")
-        long = rms.submit("true", "--nodes", "1", "--time", "600")
+        refused = rms.rms("submit", "--nodes", "4", "--time", "1", "--", "true")
+        assert refused.returncode == 2 and "at most 3 nodes, as are held" in refused.stderr
+        waits = ("--time", "600", "--wait-for-nodes")
+        never = rms.submit("true", "--nodes", "4", "--time", "1", "--wait-for-nodes")
+        long = rms.submit("true", "--nodes", "1", *waits)
         rms.until(lambda: look()[2] == 3, "as many nodes as it may have")
         rms.until(lambda: look() == (2, 0, 0), "a queue that is empty, and no node held")
         assert rms.over(one, wide) == ["COMPLETED"] * 2
@@ -104,7 +107,7 @@ def test_a_job_has_nodes_of_several_allocations(slurm: Slurm, alone: str) -> Non
         assert rms.over(job) == ["COMPLETED"]
         assert rms.row(job)["answer"] == alone
         rms.nothing_left()
-        assert rms.held() == {kept}
+        rms.until(lambda: rms.held() == {kept}, "the node that is kept, alone")
         rms.ask("drain", kept)
         rms.until(lambda: len(rms.held() - {kept}) == 1, "another node instead of a drained one")
         rms.until(lambda: len(rms.held()) == 1, "no more nodes than are kept")

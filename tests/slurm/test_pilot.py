@@ -209,7 +209,7 @@ def test_it_goes_on_in_the_next_allocation(slurm: Slurm, alone: str) -> None:
         pilot.start()
         assert [node["name"] for node in pilot.ask("nodes")] == ["n3", "n4"]
         assert pilot.row(lost)["state"] == "CANCELLED"
-        assert "needs 3 nodes, there are 2 now" in pilot.row(wide)["reason"]
+        assert "needs 3 nodes, the cluster has 2 nodes" in pilot.row(wide)["reason"]
         assert pilot.row(wide)["state"] == "PENDING"
         pilot.running(job, 120)
         output = Path(pilot.row(job)["output"]).read_text()

@@ -114,3 +114,18 @@ def test_a_daemon_knows_what_it_was_told_in_any_order() -> None:
         suppress_health_check=list(HealthCheck),  # on a machine that has other things to do
     )
     machine().runTest()
+
+
+@pytest.mark.wide
+@pytest.mark.promise("any-order")
+def test_one_job_is_resized_again_and_again_by_daemons_that_are_killed() -> None:
+    model = Modelled()
+    try:
+        model.submit(1, "1-2")
+        model.rms.until(lambda: model.rms.row("1")["state"] == "RUNNING", "start of the job")
+        for size, kill_at in ((2, 1), (1, 2), (2, 3), (1, 4), (2, 5)):
+            model.resize("1", size, kill_at)
+        assert model.rms.resizes("1") == [(2, 1), (1, 2), (2, 1), (1, 2)]
+        model.finish()
+    finally:
+        model.rms.close()

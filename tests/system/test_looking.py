@@ -47,7 +47,9 @@ def test_a_look_and_a_report() -> None:
         (rms.work / "file").touch()
         wrong = rms.rms("report", "file/x")
         assert wrong.returncode == 2
-        assert wrong.stderr.startswith("rms: error: cannot write a report to file/x")
+        assert wrong.stderr.startswith(
+            "rms: error: expected a folder that can be written, got file/x"
+        )
         assert len(wrong.stderr.splitlines()) == 1
 
 
@@ -58,7 +60,7 @@ def test_a_job_says_at_its_end_what_it_took_and_the_costs_add_up(tmp_path: Path)
     with served(2, "--prices", str(prices)) as rms:
         script = rms.work / "short.sh"
         script.write_text("#!/bin/sh\nprintf 'no end of line'\n")
-        done = rms.rms("submit", "--nodes", "2", "--wait", str(script))
+        done = rms.rms("submit", "-N", "2", "-t", "5", "--wait", str(script))
         assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
         row = rms.row("1")
         text = Path(row["output"]).read_text()

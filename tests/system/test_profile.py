@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from daemon import served
 from powercap import Counters
-from processes import Run
+from processes import Run, called
 
 from rms.cli.main import main
 from rms.formats import profiles
@@ -152,7 +152,7 @@ def test_with_energy_a_profiled_job_needs_fewer_joules(
         (["--", "no-such-command"], "expected a command that can be run, got 'no-such-command'"),
         (["--nodes", "0", "--", "true"], "expected --nodes as sizes like 1,2,4, got '0'"),
         (["--nodes", "4096", "--", "true"], "an oversubscribed timing is no result"),
-        (["--repeat", "0", "--", "true"], "expected --repeat of at least 1, got 0"),
+        (["--repeat", "0", "--", "true"], "expected a whole number of at least 1, got '0'"),
         (["--slowdown", "0.5", "--", "true"], "expected --slowdown of at least 1, got 0.5"),
         (["--save-as", "a/b", "--", "true"], "expected a name of letters"),
         (["--out", "/no/such/folder/x.json", "--", "true"], "expected an existing folder"),
@@ -165,15 +165,14 @@ def test_bad_usage_is_one_sentence(
     said: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from rms.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RMS_PROFILES", str(tmp_path / "kept"))
-    assert main(["profile", *words]) == 2
-    printed = capsys.readouterr()
-    assert said in printed.err and len(printed.err.splitlines()) == 1 and not printed.out
+    done = called(main, "profile", *words)
+    assert done.returncode == 2 and not done.stdout
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
     assert not list(tmp_path.iterdir())
 
 

@@ -11,8 +11,8 @@ from dmr.cli import main
 BAD = [
     (["completion", "none.json"], 1, "expected a completion record, got no none.json"),
     (["completion", "."], 2, "expected a completion record, got .: Is a directory"),
-    (["bench", "--from", "0"], 2, "expected at least 1 rank and 1 MiB in --from, --to and --mib"),
-    (["bench", "--mib", "0"], 2, "expected at least 1 rank and 1 MiB in --from, --to and --mib"),
+    (["bench", "--from", "0"], 2, "expected --from of at least 1, got 0"),
+    (["bench", "--mib", "0"], 2, "expected --mib of at least 1, got 0"),
     (["bench", "--strategy", "magic"], 2, "expected a strategy of warm, spawn, merge, restart"),
     (["check", "--resize", "3,0", "--", "true"], 2, "expected --resize RANKS[,RANKS...], got"),
     (
@@ -41,7 +41,7 @@ def test_bad_input_is_one_sentence(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", [[], ["magic"], ["bench", "--from", "many"]])
+@pytest.mark.parametrize("words", [["magic"], ["bench", "--from", "many"]])
 def test_bad_usage_ends_with_status_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(words)

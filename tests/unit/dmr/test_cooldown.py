@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dmr.errors import UsageError
-from dmr.plan import check_cooldown
+from dmr.plan import check_seconds
 from rms.core.engine import Engine
 from rms.core.events import (
     Later,
@@ -48,13 +48,13 @@ def test_a_job_that_rests_is_not_resized_before_its_next_point(
 
 @pytest.mark.parametrize("given", [0, 0.5, "3", "1e-9"])
 def test_seconds_are_read(given: float | str) -> None:
-    assert check_cooldown(given) == float(given)
+    assert check_seconds(given, "a cooldown") == float(given)
 
 
 @pytest.mark.parametrize("given", [-1, "soon", "nan", "inf", float("nan")])
 def test_what_is_no_cooldown_is_refused(given: float | str) -> None:
     with pytest.raises(UsageError, match="expected a cooldown of at least 0 seconds, got"):
-        check_cooldown(given)
+        check_seconds(given, "a cooldown")
 
 
 def test_a_job_script_may_ask_for_one(tmp_path: Path) -> None:

@@ -4,54 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
-import uvicorn
 from faults import Fault
+from http_servers import Application, Receive, Send, Stream, send_empty, serving
 
-from rms.daemon.connections import MOST_HEAD_BYTES, bounded
+from rms.daemon.connections import MOST_HEAD_BYTES
 
 DEADLINE_S = 120.0
 LIMIT = 3
 REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 
-Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
+def answering(ready: Callable[[], Awaitable[object]]) -> Application:
+    """Return an application that answers once this is awaited, whatever the request."""
 
-@contextlib.asynccontextmanager
-async def serving(
-    request_s: float, answer: Callable[[], Awaitable[None]]
-) -> AsyncIterator[Callable[[], Awaitable[Stream]]]:
-    """Serve an empty answer; give what opens a connection."""
+    async def app(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        await ready()
+        await send_empty(send)
 
-    async def app(scope: object, receive: object, send: Callable[..., Awaitable[None]]) -> None:
-        await answer()
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    kind = bounded(LIMIT, request_s)
-    config = uvicorn.Config(app, http=kind, lifespan="off", log_level="critical")
-    server = uvicorn.Server(config)
-    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
-    opened: list[Stream] = []
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        running = asyncio.create_task(server.serve(sockets=[listening]))
-
-        async def connect() -> Stream:
-            opened.append(await asyncio.open_connection(*listening.getsockname()))
-            return opened[-1]
-
-        try:
-            yield connect
-        finally:
-            for _, writer in opened:
-                writer.close()
-                with contextlib.suppress(OSError):
-                    await writer.wait_closed()
-            server.should_exit = server.force_exit = True
-            await running
+    return app
 
 
 async def at_once() -> None:
@@ -74,7 +48,7 @@ async def closed(stream: Stream) -> None:
 
 
 async def too_many() -> None:
-    async with serving(DEADLINE_S, at_once) as connect:
+    async with serving(answering(at_once), LIMIT, DEADLINE_S) as connect:
         silent = [await connect() for _ in range(LIMIT)]
         late = await connect()
         await closed(silent[0])
@@ -90,7 +64,7 @@ async def all_busy() -> None:
         began.release()
         await release.wait()
 
-    async with serving(DEADLINE_S, answer) as connect:
+    async with serving(answering(answer), LIMIT, DEADLINE_S) as connect:
         busy = [asyncio.create_task(answered(await connect())) for _ in range(LIMIT)]
         for _ in busy:
             await began.acquire()
@@ -100,7 +74,7 @@ async def all_busy() -> None:
 
 
 async def too_late() -> None:
-    async with serving(0.01, at_once) as connect:
+    async with serving(answering(at_once), LIMIT, 0.01) as connect:
         first, half = await connect(), await connect()
         with contextlib.suppress(ConnectionError):
             half[1].write(REQUEST[:9])
@@ -109,7 +83,7 @@ async def too_late() -> None:
 
 
 async def too_long() -> None:
-    async with serving(DEADLINE_S, at_once) as connect:
+    async with serving(answering(at_once), LIMIT, DEADLINE_S) as connect:
         for before in (b"", REQUEST, REQUEST[:-2] + b"Content-Length: 3\r\n\r\nabc"):
             reader, writer = stream = await connect()
             with contextlib.suppress(ConnectionError):

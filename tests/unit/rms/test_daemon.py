@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rms.core.cluster import Cluster
-from rms.core.events import Ended, Later, Resize
+from rms.core.events import Ended, Later, Reason, Resize
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.daemon import views
 from rms.daemon.context import Settings
@@ -24,7 +24,7 @@ from rms.wire.messages import Resize as ResizeReport
 ONE, WALL = JobId("1"), JobId("2")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
 NAMES = ("n1", "n2", "n3", "n4")
-NOTE = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 
 
 class Runs(ManagedProcess):
@@ -106,7 +106,7 @@ def test_the_strategy_of_a_refused_resize_is_forgotten(bench: Bench) -> None:
     daemon.launch(ONE, COMMAND, "key")
     bench.poll(1)
     decision = daemon.resize(ONE, 7, "warm")
-    assert isinstance(decision, Later) and decision.reason.startswith("never: ")
+    assert isinstance(decision, Later) and decision.code is Reason.IMPOSSIBLE
     (found,) = daemon.handle(Ended(bench.now_s, WALL, "COMPLETED"))
     assert isinstance(found, Resize) and found.job == ONE
     resize = daemon.jobs[ONE].resize

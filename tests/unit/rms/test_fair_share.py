@@ -119,7 +119,7 @@ def test_users_see_account_and_priority(server: Routed) -> None:
     server.submit(nodes=[2, 2], account="physics")
     rows = server.ask("GET", "/jobs")[1]
     assert [row["account"] for row in rows] == ["physics"] * 2
-    assert [row["priority"] for row in rows] == [None, pytest.approx(10_000.0)]
+    assert [row["priority"] for row in rows] == [0.0, pytest.approx(10_000.0)]
     server.clock[0] += DAY_S
     server.submit()  # time goes on with what happens
     last = server.ask("GET", "/history/2")[1][-1]

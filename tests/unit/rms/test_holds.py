@@ -84,7 +84,7 @@ def test_a_held_job_is_cancelled_and_waits_for_a_cluster_that_is_wide_enough() -
     assert list(engine.state.held) == [B] and A in engine.state.ended
     engine.handle(Reopened(2.0, "x", ("n1",)))
     assert engine.handle(HeldByUser(3.0, (B,), False)) == []
-    assert why(engine, B).startswith("TooWide: needs 2 nodes, there are 1")
+    assert why(engine, B).startswith("TooWide: needs 2 nodes, the cluster has 1 node")
     assert started(engine.handle(Reopened(4.0, "y", ("n1", "n2")))) == [B]
 
 

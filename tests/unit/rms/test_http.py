@@ -26,17 +26,19 @@ def serve(listening: socket.socket, connections: int, requests: int) -> None:
                 accepted.sendall(ANSWER)
 
 
-def test_a_kept_connection_is_opened_again_where_the_server_has_closed_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+def test_a_kept_connection_is_opened_again_where_the_server_has_closed_it(tmp_path: Path) -> None:
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
         listening.settimeout(DEADLINE_S)
-        port = listening.getsockname()[1]
         server = threading.Thread(target=serve, args=(listening, 3, 2))
         server.start()
-        connection = Connection(f"http://127.0.0.1:{port}", DEADLINE_S)
+        connection = Connection(f"unix:{path}", DEADLINE_S)
         answers = [connection.request("GET", "/") for _ in range(6)]
         server.join(DEADLINE_S)
     assert answers == [(200, b"{}")] * 6  # over three connections
-    with pytest.raises(UnreachableError, match="no answer from http"):
+    with pytest.raises(UnreachableError, match="no answer from unix"):
         connection.request("GET", "/")
     connection.close()
 

@@ -105,12 +105,12 @@ def test_a_launcher_line_imports_the_messages_and_little_else(
 ) -> None:
     """``srun``, ``mpirun`` and ``mpiexec`` of a job script are this command."""
     env = {"RMS_SERVER": f"unix:{tmp_path}/socket", "RMS_JOB_ID": "5", "RMS_TOKEN": "token"}
-    words = ("-m", "rms", "launch", "--as", "mpirun", "--", "-n", "2", "program", "--its", "own")
+    words = ("-m", "rms", "launch", "--as", "mpirun", "--", "-n", "2", "true", "--its", "own")
     loaded, done = modules(tmp_path, *words, env=env)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (3, "rms: died")
     ((path, body),) = server.asked
-    assert (path, body["command"]) == ("/jobs/5/steps", ["program", "--its", "own"])
-    assert of("rms", loaded) == OF_WIRE | OF_LAUNCH | {"rms.wire.terminal"}
+    assert (path, body["command"]) == ("/jobs/5/steps", ["true", "--its", "own"])
+    assert of("rms", loaded) == OF_WIRE | OF_LAUNCH | {"rms.wire.mpiexec", "rms.wire.terminal"}
     assert not of("dmr", loaded) | of("mpdata", loaded) | HEAVY & loaded
 
 

@@ -106,8 +106,8 @@ def test_an_rms_line_wins_wherever_it_is_and_the_later_of_two_alike(read: Read) 
 
 def test_what_slurm_alone_knows_is_ignored_and_named(read: Read) -> None:
     script = read("#SBATCH --mem=4G -p debug --exclusive -n 8\n#SBATCH --nice -5 --gpus 1 -N 2")
-    assert script.options == Options(nodes=(2, 2), memory_mib=4096.0, ntasks=8)
-    assert " ".join(script.slurm_options) == "--mem=4G -pdebug --exclusive --nice -5 --gpus=1"
+    assert script.options == Options(nodes=(2, 2), memory_mib=4096.0, ntasks=8, priority=-100)
+    assert " ".join(script.slurm_options) == "--mem=4G -pdebug --exclusive --nice=100 -5 --gpus=1"
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_file_that_is_no_job_script_is_refused(tmp_path: Path, data: bytes, sa
 
 
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
-    with one_sentence(ScriptError, "No such file"):
+    with one_sentence(ScriptError, "which does not exist"):
         parse_script(tmp_path / "job.sh")
     with one_sentence(ScriptError, "directory"):
         parse_script(tmp_path)
@@ -436,8 +436,13 @@ def test_what_a_script_or_a_list_may_cost_is_bounded() -> None:
         (Options(ntasks=4, nodes=(1, 3)), {2}, False, (1, 3)),
         (Options(ntasks=4), {1, 2}, False, "whole nodes, each of 1 or 2 slots, got 4"),
         (Options(ntasks=3), {2}, False, "whole nodes, each of 2 slots, got 3"),
-        (Options(ntasks=3, nodes=(2, 2)), {1}, False, "--ntasks of 2, a rank on each slot, got 3"),
-        (Options(ntasks=9, nodes=(1, 4)), {2}, False, "--ntasks of 2 to 8, a rank .*, got 9"),
+        (Options(ntasks=3, nodes=(2, 2)), {1}, False, "--ntasks of 2 .*slot.*, got 3; -n 3 alone"),
+        (
+            Options(ntasks=9, nodes=(1, 4)),
+            {2},
+            False,
+            "--ntasks of 2 to 8 .1 to 4 nodes with 2 slots., got 9$",
+        ),
     ],
 )
 def test_ranks_say_how_many_nodes(

@@ -352,6 +352,9 @@ def test_without_its_first_header_the_next_one_serves(tmp_path: Path) -> None:
     assert [*found.engine.state.pending, *found.engine.state.running] == ["1"]
 
 
+OLDER = "it is damaged, or an older journal was restored"
+
+
 def test_a_tail_that_is_gone_is_missed(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     with begun(path) as journal:
@@ -362,14 +365,14 @@ def test_a_tail_that_is_gone_is_missed(tmp_path: Path) -> None:
         journal.flush()
     harmed(path, "DELETE FROM entries WHERE seq > 3")
     with Journal.open(path) as journal:
-        assert journal.damage == ["entries 4 to 6 are missing"]
+        assert journal.damage == [f"entries 4 to 6 are missing: {OLDER}"]
         assert journal.append(Started(9.0, JobId("1"))) == 4
         journal.flush()
     with Journal.open(path) as journal:
         assert journal.damage == []
     path.unlink()
     with Journal.open(path) as journal:
-        assert journal.damage == ["entries 1 to 4 are missing"]
+        assert journal.damage == [f"entries 1 to 4 are missing: {OLDER}"]
         assert journal.counted is not None
         assert journal.counted.notes == {"mark": {"mark": "m"}, "next": {"id": 8}}
     path.unlink()

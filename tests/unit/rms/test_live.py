@@ -124,7 +124,7 @@ def test_who_waits_is_told_when_it_is_expected_to_start(server: Routed) -> None:
     server.submit(nodes=[2, 2], time_s=50.0)
     server.submit(nodes=[1, 1])
     lines = asked(server, jobs="active")["jobs"]["lines"]
-    assert [line["starts_s"] for line in lines] == [None, 1100.0, 1150.0]
+    assert [line["job"]["expected_start_s"] for line in lines] == [None, 1100.0, 1150.0]
     assert json.loads(asked(server)["policy_text"])["name"] == asked(server)["policy"]
 
 

@@ -183,7 +183,7 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "j") as journal:
         settings = Settings("fifo", lambda: launcher.clock[0], lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
-        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
         daemon.submit(fixed, {each.id: dict(note) for each in fixed})
         for _ in range(6):
@@ -225,7 +225,7 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
     with Journal.open(tmp_path / "j") as journal:
         settings = Settings("fifo", lambda: clock[0], lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
-        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         limited = JobSpec(JobId("1"), 1_000.0, 1, 1, 1, Mode.FIXED, limit_s=100.0)
         daemon.submit([limited], {"1": dict(note)})
         watch = daemon.job_watch

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from routed import Routed, routed
+from routed import METRICS_TOKEN, USERS_TOKEN, Routed, routed
 
 from rms.core.model import JobId
 from rms.daemon.metrics import Histogram, label
@@ -70,9 +70,12 @@ def test_queue_waits_energy_and_ends(server: Routed) -> None:
     energy_j = server.ask("GET", "/books")[1]["energy"]["cluster_j"]
     assert found["rms_energy_joules", "model"] == energy_j > 0
     assert found["rms_power_watts", "model"] == 10.0  # two nodes of 5 W
-    where = "127.0.0.1", 80
-    server.where = where
-    assert server.request("GET", "/metrics")[0] == 401
+    own, prometheus = f"Bearer {USERS_TOKEN}", f"Bearer {METRICS_TOKEN}"
+    assert server.request("GET", "/metrics", shown=own, over_tcp=True)[0] == 401
+    assert server.request("GET", "/metrics", shown=prometheus, over_tcp=True)[0] == 200
+    assert server.request("GET", "/jobs", shown=prometheus, over_tcp=True)[0] == 401
+    server.where = "10.0.0.1", 80
+    assert server.request("GET", "/metrics", shown=prometheus)[0] == 401
     shown = {name for panel in json.loads(DASHBOARD.read_text())["panels"] for name in names(panel)}
     assert shown <= {name for name, _ in found}
 

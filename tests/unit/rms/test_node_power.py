@@ -309,7 +309,6 @@ def test_nodes_that_are_counted_are_not_powered_off() -> None:
         (["--power-off", "true"], "got only --power-off"),
         (["--power-on", "true"], "got only --power-on"),
         (["--power-off", "true", "--power-on", "no-such-program x"], "'no-such-program x'"),
-        (["--power-off", "true", "--power-on", "true", "--power-on-deadline", "0"], "above 0 s"),
         (["--engine", "slurm", "--power-off", "true", "--power-on", "true"], "--engine local"),
         (["--engine", "slurm", "--policy", "{off}"], "which Slurm itself powers off"),
     ],
@@ -323,6 +322,16 @@ def test_commands_that_cannot_be_are_refused_in_a_sentence(
     assert main(["serve", "--state", str(tmp_path / "state"), *given]) == 2
     said = capsys.readouterr().err
     assert words in said and "expected" in said and said.count("\n") == 1
+
+
+def test_a_deadline_of_no_time_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--state", str(tmp_path / "state"), "--power-on-deadline", "0"])
+    message = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "--power-on-deadline: expected a number above 0, got '0'" in message
 
 
 @pytest.mark.parametrize("key", ["off_w", "boot_s", "boot_j"])

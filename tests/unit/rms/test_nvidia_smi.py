@@ -100,7 +100,7 @@ def test_readings_arrive_and_nothing_is_left(tmp_path: Path, then: str) -> None:
     assert [(r.gpu, r.power_w) for r in got] == [(gpu, power) for _, gpu, power in PLAYED]
     assert [r.at_s - START_S for r in got] == pytest.approx([t for t, _, _ in PLAYED], abs=1e-6)
     assert (tmp_path / "arguments").read_text().split() == [
-        "--query-gpu=timestamp,index,power.draw",
+        "--query-gpu=timestamp,index,power.draw,power.max_limit",
         "--format=csv,noheader,nounits",
         "-lms",
         "50",
@@ -175,7 +175,10 @@ def test_devices_are_integrated(tmp_path: Path) -> None:
         assert (first.source, second.source) == ("nvidia-smi", "nvidia-smi")
         assert first.joules == pytest.approx(WHOLE_J, rel=1e-5)
         assert first.unseen_s == 0.0 and first.uncertainty_j > 0.1 * first.joules
-        assert meter.read(60.0) == []  # it has told nothing since
+        later = meter.read(60.0)  # it has reported nothing since
+        assert [device.device for device in later] == ["gpu-0", "gpu-1"]
+        assert all(device.unseen_s == pytest.approx(10.0, abs=1.0) for device in later)
+        assert later[0].joules == first.joules
 
 
 def test_devices_of_a_program_that_ends_are_a_gap(tmp_path: Path) -> None:
@@ -249,6 +252,8 @@ def test_a_line() -> None:
     at_s = datetime(2024, 5, 6, 12, 34, 56, 789000).timestamp()
     assert parse_line("2024/05/06 12:34:56.789, 0, 61.72") == Reading(at_s, 0, 61.72)
     assert parse_line("2024/05/06 12:34:56.789, 11, 300\r\n") == Reading(at_s, 11, 300.0)
+    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72, 400.00") == Reading(at_s, 0, 61.72, 400.0)
+    assert parse_line("2024/05/06 12:34:56.789, 0, 61.72, [N/A]") == Reading(at_s, 0, 61.72)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +266,8 @@ def test_a_line() -> None:
         "2024/05/06 12:34:56.789, 0, nan",
         "2024/05/06 12:34:56.789, 0, -1",
         "2024/05/06 12:34:56.789, 0",
-        "2024/05/06 12:34:56.789, 0, 61.72, 3",
+        "2024/05/06 12:34:56.789, 0, 61.72, 3, 4",
+        "2024/05/06 12:34:56.789, 0, 61.72, x",
         "2024/13/06 12:34:56.789, 0, 61.72",
         "2024/05/06 12:34:5",
         "timestamp, index, power.draw [W]",

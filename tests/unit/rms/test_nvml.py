@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rms.power.meter import MeterError
 from rms.power.nvml import (
     COUNTER_PERIOD_S,
-    MOST_W,
     Counter,
     Nvml,
     in_words,
@@ -277,7 +276,7 @@ def test_a_counter_that_begins_anew_is_a_gap(seconds: float, before_j: float, pa
 def test_a_counter_that_jumps_is_another_one() -> None:
     counter = Counter()
     counter.add(0.0, 0.0)
-    counter.add(1.0, 10 * MOST_W)
+    counter.add(1.0, 10 * Counter.most_w)
     assert (counter.joules, counter.unseen_s) == (0.0, 1.0)
 
 

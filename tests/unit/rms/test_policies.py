@@ -163,7 +163,7 @@ def test_a_waiting_job_is_told_why() -> None:
     waits = [engine.explain(JobId(n)) for n in "123"]
     assert [None if w is None else w.reason for w in waits] == [
         None,
-        "Resources: waits for 3 nodes, 1 are free",
+        "Resources: waits for 3 nodes, 1 is free",
         "Priority: 2 is first",
     ]
 

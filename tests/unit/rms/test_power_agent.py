@@ -210,7 +210,7 @@ def test_an_agent_that_dies_is_started_again_and_one_that_is_done_is_not() -> No
     codes, processes, cleaned = ["kill -9 $$", "exit 1", "exit 0"], [], []
 
     def launch(command: Sequence[str]) -> subprocess.Popen[bytes]:
-        assert command[1:] == ["-m", "rms.power.agent", "--node", ""]
+        assert command[1:] == ["-P", "-m", "rms.power.agent", "--node", ""]
         processes.append(subprocess.Popen(["/bin/sh", "-c", codes[len(processes)]]))
         return processes[-1]
 

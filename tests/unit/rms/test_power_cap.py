@@ -268,7 +268,7 @@ def test_a_widening_that_would_pass_the_cap_is_not_made() -> None:
         driven.resized(2.0, 1)
         (asked,) = driven.happen(ResizeAsked(3.0, wide.id, 3))
         assert isinstance(asked, Later)
-        assert asked.reason == "later: PowerCap: takes 50 W more, 10 W are left"
+        assert asked.reason == "PowerCap: takes 50 W more, 10 W are left"
 
 
 def test_a_wide_job_makes_room_for_one_that_lacks_power_only() -> None:

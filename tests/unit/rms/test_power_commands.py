@@ -20,7 +20,7 @@ from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.launch.power import PowerCommands
 
-NOTE = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 DEADLINE_S = 30.0
 
 
@@ -175,7 +175,7 @@ def test_a_command_that_cannot_be_run_is_a_node_that_is_down(made: Made) -> None
     bench.submit(1, 1)
     assert bench.states() == ["down", "down"] and not bench.running()
     (row,) = views.jobs(bench.daemon.context)
-    assert row.reason.startswith("Resources: waits for 1 nodes, 0 are free")
+    assert row.reason.startswith("Resources: waits for 1 node, 0 are free")
 
 
 def test_who_is_slow_is_down_and_its_command_is_killed(made: Made) -> None:

@@ -7,8 +7,6 @@ import os
 import re
 import socket
 import stat
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from unittest import mock
 
@@ -122,32 +120,6 @@ def test_a_client_says_nothing_to_a_daemon_of_somebody_else(tmp_path: Path) -> N
         answering, _ = listening.accept()
         with answering:
             assert answering.recv(100) == b""
-
-
-class Squatter(BaseHTTPRequestHandler):
-    """Listens where a daemon was, and says yes to everything."""
-
-    def do_POST(self) -> None:
-        self.server.heard.append(str(self.headers))  # type: ignore[attr-defined]
-        self.send_response(200)
-        self.send_header("Content-Length", "2")
-        self.send_header("RMS-Signature", "0" * 64)
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
-
-@pytest.mark.promise("no-one-in")
-def test_who_has_taken_a_daemons_port_learns_no_token_and_is_not_believed() -> None:
-    with HTTPServer(("127.0.0.1", 0), Squatter) as squatter:
-        squatter.heard = []  # type: ignore[attr-defined]
-        threading.Thread(target=squatter.handle_request, daemon=True).start()
-        with pytest.raises(UnreachableError, match="not signed"):
-            request(f"http://127.0.0.1:{squatter.server_port}", "POST", "/x", b"{}", token=SECRET)
-        (heard,) = squatter.heard  # type: ignore[attr-defined]
-        assert "RMS-HMAC" in heard and SECRET not in heard
 
 
 def test_what_can_be_asked_is_described(tmp_path: Path) -> None:

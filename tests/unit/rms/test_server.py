@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import pytest
 from routed import SCRIPT, USERS_TOKEN, Routed, routed
 
 from rms.core.model import JobId
-from rms.wire.signing import answer_signature, signed
+from rms.daemon.connections import Peer
+from rms.wire.signing import USER, Session, digest, job_name
 
 JOB_ROW = (
     "id name state mode submit_s start_s end_s nodes size nodes_min nodes_max reason step steps "
-    "energy_j energy_source energy answer resizes resizing output slurm summary seen profile "
-    "frequency exit_code account priority nodelist exclude"
+    "energy_j energy_source energy answer resizes resizing resize_to output slurm summary seen "
+    "profile frequency exit_code account user limit_s priority expected_start_s nodelist exclude "
+    "restartable"
 )
 BOOKS = "at_s busy_j idle_j off_j boot_j cluster_j busy_node_s power_source sources tasks_j"
 
@@ -52,6 +55,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "answer": "",
         "resizes": [],
         "resizing": "",
+        "resize_to": None,
         "output": "/rms-1.out",
         "slurm": {},
         "summary": None,
@@ -60,9 +64,13 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "frequency": None,
         "exit_code": None,
         "account": "",
-        "priority": None,
+        "user": getpass.getuser(),
+        "limit_s": None,
+        "priority": 0.0,
+        "expected_start_s": None,
         "nodelist": [],
         "exclude": [],
+        "restartable": None,
     }
     note = server.daemon.jobs[JobId(runs)].note
     kept = server.daemon.context.private.environment(note)
@@ -78,6 +86,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "power_source": "model",
         "allocated": 1,
         "frequency": None,
+        "reason": "",
     }
     books = server.ask("GET", "/books")[1]
     heads = ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed", "power_spans"]
@@ -123,7 +132,7 @@ def test_an_array_is_one_number(server: Routed) -> None:
         ("POST", "/requeue", {"id": "9"}, 404, "expected the id of a job, got 9"),
         ("POST", "/jobs", SCRIPT | {"options": {"dependency": "afterok:9"}}, 400, "got 9"),
         ("POST", "/jobs", SCRIPT | {"options": {"begin": "x"}}, 400, "--begin: expected a time"),
-        ("POST", "/resize", {"id": "9", "nodes": 1}, 404, "expected a running job, got 9"),
+        ("POST", "/resize", {"id": "9", "nodes": 1}, 404, "expected the id of a job, got 9"),
         ("POST", "/resize", {"id": "1", "nodes": 2, "strategy": "x"}, 400, "expected a strategy"),
         ("POST", "/resize", {"id": "1", "nodes": "2"}, 400, "Expected `int | null`, got `str`"),
         ("POST", "/resize", {"id": "1", "nodes": 2, "on": "n7,n8"}, 400, "expected 2 nodes"),
@@ -164,14 +173,16 @@ def test_what_cannot_be_is_refused_in_one_sentence(
 def test_over_tcp_users_show_the_servers_token(server: Routed) -> None:
     for token in (None, "wrong", "of the meters", "fälsch"):
         status, answer = server.ask("GET", "/jobs", token=token, over_tcp=True)
-        assert status == 401 and "expected the server's token" in answer["error"]
+        assert status == 401 and "signed with the server's token" in answer["error"]
     assert server.ask("GET", "/jobs", token=USERS_TOKEN, over_tcp=True) == (200, [])
     assert server.ask("GET", "/jobs") == (200, [])  # a Unix socket is its owner's
 
 
 @pytest.mark.promise("no-one-in")
 @pytest.mark.parametrize("where", [None, ("10.0.0.1", 80), ("another socket", None), ("", None)])
-def test_users_are_not_let_in_from_elsewhere(server: Routed, where: object) -> None:
+def test_users_are_not_let_in_from_elsewhere(
+    server: Routed, where: tuple[str, int | None] | None
+) -> None:
     server.where = where
     status, answer = server.ask("GET", "/jobs", token=USERS_TOKEN)
     assert status == 401 and "got a request over the network" in answer["error"]
@@ -197,26 +208,44 @@ def test_jobs_show_their_own_token(server: Routed, over_tcp: bool) -> None:
 def test_requests_over_tcp_are_signed_and_so_are_answers(server: Routed) -> None:
     job, other = server.submit(), server.submit()
     token, path, body = server.token(job), f"/jobs/{job}/report", b'{"type":"Begun","number":1}'
-    shown = signed(token, "POST", path, "nonce", body)
-    assert token not in shown
-    status, said = server.request("POST", path, body, shown=shown)
-    assert (status, said) == (200, b"{}")
-    assert server.headers["rms-signature"] == answer_signature(token, "nonce", status, said)
-    assert (
-        server.request("GET", "/jobs?id=1", shown=signed("x", "GET", "/jobs", "n", b""))[0] == 200
-    )
-    refused = [
-        (path, body.replace(b"1", b"2"), shown),
-        (path.replace(job, other), body, shown),
-        (path, body, signed(server.token(other), "POST", path, "nonce", body)),
-        (path, body, signed(token, "GET", path, "nonce", body)),
-        *((path, body, odd) for odd in (shown[:-1], shown[9:], "RMS-HMAC", "RMS-HMAC a b é")),
-    ]
-    for where, sent, header in refused:
-        assert server.request("POST", where, sent, shown=header)[0] == 401, header
-    users = signed(USERS_TOKEN, "GET", "/jobs?id=1", "n", b"")
-    assert server.request("GET", "/jobs?id=1", shown=users, over_tcp=True)[0] == 200
-    assert server.request("GET", "/jobs?id=2", shown=users, over_tcp=True)[0] == 401
+
+    def send(
+        by: Session, method: str, where: str, signed: bytes, sent: bytes | None = None
+    ) -> tuple[int, bytes]:
+        shown = by.sign_request(method, where, digest(signed))
+        assert token not in shown
+        found = server.request(
+            method, where, signed if sent is None else sent, shown=shown, over_tcp=True, peer=peer
+        )
+        if found[0] != 401:
+            assert server.headers["rms-signature"] == by.sign_answer(*found)
+        return found
+
+    peer = Peer()
+    session = server.session(token, job_name(job), peer)
+    assert server.proof == session.proof
+    assert [send(session, "POST", path, body) for _ in range(2)] == [(200, b"{}")] * 2
+    for where, status in ((f"/jobs/{job}/steps/9", 404), ("/jobs/7/x", 404), ("/nodes", 401)):
+        assert send(session, "GET", where, b"")[0] == status
+    assert send(session, "POST", path, b"{")[0] == 400
+    assert send(session, "POST", path, body, body.replace(b"1", b"2"))[0] == 401
+    assert send(session, "POST", f"/jobs/{other}/report", body)[0] == 401
+    for wrong in (server.token(other), USERS_TOKEN, "x"):
+        peer = Peer()
+        session = server.session(wrong, job_name(job), peer)
+        assert server.proof != session.proof
+        assert send(session, "POST", path, body)[0] == 401
+    for name in ("job-9", "job-", "nobody", "job-7\u00e9"):  # whether there is one is not told
+        session = server.session("", name, peer := Peer())
+        assert send(session, "GET", "/jobs/9/steps/0", b"")[0] == 401
+    users = server.session(USERS_TOKEN, USER, peer := Peer())
+    assert send(users, "GET", "/jobs?id=1", b"")[0] == 200
+    assert send(users, "HEAD", "/jobs?id=2", b"")[0] == 200
+    assert send(users, "GET", "/none", b"")[0] == 404
+    assert send(users, "GET", f"/jobs/{job}/steps/0", b"")[0] == 401
+    for odd in ("RMS-HMAC", "RMS-HMAC a b", "RMS-HMAC a \u00e9", f"Bearer {USERS_TOKEN}"):
+        assert server.request("GET", "/jobs", shown=odd, over_tcp=True, peer=peer)[0] == 401
+        assert server.headers["connection"] == "close"
 
 
 def test_meters_show_theirs(server: Routed) -> None:

@@ -11,6 +11,7 @@ from test_daemon import Idle
 from rms.core.cluster import Cluster
 from rms.core.contention import Processors, SharedNode
 from rms.core.events import Ended, Later, Resize, ResizeBegun, Resized, ResizePoint
+from rms.core.measured import Measured
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named
 from rms.daemon import views
@@ -69,7 +70,7 @@ class Bench:
         high = size + 1 if mode is Mode.MALLEABLE else size
         given = {"bandwidth_gb_s": gb_s, "power_w": power_w}
         spec = JobSpec(name, self.now_s, size, high, size, mode, **given)
-        note = {"script": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
+        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         self.daemon.submit([spec], {name: note | {"array": name, "requeue": False}})
         return name
 
@@ -168,7 +169,7 @@ def test_power_of_jobs_comes_on_top_of_that_of_their_hosts(bench: Bench) -> None
 def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
     cluster = bench.daemon.context.cluster
     here = [DeviceEnergy("package-0", "rapl", 0.0)]
-    assert devices_of(Metered("n2", "a", 1, 0.0, "b", here), cluster) == {
+    assert devices_of(Metered("n2", "a", 1, 0.0, "b", here), cluster, Measured()) == {
         "package-0": ["n2", "n2/0", "n2/1"]
     }
     bench.submit(1, 1, 0.0)

@@ -48,8 +48,8 @@ def test_only_what_is_known_is_said(shown: Any, tmp_path: Path) -> None:
     assert words["started"].endswith(", after 5.0 s")
     assert not {"ended", "account", "priority", "frequency", "output"} & set(words)
     assert json.loads(kept.read_text())[0]["steps"] == 200
-    over = shown(job(state="COMPLETED", end_s=3700.0))
-    assert "all 200 steps" in next(line for line in over if line.startswith("progress"))
+    over = shown(job(state="COMPLETED", end_s=3700.0, step=200))
+    assert "step 200 of 200 (100%)" in next(line for line in over if line.startswith("progress"))
 
 
 def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from processes import called
 
 from rms.cli.main import main
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
@@ -106,12 +107,10 @@ def test_a_measured_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         ([*NINE, "--power-cap", "610"], "waiting for ever: PowerCap: it never fits under the cap"),
     ],
 )
-def test_bad_input_is_one_sentence(
-    options: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["simulate", *options]) == 2
-    err = capsys.readouterr().err
-    assert expected in err and err.count("\n") == 1
+def test_bad_input_is_one_sentence(options: list[str], expected: str) -> None:
+    done = called(main, "simulate", *options)
+    assert done.returncode == 2
+    assert expected in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_power_cap_takes_time(capsys: pytest.CaptureFixture[str]) -> None:

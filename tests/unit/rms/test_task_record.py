@@ -198,7 +198,7 @@ def test_the_command_says_what_happened_and_what_would_have(tmp_path: Path) -> N
     for words, said, status in (
         ([*start, str(tmp_path / "wrong.py")], "it raised KeyError('queue')", 1),
         ([*start, "shortest"], "expected a strategy of short-term, ", 2),
-        ([*start, "banking", "--hours", "0"], "expected hours above 0, got 0", 2),
+        ([*start, "banking", "--hours", "0"], "expected a number above 0, got '0'", 2),
         ([*start, "banking", "--trace", "a.swf"], "expected --strategy or --trace, got both", 2),
         ([*start[:1], "--journal", "j"], "expected --strategy with --journal", 2),
         ([*start[:2], "none", "--strategy", "banking"], "expected a journal, got none", 2),

@@ -130,8 +130,11 @@ def test_an_array_is_unfolded_sorted_and_a_task_cancelled(server: Routed) -> Non
 
 
 @pytest.mark.wide
-def test_hold_find_ended_resize_and_a_daemon_that_is_away(server: Routed) -> None:
-    server.submit(nodes=[1, 2], mode="malleable", job_name="grows")
+def test_hold_find_ended_resize_and_a_daemon_that_is_away(
+    server: Routed, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    output = str(tmp_path_factory.mktemp("output") / "none.out")
+    server.submit(nodes=[1, 2], mode="malleable", job_name="grows", output=output)
     server.submit(nodes=[2, 2], job_name="waits")
 
     async def keys(pilot: Pilot[None], seen: Screen) -> None:

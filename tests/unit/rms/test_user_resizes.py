@@ -117,7 +117,7 @@ def test_what_cannot_be_at_the_resize_point_is_refused_then() -> None:
     engine.handle(Started(0.0, A))
     engine.handle(asked(1.0, 4))
     (refused,) = engine.handle(ResizePoint(2.0, A))
-    assert refused.code is Reason.REFUSED and "wants 2 nodes, 1 are free" in refused.reason  # type: ignore[union-attr]
+    assert refused.code is Reason.REFUSED and "wants 2 nodes more, 1 is free" in refused.reason  # type: ignore[union-attr]
     assert not engine.state.wanted and not engine.state.running[A].kept
 
 
