@@ -98,7 +98,8 @@ def malleable(
         UsageError: on all ranks together, for arguments or environment variables that cannot be
             used. Uncaught, it ends the program with one message and status 2.
     """
-    _report_errors((comm.comm if isinstance(comm, Runtime) else comm).rank)
+    own = comm.comm if isinstance(comm, Runtime) else comm
+    _report_errors(own.rank if MPI.Is_initialized() else 0)
     app = _Block({} if fields is None else fields, build, before, after)
     app.backends = backends
     runtime = comm if isinstance(comm, Runtime) else _runtime_of(comm)
@@ -180,10 +181,10 @@ def _runtime_of(comm: MPI.Intracomm) -> Runtime:
 
 
 def _check_state(run: Run, state: Mapping[str, Any]) -> None:
-    """Refuse state that cannot be pickled; note state that differs by rank (collective).
+    """Refuse state that cannot be transferred; note state that differs by rank (collective).
 
     Raises:
-        UsageError: a value cannot be pickled.
+        UsageError: a value cannot be pickled, unpickled or filled.
     """
     problem, mine = None, dict[str, str]()
     try:
@@ -207,8 +208,8 @@ def _check_state(run: Run, state: Mapping[str, Any]) -> None:
     if problem is not None:
         raise UsageError(problem)
     for name in dict.fromkeys(name for _, each in ranks for name in each):
-        digests = {each.get(name) for _, each in ranks}
-        if len(digests) > 1 and None not in digests and "" not in digests:
+        digests: set[str | None] = {each.get(name) for _, each in ranks}
+        if len(digests) > 1:
             with WATCH.within("dmr.malleable"):
                 digests = set(run.world.internal_comm.allgather(_round_trip_digest(name, state)))
         if len(digests) > 1:
@@ -222,16 +223,19 @@ def _check_state(run: Run, state: Mapping[str, Any]) -> None:
 def _round_trip_digest(name: str, state: Mapping[str, Any]) -> str | None:
     try:
         return digest(name, round_trip(name, state[name]))
-    except ValuesError:  # differs from the digests of other ranks, so that all note it
+    except (KeyError, ValuesError):  # missing here, or a PerRank
         return None
 
 
 def _take_state(run: Run, state: Mapping[str, Any]) -> None:
     """Have in ``run.state`` what has arrived, and of the rest what the program gives."""
+    values = {
+        name: given.value if isinstance(given, PerRank) else given for name, given in state.items()
+    }
     for name, given in state.items():
-        value = given
+        value = values[name]
         if isinstance(given, PerRank):
-            run.internal.per_rank[name], value = given, given.value
+            run.internal.per_rank[name] = given
         run.internal.parts[name] = parts_of(value)
         if name not in run.state:
             run.state[name] = value
@@ -242,7 +246,10 @@ def _take_state(run: Run, state: Mapping[str, Any]) -> None:
                 arrived = given.part(name, arrived, run.world.rank, run.world.size)
             except ValuesError as error:
                 raise UsageError(str(error)) from None  # as on all ranks: they have one value
-        run.state[name] = adopt(value, arrived, run.progress.replaced.get(name, ()))
+        replaced = run.progress.replaced.get(name, ())
+        others = [other for key, other in values.items() if key != name]
+        fields = [block.storage for block in run.fields.values()]
+        run.state[name] = adopt(value, arrived, replaced, others=others, fields=fields)
 
 
 class _Block(Application):

@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -83,12 +83,17 @@ def write(
     A failure (a full disk, say) leaves the earlier checkpoints as they are and the run going.
     """
     path, comm = path_of(schedule.directory, progress.step), world.internal_comm
+    edges = {name: block.edges for name, block in fields.items() if block.edges}
     fields = {name: block.carried() for name, block in fields.items()}
     problem = None
+
+    def begun() -> Writer:
+        return Writer(path, progress, options, edges)
+
     if comm.size > 1:
-        problem = _write_parts(path, world, fields, progress, options)
+        problem = _write_parts(path, world, fields, begun)
     else:
-        writer = Writer(path, progress, options)
+        writer = begun()
         for name, block in fields.items():
             shape, pieces = block.gathered(comm)
             writer.add(name, shape, block.dtype, pieces)
@@ -103,8 +108,7 @@ def _write_parts(
     path: Path,
     world: World,
     fields: Mapping[str, Field],
-    progress: Progress,
-    options: Mapping[str, Any],
+    begun: Callable[[], Writer],
 ) -> str | None:
     """Write a checkpoint of a part for each rank (collective); return what went wrong."""
     comm, problem = world.internal_comm, None
@@ -125,7 +129,7 @@ def _write_parts(
             problem = f"expected {path.parent} on all nodes, got no file of rank {missing[0]}"
         if problem is None:
             parts = joined(folder, fields, [found for _, found in told])
-            writer = Writer(path, progress, options)
+            writer = begun()
             wholes = {
                 name: (block.spec.stored_shape(rows_of(parts.fields[name])), block.dtype)
                 for name, block in fields.items()
@@ -155,7 +159,6 @@ def restore(
         if world.rank == 0:
             print_line(text, log)
 
-    fields = {name: block.carried() for name, block in fields.items()}
     found = existing(schedule.directory) if world.rank == 0 else []
     broken: list[str] = []
     for path in reversed(world.internal_comm.bcast(found)):
@@ -225,7 +228,6 @@ def load(
         BrokenCheckpointError: it is not whole; perhaps on some ranks only.
         UsageError: it is of another grid, or of other options.
     """
-    fields = {name: block.carried() for name, block in fields.items()}
     parts = verify(path, fields, options, alone=False) if world.rank == 0 else parts_at(path)
     if parts is not None:
         verify_share(path, parts, fields, world.rank, world.size)

@@ -1,10 +1,10 @@
 """One checkpoint in HDF5: written whole or not at all, verified before it is read.
 
-Layout: attributes ``format``, ``progress`` and ``options`` (JSON); ``/fields/NAME`` with the
-global interior in axis order and its hash as an attribute; ``/hashes/NAME`` with those of its
-pieces (:mod:`dmr.checkpoint_pieces`). Where more ranks than one have written it (format 2)
-``/fields/NAME`` is a virtual dataset of their files, for other readers, and ``/parts`` says what
-those hold (:mod:`dmr.checkpoint_parts`).
+Layout: attributes ``format``, ``progress``, ``options`` and ``edges`` (JSON); ``/fields/NAME`` with
+the global interior in axis order, with ``edges`` (cells of the halo at the edge of the domain), and
+its hash as an attribute; ``/hashes/NAME`` with those of its pieces (:mod:`dmr.checkpoint_pieces`).
+Where more ranks than one have written it ``/fields/NAME`` is a virtual dataset of their files, for
+other readers, and ``/parts`` says what those hold (:mod:`dmr.checkpoint_parts`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from dmr.checkpoint_parts import (
     stored_type,
     sync,
 )
-from dmr.checkpoint_pieces import BrokenPieceError, CheckedDataset, PieceHashes, has_pieces
+from dmr.checkpoint_pieces import BrokenPieceError, CheckedDataset, PieceHashes
+from dmr.data.decomposition import Halo, common_edges
 from dmr.data.field import Field
 from dmr.data.gather import SLAB_BYTES
 from dmr.errors import UsageError, words_of
@@ -45,10 +46,14 @@ from dmr.values import ValuesError
 if TYPE_CHECKING:
     import h5py
 
-FORMAT = 1
-FORMAT_OF_PARTS = 2
+FORMAT = 3
+"""**Raise it with every change** of the layout, of :class:`~dmr.progress.Progress`, of what fields
+store, or of the trees of :mod:`dmr.values`: a checkpoint of another format is refused."""
+
 KEEP = 2
 """Checkpoints that a folder keeps."""
+
+TEXTS = ("progress", "options", "edges")
 
 NAME = re.compile(r"checkpoint-(\d{10})\.h5")
 PARTS_NAME = re.compile(r"checkpoint-(\d{10})-[0-9a-f]{8}\.parts")
@@ -105,9 +110,18 @@ class Writer:
     """Rank 0's new checkpoint, under its name once it is whole.
 
     The first failure is kept; from then on nothing is written, but fields are still received.
+
+    Args:
+        edges: those that are stored, of fields that have any.
     """
 
-    def __init__(self, path: Path, progress: Progress, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        progress: Progress,
+        options: Mapping[str, Any],
+        edges: Mapping[str, Halo] | None = None,
+    ) -> None:
         import h5py  # not before it is needed: every world that boots would pay for it
 
         self._path, self._part = path, path.with_suffix(".part")
@@ -120,8 +134,13 @@ class Writer:
             self._sink = Sink(self._part)
             self._file = h5py.File(self._sink, "w", libver="latest")
             self._file.attrs["format"] = FORMAT
-            self._texts = encode(progress).decode(), json.dumps(dict(options), sort_keys=True)
-            self._file.attrs["progress"], self._file.attrs["options"] = self._texts
+            self._texts = (
+                encode(progress).decode(),
+                json.dumps(dict(options), sort_keys=True),
+                json.dumps(dict(edges or {})),
+            )
+            for name, text in zip(TEXTS, self._texts, strict=True):
+                self._file.attrs[name] = text
             self._file.attrs["xxh3_128"] = _digest_of(self._texts)
 
     def add(
@@ -164,7 +183,6 @@ class Writer:
             sync(self._path.with_name(parts.folder))
             self._parts = parts
             text = msgspec.json.encode(parts).decode()
-            self._file.attrs["format"] = FORMAT_OF_PARTS
             self._file.create_dataset("parts", data=np.frombuffer(text.encode(), np.uint8))
             self._file.attrs["xxh3_128"] = _digest_of([*self._texts, text])
             for name, (shape, kind) in wholes.items():
@@ -231,21 +249,21 @@ def verify(
     try:
         with h5py.File(path, "r", locking=False) as file:
             version = int(file.attrs["format"])
-            if version not in (FORMAT, FORMAT_OF_PARTS):
-                raise UsageError(
-                    f"{path}: expected checkpoint format {FORMAT} or {FORMAT_OF_PARTS}, "
-                    f"got {version}"
-                )
-            texts = [str(file.attrs["progress"]), str(file.attrs["options"])]
+            if version != FORMAT:
+                raise UsageError(f"{path}: expected checkpoint format {FORMAT}, got {version}")
+            texts = [str(file.attrs[name]) for name in TEXTS]
             parts = _parts_in(file, texts)
             if _digest_of(texts) != file.attrs["xxh3_128"]:
-                raise BrokenCheckpointError("progress, options or parts changed since")
+                raise BrokenCheckpointError("progress, options, edges or parts changed since")
             own = _is_own(file)
             decode(texts[0], trusted=own)
             stated = json.loads(texts[1])
+            edges = _edges_in(file)
             for name, block in fields.items():
-                hashed = parts is None and not _read_by_pieces(file, name, block)
-                _verify_field(path, file["fields"][name], name, block, hashed=hashed)
+                dataset = file["fields"][name]
+                shape = block.spec.stored_shape(dataset.shape[0], edges.get(name, ()))
+                hashed = parts is None and not needs_whole_rows(block.layout)
+                _verify_field(path, dataset, shape, name, block, hashed=hashed)
     except ValuesError as error:
         raise UsageError(
             f"{path}: {error}"
@@ -299,9 +317,9 @@ def verify_share(
         raise BrokenCheckpointError(problem)
 
 
-def _read_by_pieces(file: h5py.File, name: str, block: Field) -> bool:
-    """Return whether ranks check a field of a file without parts as they read it."""
-    return has_pieces(file, name) and needs_whole_rows(block.layout)
+def _edges_in(file: h5py.File) -> dict[str, Halo]:
+    """Return the edges that are stored, of fields that have any."""
+    return msgspec.json.decode(file.attrs["edges"], type=dict[str, Halo])
 
 
 def _is_own(file: h5py.File) -> bool:
@@ -314,9 +332,15 @@ def _is_own(file: h5py.File) -> bool:
 
 
 def _verify_field(
-    path: Path, dataset: h5py.Dataset, name: str, block: Field, *, hashed: bool
+    path: Path,
+    dataset: h5py.Dataset,
+    shape: tuple[int, ...],
+    name: str,
+    block: Field,
+    *,
+    hashed: bool,
 ) -> None:
-    shape, dtype = block.spec.stored_shape(dataset.shape[0]), block.dtype
+    dtype = block.dtype
     if dataset.shape != shape or dataset.dtype != stored_type(dtype):
         raise UsageError(
             f"{path}: expected field {name} of shape {shape} and type {dtype}, "
@@ -350,16 +374,21 @@ def _read(path: Path, fields: Mapping[str, Field]) -> Progress:
 
     with contextlib.ExitStack() as files:
         file = files.enter_context(h5py.File(path, "r", locking=False))
-        parts = _parts_in(file, [])
-        for name, block in fields.items():
+        parts, edges = _parts_in(file, []), _edges_in(file)
+        for name, own in fields.items():
+            there = edges.get(name, ())
+            common = common_edges(own.edges, there)
+            block = own.carried(common)
+            lows = [low for low, _ in common or ((0, 0),) * len(there)]
+            first = [low - edge[0] for low, edge in zip(lows, there, strict=True)]
             whole = file["fields"][name]
             stored: h5py.Dataset | PartedArray | CheckedDataset = whole
             if parts is not None:
                 folder, found = path.parent / parts.folder, parts.fields[name]
                 stored = PartedArray(name, whole, found, folder, block.layout, files)
-            elif _read_by_pieces(file, name, block):
+            elif needs_whole_rows(block.layout):
                 once = read_once(tuple(whole.shape), block.layout)
                 stored = CheckedDataset(file, name, once=once)
                 files.callback(stored.close)
-            block.restore(stored)
+            block.restore(stored, first or (0,) * len(whole.shape))
         return decode(file.attrs["progress"], trusted=_is_own(file))

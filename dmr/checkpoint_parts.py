@@ -41,14 +41,14 @@ class Part(msgspec.Struct, frozen=True):
         file: its name in the folder of the parts.
         start, stop: where it lies in the whole, along each axis.
         xxh3_128: hash of its bytes.
-        pieces: hash of the hashes of its pieces, "" in files of before there were any.
+        pieces: hash of the hashes of its pieces.
     """
 
     file: str
     start: tuple[int, ...]
     stop: tuple[int, ...]
     xxh3_128: str
-    pieces: str = ""
+    pieces: str
 
     @property
     def box(self) -> Box:
@@ -161,7 +161,7 @@ def row_bytes(dataset: h5py.Dataset) -> int:
 def read_by_pieces(parts: Sequence[Part], layout: Decomposition) -> bool:
     """Return whether ranks of a layout check pieces of a field as they read them."""
     columns = len({part.start[1:] for part in parts})
-    return all(part.pieces for part in parts) and needs_whole_rows(layout, columns)
+    return needs_whole_rows(layout, columns)
 
 
 def needs_whole_rows(layout: Decomposition, columns: int = 1) -> bool:

@@ -2,7 +2,7 @@
 read, on the only pass through the file.
 
 Beside ``fields/NAME`` a file has ``hashes/NAME``: 16 bytes for each piece of so many rows (its
-attribute ``rows``). Files of earlier versions have none; of them the whole is read first.
+attribute ``rows``).
 """
 
 from __future__ import annotations
@@ -77,11 +77,6 @@ class PieceHashes:
         digests = np.frombuffer(b"".join(self._found), np.uint8).reshape(-1, DIGEST_BYTES)
         file.create_dataset(f"hashes/{name}", data=digests).attrs["rows"] = self.rows
         return xxhash.xxh3_128_hexdigest(digests.tobytes())
-
-
-def has_pieces(file: h5py.File, name: str) -> bool:
-    """Return whether a file says of each piece of a field what its hash is."""
-    return f"hashes/{name}" in file
 
 
 class CheckedDataset:

@@ -69,6 +69,7 @@ class Driver:
         self._new_blocks: NewBlocks | None = None
         self._news = np.zeros(1, np.int64)
         self._flags = np.zeros(4, np.int64)
+        self._point = WATCH.within(POINT)
         WATCH.between_s = self._between_s
 
     def loop(self, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
@@ -274,14 +275,11 @@ class Driver:
         if world.size > 1:
             news, flags = self._news, self._flags
             news[0] = stop or number or requested
-            WATCH.begin(POINT)
-            try:
+            with self._point:
                 world.internal_comm.Allreduce(MPI.IN_PLACE, news, MPI.MAX)
                 if news[0]:
                     flags[0], flags[1], flags[2], flags[3] = stop, number, requested, in_cooldown
                     world.internal_comm.Allreduce(MPI.IN_PLACE, flags, MPI.MAX)
-            finally:
-                WATCH.place = ""
             if news[0]:
                 stop, number, requested = bool(flags[0]), int(flags[1]), int(flags[2])
                 in_cooldown = bool(flags[3])
@@ -371,7 +369,8 @@ class Driver:
     def _between_s(self) -> float:
         """Return the mean time between resize points."""
         progress = self.run.progress
-        return progress.elapsed_s / max(1, progress.step) * self.plan.every
+        every = 1 if progress.at_point else self.plan.every
+        return progress.elapsed_s / max(1, progress.step) * every
 
     def _waits_for_memory(self, wanted: NextWorld) -> bool:
         """Return whether the steps go on until ranks that will stay have their memory (collective).

@@ -22,8 +22,6 @@ class Position:
 
     def __init__(self, progress: Progress) -> None:
         done, at = progress.loops_done, progress.loops_at
-        if not done and progress.step:
-            done, at = [0, 0], [progress.step]  # a checkpoint of 0.1.0, which knew one loop
         self.goal: tuple[list[int], list[int]] | None = (list(done) or [0], list(at))
         self.done: list[int] = [0]
         self.at: list[int] = []

@@ -106,7 +106,7 @@ def encode(progress: Progress) -> bytes:
 
 
 def decode(data: bytes | str, *, trusted: bool = False) -> Progress:
-    """Read what :func:`encode` wrote, or 0.1.0 did.
+    """Read what :func:`encode` wrote.
 
     Args:
         trusted: whether values that are pickles may be read: they run code.

@@ -28,7 +28,7 @@ from dmr.plan import Plan, check_plan, check_seconds, check_size, parse_resizes
 from dmr.progress import Progress
 from dmr.resize import strategy as strategies
 from dmr.resize.target import Target
-from dmr.termination import ending, giving_way
+from dmr.termination import Ending, ending, giving_way
 from dmr.watch import WATCH
 from dmr.wire.ranks import RankMessages
 from dmr.wire.rms import RmsClient
@@ -46,9 +46,16 @@ def running(app: Application, runtime: Runtime, plan: Plan) -> Iterator[tuple[Ru
     The block is entered by every world, left at its end by the last alone: in all others the
     loop raises :class:`dmr.errors.Left`, a ``SystemExit``.
     """
+    try:
+        limits = _limits(plan, runtime)
+    except UsageError as error:
+        if runtime.comm.rank == 0 and runtime.rendezvous is None:
+            with contextlib.suppress(OSError):
+                Ending(runtime, runtime.comm).record("FAILED", error.exit_code, str(error))
+        raise
     with (
         _sigterm() as sigterm_received,
-        WATCH.running(*_limits(plan, runtime), sigterm_received),
+        WATCH.running(*limits, sigterm_received),
         _running(app, runtime, plan, sigterm_received) as pair,
     ):
         yield pair

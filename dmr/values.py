@@ -16,14 +16,16 @@ import base64
 import bisect
 import collections
 import contextlib
+import copyreg
 import dataclasses
+import functools
 import io
 import itertools
 import math
 import operator
 import pickle
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,11 +45,14 @@ MAX_PARTS, MAX_PATHS, ALL = 100_000, 1_000, "*"
 CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 """Types that are written as trees; an object that is referenced twice is written twice."""
 
+SPARE_FRAMES = 40
+"""Frames between the calls of :func:`adopt` in a resize and the one in which a value is checked."""
+
 MAX_CONTAINERS = 1_000_000
 """Containers in the tree of a value most of whose containers are referenced more than once."""
 
 
-class ValuesError(Exception):
+class ValuesError(ValueError):
     """A value cannot be written, or must not or cannot be read; one sentence."""
 
 
@@ -78,26 +83,40 @@ class _Filling:
     """The state of one call of :func:`adopt`.
 
     Attributes:
-        replaced: sorted paths of the parts that the old ranks have replaced by other objects.
+        replaced: paths of the parts that the old ranks have replaced by other objects.
+        fields: arrays that are never modified.
         filled: filled objects and their sources, by the identity of the object.
-        tuples: pairs of tuples and the result of each, by the identities of the pair.
+        results: pairs of objects and the result of each, by the identities of the pair: of tuples,
+            and of objects that are not filled because they were replaced.
     """
 
-    replaced: Sequence[str]
+    replaced: frozenset[str]
+    fields: Sequence[np.ndarray[Any, Any]] = ()
     filled: dict[int, tuple[Any, Any]] = dataclasses.field(default_factory=dict)
-    tuples: dict[tuple[int, int], tuple[Any, Any, Any]] = dataclasses.field(default_factory=dict)
+    results: dict[tuple[int, int], tuple[Any, Any, Any]] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def _sorted(self) -> list[str]:
+        return sorted(self.replaced)
 
     def keeps(self, path: str) -> bool:
         """Return whether the object at a path is filled in place: it was not replaced."""
-        return not path or not (path in self.replaced or ALL in self.replaced)
+        return path not in self.replaced and not (path and ALL in self.replaced)
 
     def replaces_below(self, path: str) -> bool:
         """Return whether a part at this path or below it was replaced."""
-        at = bisect.bisect_left(self.replaced, path)
-        return at < len(self.replaced) and self.replaced[at].startswith(path)
+        at = bisect.bisect_left(self._sorted, path)
+        return at < len(self._sorted) and self._sorted[at].startswith(path)
 
 
-def adopt(current: Any, received: Any, replaced: Collection[str] = ()) -> Any:
+def adopt(
+    current: Any,
+    received: Any,
+    replaced: Collection[str] = (),
+    *,
+    others: Iterable[Any] = (),
+    fields: Iterable[Any] = (),
+) -> Any:
     """Return the program's object with the received contents, for the ranks of a new world.
 
     Arrays of equal shape and dtype, random generators, lists, dicts, sets and objects are filled in
@@ -106,31 +125,55 @@ def adopt(current: Any, received: Any, replaced: Collection[str] = ()) -> Any:
 
     Args:
         replaced: paths of :func:`replaced_parts`. The current objects there are not modified: they
-            may be part of other data of the program.
+            may be part of other data of the program. The received objects are returned for them,
+            with the current ones of their parts that were not replaced. The value itself (path "")
+            is filled nevertheless if it is in no other place.
+        others: the program's other values.
+        fields: arrays of the program's fields, whose memory is not modified.
+
+    Raises:
+        RecursionError: the value is nested too deep (:func:`pickle_digest` refuses such values).
     """
-    return _adopt(current, received, "", _Filling(sorted(replaced)))
+    paths = frozenset(replaced)
+    if "" in paths and not _is_in(others, current):
+        paths -= {""}
+    arrays = [one for one in fields if isinstance(one, np.ndarray)]
+    return _adopt(current, received, "", _Filling(paths, arrays))
+
+
+def _is_in(values: Iterable[Any], one: Any) -> bool:
+    """Return whether an object, or memory of an array, is in one of several values."""
+    parts = (_referent(part) for value in values for part in parts_of(value).values())
+    return any(part is one or _share_memory(part, one) for part in parts)
+
+
+def _share_memory(one: Any, other: Any) -> bool:
+    arrays = isinstance(one, np.ndarray) and isinstance(other, np.ndarray)
+    return arrays and np.may_share_memory(one, other)
 
 
 def _adopt(current: Any, received: Any, path: str, filling: _Filling) -> Any:
     kind: Any = type(current)
     if kind is not type(received) or current is received or kind in ATOMS:
         return received
+    pair = id(current), id(received)
     if issubclass(kind, tuple):
         if filling.replaces_below(path):
             return _adopt_tuple(current, received, path, filling)
-        pair = id(current), id(received)
-        if pair not in filling.tuples:
+        if pair not in filling.results:
             result = _adopt_tuple(current, received, path, filling)
-            filling.tuples[pair] = current, received, result
-        return filling.tuples[pair][2]
+            filling.results[pair] = current, received, result
+        return filling.results[pair][2]
+    if pair in filling.results:
+        return received
     if not filling.keeps(path):
-        if kind is list:  # a new list, whose elements may be current objects
-            return list(_adopt_each(current, received, path, filling))
-        return _adopt_items(current, received, path, filling) if kind is dict else received
+        filling.results[pair] = current, received, received
+        _fill(received, current, received, path, filling)
+        return received
     if id(current) in filling.filled:  # referenced twice here, though perhaps not in the received
         return current if _same(filling.filled[id(current)][1], received) else received
     filling.filled[id(current)] = current, received
-    if _fill(current, received, path, filling):
+    if _fill(current, current, received, path, filling):
         return current
     del filling.filled[id(current)]
     return received
@@ -167,66 +210,105 @@ def _adopt_items(
     }
 
 
-def _fill(current: Any, received: Any, path: str, filling: _Filling) -> bool:
-    """Fill an object in place from one of its type; return False if that is not possible."""
+def _fill(target: Any, current: Any, received: Any, path: str, filling: _Filling) -> bool:
+    """Set the contents of an object to the received ones; return False if that is not possible.
+
+    Args:
+        target: the current object, or, if that was replaced, the received one: its parts are set to
+            the current ones that were not replaced.
+    """
+    if target is received and _is_leaf(received):
+        return True
     if isinstance(current, np.ndarray):
-        alike = (current.shape, current.dtype) == (received.shape, received.dtype)
-        if not alike or not current.flags.writeable:
+        if target is current and not _is_fillable(current, received, filling.fields):
             return False
-        if current.dtype == object:
+        if received.dtype == object:
             parts = _adopt_each(list(current.flat), list(received.flat), path, filling)
             for at, one in enumerate(parts):
-                current.flat[at] = one
+                target.flat[at] = one
         else:
             current[...] = received
     elif isinstance(current, np.random.Generator):
-        return _fill(current.bit_generator, received.bit_generator, path, filling)
+        bits = current.bit_generator
+        return _fill(bits, bits, received.bit_generator, path, filling)
     elif isinstance(current, list):
-        current[:] = _adopt_each(current, received, path, filling)
-    elif isinstance(current, collections.deque) and current.maxlen == received.maxlen:
+        target[:] = _adopt_each(current, received, path, filling)
+    elif isinstance(current, collections.deque) and target.maxlen == received.maxlen:
         parts = _adopt_each(current, received, path, filling)
-        current.clear()
-        current.extend(parts)
+        target.clear()
+        target.extend(parts)
     elif isinstance(current, dict):
         items = _adopt_items(current, received, path, filling)
-        current.clear()
-        current.update(items)
+        target.clear()
+        target.update(items)
     elif isinstance(current, set):
         current.clear()
         current.update(received)
     elif isinstance(current, np.random.RandomState):
         current.set_state(received.get_state(legacy=False))
     else:
-        return _fill_object(current, received, path, filling)
+        return _fill_object(target, current, received, path, filling)
     if hasattr(current, "__dict__"):  # an instance of a derived class
-        vars(current).update(_adopt_items(vars(current), vars(received), path, filling))
+        vars(target).update(_adopt_items(vars(current), vars(received), path, filling))
     return True
 
 
-def _fill_object(current: Any, received: Any, path: str, filling: _Filling) -> bool:
+def _is_leaf(part: Any) -> bool:
+    """Return whether a mutable object has no parts that are filled by themselves."""
+    if isinstance(part, np.ndarray):
+        return part.dtype != object or type(part) is not np.ndarray
+    return isinstance(part, set | np.random.Generator | np.random.RandomState)
+
+
+def _is_fillable(
+    current: np.ndarray[Any, Any],
+    received: np.ndarray[Any, Any],
+    fields: Iterable[np.ndarray[Any, Any]],
+) -> bool:
+    """Return whether an array can be filled in place from another of its type."""
+    alike = (current.shape, current.dtype) == (received.shape, received.dtype)
+    shared = any(_share_memory(current, one) for one in fields)
+    return alike and not shared and not _why_unfillable(current)
+
+
+def _why_unfillable(array: np.ndarray[Any, Any]) -> str:
+    """Return what an array is that cannot be filled in place, "" if it can."""
+    if not array.flags.writeable:
+        return "read-only array"
+    if array.dtype.hasobject and array.dtype != object:
+        return "array of records with objects"
+    return "array with a hard mask" if getattr(array, "hardmask", False) else ""
+
+
+def _fill_object(target: Any, current: Any, received: Any, path: str, filling: _Filling) -> bool:
     """Fill an object as :mod:`pickle` does, if its ``__reduce_ex__`` states no items of its own."""
     kind: Any = type(current)
     plain: Any = object
+    whole = target is received
     try:
         old, new = current.__reduce_ex__(4), received.__reduce_ex__(4)
-        if isinstance(new, str) or not _same(list(old[:2]), list(new[:2])) or any(new[3:]):
+        if isinstance(new, str):
+            return False
+        if not whole and (not _same(list(old[:2]), list(new[:2])) or any(new[3:])):
             return False
         state = new[2] if len(new) > 2 else None
         if hasattr(current, "__setstate__"):
-            state = _adopt_state(old[2], state, path, filling)
-            current.__setstate__(dict(state) if isinstance(state, dict) else state)
+            adopted = _adopt_state(old[2], state, path, filling)
+            if not whole or any(map(operator.is_not, _values_of(adopted), _values_of(state))):
+                target.__setstate__(dict(adopted) if isinstance(adopted, dict) else adopted)
             return True
+    except RecursionError:
+        raise
     except Exception:  # of the object's own methods
         return False
     own, slots = state if isinstance(state, tuple) else (state, None)
     for name, value in _adopt_items(_slots_of(current, slots), slots or {}, path, filling).items():
-        object.__setattr__(current, name, value)
+        object.__setattr__(target, name, value)
     if hasattr(current, "__dict__"):  # works for frozen dataclasses, too
-        attributes = vars(current)
-        items = _adopt_items(attributes, own or {}, path, filling)
-        if kind.__getstate__ is plain.__getstate__:  # else the state may omit attributes
-            attributes.clear()
-        attributes.update(items)
+        items = _adopt_items(vars(current), own or {}, path, filling)
+        if not whole and kind.__getstate__ is plain.__getstate__:  # else it may omit attributes
+            vars(target).clear()
+        vars(target).update(items)
     return True
 
 
@@ -237,12 +319,18 @@ def _adopt_state(old: Any, state: Any, path: str, filling: _Filling) -> Any:
     return _adopt_items(old, state, path, filling) if isinstance(state, dict) else state
 
 
+def _values_of(state: Any) -> Iterable[Any]:
+    if isinstance(state, dict):
+        return state.values()
+    return state if isinstance(state, list | tuple) else ()
+
+
 def _slots_of(current: Any, names: Iterable[str] | None) -> dict[str, Any]:
     return {name: getattr(current, name) for name in names or () if hasattr(current, name)}
 
 
 def parts_of(value: Any) -> dict[str, Any]:
-    """Return the objects within a value that :func:`adopt` may fill, by their path.
+    """Return a value and the objects within it that :func:`adopt` may fill, by their path.
 
     Of arrays these are weak references: memory of an array that is replaced is released.
     """
@@ -257,7 +345,7 @@ def parts_of(value: Any) -> dict[str, Any]:
         if id(part) in ancestors or len(parts) > MAX_PARTS:
             return True
         mutable = not isinstance(part, tuple)
-        if path and mutable:
+        if mutable:
             parts.setdefault(path, weakref.ref(part) if isinstance(part, np.ndarray) else part)
         ancestors.append(id(part))
         for step, child in _children(part):
@@ -307,6 +395,8 @@ def _state_of(part: Any) -> Iterable[tuple[Any, Any]]:
 def replaced_parts(original: Mapping[str, Any], value: Any) -> list[str]:
     """Return the paths of the parts of a value that the program has replaced by other objects.
 
+    That of the value itself is "".
+
     Args:
         original: result of :func:`parts_of` for the value as it was passed in.
     """
@@ -317,7 +407,7 @@ def replaced_parts(original: Mapping[str, Any], value: Any) -> list[str]:
         if _referent(original.get(path, part)) is not _referent(part)
     ]
     few = len(paths) <= MAX_PATHS and max(len(original), len(parts)) <= MAX_PARTS
-    return paths if few else [ALL]
+    return paths if few else [*(path for path in paths if not path), ALL]
 
 
 def _referent(part: Any) -> Any:
@@ -325,12 +415,27 @@ def _referent(part: Any) -> Any:
 
 
 def _same(one: Any, other: Any) -> bool:
-    try:
-        if one is other:
+    """Return whether two values have equal pickles, or are lists, tuples and dicts of such."""
+    compared: dict[tuple[int, int], tuple[Any, Any]] = {}  # these are kept, and so are their ids
+
+    def same(one: Any, other: Any) -> bool:
+        kind, pair = type(one), (id(one), id(other))
+        if one is other or pair in compared:
             return True
-        _check_size([one, other])
-        return bool(_tree(one) == _tree(other))
-    except (ValuesError, RecursionError):
+        if kind is not type(other):
+            return False
+        if kind not in (list, tuple, dict):
+            return _dumps(one) == _dumps(other)
+        compared[pair] = one, other
+        if len(one) != len(other):
+            return False
+        if kind is dict:
+            one, other = list(one.items()), list(other.items())
+        return all(map(same, one, other))
+
+    try:
+        return same(one, other)
+    except ValuesError:
         return False
 
 
@@ -346,8 +451,8 @@ def unfillable_types(value: Any) -> list[str]:
         visited[id(part)] = part
         children: Iterable[Any] = ()
         if isinstance(part, np.ndarray):
-            if not part.flags.writeable:
-                names["read-only array"] = None
+            if why := _why_unfillable(part):
+                names[why] = None
             if part.dtype == object:
                 children = part.flat
         elif isinstance(part, dict):
@@ -385,22 +490,34 @@ def pickle_digest(name: str, value: Any) -> str:
     """Return a hash of the pickle of a value, which may differ for equal values (:func:`digest`).
 
     Raises:
-        ValuesError: it cannot be pickled, or its name is not text.
+        ValuesError: it cannot be pickled or unpickled, it is nested too deep for :func:`adopt`, or
+            its name is not text.
     """
     encode_values({name: None})
     buffers: list[pickle.PickleBuffer] = []  # arrays are hashed where they are, without a copy
+    problem = "cannot be pickled"
     try:
-        hasher = xxhash.xxh3_128(
-            pickle.dumps(value, PICKLE_PROTOCOL, buffer_callback=buffers.append)
-        )
-        for buffer in buffers:
-            hasher.update(buffer.raw())
-        return hasher.hexdigest()
+        data = _dumps(value, buffers.append)
+        problem = "cannot be unpickled"
+        copies = [pickle.loads(data, buffers=buffers) for _ in range(2)]
+        problem = "cannot be filled"
+        _deeper(SPARE_FRAMES, lambda: adopt(*copies))  # arrays of both have the same memory
     except RecursionError:
-        return digest(name, value)
+        raise ValuesError(f"run.state[{name!r}] is nested too deep to be filled in place") from None
     except Exception as error:  # of the value's own methods
-        why = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise ValuesError(f"run.state[{name!r}] cannot be pickled: {why}") from None
+        raise ValuesError(f"run.state[{name!r}] {problem}: {_words_of(error)}") from None
+    hasher = xxhash.xxh3_128(data)
+    for buffer in buffers:
+        hasher.update(buffer.raw())
+    return hasher.hexdigest()
+
+
+def _deeper(frames: int, call: Callable[[], Any]) -> None:
+    """Call a function in so many frames more."""
+    if frames:
+        _deeper(frames - 1, call)
+    else:
+        call()
 
 
 def digest(name: str, value: Any) -> str:
@@ -465,12 +582,12 @@ def refuse_memmap(array: Any) -> None:
     could not be undone.
 
     Raises:
-        ValueError: it is, or is a view of one that is.
+        ValuesError: it is, or is a view of one that is.
     """
     base = array
     while base is not None:
         if isinstance(base, np.memmap):
-            raise ValueError(
+            raise ValuesError(
                 f"expected an array in memory, got a memmap of {base.filename}: copy it by "
                 "np.array(...), and write the file after the loop"
             )
@@ -586,21 +703,49 @@ def _tree(value: Any) -> Any:
         return {"scalar": _npy(np.asarray(value))}
     elif kind is np.ndarray and _has_npy(value.dtype):
         return {"array": _npy(value)}
-    elif isinstance(value, np.memmap):
-        raise ValuesError(
-            f"expected an array in memory, got a memmap of {value.filename}: copy it by "
-            "np.array(...), or open the file again before the block, in every set of ranks"
-        )
     return _pickled("", value)
 
 
 def _pickled(name: str, value: Any) -> dict[str, str]:
     try:
-        data = pickle.dumps(value, PICKLE_PROTOCOL)
-    except Exception as error:  # whatever the value's own code raises
+        data = _dumps(value)
+    except (ValuesError, RecursionError) as error:
         where = f"run.state[{name!r}]: " if name else ""
-        raise ValuesError(f"{where}{type(error).__name__}: {error}") from None
+        raise ValuesError(f"{where}{_words_of(error)}") from None
     return {"pickle": base64.b64encode(data).decode()}
+
+
+def _dumps(value: Any, take: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Return the pickle of a value; ``take`` gets the memory of its arrays.
+
+    Raises:
+        ValuesError: it cannot be pickled, or has an array that is mapped from a file.
+        RecursionError: it is nested too deep.
+    """
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, PICKLE_PROTOCOL, buffer_callback=take)
+    pickler.dispatch_table = {
+        **copyreg.dispatch_table,
+        **dict.fromkeys((np.ndarray, np.memmap), _reduced_array),
+    }
+    try:
+        pickler.dump(value)
+    except (ValuesError, RecursionError):
+        raise
+    except Exception as error:  # whatever the value's own code raises
+        raise ValuesError(_words_of(error)) from None
+    return file.getvalue()
+
+
+def _reduced_array(array: np.ndarray[Any, Any]) -> Any:
+    refuse_memmap(array)
+    return array.__reduce_ex__(PICKLE_PROTOCOL)
+
+
+def _words_of(error: Exception) -> str:
+    if isinstance(error, ValuesError):
+        return str(error)
+    return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def _has_npy(dtype: np.dtype[Any]) -> bool:
@@ -614,6 +759,7 @@ def _has_npy(dtype: np.dtype[Any]) -> bool:
 
 
 def _npy(array: np.ndarray[Any, Any]) -> str:
+    refuse_memmap(array)
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         array = array.copy()  # at once: fails early if a broadcast array does not fit into memory
     file = io.BytesIO()

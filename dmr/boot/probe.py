@@ -21,7 +21,7 @@ from dmr.boot.mpiexec import clean_environment, end_process
 from rms.wire.files import write_whole
 from rms.wire.mpiexec import mpiexec_command
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 MEET_S = 5.0
 """For two ranks that are up; Open MPI's wait for good, whatever timeout they are given."""
 

@@ -50,6 +50,14 @@ class Box:
         )
 
 
+def common_edges(one: Halo, other: Halo) -> Halo:
+    """Return the halo that two blocks both have; () where one has none."""
+    return tuple(
+        (min(low, low_2), min(high, high_2))
+        for (low, high), (low_2, high_2) in zip(one, other, strict=False)
+    )
+
+
 def split_range(cells: int, parts: int, index: int) -> tuple[int, int]:
     """Return the half-open range of part ``index`` when ``cells`` are dealt to ``parts``.
 
@@ -205,6 +213,17 @@ class Decomposition:
         for at, (axis, index) in enumerate(zip(self.split, self.coordinates(rank), strict=True)):
             start[axis], stop[axis] = self.part(at, index)
         return Box(tuple(start), tuple(stop))
+
+    def widened(self, box: Box, edges: Halo) -> Box:
+        """Return a box with cells beyond the edges of the array, where it lies at them."""
+        if not edges:
+            return box
+        ends = zip(box.start, box.stop, self.shape, edges, strict=True)
+        start, stop = zip(
+            *((a - low * (a == 0), b + high * (b == cells)) for a, b, cells, (low, high) in ends),
+            strict=True,
+        )
+        return Box(start, stop)
 
     def parts_along(self, axis: int) -> int:
         """Return into how many parts ``axis`` is cut (1 for an axis that is not split)."""

@@ -150,9 +150,8 @@ class HaloExchange:
         self._axes = [axis for axis in axes if any(padding.halo[axis])]
         self._check()
         self._plans = [self._plan(axis) for axis in self._axes]
-        self._peers = {
-            message.peer for plan in self._plans for message in (*plan.receives, *plan.sends)
-        }
+        peers = {message.peer for plan in self._plans for message in (*plan.receives, *plan.sends)}
+        self._waiting = WATCH.within("exchange()", peers)
         self._bound: dict[int, list[BoundAxis]] = {}
         self._under_way: BoundAxis | None = None
         self._array: Array = None  # has to outlive what is under way
@@ -193,11 +192,8 @@ class HaloExchange:
         if self._under_way is None:
             return
         axis, self._under_way = self._under_way, None
-        WATCH.begin("exchange()", self._peers)
-        try:
+        with self._waiting:
             self._prequest.Waitall(axis.requests)
-        finally:
-            WATCH.place = ""
         for cells, host in axis.unpacks:
             cells[...] = host if self._in_host else self._xp.asarray(host)
         self._array = None

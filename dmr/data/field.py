@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from dmr.data import gather, overlap, pages, streams
-from dmr.data.decomposition import ALIGNMENT_BYTES, Box, Decomposition, Halo, Padding, memory_order
+from dmr.data.decomposition import (
+    ALIGNMENT_BYTES,
+    Box,
+    Decomposition,
+    Halo,
+    Padding,
+    common_edges,
+    memory_order,
+)
 from dmr.data.exchange import Boundary, HaloExchange, boundaries_of
 from dmr.errors import UsageError, outside_block
 from dmr.values import refuse_memmap
@@ -38,10 +46,12 @@ ArrayModule = Any
 
 def dtype_problem(dtype: np.dtype[Any]) -> str:
     """Return why a dtype cannot be stored in HDF5 files, "" if it can."""
-    if dtype.subdtype is not None:
+    if dtype.subdtype is not None and dtype.itemsize:
         return dtype_problem(dtype.base)
     if dtype.kind in "mM" and np.datetime_data(dtype)[0] == "generic":
         return "dates or times without a unit"
+    if not dtype.itemsize:
+        return "a record with a member of no bytes"
     fields: Mapping[str, Any] = dtype.fields or {}
     members = sorted((fields[name][:2] for name in dtype.names or ()), key=lambda one: one[1])
     if any(one[1] + one[0].itemsize > other[1] for one, other in pairwise(members)):
@@ -197,17 +207,6 @@ class FieldSpec:
         carried = tuple(edges) if any(map(any, edges)) else ()
         return replace(self, edges=carried, exchange_problem=problem)
 
-    def with_edges(self, layout: Decomposition) -> Decomposition:
-        """Return a layout whose outermost blocks include the halo at the edge of the domain."""
-        if not self.edges:
-            return layout
-        shape = tuple(n + sum(edge) for n, edge in zip(layout.shape, self.edges, strict=True))
-        bounds = []
-        for at, axis in enumerate(layout.split):
-            inner = [layout.part(at, index)[0] for index in range(1, layout.grid[at])]
-            bounds.append((0, *(start + self.edges[axis][0] for start in inner), shape[axis]))
-        return replace(layout, shape=shape, bounds=tuple(bounds))
-
     def padding(self, interior: tuple[int, ...]) -> Padding:
         """Return how a block with this interior lies in memory."""
         order = memory_order(self.shape) if self.order is None else self.order
@@ -238,9 +237,9 @@ class FieldSpec:
         """Bytes of the global interior."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
-    def stored_shape(self, rows: int) -> tuple[int, ...]:
-        """Return the shape that a checkpoint holds, if it has so many rows."""
-        return self.shape
+    def stored_shape(self, rows: int, edges: Halo = ()) -> tuple[int, ...]:
+        """Return the shape that a checkpoint holds, if it has so many rows and these edges."""
+        return widened_shape(self.shape, edges)
 
     def places(self, parts: Sequence[Box]) -> Sequence[Box]:
         """Return where what each rank has stored lies in the whole of a checkpoint."""
@@ -254,7 +253,6 @@ class FieldSpec:
             "split": list(self.split),
             **({"row_major": True} if self.row_major else {}),
             **({"constant": True} if self.constant else {}),
-            **({"edges": [list(edge) for edge in self.edges]} if self.edges else {}),
         }
 
 
@@ -386,23 +384,32 @@ class Field:
             self._exchange.free()
         self.comm, self._exchange = comm, None
 
-    def carried(self) -> Field:
-        """Return this block with the halo at the edge of the domain as part of its interior."""
-        spec = self.spec
-        if not spec.edges:
+    @property
+    def edges(self) -> Halo:
+        """Cells of the halo at the edge of the domain that are transferred and stored, or ()."""
+        return self.spec.edges
+
+    def carried(self, edges: Halo | None = None) -> Field:
+        """Return this block with the halo at the edge of the domain as part of its interior.
+
+        Args:
+            edges: cells of it, no more than :attr:`edges`, which is the default.
+        """
+        edges = self.edges if edges is None else edges
+        if not edges:
             return self
         block = copy.copy(self)
-        block.layout = layout = spec.with_edges(self.layout)
+        block.layout = layout = widened(self.layout, edges)
         block.box = box = layout.box(self.rank)
         rest = tuple(
             (
-                low - (0 if box.start[axis] else spec.edges[axis][0]),
-                high - (spec.edges[axis][1] if box.stop[axis] == layout.shape[axis] else 0),
+                low - (0 if box.start[axis] else edges[axis][0]),
+                high - (edges[axis][1] if box.stop[axis] == layout.shape[axis] else 0),
             )
             for axis, (low, high) in enumerate(self.padding.halo)
         )
         block.padding = replace(self.padding, interior=box.shape, halo=rest)
-        block.spec = replace(spec, shape=layout.shape, edges=())
+        block.spec = replace(self.spec, shape=layout.shape, edges=())
         block._set_views()
         return block
 
@@ -410,8 +417,8 @@ class Field:
         """Return the whole array on rank 0, None on the others (collective)."""
         if self.comm is None:
             raise outside_block("gather()")
-        _, pieces = self.gathered(self.comm)
         with WATCH.within("gather()", patient=True):
+            _, pieces = self.gathered(self.comm)
             own = []
             for piece in pieces:
                 WATCH.begin("gather()")  # the timeout applies to each piece
@@ -451,12 +458,19 @@ class Field:
 
     def pack(self, box: Box) -> npt.NDArray[Any]:
         """Return a contiguous host copy of the cells of ``box``, in axis order."""
-        view = self.interior[box.slices(self.box.start)]
+        view = self.padded[box.slices(self._origin)]
         return to_host(self.spec.xp, self.spec.xp.ascontiguousarray(view))
 
     def unpack(self, box: Box, values: npt.NDArray[Any]) -> None:
         """Set the cells of ``box`` from a contiguous host array of shape ``box.shape``."""
-        self.interior[box.slices(self.box.start)] = self.spec.xp.asarray(values)
+        self.padded[box.slices(self._origin)] = self.spec.xp.asarray(values)
+
+    @property
+    def _origin(self) -> tuple[int, ...]:
+        """Global indices of the first cell of ``padded``."""
+        return tuple(
+            start - low for start, (low, _) in zip(self.box.start, self.padding.halo, strict=True)
+        )
 
     # What a resize and a checkpoint use; each kind of distributed data has its own.
 
@@ -474,22 +488,21 @@ class Field:
         self, comm: MPI.Comm, new: Decomposition, sent: list[int], *, in_host: bool
     ) -> streams.Steps:
         """Send the interior to its owners in another layout; see :mod:`dmr.data.streams`."""
-        new = self.spec.with_edges(new)
-        return streams.sending(comm, self.carried(), new, sent, in_host=in_host)
+        return streams.sending(comm, self, new, sent, in_host=in_host)
 
     def receiving(
         self, comm: MPI.Comm, old: Decomposition, broken: list[Box], *, in_host: bool
     ) -> streams.Steps:
         """Fill the interior from its owners in another layout."""
-        old = self.spec.with_edges(old)
-        return streams.receiving(comm, self.carried(), old, broken, in_host=in_host)
+        return streams.receiving(comm, self, old, broken, in_host=in_host)
 
     def keep(self, old: Field) -> int:
         """Copy what ``old``, of the same rank, holds of this block; return its bytes (merge)."""
-        mine, other = self.carried(), old.carried()
-        box = other.box.intersect(mine.box)
-        if box.size:
-            mine.interior[box.slices(mine.box.start)] = other.interior[box.slices(other.box.start)]
+        box = old.box.intersect(self.box)
+        if not box.size:
+            return 0
+        box = self.layout.widened(box, common_edges(self.edges, old.edges))
+        self.padded[box.slices(self._origin)] = old.padded[box.slices(old._origin)]
         return box.size * self.dtype.itemsize
 
     def bytes_shared_with(self, other: Decomposition, *, sending: bool) -> list[tuple[int, int]]:
@@ -514,11 +527,30 @@ class Field:
         """Return that, contiguous and in host memory, in pieces along the first axis."""
         return gather.own_pieces(self)
 
-    def restore(self, stored: Any) -> None:
-        """Set the interior from the whole, in a checkpoint (an HDF5 dataset)."""
+    def restore(self, stored: Any, first: Sequence[int]) -> None:
+        """Set the interior from the whole, in a checkpoint (an HDF5 dataset).
+
+        Args:
+            first: global indices of the first cell that is stored.
+        """
         for box in gather.own_boxes(self):
-            values = stored[box.slices((0,) * len(self.spec.shape))]
-            self.unpack(box, values.view(self.dtype))
+            self.unpack(box, stored[box.slices(first)].view(self.dtype))
+
+
+def widened_shape(shape: Sequence[int], edges: Halo) -> tuple[int, ...]:
+    """Return a shape with the cells of edges below and above each axis."""
+    found = zip(shape, edges or ((0, 0),) * len(shape), strict=False)
+    return tuple(cells + sum(edge) for cells, edge in found)
+
+
+def widened(layout: Decomposition, edges: Halo) -> Decomposition:
+    """Return a layout whose outermost blocks include the halo at the edge of the domain."""
+    shape = widened_shape(layout.shape, edges)
+    bounds = []
+    for at, axis in enumerate(layout.split):
+        inner = [layout.part(at, index)[0] for index in range(1, layout.grid[at])]
+        bounds.append((0, *(start + edges[axis][0] for start in inner), shape[axis]))
+    return replace(layout, shape=shape, bounds=tuple(bounds))
 
 
 def refuse_masked(array: Array) -> None:

@@ -1,7 +1,7 @@
 """Which cells go where when a world is replaced: pure, tested without MPI.
 
 Old and new interiors are intersected for any two process grids. Only interiors are moved
-(including the halo at the edge of the domain, for fields with ``edge``); other halos are refilled
+(and the halo at the edge of the domain, where both sides state it); other halos are refilled
 by the application's own exchange afterwards.
 """
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import xxhash
 
 from dmr.data import gather
-from dmr.data.decomposition import Box, Decomposition
+from dmr.data.decomposition import Box, Decomposition, Halo
 from dmr.data.field import Field, FieldSpec, refuse_masked
 from dmr.data.streams import DIGEST_BYTES, Pending, Steps
 from dmr.errors import TransferError, outside_block
@@ -77,7 +77,7 @@ class ListSpec(FieldSpec):
         """Bytes that are known beforehand: none."""
         return 0
 
-    def stored_shape(self, rows: int) -> tuple[int, ...]:
+    def stored_shape(self, rows: int, edges: Halo = ()) -> tuple[int, ...]:
         """Return the shape that a checkpoint holds, if it has so many items."""
         return (rows, *self.item)
 
@@ -112,12 +112,11 @@ class ListSpec(FieldSpec):
 
     def signature(self) -> dict[str, Any]:
         """Return what both sides of a resize must agree on."""
-        kind = np.dtype(self.dtype)
         return {
             "grid": list(self.shape),
             "split": list(self.split),
             "item": list(self.item),
-            "dtype": str(kind.descr),
+            "dtype": str(np.dtype(self.dtype)),
         }
 
 
@@ -299,7 +298,7 @@ class Items(Field):
         """Yield the items of this rank."""
         yield np.ascontiguousarray(self.items)
 
-    def restore(self, stored: Any) -> None:
+    def restore(self, stored: Any, first: Sequence[int]) -> None:
         """Take from a checkpoint the items that belong here, a piece at a time."""
         row = max(1, self.none(1).nbytes)
         step = max(1, CHUNK_BYTES // row)

@@ -2,7 +2,8 @@
 
 A piece that spans both blocks but for their slowest axis in memory lies there without gaps and in
 the same order on both sides: it goes from storage to storage with nothing packed (its rows bring
-their halo and padding along, which is cheaper than leaving them out). Every other piece is packed
+their halo and padding along, which is cheaper than leaving them out). The two ranks exchange how
+their blocks lie in memory before. Every other piece is packed
 into a host buffer and unpacked from one, so the extra memory of a rank is a few chunks, not a
 copy of the field. One hash runs over each stream of chunks from a sender to a receiver.
 
@@ -17,7 +18,7 @@ pair of grids.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 import xxhash
 
 from dmr.data import peer_memory
-from dmr.data.decomposition import Box, Decomposition, Padding
+from dmr.data.decomposition import Box, Decomposition, Halo, Padding, common_edges
 from dmr.data.overlap import chunks, transfers
 from dmr.wire import tags
 
@@ -63,6 +64,10 @@ class CellBlock(Protocol):
     storage: Any
 
     @property
+    def edges(self) -> Halo:
+        """Cells of the halo at the edge of the domain that are transferred, or ()."""
+
+    @property
     def dtype(self) -> np.dtype[Any]:
         """Type of a cell."""
 
@@ -88,21 +93,83 @@ class Stream:
     offered: bool
 
 
+Form = npt.NDArray[np.int64]
+"""How a block lies in memory: its edges; halo, order and layer of storage (see :func:`form_of`)."""
+
+
+def form_of(block: CellBlock) -> Form:
+    """Return what the other rank of a stream needs to know of a block, a row for each axis."""
+    axes = len(block.box.shape)
+    edges = block.edges or ((0, 0),) * axes
+    layer = (0, *block.storage.shape[1:])
+    rows = zip(edges, block.padding.halo, block.padding.order, layer, strict=True)
+    return np.array([(*edge, *halo, at, cells) for edge, halo, at, cells in rows], np.int64)
+
+
 def streams(
-    block: CellBlock, other: Decomposition, *, in_host: bool, sending: bool = True
+    block: CellBlock,
+    other: Decomposition,
+    forms: Mapping[int, Form] | None = None,
+    *,
+    in_host: bool,
+    sending: bool = True,
 ) -> list[Stream]:
-    """Return what this rank exchanges with each rank of ``other``; both sides cut alike."""
+    """Return what this rank exchanges with each rank of ``other``; both sides cut alike.
+
+    Args:
+        forms: those of the ranks of ``other``; by default they are as this block's.
+    """
     found = []
+    mine = form_of(block)
     for transfer in transfers(block.layout, block.rank, other, sending=sending):
-        direct = in_host and _aligned(block, other.box(transfer.peer), transfer.box)
-        boxes = (
-            _slabs(block, transfer.box)
-            if direct
-            else tuple(chunks(transfer.box, block.dtype.itemsize, CHUNK_BYTES))
+        form = (forms or {}).get(transfer.peer, mine)
+        direct = (
+            in_host
+            and _aligned(block, other.box(transfer.peer), transfer.box)
+            and _lie_alike(block, mine, form)
         )
-        long = transfer.box.size * block.dtype.itemsize >= LEAST_READ_BYTES
+        edges = common_edges(_edges_of(mine), _edges_of(form))
+        box = block.layout.widened(transfer.box, edges)
+        boxes = (
+            _slabs(block, box) if direct else tuple(chunks(box, block.dtype.itemsize, CHUNK_BYTES))
+        )
+        long = box.size * block.dtype.itemsize >= LEAST_READ_BYTES
         found.append(Stream(transfer.peer, boxes, direct, direct and long))
     return found
+
+
+def _edges_of(form: Form) -> Halo:
+    return tuple((int(low), int(high)) for low, high in form[:, :2])
+
+
+def _lie_alike(block: CellBlock, mine: Form, form: Form) -> bool:
+    """Return whether layers along the slowest axis lie alike in two blocks."""
+    others = [axis for axis in range(len(mine)) if axis != block.padding.order[0]]
+    halos = np.array_equal(mine[others, 2:4], form[others, 2:4])
+    return halos and np.array_equal(mine[:, 4:], form[:, 4:])
+
+
+def _meet(
+    comm: MPI.Comm, block: CellBlock, other: Decomposition, *, in_host: bool, sending: bool
+) -> Generator[Wait, None, list[Stream]]:
+    """Return the streams to other ranks, once they have exchanged how their blocks lie."""
+    peers = [
+        one.peer
+        for one in transfers(block.layout, block.rank, other, sending=sending)
+        if not is_self(comm, one.peer, block.rank)
+    ]
+    mine = form_of(block)
+    forms = {peer: np.empty_like(mine) for peer in peers}
+    own, theirs = tags.OLD_FORM, tags.NEW_FORM
+    if not sending:
+        own, theirs = theirs, own
+    with Pending() as pending:
+        for peer, form in forms.items():
+            pending.add(comm.Irecv(form, source=peer, tag=theirs), form)
+            pending.add(comm.Isend(mine, dest=peer, tag=own), mine)
+        yield from pending.all()
+    found = streams(block, other, forms, in_host=in_host, sending=sending)
+    return [stream for stream in found if stream.peer in forms]
 
 
 class Pending:
@@ -130,6 +197,11 @@ class Pending:
         yield self._messages[0][0].Test
         self._messages.popleft()
 
+    def all(self) -> Steps:
+        """Yield what all of them wait for, then forget them."""
+        yield lambda: all(request.Test() for request, _ in self._messages)
+        self._messages.clear()
+
     def __enter__(self) -> Pending:
         return self
 
@@ -145,11 +217,7 @@ def sending(
     The bytes of interior sent are added to ``sent``. Where both layouts are of one communicator
     (merge), what stays on this rank is left out.
     """
-    plan = [
-        stream
-        for stream in streams(block, new, in_host=in_host, sending=True)
-        if not is_self(comm, stream.peer, block.rank)
-    ]
+    plan = yield from _meet(comm, block, new, in_host=in_host, sending=True)
     with Pending() as pending:
         read: set[int] = set()
         yield from _offer(comm, block, plan, read)
@@ -215,11 +283,7 @@ def receiving(
     Raises:
         TransferError: a sender whose memory is being read is gone.
     """
-    plan = [
-        stream
-        for stream in streams(block, old, in_host=in_host, sending=False)
-        if not is_self(comm, stream.peer, block.rank)
-    ]
+    plan = yield from _meet(comm, block, old, in_host=in_host, sending=False)
     readers: dict[int, peer_memory.Reader] = {}
     yield from _accept(comm, plan, readers)
     posted: deque[tuple[Box, Buffer]] = deque()

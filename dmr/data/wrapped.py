@@ -135,10 +135,6 @@ class WrappedSpec(FieldSpec):
     def memory_of(self, storage: Array) -> None:
         """Return nothing: the application may hold the array."""
 
-    def signature(self) -> dict[str, Any]:
-        """Return what both sides must agree on: blocks may go over as they lie in memory."""
-        return {**super().signature(), "memory": list(self.order or ())}
-
 
 def _orders(array: npt.NDArray[Any]) -> list[tuple[int, ...]]:
     """Return orders of the axes in which an array may be without gaps, slowest first."""

@@ -29,7 +29,7 @@ from dmr.resize.membership import Snapshot, enter, join, leave, stay
 from dmr.resize.new_blocks import NewBlocks
 from dmr.resize.side import attempt, nothing
 from dmr.resize.source import Phase, Source
-from dmr.values import ALL, adopt
+from dmr.values import adopt, replaced_parts
 from dmr.wire.channel import SEND_S, ChannelError, ControlChannel
 from dmr.wire.protocol import Acknowledged, Arrived, Build
 from dmr.world import widest_grid
@@ -176,7 +176,11 @@ class MergeSource(Source):
         if not members.stays:
             leave(run, before.world, members.comm)
         for name, part in parts.items():
-            run.state[name] = adopt(run.state.get(name), part, [ALL])
+            value = run.state[name]
+            replaced = replaced_parts(run.internal.parts[name], value)
+            others = [other for key, other in run.state.items() if key != name]
+            memory = [block.storage for block in fields.values()]
+            run.state[name] = adopt(value, part, replaced, others=others, fields=memory)
         stay(run, before.world, done)
 
     def _parts(self, members: Membership) -> dict[str, Any]:

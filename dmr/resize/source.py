@@ -27,6 +27,7 @@ from dmr.plan import NextWorld, Plan, Schedule
 from dmr.progress import OpenResize, encode
 from dmr.resize.membership import part_from_fields
 from dmr.resize.side import Side, attempt, signature
+from dmr.watch import WATCH
 from dmr.wire.channel import ChannelError, ControlChannel, connect
 from dmr.wire.protocol import Accepted, Acknowledged, Committed, Header, Stored, TakenOver
 from dmr.wire.ranks import RankMessages
@@ -59,6 +60,7 @@ def replace_world(run: Run, plan: Plan, wanted: NextWorld, sigterm_received: Seq
     part_from_fields(run)
     if wanted.strategy == "restart" and run.runtime.manager is None:
         # The parent of the new world's mpiexec waits for that, so that its status is the job's.
+        WATCH.stop()  # the new world may take any time, and has a watchdog of its own
         with contextlib.suppress(MPI.Exception):
             MPI.Finalize()
         if run.internal.mpiexec is not None:

@@ -9,6 +9,9 @@ TO_ROOT = 72
 CHUNK = 73
 """Part of a block on its way to another layout (:mod:`dmr.data.streams`)."""
 
+OLD_FORM, NEW_FORM = 75, 86
+"""How a block of the old layout, and of the new one, lies in memory."""
+
 DIGEST = 74
 """Hash of all chunks from one sender to one receiver."""
 
