@@ -16,6 +16,10 @@ if [ -n "$folder$WIND_U$WIND_V" ]; then
     flow=(--winds "${WIND_U:-$folder/uwnd_mean.nc}" "${WIND_V:-$folder/vwnd_mean.nc}")
     flow+=(--month "$month" --days "$days")
 else
+    if ! [[ $days =~ ^[1-9][0-9]*(\.[0-9]*)?$ ]]; then
+        echo "winds.sh: error: expected WINDS_DAYS of at least 1 without wind files, got $days" >&2
+        exit 2
+    fi
     echo "winds.sh: no wind files (MPDATA_WINDS, demo/winds): using case gaussian"
     flow=(--case gaussian --steps $((${days%.*} * (20 + month))))
 fi

@@ -12,10 +12,14 @@ KINDS = ("periodic", "open", "wall", "fixed")
 EPSILON = {4: 2.0**-23, 8: 2.0**-52}
 """Machine epsilon, by item size."""
 
+SMALLEST = {4: 2.0**-126, 8: 2.0**-1022}
+"""Smallest normal number, by item size: values below it have no relative precision."""
+
 ROUND_OFF = 4096
 """Largest value of the opposite sign that counts as round-off, in units in the last place of the
 largest value. A run leaves less than one unit of its initial largest value, which may be a thousand
-times the largest value of its result."""
+times the largest value of its result. Where psi has left the domain, values below :data:`SMALLEST`
+remain, which count as round-off too."""
 
 LARGEST = {
     "ratios": {4: 1e12, 8: 1e100},
@@ -143,7 +147,8 @@ class Scheme:
         if most > limit:
             other = {"ratios": " (or --gauge infinite)", "infinite gauge": "", "upwind": ""}[kind]
             return f"expected |{name}| of at most {limit:g} in f{size}{other}, {got}"
-        slack = ROUND_OFF * EPSILON[4 if single else size] * most
+        size = 4 if single else size
+        slack = max(ROUND_OFF * EPSILON[size] * most, SMALLEST[size])
         if not self.any_sign and min(-low, high) > slack:
             expected = f"{name} of one sign (or --gauge infinite, or --iterations 1)"
             return f"expected {expected}, {got}, where up to {slack:g} counts as round-off"

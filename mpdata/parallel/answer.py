@@ -148,9 +148,10 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
         dmr.UsageError: the file cannot be opened for that.
         dmr.CollectiveError: there is no room for the frame; those before it are whole.
     """
-    path = config.output
-    if path is None or not config.output_every:
+    named = config.output
+    if named is None or not config.output_every:
         return
+    path = named.resolve()  # a link stays
     frame, sink, problem, new = None, None, None, False
     if run.world.rank == 0:
         try:
@@ -166,7 +167,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
         except InputError as error:
             problem = str(error)
         except OSError as error:
-            problem = f"cannot write {path}: {words_of(error)}"
+            problem = f"cannot write {named}: {words_of(error)}"
     dmr.raise_on_all(run.world.comm, problem)
     for name in config.setup.tracers:
         for box, values in slabs(run.world.internal_comm, run.fields[name]):
@@ -177,7 +178,7 @@ def write_frame(config: RunConfig, run: dmr.Run, step: int, *, first: bool = Fal
     if sink is not None:
         sink.close()
         if sink.problem is not None:
-            problem = f"cannot write step {step} to {path}: {words_of(sink.problem)}"
+            problem = f"cannot write step {step} to {named}: {words_of(sink.problem)}"
             if new:  # without a whole frame nothing can be read from it
                 path.unlink(missing_ok=True)
         else:
