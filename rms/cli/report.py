@@ -50,11 +50,15 @@ def report(arguments: argparse.Namespace) -> int:
     if sum(each is not None for each in given) > 1:
         raise CommandError("expected one of --server, --journal FILE and --from RESULT.json")
     folder: Path = arguments.folder
-    if folder.exists() and not folder.is_dir():
-        raise CommandError(f"expected a folder, got {folder}, which is a file")
     path = folder.absolute()
-    existing = next(each for each in (path, *path.parents) if each.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
+    try:
+        existing = next(each for each in (path, *path.parents) if each.exists())
+        is_folder = existing.is_dir()
+    except PermissionError:
+        is_folder, existing = False, path.parent
+    if existing == path and not is_folder:
+        raise CommandError(f"expected a folder, got {folder}, which is a file")
+    if not is_folder or not os.access(existing, os.W_OK):
         raise CommandError(f"expected a folder that can be written, got {folder}")
     if arguments.source is None:
         return _of_jobs(arguments)

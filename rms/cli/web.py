@@ -50,7 +50,7 @@ def web(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()  # whoever started it may wait for the address
         config = uvicorn.Config(
             Bridge(server, token).app(),
-            http=bounded(raise_open_files() * 3 // 4, answer_s=None),  # a page's stream is endless
+            http=bounded(raise_open_files() * 3 // 4),
             ws="none",
             timeout_keep_alive=int(REQUEST_S),
             backlog=BACKLOG,

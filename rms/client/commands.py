@@ -47,8 +47,11 @@ COPY_BYTES = 1 << 16
 LAUNCHERS = ("srun", "mpirun", "mpiexec")
 """What a script starts a parallel program by."""
 
-_EXPANDED = re.compile(r"[$`*?|<>;&]")
-"""What a shell puts something else for, or a line does beside running its command."""
+_QUOTED = re.compile(r"""\\.|'[^']*'|"[^"$`\\]*\"""")
+"""Quoted words, in which a shell expands nothing."""
+
+_EXPANDED = re.compile(r"""[$`*?|<>;&~{["]|\S#""")
+"""What, not quoted, a shell may replace, or makes a line more than a command."""
 
 
 def read_script(path: Path) -> str:
@@ -84,8 +87,7 @@ def launcher_words(text: str) -> list[str]:
     for line in text.replace("\\\n", " ").split("\n"):
         with contextlib.suppress(ValueError):
             words = shlex.split(line, comments=True)
-            # Single quotes prevent an expansion.
-            expanded = _EXPANDED.search(line) and line != shlex.join(words)
+            expanded = _EXPANDED.search(_QUOTED.sub("_", line))
             if words[:1] == ["exec"]:
                 words = words[1:]
             if words and words[0] in LAUNCHERS:

@@ -7,6 +7,7 @@ Runs on compute nodes for each launcher line, so it imports :mod:`rms.wire` and
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -27,6 +28,9 @@ from rms.wire.mpiexec import is_program
 T = TypeVar("T")
 
 RETRY_S = 0.5
+
+NOTE_S = 30.0
+"""A restart of the daemon takes less; a longer wait is reported."""
 
 WITH_ONE_VALUE = """
 -n -np -ppn -N -c -p -t -J -o -e -w -A -D -x -H -f -host -hosts --host -hostfile --hostfile
@@ -81,13 +85,17 @@ def launch(arguments: argparse.Namespace) -> int:
 def _until_answered(
     answer: type[T], server: str, method: str, path: str, body: object, token: str
 ) -> T:
-    """Ask until a daemon that is being restarted is back."""
+    """Ask until a daemon that is being restarted is back; after a while print the reason, once."""
+    note_s = time.monotonic() + NOTE_S
     while True:
         try:
             return ask(answer, server, method, path, body, token=token)
         except ServerError as error:
             if error.exit_code != 1:
                 raise
+            if time.monotonic() > note_s:
+                print(f"rms: waiting for the daemon: {error}", file=sys.stderr, flush=True)
+                note_s = math.inf
             time.sleep(RETRY_S)
 
 

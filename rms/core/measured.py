@@ -61,7 +61,7 @@ class Device(msgspec.Struct):
         booked_j: what of it is in the books.
         errors_j: its uncertainty in the books, by source, without that of its split.
         agent: the agent that reported it last.
-        taken_s: receipt of its last report, in the books' time.
+        taken_s: receipt of its last report with new joules, in the books' time.
         left_j: energy that its next reports may have within the bound of its power.
     """
 
@@ -233,10 +233,12 @@ class Measured:
         (at_s, now_s), before, since_s = times_s, device.energy, device.at_s
         left_j = min(device.left_j, self.most_w * SLACK_S)
         left_j += self.most_w * max(0.0, now_s - device.taken_s)
-        device.energy, device.at_s, device.taken_s, device.left_j = energy, at_s, now_s, left_j
+        device.energy, device.at_s = energy, at_s
         share = Share(estimate=len(nodes) > 1)
         joules = energy.joules - before.joules
         error_j = max(0.0, energy.uncertainty_j - before.uncertainty_j)
+        if joules > 0.0:  # its counter may be renewed less often than it is reported
+            device.taken_s, device.left_j = now_s, left_j
         if max(joules, error_j) > left_j:
             self.refused.append(energy.device)
             return Reading(device, nodes, since_s, share, at_s - since_s)

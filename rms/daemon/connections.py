@@ -47,11 +47,13 @@ class Peer:
 
     Attributes:
         session: set by a handshake.
-        verified: whether a signed request has arrived.
+        verified: whether a signed request has arrived, or at ``rms web`` one with its token.
+        endless: its answer is a stream without end, which no timer ends.
     """
 
     session: Session | None = None
     verified: bool = False
+    endless: bool = False
 
 
 PEER = "rms.peer"
@@ -59,18 +61,19 @@ PEER = "rms.peer"
 
 
 def bounded(
-    most: int, request_s: float = REQUEST_S, answer_s: float | None = ANSWER_S
+    most: int, request_s: float = REQUEST_S, answer_s: float = ANSWER_S
 ) -> type[HttpToolsProtocol]:
     """Return the protocol of a server that holds no more connections than this.
 
     A new connection beyond that replaces the unverified one that has been idle for longest or, if
-    there is none, the verified one. If all wait for answers, the new connection is closed. A
+    there is none, the verified one. A connection is idle while the server waits for its client, to
+    send a request or to read an answer. If none is idle, the new connection is closed. A
     connection over TCP is unverified until it has sent a signed request.
 
     Args:
         most: number of connections.
         request_s: time for a whole request, the first or the next.
-        answer_s: time for the daemon to answer and the client to read, None for no bound.
+        answer_s: time for the daemon to answer and the client to read.
     """
     unverified: dict[HttpToolsProtocol, None] = {}
     verified: dict[HttpToolsProtocol, None] = {}
@@ -83,6 +86,7 @@ def bounded(
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            transport.set_write_buffer_limits(0)  # writing is paused until the client has read all
             self._peer = Peer()
             self.app_state = {**self.app_state, PEER: self._peer}
             self._await_request()
@@ -121,14 +125,25 @@ def bounded(
         def on_message_complete(self) -> None:
             super().on_message_complete()
             self._received, self._most = 0, MOST_UNVERIFIED_BYTES
-            if self._answering:
+            if self._answering and not self.flow.write_paused:
                 self._stop()
-                if answer_s is not None:
-                    self._start(answer_s)
+                self._start(answer_s)
 
         def on_response_complete(self) -> None:
-            self._await_request()
+            if not self.flow.write_paused:
+                self._await_request()
             super().on_response_complete()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._set_idle()
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            if self._answering:
+                self._set_busy()
+            elif not self.transport.is_closing():
+                self._await_request()
 
         def send_400_response(self, msg: str) -> None:
             if self._answering and not self.cycle.more_body:
@@ -148,14 +163,24 @@ def bounded(
         def _await_request(self) -> None:
             self._stop()
             self._start(request_s)
+            self._set_idle()
+
+        def _set_idle(self) -> None:
             (verified if self._verified else unverified)[self] = None
 
-        def _start(self, for_s: float) -> None:
-            self._timer = self.loop.call_later(for_s, self.transport.abort)
-
-        def _stop(self) -> None:
+        def _set_busy(self) -> None:
             unverified.pop(self, None)
             verified.pop(self, None)
+
+        def _start(self, for_s: float) -> None:
+            self._timer = self.loop.call_later(for_s, self._end)
+
+        def _end(self) -> None:
+            if not self._peer.endless:
+                self.transport.abort()
+
+        def _stop(self) -> None:
+            self._set_busy()
             if self._timer is not None:
                 self._timer.cancel()
 

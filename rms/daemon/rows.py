@@ -18,7 +18,7 @@ _FOR_NODES = (Reason.RESOURCES, Reason.PRIORITY)
 
 
 def row(context: Context, job: Job, now_s: float) -> JobRow:
-    """Return all that is runtime of a job, its energy up to a time."""
+    """Return the row of a job, with its energy up to a time."""
     spec, scheduler = job.spec, context.scheduler
     runtime = context.jobs.get(spec.id, JobRuntime(spec.id))
     energy_j = scheduler.energy.job_j(spec.id, now_s)

@@ -136,7 +136,8 @@ def own_mark(journal: Journal, state: Path) -> str:
 
     It belongs to the folder's file system and inode, or to the inodes of the folder and of its
     journal, as XFS may have another id after a reboot. A copy of the folder gets a new mark and
-    port, and does not take over the processes of the original.
+    port, and does not take over the processes of the original. A note without either is of a
+    version that recorded neither, and taken for the folder's own.
     """
     inode = state.stat().st_ino
     place = {
@@ -144,7 +145,8 @@ def own_mark(journal: Journal, state: Path) -> str:
         "inodes": [inode, journal.path.stat().st_ino],
     }
     note = journal.notes("mark").get("mark", {})
-    if all(note.get(key) != value for key, value in place.items()):
+    known = place.keys() & note.keys()
+    if not note or (known and all(note[key] != place[key] for key in known)):
         note = {"mark": secrets.token_hex(8), **place, "copied": bool(note)}
         journal.keep({"mark": note, "port": {"port": 0}})
         journal.flush()

@@ -156,8 +156,12 @@ class Scripts:
             grace_s: how long it has for a checkpoint; None for as long as this daemon gives.
             if_journalled: send SIGTERM only after the request is in the journal. If the daemon is
                 killed before that, the job continues.
+
+        A requeue does not replace a cancel that waits for the journal.
         """
         context = self._context
+        if state == REQUEUED:
+            state = self._ends.get(job.id, state)
         if job.script is None:
             self._handle(Ended(context.time(), job.id, "CANCELLED"))
         elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):

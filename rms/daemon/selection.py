@@ -56,18 +56,14 @@ def archived(context: Context, selection: JobSelection, *, every: bool = False) 
     if selection.id is None:
         rows = {each.row.id: each.row for each in context.journal.all_archived()}
     else:
-        parts = dict.fromkeys(parse_id_list(selection.id))
-        rows = {row.id: row for part in parts for row in _archived(context, part)}
+        ids = {job_id: None for part in parse_id_list(selection.id) for job_id in _ids(part)}
+        found = (each.row for job_id in ids for each in context.journal.archived(job_id))
+        rows = {row.id: row for row in found}
     return [
         row
         for row in rows.values()
         if (states is None or row.state in states) and (names is None or row.name in names)
     ]
-
-
-def _archived(context: Context, part: IdSelection) -> list[JobRow]:
-    rows = (each.row for each in context.journal.archived(str(part.job)))
-    return [row for row in rows if part.matches(row.id)]
 
 
 def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
@@ -81,16 +77,21 @@ def _named(context: Context, ids: str | None) -> Iterator[tuple[JobId, Job]]:
         if not entries and part.indices is None:  # it may be an array
             arrays = _by_array(state) if arrays is None else arrays
             entries = arrays.get(str(part.job), [])
-        if not entries and not _archived(context, part):
+        if not entries and not any(map(context.journal.archived, _ids(part))):
             raise UnknownJobError(f"expected the id of a job, got {part}, which is not known")
         yield from entries
 
 
 def _of(state: State, part: IdSelection) -> list[tuple[JobId, Job]]:
     """Return the jobs with exactly these ids."""
-    indices = part.indices
-    ids = [str(part.job)] if indices is None else [f"{part.job}_{n}" for n in sorted(indices)]
-    return [(JobId(i), job) for i in ids if (job := state.job(JobId(i))) is not None]
+    ids = map(JobId, _ids(part))
+    return [(job_id, job) for job_id in ids if (job := state.job(job_id)) is not None]
+
+
+def _ids(part: IdSelection) -> list[str]:
+    """Return the ids of the job or the tasks that an id names."""
+    job, indices = part.job, part.indices
+    return [str(job)] if indices is None else [f"{job}_{index}" for index in sorted(indices)]
 
 
 def _by_array(state: State) -> dict[str, list[tuple[JobId, Job]]]:

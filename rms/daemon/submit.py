@@ -7,6 +7,7 @@ import dataclasses
 import getpass
 import math
 import os
+import re
 import resource
 import shutil
 from bisect import bisect_right
@@ -72,6 +73,9 @@ MOST_CHECKED = 100
 """Of so many tasks the output is looked at; all are when they start."""
 
 
+_PLAIN_SHELL = re.compile("#! *(/usr)?/bin/(env +)?(ba)?sh")
+"""First line of a script that a shell reads without files of its own."""
+
 MARGIN_BYTES = 32 << 20
 JOB_BYTES = 3 << 10
 """Address space per job, and the reserve for everything else: C libraries may crash without it."""
@@ -117,7 +121,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     widths = [len(nodes[name]) for name in listed if name in nodes] or cluster.widths
     refuse_unsupported(options, widths, shared=shared)
     options = nodes_of_tasks(options, widths, shared=shared)
-    most_s = daemon.launcher.longest_s(script.slurm_options)
+    most_s = daemon.launcher.longest_s(script.slurm_options, body.env)
     if options.time_s is not None and most_s < options.time_s < math.inf:
         expected = f"{most_s:.0f} s, the limit of its partition"
         raise ScriptError(f"expected --time of at most {expected}, got {options.time_s:.0f} s")
@@ -128,7 +132,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
         folder = Path(pattern).parent
         while "%" in str(folder):  # these folders are made for each job
             folder = folder.parent
-        if not (Path(body.cwd) / folder).is_dir():
+        if not os.path.isdir(Path(body.cwd) / folder):  # noqa: PTH112 - Path.is_dir raises without permission
             raise ScriptError(f"expected an existing folder for --{option}, got {pattern}")
     if (assumed_s := specs[0].assumed_s) is not None:
         minutes, seconds = divmod(int(assumed_s), 60)
@@ -292,7 +296,8 @@ def _check_memory(jobs: int) -> None:
 def _refuse_no_program(daemon: Daemon, body: Submission) -> None:
     """Refuse a script with a single command whose program does not exist.
 
-    Scripts of several commands, and other machines, may provide it.
+    Scripts of several commands, shells with options (``bash -l``) and other machines may provide
+    it.
 
     Raises:
         ScriptError: the program does not exist.
@@ -300,6 +305,8 @@ def _refuse_no_program(daemon: Daemon, body: Submission) -> None:
     lines = [line.strip() for line in body.text.replace("\\\n", " ").split("\n")]
     commands = [line for line in lines if line and not line.startswith("#")]
     if daemon.launcher.shared_filesystem or len(commands) != 1 or not body.command:
+        return
+    if not _PLAIN_SHELL.fullmatch(lines[0]):
         return
     if not is_program(body.command[0], Path(body.cwd), body.env.get("PATH", os.defpath)):
         raise ScriptError(f"expected a program that can be run, got {body.command[0]!r}")

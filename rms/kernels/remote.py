@@ -149,13 +149,15 @@ def _accepted(listener: socket.socket, key: str, ended: Callable[[], str]) -> It
             raise RemoteError(f"expected a process on another node, got its end: {why}")
         if time.monotonic() > until_s:
             raise RemoteError(f"expected a process on another node within {START_S:g} s, got none")
-        with contextlib.suppress(TimeoutError):
+        if not room.acquire(timeout=LOOK_S):
+            continue  # further connections wait in the backlog
+        try:
             sock, _ = listener.accept()
-            if room.acquire(blocking=False):
-                arguments = sock, key, proven, room
-                threading.Thread(target=_authenticate, args=arguments, daemon=True).start()
-            else:
-                sock.close()
+        except TimeoutError:
+            room.release()
+            continue
+        arguments = sock, key, proven, room
+        threading.Thread(target=_authenticate, args=arguments, daemon=True).start()
     with proven.get() as connection:
         yield connection
 
@@ -200,9 +202,12 @@ def _proven(connection: Link, key: str, own: bytes, other: bytes) -> bool:
 
 
 def _heard(connection: Link) -> bytes:
-    """Return a short message, from somebody who may not be who they should be."""
-    if not connection.poll(PROOF_S):
-        raise OSError(f"expected a word within {PROOF_S:g} s, got none")
+    """Return a short message of the other side, which is not authenticated yet.
+
+    The application limits the time by a timer; a kernel may wait in its backlog.
+    """
+    if not connection.poll(START_S):
+        raise OSError(f"expected a message within {START_S:g} s, got none")
     return connection.recv_bytes(NONCE_BYTES)
 
 

@@ -235,7 +235,7 @@ class Launcher(Protocol):
     def unheeded(self, own: Sequence[str]) -> list[str]:
         """Return which of a script's options for sbatch (one word each) have no effect here."""
 
-    def longest_s(self, own: Sequence[str]) -> float:
+    def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
         """Return the maximum time limit of a job with these options for sbatch, or inf."""
 
     # --- nodes that a resource manager gives and takes -----------------------------------------

@@ -271,7 +271,7 @@ class LocalLauncher:
         """Return which of a script's options for sbatch have no effect here."""
         return [word for word in own if word.partition("=")[0].removeprefix("--") not in WATCHED]
 
-    def longest_s(self, own: Sequence[str]) -> float:
+    def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
         """Return the maximum time limit of a job: none on this machine."""
         return math.inf
 

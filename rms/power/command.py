@@ -62,8 +62,12 @@ class _Device:
     seen_s: float
     last: Line | None = None
 
-    def take(self, line: Line) -> None:
-        last, self.last = self.last, line
+    def take(self, line: Line) -> bool:
+        """Take a line; return whether it is news, which a sum that stands still is not."""
+        last = self.last
+        if last is not None and line.unit == last.unit == "J" and line.value == last.value:
+            return False
+        self.last = line
         span_s, self.seen_s = line.at_s - self.seen_s, line.at_s
         if last is not None and line.unit == last.unit == "J" and line.value >= last.value:
             self.tally.joules += line.value - last.value
@@ -73,6 +77,7 @@ class _Device:
             self.tally.uncertainty_j += abs(line.value - last.value) / 2 * span_s
         else:  # its first line, or it counts from 0 again, or has said nothing for long
             self.tally.unseen_s += span_s
+        return True
 
 
 @dataclass
@@ -174,8 +179,8 @@ class Command:
                     )
                 continue
             self._wait_s = FIRST_WAIT_S
-            self._device(line).take(line)
-            fresh[line.device] = None
+            if self._device(line).take(line):
+                fresh[line.device] = None
         return list(fresh)
 
     def _device(self, line: Line) -> _Device:

@@ -99,6 +99,25 @@ class Tally:
 
 
 @dataclass
+class Refusals:
+    """The devices of which a power was refused as implausible in the last minute."""
+
+    _newest: dict[str, tuple[float, float]] = field(default_factory=dict)
+
+    def add(self, device: str, most_w: float, now_s: float) -> None:
+        """Record that a power of a device above its bound was refused."""
+        self._newest[device] = most_w, now_s
+
+    def words(self, now_s: float) -> str:
+        """Return a sentence for the log, or ""."""
+        return "; ".join(
+            f"{device}: refused a power above {most_w:g} W"
+            for device, (most_w, at_s) in self._newest.items()
+            if now_s < at_s + AGAIN_S
+        )
+
+
+@dataclass
 class Ladder:
     """Meters of the same devices, the best first: the first that can be read is taken.
 
@@ -144,7 +163,11 @@ class Ladder:
 
 @dataclass
 class _Given:
-    """What was reported of a device, when, by which meter, and what earlier ones had read."""
+    """What was reported of a device, when, by which meter, and what earlier ones had read.
+
+    A reading of the same meter without new joules does not replace it: counters may be renewed less
+    often than they are read.
+    """
 
     meter: Meter
     at_s: float
@@ -158,8 +181,8 @@ class _Given:
 class NodeMeter:
     """All meters of a node: each device is read by the first ladder that knows it.
 
-    A device that goes over from one meter to another keeps what it has had; the time between is
-    unseen. So is the time of an implausible reading.
+    A device that goes over from one meter to another keeps what it has had; the time since its last
+    new joules is unseen. So it is at an implausible reading.
 
     Attributes:
         most_w: bound of the power of each device; None for the default.
@@ -167,7 +190,7 @@ class NodeMeter:
 
     ladders: Sequence[Ladder]
     most_w: float | None = None
-    _refused: dict[str, float] = field(default_factory=dict)
+    _refusals: Refusals = field(default_factory=Refusals)
     _read_s: float = 0.0
     _given: dict[str, _Given] = field(default_factory=dict)
 
@@ -213,12 +236,8 @@ class NodeMeter:
     @property
     def reason(self) -> str:
         """Why nothing, or something, cannot be read."""
-        refused = [
-            f"{device}: refused a power above {self._most_w(device):g} W"
-            for device, at_s in self._refused.items()
-            if self._read_s < at_s + AGAIN_S
-        ]
-        return "; ".join(filter(None, (*(ladder.reason for ladder in self.ladders), *refused)))
+        reasons = [ladder.reason for ladder in self.ladders]
+        return "; ".join(filter(None, (*reasons, self._refusals.words(self._read_s))))
 
     def _most_w(self, device: str) -> float:
         limit_w = GPU_LIMIT_W if device.startswith("gpu-") else NODE_LIMIT_W
@@ -232,9 +251,10 @@ class NodeMeter:
         if previous is not None:
             left_j = min(left_j, previous.left_j) + most_w * (now_s - previous.at_s)
         spent_j = 0.0 if previous is None else before.joules + read.joules - previous.last.joules
+        news = previous is None or previous.meter is not meter or spent_j > 0.0
         implausible = spent_j > left_j
         if implausible:
-            self._refused[read.device] = now_s
+            self._refusals.add(read.device, most_w, now_s)
         if previous is not None and (implausible or previous.meter is not meter):
             last, spent_j = previous.last, 0.0
             before = Tally(
@@ -250,5 +270,6 @@ class NodeMeter:
             before.unseen_s + read.unseen_s,
             before.uncertainty_j + read.uncertainty_j,
         ).energy(read.device, read.source, read.counter)
-        self._given[read.device] = _Given(meter, now_s, whole, before, left_j - spent_j)
+        if news:
+            self._given[read.device] = _Given(meter, now_s, whole, before, left_j - spent_j)
         return whole

@@ -21,7 +21,7 @@ from itertools import pairwise
 from queue import SimpleQueue
 
 from rms.power.integral import GAP_S, PowerIntegral
-from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Tally
+from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Refusals, Tally
 from rms.wire.messages import DeviceEnergy
 
 SOURCE = "nvidia-smi"
@@ -112,11 +112,12 @@ class NvidiaSmi:
         if self._running is None:
             return
         process, thread = self._running
+        wait_s = 0.0 if self._closing else END_S
         self._closing = True
         if process.returncode is None:  # not yet reaped, so its number is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        thread.join(END_S)
+        thread.join(wait_s)
         if thread.is_alive():  # a child inside a hung driver outlives SIGKILL
             self.error = f"{self.program} did not end within {END_S:g} s of being killed"
         else:
@@ -193,8 +194,7 @@ class Devices:
     _sampler: NvidiaSmi | None = None
     _curves: dict[int, PowerIntegral] = field(default_factory=dict)
     _printed_s: dict[int, float] = field(default_factory=dict)
-    _refused: str = ""
-    _refused_s: float = 0.0
+    _refusals: Refusals = field(default_factory=Refusals)
     _before: dict[str, Tally] = field(default_factory=dict)
     _begun_s: float | None = None
     _shift_s: float | None = None
@@ -215,12 +215,11 @@ class Devices:
         """
         if self._begun_s is None:
             self._begun_s = now_s
-        if self._sampler is None:
+        if self._sampler is None or (self._sampler.hangs and not self._tries):
             self._start(now_s)
         fresh = self._take_all(now_s)
         assert self._sampler is not None
-        if now_s > self._refused_s + LONGEST_PAUSE_S:
-            self._refused = ""
+        refused = self._refusals.words(now_s)
         unreadable, wait_s = self._sampler.unreadable, min(2.0**self._tries, LONGEST_PAUSE_S)
         silent = [gpu for gpu, at_s in self._printed_s.items() if now_s > at_s + SILENT_S]
         if self._sampler.error is not None:
@@ -229,35 +228,37 @@ class Devices:
                 raise MeterError(self.trouble)
         elif not self._curves:
             wait_s = math.inf
-            if now_s > self._started_s + (SILENT_S if unreadable or self._refused else PROBE_S):
-                raise MeterError(self._with_reasons(f"{self.program} tells no power of any device"))
+            if now_s > self._started_s + (SILENT_S if unreadable or refused else PROBE_S):
+                problem = f"{self.program} tells no power of any device"
+                raise MeterError(self._with_reasons(problem, refused))
         elif silent:
             names = ", ".join(f"gpu-{gpu}" for gpu in silent)
             problem = f"{self.program} has printed no power of {names} for {SILENT_S:g} s"
             if not self.trouble.startswith(problem):  # a changed problem is logged again
-                self.trouble = self._with_reasons(f"{problem} and is started again")
+                self.trouble = self._with_reasons(f"{problem} and is started again", refused)
             # Before its first output it may still be waiting for the driver.
             begun = unreadable or max(self._printed_s.values()) >= self._started_s
             wait_s = max(wait_s, SILENT_S if begun else PROBE_S)
         else:
-            self.trouble, self._tries, wait_s = self._refused, 0, math.inf
+            self.trouble, self._tries, wait_s = refused, 0, math.inf
         if now_s >= self._started_s + wait_s:
             self._start(now_s)
         unseen = [gpu for gpu, at_s in self._printed_s.items() if now_s > at_s + GAP_S]
         return [self._energy(gpu, now_s) for gpu in sorted({*fresh, *unseen})]
 
-    def _with_reasons(self, problem: str) -> str:
+    def _with_reasons(self, problem: str, refused: str) -> str:
         """Return a problem with its likely reasons: the unreadable output, a refused power."""
         assert self._sampler is not None
         unreadable = self._sampler.unreadable
-        reasons = [f"it printed {unreadable!r}" if unreadable else "", self._refused]
+        reasons = [f"it printed {unreadable!r}" if unreadable else "", refused]
         return "; ".join(filter(None, (problem, *reasons)))
 
     def close(self) -> None:
-        """End nvidia-smi; a later reading starts it again and goes on."""
+        """End nvidia-smi; a later reading starts it again, unless it still hangs, and goes on."""
         if self._sampler is not None:
             self._sampler.close()
-            self._sampler = None
+            if not self._sampler.hangs:
+                self._sampler = None
         self._tries = 0
 
     def _start(self, now_s: float) -> None:
@@ -300,8 +301,7 @@ class Devices:
         most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
         if reading.power_w <= most_w:
             return True
-        self._refused_s = now_s
-        self._refused = f"gpu-{reading.gpu}: refused a power above {most_w:g} W"
+        self._refusals.add(f"gpu-{reading.gpu}", most_w, now_s)
         return False
 
     def _energy(self, gpu: int, now_s: float) -> DeviceEnergy:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rms.power.integral import PowerIntegral, gain_j
-from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Tally
+from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Refusals, Tally
 from rms.wire.messages import DeviceEnergy
 
 COUNTER, POWER = "nvml-counter", "nvml-power"
@@ -80,7 +80,8 @@ def in_words(nvml: Any, error: Exception) -> str:
 class Counter:
     """What a counter of joules has counted since it was first read.
 
-    A counter that rises implausibly fast belongs to another GPU, or was reset.
+    A counter that rises implausibly fast belongs to another GPU, or was reset. It may be renewed
+    less often than it is read.
 
     One that began anew and is beyond where it was by its next reading cannot be told from one that
     went on.
@@ -100,8 +101,8 @@ class Counter:
     _mean_w: float = 0.0
     _behind_j: float = 0.0
 
-    def add(self, at_s: float, counted_j: float) -> None:
-        """Take a reading.
+    def add(self, at_s: float, counted_j: float) -> bool:
+        """Take a reading; return whether its power is within the bound.
 
         Args:
             at_s: when, on a clock that never goes back, s.
@@ -109,20 +110,23 @@ class Counter:
         """
         if self.at_s is None:
             self.at_s, self.counted_j, self.changed_s = at_s, counted_j, at_s
-            return
-        seconds, spent = at_s - self.at_s, counted_j - self.counted_j
-        if seconds <= 0:
-            return
-        if 0 <= spent <= self.most_w * (seconds + COUNTER_PERIOD_S):
+            return True
+        if at_s <= self.at_s:
+            return True
+        self.at_s = at_s
+        seconds, spent = at_s - self.changed_s, counted_j - self.counted_j
+        if not spent:
+            return True
+        self.changed_s, self.counted_j = at_s, counted_j
+        most_j = self.most_w * (seconds + COUNTER_PERIOD_S)
+        if 0 <= spent <= most_j:
             self.joules += spent
             mean_w = spent / max(seconds, 2 * COUNTER_PERIOD_S)
             self._behind_j += COUNTER_PERIOD_S * abs(mean_w - self._mean_w)
             self._mean_w = mean_w
         else:  # the driver was loaded anew: how much it was before that, nobody has counted
             self.unseen_s += seconds
-        if spent:
-            self.changed_s = at_s
-        self.at_s, self.counted_j = at_s, counted_j
+        return spent <= most_j
 
     def uncertainty_j(self) -> float:
         """Return half of the interval around the joules in which they truly are, J.
@@ -177,6 +181,7 @@ class Nvml:
     every_s: float = COUNTER_MOST_S
     trouble: str = ""
     most_w: float | None = None
+    _refusals: Refusals = field(default_factory=Refusals)
     _nvml: Any = None
     _gpus: dict[str, _Gpu] = field(default_factory=dict)
     _known: dict[str, DeviceEnergy] = field(default_factory=dict)
@@ -201,7 +206,8 @@ class Nvml:
         found = [gpu.energy(now_s) for gpu in self._gpus.values() if self._read(gpu, now_s)]
         gpus = self._gpus.values()
         if self._nvml is not None:
-            self.trouble = "; ".join(f"{gpu.name}: {gpu.trouble}" for gpu in gpus if gpu.trouble)
+            troubles = [f"{gpu.name}: {gpu.trouble}" for gpu in gpus if gpu.trouble]
+            self.trouble = "; ".join(filter(None, (*troubles, self._refusals.words(now_s))))
             if not any(gpu.source or gpu.handle is None for gpu in gpus):
                 raise MeterError(self.trouble or "NVML shows no GPU")
         return found
@@ -287,11 +293,15 @@ class Nvml:
         try:
             if gpu.integral is None:
                 return self._count(gpu, now_s)
-            gpu.integral.add(now_s, power_w(self._nvml, gpu.handle, gpu.instant))
+            watts = power_w(self._nvml, gpu.handle, gpu.instant)
         except self._nvml.NVMLError as error:
             gpu.handle, gpu.trouble = None, in_words(self._nvml, error)
             self._again_s = max(self._again_s, now_s + RETRY_S)
             return False
+        if watts > gpu.counter.most_w:
+            self._refusals.add(gpu.name, gpu.counter.most_w, now_s)
+            return False
+        gpu.integral.add(now_s, watts)
         return True
 
     def _count(self, gpu: _Gpu, now_s: float) -> bool:
@@ -306,7 +316,8 @@ class Nvml:
             else:
                 gpu.before.unseen_s += self._gap_s
             gpu.known = None
-        counter.add(now_s, counted_j)
+        if not counter.add(now_s, counted_j):
+            self._refusals.add(gpu.name, counter.most_w, now_s)
         still_s = now_s - counter.changed_s
         if still_s > STUCK_S and power_w(self._nvml, gpu.handle, False) > 0:
             trouble = self._choose_power(gpu)
@@ -354,9 +365,10 @@ def instant_w(nvml: Any, handle: Any) -> float | None:
 def limit_w(nvml: Any, handle: Any) -> float:
     """Return the highest settable power limit of a GPU, W, or the default limit."""
     try:
-        return float(nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1]) / 1e3
+        stated_w = float(nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[1]) / 1e3
     except (nvml.NVMLError, AttributeError):  # AttributeError: an old library
-        return GPU_LIMIT_W
+        stated_w = 0.0
+    return stated_w or GPU_LIMIT_W
 
 
 def divided(nvml: Any, handle: Any) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rms.power.meter import ABOVE_LIMIT, MeterError, Tally
+from rms.power.meter import ABOVE_LIMIT, MeterError, Refusals, Tally
 from rms.wire.messages import DeviceEnergy
 
 POWERCAP = Path("/sys/class/powercap")
@@ -68,6 +68,7 @@ class Zone:
         last_uj, last_s: its newest reading, None before the first.
         counted_uj: what it has counted since it was first read, or gone on with.
         tally: what earlier agents had read, and what was not seen.
+        refused: whether the newest reading was above the bound.
     """
 
     path: Path
@@ -80,6 +81,7 @@ class Zone:
     last_s: float = 0.0
     counted_uj: int = 0
     tally: Tally = field(default_factory=Tally)
+    refused: bool = False
 
     @property
     def source(self) -> str:
@@ -96,6 +98,7 @@ class Zone:
         if self.last_uj is not None:
             gap_s = now_s - self.last_s
             most_uj = self.most_w * (gap_s + LATE_S) * 1e6
+            self.refused = now_uj - self.last_uj > most_uj
             spent_uj = counted(self.last_uj, now_uj, self.range_uj, most_uj)
             if spent_uj is None:
                 self.tally.unseen_s += gap_s
@@ -149,6 +152,7 @@ class Rapl:
     every_s: float = 1.0
     trouble: str = ""
     most_w: float | None = None
+    _refusals: Refusals = field(default_factory=Refusals)
     _listed: list[str] = field(default_factory=list)
     _found: list[Zone] = field(default_factory=list)
     _zones: dict[Path, Zone] = field(default_factory=dict)
@@ -168,10 +172,15 @@ class Rapl:
         found = self._find(now_s)
         read = [zone for zone in found if zone.read(now_s)]
         lost = [zone.path for zone in found if zone not in read]
-        self.trouble = _why_not(lost[0]) if lost else ""
+        why_not = _why_not(lost[0]) if lost else ""
         if not read and all(_locked(path) for path in lost):
-            raise MeterError(self.trouble or f"no processor package in {self.folder}")
-        return [zone.energy() for zone in read if zone.twin is None]
+            raise MeterError(why_not or f"no processor package in {self.folder}")
+        counting = [zone for zone in read if zone.twin is None]
+        for zone in counting:
+            if zone.refused:
+                self._refusals.add(zone.device, zone.most_w, now_s)
+        self.trouble = "; ".join(filter(None, (why_not, self._refusals.words(now_s))))
+        return [zone.energy() for zone in counting]
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
         """Go on from what an earlier agent has read, and from its counters in the same boot."""

@@ -44,6 +44,9 @@ SLOWED = 0.02
 ERRORS = 2.0
 """A difference of fewer standard errors is none; an upper bound has as many in it."""
 
+ROUNDING = 1e-9
+"""Relative difference of an estimate and a bound that rounding explains."""
+
 Case = tuple[int, int]
 """How many copies, and how many probes."""
 
@@ -216,7 +219,7 @@ def estimate(rounds: Sequence[Round]) -> Bandwidth:
         else:
             most.append(value.above)
     bound = min(most)
-    kept = [value for value in found if value.mean - ERRORS * value.error <= bound]
+    kept = [v for v in found if (1.0 - ROUNDING) * v.mean - ERRORS * v.error <= bound]
     slow = [n for n, _ in rounds[0] if n > 1 and _copies(rounds, n).exceeds(1.0, SLOWED)]
     if slow and (len(kept) < len(found) or not limits):
         notes.append(

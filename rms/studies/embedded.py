@@ -16,7 +16,7 @@ from rms.client.connection import ServerError, ask
 from rms.wire.terminal import CommandError
 from rms.wire.users import OVER, JobRow, Nothing, PolicyName
 
-READY_S = 20.0
+READY_S = 60.0
 """How long a daemon may take to answer."""
 
 END_S = 30.0

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from rms import drawings
 from rms.client.connection import ServerError, ask
+from rms.daemon.connections import PEER, Peer
 from rms.web.asked import Asked, query
 from rms.web.content import Sent
 from rms.web.views import content
@@ -122,6 +123,7 @@ class Bridge:
             given = request.headers.get("authorization", "").encode()
             if host not in HOSTS or not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
                 return _said(401, "expected the address that rms web has printed, with its token")
+            _peer(request).verified = True
             try:
                 return await call(request)
             except (ValueError, msgspec.MsgspecError) as error:
@@ -141,6 +143,7 @@ class Bridge:
             raise ValueError(f"expected the number of an entry as Last-Event-ID, got {last[:60]!r}")
         if self.pages >= MOST_PAGES:
             return _said(503, f"expected at most {MOST_PAGES} open pages, got more")
+        _peer(request).endless = True
         return StreamingResponse(
             self._events(asked, int(last)), media_type="text/event-stream", headers=HEADERS
         )
@@ -197,6 +200,11 @@ def _static(name: str) -> bytes:
 
 async def _file(data: bytes, kind: str, request: Request) -> Response:
     return Response(data, 200, HEADERS, kind)
+
+
+def _peer(request: Request) -> Peer:
+    found: Peer | None = request.scope.get("state", {}).get(PEER)
+    return found or Peer()
 
 
 def _said(status: int, sentence: str) -> Response:

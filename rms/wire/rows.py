@@ -193,7 +193,7 @@ class JobRow(msgspec.Struct, frozen=True, kw_only=True):
 def restart_words(restartable: bool | None, step: int, steps: int) -> str:
     """Return a clause on the progress that a job keeps or loses when its script runs again."""
     if restartable:
-        return "it resumes from its newest checkpoint"
+        return "it resumes from its newest checkpoint, or from step 0 without one"
     if restartable is None:
         return "its script starts again from the beginning"
     lost = f"; {step:,} of {steps:,} steps are lost" if step else ""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 from typing import Protocol
 
@@ -349,16 +350,22 @@ class Policy:
         if refused:
             gone = {decision.job for decision in refused if isinstance(decision, Never)}
             queue = [job for job in queue if job.spec.id not in gone]
-        return _within_limits(state, queue) if state.array_limited else queue
+        return list(_within_limits(state, queue)) if state.array_limited else queue
 
 
 def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:
-    """Return a queue by priority, with jobs of positive priority that the order omits."""
+    """Return a queue by priority, in which jobs that the order omits replace lower ones."""
     jobs = list(queue)
-    queued = set(map(id, jobs))
-    raised = (job for job in state.pending.values() if job.spec.priority > 0)
-    jobs += [job for job in raised if id(job) not in queued]
-    return tuple(state.by_priority(jobs))
+    most = len(jobs)
+    if most < len(state.pending):
+        queued, ranked = set(map(id, jobs)), (job for _, _, job in state.queue_by(_rank))
+        highest = islice(_within_limits(state, ranked), most)
+        jobs += [job for job in highest if id(job) not in queued]
+    return tuple(state.by_priority(jobs))[:most]
+
+
+def _rank(job: Job) -> float:
+    return -job.spec.priority
 
 
 def _too_wide(state: State, event: Submitted) -> list[Decision]:
@@ -385,13 +392,11 @@ def _unplaceable(
     ]
 
 
-def _within_limits(state: State, queue: Iterable[Job]) -> list[Job]:
+def _within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
     """Hold back tasks of arrays that may run only so many at once."""
     running = Counter(job.spec.array for job in state.running.values())
-    kept = []
     for job in queue:
         limit = job.spec.array_limit
         if limit is None or running[job.spec.array] < limit:
             running[job.spec.array] += 1
-            kept.append(job)
-    return kept
+            yield job

@@ -175,9 +175,10 @@ class JobsLauncher(SlurmLauncher):
         handed_on = options.sbatch_options(own)
         return [word for word in own if word not in handed_on]
 
-    def longest_s(self, own: Sequence[str]) -> float:
+    def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
         """Return the time limit of the partition of a job."""
-        partition = options.partition_of(own) or self.partition or self.default
+        named = options.partition_of(own) or self.partition or env.get("SBATCH_PARTITION")
+        partition = named or self.default
         return self.limits_s.get(partition, float("inf"))
 
     def _limit(self, partition: str, limit_s: float | None) -> list[str]:
