@@ -115,7 +115,7 @@ def test_ranks_are_spawned_in_a_folder_with_modules_of_others(shared: Path) -> N
         "    run.say(f'on {run.world.size} after {len(run.resizes)}')\n"
     )
     command = [MPIEXEC, "-n", "1", sys.executable, str(program)]
-    done = subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=shared, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1] == "on 2 after 1", done.stdout
     assert not (shared.parent / "ran").exists()

@@ -134,7 +134,7 @@ def test_the_time_of_a_parser_grows_with_the_length_of_its_input(
     ],
 )
 def test_a_long_input_is_read_or_refused_at_once(parse: Callable[[str], object], text: str) -> None:
-    assert seconds(parse, text) < 1.0
+    assert seconds(parse, text) < 5.0
 
 
 @given(st.text(st.sampled_from("""ab\\"' #-="""), max_size=12))

@@ -51,10 +51,6 @@ def test_proofs_relayed_from_another_port_are_refused() -> None:
     _, port, token = listener.address.rsplit(":", 2)
     accepted: list[ControlChannel] = []
 
-    def accept() -> None:
-        with contextlib.suppress(ChannelError):
-            accepted.append(listener.accept(1.0))
-
     with socket.create_server((LOOPBACK, 0)) as listening:
 
         def relay() -> None:
@@ -64,10 +60,14 @@ def test_proofs_relayed_from_another_port_are_refused() -> None:
                 server.sendall(client.recv(NONCE + PROOF))
                 client.sendall(server.recv(PROOF))
 
-        with in_thread(accept), in_thread(relay), pytest.raises(ChannelError):
-            connect(f"{LOOPBACK}:{listening.getsockname()[1]}:{token}", DEADLINE_S)
+        with in_thread(lambda: accepted.append(listener.accept(DEADLINE_S))):
+            with in_thread(relay), pytest.raises(ChannelError):
+                connect(f"{LOOPBACK}:{listening.getsockname()[1]}:{token}", DEADLINE_S)
+            caller = connect(listener.address, DEADLINE_S)  # else nothing is accepted
+    with caller, accepted[0] as other:
+        caller.send(MESSAGE)
+        assert other.receive(DEADLINE_S) == MESSAGE
     listener.close()
-    assert accepted == []
 
 
 def test_silent_and_malformed_connections_delay_no_other() -> None:

@@ -16,10 +16,14 @@ DEADLINE_S = 60.0
 KEY = "of this run"
 
 
+@pytest.mark.parametrize("room", [remote.MOST_UNVERIFIED, 2])
 def test_silent_and_partial_connections_delay_no_kernel(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
+    """Where there is no room for more connections, the kernel waits until one is closed."""
     monkeypatch.setattr(remote, "START_S", DEADLINE_S)
+    monkeypatch.setattr(remote, "MOST_UNVERIFIED", room)
+    monkeypatch.setattr(remote, "PROOF_S", 10.0 if room > 3 else 1.0)
     before = threading.enumerate()
     with contextlib.ExitStack() as stack:
         listener, address = stack.enter_context(remote._listening(local=False))

@@ -14,9 +14,12 @@ from rms.daemon import submit, views
 def test_jobs_for_which_the_limit_leaves_no_memory_are_refused_for_now(
     server: Routed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + (50 << 20)
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    def limits(_: int) -> tuple[int, int]:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + (50 << 20)
+        return limit, limit
+
+    monkeypatch.setattr(resource, "getrlimit", limits)
     status, answer = server.ask("POST", "/jobs", SCRIPT | {"options": {"array": "0-9999"}})
     assert status == 503 and "MiB of memory left to the daemon for 10000 jobs" in answer["error"]
     assert server.submit() == "1"

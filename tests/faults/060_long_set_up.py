@@ -22,13 +22,15 @@ begin, end = dmr.split_range(12, n, MPI.COMM_WORLD.rank)
 u = np.zeros(end - begin)
 with dmr.malleable(MPI.COMM_WORLD, {"u": dmr.adapt(u, (12,))}) as run:
     if run.restored:
-        Path("pid").write_text(str(os.getpid()))
+        if MPI.COMM_WORLD.rank == 0:
+            Path("new").write_text(str(os.getpid()))
+            Path("new").rename("pid")
         deadline = time.monotonic() + 300.0
         while not Path("set-up").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
     for step in run.loop(2000):
         if not Path("set-up").exists():
-            time.sleep(0.02)
+            time.sleep(0.1)
 """
 
 

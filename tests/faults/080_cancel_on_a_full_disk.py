@@ -94,3 +94,17 @@ def test_the_cancel_is_carried_out_once_there_is_room_unless_the_job_has_ended(
     full.machine.end("1", None, 143)
     watch(full)
     assert signalled == sent and full.daemon.context.state.ended[ONE].state is state
+
+
+@pytest.mark.parametrize("if_journalled", [True, False], ids=["requested", "its nodes go"])
+def test_a_requeue_does_not_replace_a_cancel(
+    full: Bench, monkeypatch: pytest.MonkeyPatch, if_journalled: bool
+) -> None:
+    sent, job = signals(full, monkeypatch), full.daemon.jobs[ONE]
+    full.daemon.cancel(ONE)
+    full.daemon.scripts.cancel(job, REQUEUED, if_journalled=if_journalled)
+    make_room(full)
+    assert sent == ["1"]
+    full.machine.end("1", None, 143)
+    watch(full)
+    assert full.daemon.context.state.ended[ONE].state is JobState.CANCELLED

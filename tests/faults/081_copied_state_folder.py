@@ -156,6 +156,23 @@ def test_a_file_system_that_has_another_id_after_a_reboot_keeps_the_jobs(
         assert "job 1: adopted, 1 processes still run" in back.messages
 
 
+def test_a_folder_of_a_version_that_did_not_record_its_place_keeps_its_jobs(
+    original: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    folder, process = original
+    with open_journal(folder / "journal.sqlite", print) as journal:
+        mark = journal.notes("mark")["mark"]["mark"]
+        journal.keep({"mark": {"mark": mark}, "port": {"port": 40000}})
+        journal.flush()
+    with served(folder) as back:
+        assert "job 1: adopted, 1 processes still run" in back.messages
+        assert back.launcher.instance_id == mark
+        assert back.daemon.journal.notes("port")["port"] == {"port": 40000}
+    shutil.copytree(folder, tmp_path / "copy")  # by now its place is recorded
+    with served(tmp_path / "copy") as copy:
+        assert copy.state_of(ONE) is JobState.FAILED and process.poll() is None
+
+
 def test_a_copied_control_group_is_not_the_copys_own(tmp_path: Path) -> None:
     (tmp_path / "jobs" / "1").mkdir(parents=True)
     group = tmp_path / "rms-of-the-original" / "1"

@@ -27,10 +27,11 @@ LOST = (
     "it has no checkpoint folder to restart from and starts again from step 0; "
     "1,012 of 3,000 steps are lost"
 )
+RESUMES = "it resumes from its newest checkpoint, or from step 0 without one"
 SENTENCES = {
     None: "it ends and waits again; its script starts again from the beginning.",
     False: f"it ends and waits again; {LOST}.",
-    True: "it ends at a checkpoint and waits again; it resumes from its newest checkpoint.",
+    True: f"it ends at a checkpoint and waits again; {RESUMES}.",
 }
 
 
@@ -71,12 +72,22 @@ def test_a_requeue_is_announced(
     assert line.partition("  ")[2].strip() == words
 
 
-@pytest.mark.parametrize("cause", ["told to end to start again", "its nodes were lost"])
-def test_a_requeued_job_has_what_is_lost_in_log_and_history(tmp_path: Path, cause: str) -> None:
+@pytest.mark.parametrize(
+    ("cause", "restartable", "words"),
+    [
+        ("told to end to start again", False, LOST),
+        ("its nodes were lost", False, LOST),
+        ("its nodes were lost", True, RESUMES),  # maybe before its first checkpoint
+    ],
+)
+def test_a_requeued_job_has_what_is_lost_in_log_and_history(
+    tmp_path: Path, cause: str, restartable: bool, words: str
+) -> None:
     with bench(tmp_path) as opened:
         opened.submit("1", (1, 1, 1), Mode.FIXED)
         opened.daemon.launch(ONE, COMMAND, "key")
-        opened.daemon.poll(ONE, Poll(1012, 3000, 0, "warm", ((0, 1),)))
+        poll = Poll(1012, 3000, 0, "warm", ((0, 1),), restartable=restartable)
+        opened.daemon.poll(ONE, poll)
         daemon = opened.daemon
         script = daemon.jobs[ONE].script
         assert script is not None
@@ -89,10 +100,10 @@ def test_a_requeued_job_has_what_is_lost_in_log_and_history(tmp_path: Path, caus
         for _ in range(3):
             opened.now_s += 0.1
             daemon.watch()
-        assert f"job 1: {cause}; requeued: {LOST}" in opened.said
+        assert f"job 1: {cause}; requeued: {words}" in opened.said
         assert daemon.context.state.running[ONE].state is JobState.RUNNING
         opened.start()
         entries = views.history(opened.daemon.context, ONE)
         assert [(each.kind, each.reason) for each in entries if each.kind == "requeued"] == [
-            ("requeued", f"{cause}; {LOST}")
+            ("requeued", f"{cause}; {words}")
         ]

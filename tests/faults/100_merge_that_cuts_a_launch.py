@@ -31,7 +31,7 @@ with dmr.malleable(runtime, {"x": spec}, plan, build=lambda run: None) as run:
 def test_it_goes_by_spawn(run: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     command = (MPIEXEC, "-n", "2", sys.executable, "program.py")
-    done = run(*command, env={"DMR_RESIZE_AT": "2:1,5:2,8:1"})
+    done = run(*command, env={"DMR_RESIZE_AT": "2:1,5:2,8:1", "XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[(2, 1, 'spawn'), (1, 2, 'merge'), (2, 1, 'merge')]" in done.stdout, done.stdout
     assert "rolled back" not in done.stdout

@@ -155,8 +155,11 @@ def test_an_object_that_the_program_has_replaced_is_not_filled() -> None:
     old["c"] = [old["c"][1], old["c"][1]]
     assert replaced_parts(parts, old)[:2] == ["['c']", "['c'][0]"]
     many = [[n] for n in range(2000)]
-    assert replaced_parts(parts_of(many), [[n] for n in range(2000)]) == ["*"]
-    assert replaced_parts(parts_of(many[:1]), many) == []  # none was there before
+    parts = parts_of(many)
+    many[1:] = [[n] for n in range(1999)]
+    assert replaced_parts(parts, many) == ["*"]
+    assert replaced_parts(parts, [[n] for n in range(2000)]) == ["", "*"]
+    assert replaced_parts(parts_of(many[:1]), many) == [""]  # its other parts were not there before
 
 
 class Tensor:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 from mpi_runs import runtime_on
@@ -23,6 +25,33 @@ def test_it_is_refused_at_entry(value: Any, own: bool) -> None:
         dmr.malleable(runtime_on(MPI.COMM_SELF), state=state),
     ):
         raise AssertionError("entered")
+
+
+@pytest.mark.parametrize("make", [lambda m: m, lambda m: [{"deep": m[1:]}], np.asarray])
+def test_arrays_that_are_mapped_from_a_file_are_refused_at_entry(tmp_path: Path, make: Any) -> None:
+    mapped = make(np.memmap(tmp_path / "mapped", "f8", "w+", shape=(4,)))
+    message = r"^run.state\['m'\] cannot be pickled: expected an array in memory, got a memmap of "
+    with (
+        pytest.raises(dmr.UsageError, match=message),
+        dmr.malleable(runtime_on(MPI.COMM_SELF), state={"m": mapped}),
+    ):
+        pass
+
+
+class Unreadable:
+    """An object that can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("no number",)
+
+
+def test_what_cannot_be_unpickled_is_refused_at_entry() -> None:
+    message = r"^run.state\['x'\] cannot be unpickled: ValueError: "
+    with (
+        pytest.raises(dmr.UsageError, match=message),
+        dmr.malleable(runtime_on(MPI.COMM_SELF), state={"x": [Unreadable()]}),
+    ):
+        pass
 
 
 def test_names_that_are_not_text_are_refused() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rms.power.meter import MeterError
-from rms.power.nvidia_smi import SILENT_S, Devices, NvidiaSmi, Reading
+from rms.power.meter import AGAIN_S, Ladder, MeterError
+from rms.power.nvidia_smi import PROBE_S, SILENT_S, Devices, NvidiaSmi, Reading
 from rms.wire.messages import DeviceEnergy
 
 DEADLINE_S = 60.0
@@ -116,3 +116,35 @@ def test_a_program_that_hangs_is_killed_and_started_again(tmp_path: Path) -> Non
         until(lambda: meter.read(57.0) and not meter.trouble)
         first, _ = (tmp_path / "pids").read_text().split()
         assert not Path("/proc", first).exists()
+
+
+def test_only_one_process_hangs_in_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, hanging = list[NvidiaSmi](), [True]
+
+    class Hanging(NvidiaSmi):
+        """A stand-in whose process outlives SIGKILL as long as the driver hangs."""
+
+        def start(self, on_reading: Callable[[Reading], None]) -> None:
+            started.append(self)
+
+        def close(self) -> None:
+            self.error = "nvidia-smi did not end" if hanging[0] else None
+
+        @property
+        def hangs(self) -> bool:
+            return self.error is not None
+
+    monkeypatch.setattr("rms.power.nvidia_smi.NvidiaSmi", Hanging)
+    meter = Devices()
+    ladder, now_s = Ladder([meter]), 50.0
+    while now_s < 50.0 + 10 * (PROBE_S + AGAIN_S):
+        now_s += 1.0
+        ladder.read(now_s)
+    assert len(started) == 1 and ladder.reason == "nvidia-smi did not end"
+    hanging[0] = False
+    while len(started) == 1:
+        now_s += 1.0
+        ladder.read(now_s)
+        assert now_s < 50.0 + 11 * (PROBE_S + AGAIN_S)
+    meter._readings.put(Reading(1.7e9, 0, 75.0, 400.0))
+    assert ladder.read(now_s + 1.0) is not None and ladder.reason == ""

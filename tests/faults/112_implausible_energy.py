@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from device_runs import STAND_IN
+from powercap import zone
 from routed import Routed, routed
 
 from rms.cli.main import main
 from rms.power.choice import MeterChoice
 from rms.power.command import Command
 from rms.power.command import parse_line as parse_command
-from rms.power.meter import Ladder, MeterError, NodeMeter
+from rms.power.meter import GPU_LIMIT_W, Ladder, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, parse_line
-from rms.power.nvml import Counter
+from rms.power.nvml import Counter, Nvml, limit_w
+from rms.power.rapl import Rapl
 from rms.wire.bounds import NODE_LIMIT_W
 from rms.wire.messages import DeviceEnergy, Metered
 
@@ -79,6 +85,58 @@ def test_a_counter_of_a_gpu_is_bounded_by_its_limit() -> None:
     for second, joules in enumerate((0.0, 300.0, 600.0, 1100.0, 1400.0)):
         counter.add(float(second), joules)
     assert (counter.joules, counter.unseen_s) == (900.0, 1.0)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the stand-in for pynvml, whose GPUs state a limit of 700 W."""
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # so that it is taken away at the end
+    monkeypatch.delitem(sys.modules, "pynvml")
+    stand_in = importlib.import_module("pynvml")
+    limits = "nvmlDeviceGetPowerManagementLimitConstraints"
+    monkeypatch.setattr(stand_in, limits, lambda _: (100_000, 700_000), raising=False)
+    return stand_in
+
+
+@pytest.mark.parametrize("counter", [True, False])
+def test_a_power_by_nvml_above_twice_the_limit_is_refused_and_logged(
+    nvml: Any, counter: bool
+) -> None:
+    now_s, total_j, watts = 100.0, 5e6, 0.0
+    nvml.now = lambda: now_s
+    refuses = {} if counter else {"nvmlDeviceGetTotalEnergyConsumption": 3}
+    gpu = nvml.Gpu("GPU-0", watts=lambda _: watts, joules=lambda _: total_j, refuses=refuses)
+    nvml.gpus.append(gpu)
+    node = NodeMeter([Ladder([Nvml()])])
+    for tenth in range(1000):
+        high_w = 10_000.0 if counter else 1600.0
+        watts = high_w if 300 <= tenth < 340 else 75.0
+        now_s, total_j = now_s + 0.1, total_j + watts * 0.1
+        devices = node.read(now_s)
+        if tenth in (339, 999):
+            assert ("gpu-0: refused a power above 1400 W" in node.reason) == (tenth == 339)
+        if devices:
+            (device,) = devices
+    assert device.joules + 75.0 * device.unseen_s == pytest.approx(75.0 * 99.9, rel=0.01)
+    assert 3.5 < device.unseen_s < 5.0
+
+
+def test_a_stated_limit_of_0_w_refuses_nothing(nvml: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = "nvmlDeviceGetPowerManagementLimitConstraints"
+    monkeypatch.setattr(nvml, limits, lambda _: (0, 0))
+    assert limit_w(nvml, None) == GPU_LIMIT_W
+
+
+def test_a_power_by_rapl_above_twice_the_limit_is_refused_and_logged(tmp_path: Path) -> None:
+    node, counted_j = NodeMeter([Ladder([Rapl(tmp_path)])]), 5.0
+    for second in range(100):
+        counted_j += 450.0 if second == 30 else 50.0
+        zone(tmp_path, "intel-rapl:0", "package-0", round(counted_j * 1e6), limit_w=200)
+        (device,) = node.read(float(second))
+        if second in (29, 30, 99):
+            assert ("package-0: refused a power above 400 W" in node.reason) == (second == 30)
+    assert (device.joules, device.unseen_s) == (98 * 50.0, 1.0)
 
 
 def report(server: Routed, number: int, joules: float) -> float:

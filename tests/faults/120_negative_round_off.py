@@ -56,6 +56,16 @@ def test_a_result_is_read_back(tmp_path: Path, dtype: str, value: float) -> None
         Solver(again, dtype=into, backend="numpy")
 
 
+@pytest.mark.parametrize(("dtype", "steps"), [("f4", 50), ("f8", 60)])
+def test_what_is_left_of_psi_that_has_left_the_domain_is_read_back(dtype: str, steps: int) -> None:
+    setup = replace(box(1.0), boundaries=parse_boundaries("fixed:0"))
+    solver = Solver(setup, dtype=dtype, backend="numpy")
+    solver.advance(steps)
+    tiny = np.finfo(dtype).tiny
+    assert -tiny < solver.psi.min() < 0.0 < solver.psi.max() < tiny
+    assert refusal(setup, dtype, solver.psi) is None
+
+
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
 def test_a_field_of_both_signs_is_refused(dtype: str) -> None:
     setup = box(1.0, low=-1e-3)

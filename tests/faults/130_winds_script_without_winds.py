@@ -12,8 +12,8 @@ from processes import ROOT
 WINDS = ("uwnd_mean.nc", "vwnd_mean.nc")
 
 
-def launched(folder: Path, **more: str) -> list[str]:
-    """Run the script with an mpirun that prints its arguments; return the lines of its output."""
+def done(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with an mpirun that prints its arguments."""
     launcher = folder / "bin" / "mpirun"
     launcher.parent.mkdir(exist_ok=True)
     launcher.write_text('#!/bin/sh\necho "$@"\n')
@@ -22,9 +22,14 @@ def launched(folder: Path, **more: str) -> list[str]:
     place = folder / "compare" / "fixed"
     place.mkdir(parents=True, exist_ok=True)
     command = ["bash", str(ROOT / "jobs" / "winds.sh")]
-    done = subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.splitlines()
+    return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=60)
+
+
+def launched(folder: Path, **more: str) -> list[str]:
+    """Run the script to its end; return the lines of its output."""
+    ended = done(folder, **more)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout.splitlines()
 
 
 def test_without_wind_files_another_case_takes_their_place_and_the_first_line_says_so(
@@ -37,6 +42,14 @@ def test_without_wind_files_another_case_takes_their_place_and_the_first_line_sa
     assert command == (
         "mpdata run --case gaussian --steps 230 --grid 144 60 16 --every 5 --json winds-3.json"
     )
+
+
+@pytest.mark.parametrize("days", [".5", "0.5", "ten"])
+def test_days_that_give_no_steps_are_refused(tmp_path: Path, days: str) -> None:
+    ended = done(tmp_path, WINDS_DAYS=days)
+    message = "winds.sh: error: expected WINDS_DAYS of at least 1 without wind files, got"
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr == f"{message} {days}\n"
 
 
 @pytest.mark.parametrize("where", ["set", "demo"])

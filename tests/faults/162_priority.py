@@ -1,7 +1,8 @@
-"""A user could not give waiting jobs a priority."""
+"""A user could not give jobs a priority; beyond the depth of an order it had no effect."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,43 @@ def test_options_of_a_priority() -> None:
     for text in ("x", "1.5", "2147483646", ""):
         with pytest.raises(ScriptError, match="--priority: expected a whole number from"):
             read_option("priority", text)
+
+
+def queue(*waiting: JobSpec, policy: str) -> list[str]:
+    """Return the queue while a job has all nodes."""
+    engine = Engine(Site(2), named(policy))
+    engine.handle(Submitted(0.0, (spec(1, limit_s=100.0),)))
+    engine.handle(Ticked(0.0))
+    for each in waiting:
+        engine.handle(Submitted(1.0, (each,)))
+    view = engine.policy.view(engine.state)
+    return [] if view is None else [job.spec.id for job in view.queue]
+
+
+DEPTH = 5
+ORDER = {"part": "smallest", "resizable": 0.0, "depth": DEPTH}
+SMALLEST = json.dumps({"name": "x", "order": ORDER})
+
+
+@pytest.mark.parametrize("policy", [SMALLEST, "backfill-share"])
+def test_a_job_behind_many_of_a_lower_priority(policy: str) -> None:
+    most = DEPTH if policy is SMALLEST else 1000
+    low = [spec(number, -100, nodes=1, limit_s=50.0) for number in range(2, 2 + 3 * most // 2)]
+    found = queue(*low, spec(8000, limit_s=5000.0), policy=policy)
+    assert found[0] == "8000" and len(found) == most
+
+
+def test_the_depth_of_an_order_holds_beside_a_lower_priority() -> None:
+    jobs = [spec(number, -1 if number == 3 else 0) for number in range(2, 30)]
+    assert queue(*jobs, policy=SMALLEST) == ["2", "4", "5", "6", "7"]
+
+
+def test_tasks_of_a_full_array_keep_no_lower_job_out() -> None:
+    tasks = [
+        spec(number, 5, nodes=1, array="a", array_limit=1) for number in range(10, 10 + 2 * DEPTH)
+    ]
+    engine = Engine(Site(2), named(SMALLEST))
+    engine.handle(Submitted(0.0, tuple(tasks)))
+    engine.handle(Submitted(0.0, (spec(50, nodes=1), spec(51, nodes=1))))
+    engine.handle(Ticked(0.0))
+    assert len(engine.state.running) == 2 and "50" in engine.state.running

@@ -12,6 +12,7 @@ from processes import called
 from routed import SCRIPT, Routed
 
 from rms.cli.main import main
+from rms.client.commands import launcher_words
 
 
 @pytest.mark.parametrize("program", ["nosuchprogram", "./nosuchprogram", "/none/x", "/etc/passwd"])
@@ -24,6 +25,22 @@ def test_a_program_that_does_not_exist(server: Routed, program: str) -> None:
     )
     text = f"#!/bin/sh\nPATH=$PATH:/elsewhere\nmpirun {program}\n"  # this may find it
     assert server.ask("POST", "/jobs", SCRIPT | body | {"text": text})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "line", ["srun ~/bin/app", "srun ./app{1,2}", "srun ./a*", 'srun "$HOME/app"', "srun ./[ab]"]
+)
+def test_a_program_that_the_shell_expands_is_not_checked(line: str) -> None:
+    assert launcher_words(f"#!/bin/sh\n{line}\n") == []
+
+
+def test_a_quoted_program_is_checked() -> None:
+    assert launcher_words("#!/bin/sh\nsrun './a b' \"c d\"\n") == ["./a b", "c d"]
+
+
+def test_a_login_shell_may_provide_the_program(server: Routed) -> None:
+    body = {"text": "#!/bin/bash -l\nsrun nosuchprogram\n", "command": ["nosuchprogram"]}
+    assert server.ask("POST", "/jobs", SCRIPT | body)[0] == 200
 
 
 def test_a_program_in_the_folder_of_the_job(server: Routed, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from processes import MPIEXEC, Run, program
 
 
 def test_all_ranks_raise_one_usage_error(run: Run) -> None:
-    done = run(MPIEXEC, "-n", "3", *program("missing_rank"), "halo", deadline_s=60)
+    done = run(MPIEXEC, "-n", "3", *program("missing_rank"), "halo")
     assert done.returncode == 2
     assert (
         "error: field u: expected one halo on all ranks for exchange(), got ((0, 1),) on rank 0 "

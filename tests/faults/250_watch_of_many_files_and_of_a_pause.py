@@ -17,7 +17,7 @@ from dmr.watch import TICK_S, Watch
 PAUSED = """
 import sys, time
 from dmr.watch import WATCH
-with WATCH.running(6.0, 60.0, []), WATCH.within("a call"):
+with WATCH.running(7.5, 60.0, []), WATCH.within("a call"):
     print("in it", flush=True)
     sys.stdin.readline()
     time.sleep(1.0)  # the others come when they are continued, too
@@ -32,9 +32,12 @@ def test_it_watches_a_program_with_many_files() -> None:
     files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
     watch = Watch()
     try:
-        with watch.running(60.0, 60.0, []):
-            time.sleep(2 * TICK_S)
-            assert watch._thread is not None and watch._thread.is_alive()
+        with watch.running(60.0, 60.0, [signal.SIGTERM]):
+            end = time.monotonic() + DEADLINE_S
+            while watch._sigterm_at is None:  # set at the first tick
+                assert watch._thread is not None and watch._thread.is_alive()
+                assert time.monotonic() < end
+                time.sleep(TICK_S / 10)
     finally:
         for file in files:
             os.close(file)

@@ -88,6 +88,15 @@ def test_a_final_field_follows_a_link(mpdata_here: Run, folder: Path) -> None:
     assert (folder / "link.npy").is_symlink() and (folder / "target.npy").stat().st_size > 4096
 
 
+def test_frames_follow_a_link(mpdata_here: Run, folder: Path) -> None:
+    (folder / "below").mkdir()
+    (folder / "link.h5").symlink_to("below/target.h5")
+    assert mpdata_here(*SMALL, "--output", "link.h5", "--output-every", "1").returncode == 0
+    assert (folder / "link.h5").is_symlink()
+    assert sorted(path.name for path in (folder / "below").iterdir()) == ["target.h5", "target.xmf"]
+    assert "target.h5:/psi" in (folder / "below" / "target.xmf").read_text()
+
+
 @pytest.mark.parametrize(
     "words", [("--final", "fifo"), ("--output", "fifo", "--output-every", "1")]
 )

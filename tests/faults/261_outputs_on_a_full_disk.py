@@ -19,6 +19,7 @@ from rms.wire import files
 SMALL = ("run", "--case", "gaussian", "--grid", "8", "8", "8", "--steps", "2", "--backend", "numpy")
 LIMITED = """
 import resource, sys
+sys.dont_write_bytecode = True
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -16,6 +16,7 @@ from rms.cli.main import main as rms
 
 LIMITED = """
 import resource, sys
+sys.dont_write_bytecode = True
 from mpdata.cli.main import main
 from mpdata.parallel.app import Advection
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

@@ -42,8 +42,8 @@ def test_commands_end_with_status_130(line: str, monkeypatch: pytest.MonkeyPatch
 
 
 def test_probe_ends_its_launcher(tmp_path: Path) -> None:
-    mpiexec, begun = tmp_path / "mpiexec", tmp_path / "begun"
-    mpiexec.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep 600\n")
+    mpiexec, begun = tmp_path / "mpiexec", tmp_path / "begun"  # begun once its pipe is read
+    mpiexec.write_text(f"#!/bin/sh\nhead -c 100000 /dev/zero; touch {begun}\nexec sleep 600\n")
     mpiexec.chmod(0o755)
     env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "XDG_CACHE_HOME": "none"}
     until = time.monotonic() + DEADLINE_S
