@@ -34,7 +34,7 @@ def simulated(folder: Path, *options: str) -> tuple[dict[str, Any], Path]:
     path = trace("KTH-SP2.recon-input.swf.gz")
     command = [sys.executable, "-m", "rms", "simulate", "--trace", str(path), "--policy", "easy"]
     command += ["--processors", "100", "--per-job", str(rows), "--json", str(figures), *options]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, check=True, capture_output=True, timeout=600)
     return json.loads(figures.read_text()), rows
 
 
@@ -77,7 +77,7 @@ def test_the_same_jobs_as_sacct_prints_them(tmp_path: Path) -> None:
     log.write_text("\n".join([*lines, ""]))
     command = [sys.executable, "-m", "rms", "simulate", "--sacct", str(log), "--policy", "easy"]
     command += ["--processors", "100", "--json", "-"]
-    done = subprocess.run(command, check=True, capture_output=True, timeout=120)
+    done = subprocess.run(command, check=True, capture_output=True, timeout=600)
     found = json.loads(done.stdout)
     assert found["jobs"] == 28481
     assert f"{found['mean_bounded_slowdown']:.4f}" == PUBLISHED["fcfs", "requested"]

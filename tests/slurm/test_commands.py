@@ -47,7 +47,7 @@ def test_json_and_text_agree(slurm: Bed) -> None:
     read = commands(slurm)
     job = read.submit(
         *["--nodes=2", "--exclusive", "--time=10", "--array=0-5", "--output=/dev/null"],
-        *["--wrap", "sleep 60"],
+        *["--wrap", "sleep 600"],
     )
     slurm.wait_until(lambda: len(slurm.idle()) == 0, "two run")
     plain = commands(slurm, squeue=False, sinfo=False, sacct=False)

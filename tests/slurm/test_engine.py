@@ -15,6 +15,7 @@ from slurm_daemon import CASE, STEPS, SlurmRms, bare, serving, write_script
 from rms.launch.slurm.output import Record, records_from_text
 
 GRACE = ("--grace", "5")
+LATE_S = 120.0
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
         return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
 
     try:
-        found: list[Record] = rms.until(same, f"agreement on job {job}", 60)
+        found: list[Record] = rms.until(same, f"agreement on job {job}")
     except AssertionError as error:
         theirs = books(rms.bed, row["slurm"]["slurm_job"])
         raise AssertionError(f"{row['slurm']}, in accounting {theirs}") from error
@@ -58,8 +59,9 @@ def agree(rms: SlurmRms, job: str) -> list[Record]:
     assert found[-1].end_s
     # Changes are entered at Slurm's own time, ends when they were seen; and a job is over for the
     # RMS once nothing of it is left here, such as a world that was still booting.
-    assert abs(row["start_s"] - (found[0].start_s or 0)) < 10
-    assert 0 <= row["slurm"]["held"][-1]["at_s"] - found[-1].end_s < 10
+    # How late depends on how long Slurm's commands take.
+    assert abs(row["start_s"] - (found[0].start_s or 0)) < LATE_S
+    assert 0 <= row["slurm"]["held"][-1]["at_s"] - found[-1].end_s < LATE_S
     assert row["end_s"] >= found[-1].end_s
     return found
 

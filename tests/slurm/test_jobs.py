@@ -107,13 +107,16 @@ def test_a_step_loses_its_tasks_on_released_nodes(slurm: Slurm) -> None:
     job = slurm.allocate("--nodes=2")
     stays, goes = slurm.hosts(job)
     # A task's processes are killed one by one, so its shell may see its sleep killed first.
-    tell = "echo began; sleep 4 && echo ended on $SLURMD_NODENAME"
+    gone = slurm.folder / "tmp" / "gone"
+    tell = f"echo began; until [ -e {gone} ]; do sleep 0.1; done; echo ended on $SLURMD_NODENAME"
     step = slurm.start("srun", f"--jobid={job}", "--nodes=2", "--ntasks=2", "sh", "-c", tell)
     try:
         slurm.wait_until(lambda: slurm("squeue", "--steps", "--noheader"), "the step runs")
         assert step.stdout is not None
         assert [step.stdout.readline() for _ in range(2)] == ["began\n"] * 2
         slurm("scontrol", "update", f"jobid={job}", f"NodeList={stays}")
+        slurm.wait_until(lambda: goes in slurm.idle(), "a released node without the step")
+        gone.touch()
         out, _ = step.communicate(timeout=300)
     finally:
         step.kill()

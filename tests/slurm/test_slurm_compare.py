@@ -35,7 +35,7 @@ def test_the_four_modes(slurm: Slurm, engine: str) -> None:
         done = subprocess.run(
             [*[sys.executable, "-m", "rms", "compare", "jobs.sh", "--json", "out.json"],
              *["--engine", engine, "--nodes", "4"]],
-            cwd=place, env=env, capture_output=True, text=True, timeout=300, check=False,
+            cwd=place, env=env, capture_output=True, text=True, timeout=1200, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         found: dict[str, Any] = json.loads(Path(place, "out.json").read_text())

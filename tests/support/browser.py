@@ -32,7 +32,7 @@ def browsing() -> Iterator[Any]:
         pytest.skip("expected Chromium (Debian: apt install chromium), which is not installed")
     with playwright.sync_playwright() as started_playwright:
         browser = started_playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"], timeout=WAIT_MS
         )
         try:
             yield browser

@@ -270,6 +270,10 @@ class Modelled:
             steps.append(act)
             act()
 
+        def runs() -> bool:
+            return bool(self.rms.row(job)["state"] == "RUNNING")
+
+        self.rms.until(lambda: self._token(job) or not runs(), "the job's script", WAIT_S)
         token = self._token(job)
         if not token:
             return
@@ -294,7 +298,7 @@ class Modelled:
         step(lambda: self._report(job, token, Begun(number)))
         row = Resize(5, known.size, size, "warm", 0.5, 0.2, 0.1, 8, 1.0)
         step(lambda: self._report(job, token, Done(number, row, (launch,))))
-        for pid in self._ranks(job, old):
+        for pid in self._ranks(job, old) if old is not None else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         known.launch, known.size = launch, size
@@ -311,15 +315,24 @@ class Modelled:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _ranks(self, job: str, launch: int | None) -> dict[int, dict[str, str]]:
-        """Return the processes of a world with their environments, but those of its mpiexec."""
-        return {
-            pid: env
-            for pid, env in self.rms.processes().items()
-            if env.get(WORLD_VARIABLE) == str(launch)
-            and self._owner(env) == job
-            and "PMI_RANK" in env
-        }
+    def _ranks(self, job: str, launch: int) -> dict[int, dict[str, str]]:
+        """Return the ranks of a world with their environments, once mpiexec has started them all.
+
+        The job's size is that of the world.
+        """
+        end = time.monotonic() + WAIT_S
+        while True:
+            ranks = {
+                pid: env
+                for pid, env in self.rms.processes().items()
+                if env.get(WORLD_VARIABLE) == str(launch)
+                and self._owner(env) == job
+                and "PMI_RANK" in env
+            }
+            if len(ranks) == self.jobs[job].size:
+                return ranks
+            assert time.monotonic() < end, (ranks, self.jobs[job], self.rms.said())
+            time.sleep(0.05)
 
     @staticmethod
     def _owner(env: dict[str, str]) -> str:

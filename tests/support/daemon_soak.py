@@ -118,7 +118,7 @@ class Soak:
 
     def _submit(self, key: str, submission: tuple[list[str], int, str, int]) -> None:
         words, steps, state, tasks = submission
-        done = self.rms.rms("submit", *words, "--json", "-", PACE_S="0.04")
+        done = self.rms.rms("submit", *words, "--json", "-", PACE_S="0.04", PACE_LATE_S="0")
         if done.returncode:
             self.unanswered[key] = submission
             self.refused("submit", done)

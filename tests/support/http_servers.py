@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from rms.daemon.connections import bounded
+from rms.daemon.connections import ANSWER_S, bounded
 
 Receive = Callable[[], Awaitable[dict[str, object]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -27,7 +27,7 @@ async def send_empty(send: Send) -> None:
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: Application, most: int, request_s: float
+    app: Application, most: int, request_s: float, answer_s: float = ANSWER_S
 ) -> AsyncIterator[Callable[[], Awaitable[Stream]]]:
     """Serve an ASGI application; yield a function that opens a connection to it.
 
@@ -35,8 +35,9 @@ async def serving(
         app: the application.
         most: maximum number of connections.
         request_s: time limit of a request.
+        answer_s: time limit of an answer.
     """
-    protocol = bounded(most, request_s)
+    protocol = bounded(most, request_s, answer_s)
     config = uvicorn.Config(app, http=protocol, lifespan="off", log_level="critical", ws="none")
     server = uvicorn.Server(config)
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]

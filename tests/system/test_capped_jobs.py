@@ -129,10 +129,10 @@ def test_what_meters_say_holds_too(folder: Path) -> None:
         assert rms.running(wide)["size"] == 3  # 36 W are expected
         counters.watts[0] = 66.0  # above the cap by less than a node draws
         rms.until(lambda: yields(rms, wide), "a job that yields")
-        counters.watts[0] = 55.0  # before it is done, as reports are a second apart
+        counters.watts[0] = 45.0  # before it is done, as reports are a second apart
         small = rms.submit("sleep 0.1", "--nodes", "1", "--mode", "fixed", "--power", "30")
         rms.until(
-            lambda: 52 < drawn_w(rms.row(small)["reason"]) < 58,
+            lambda: 42 < drawn_w(rms.row(small)["reason"]) < 48,
             "a job that waits for what is measured",
         )
         assert rms.row(small)["reason"].startswith("PowerCap: needs 30 W on 1 node, ")
@@ -148,7 +148,8 @@ def test_what_meters_say_holds_too(folder: Path) -> None:
         rms.replays()
         with Journal.open(rms.state / "journal.sqlite") as journal:
             seen = [entry.event for entry in journal.read() if isinstance(entry, Seen)]
-        assert 2 <= sum(isinstance(event, PowerMeasured) for event in seen) <= 12
+        measured = sum(isinstance(event, PowerMeasured) for event in seen)
+        assert 2 <= measured <= max(12, (seen[-1].at_s - seen[0].at_s) / 2)  # reports: 1 a second
 
 
 @pytest.mark.promise("power-cap")

@@ -21,7 +21,7 @@ def resizes(rms: Rms, job: str) -> list[tuple[int, int]]:
 
 @pytest.mark.wide
 def test_the_rms_does_not_ask_a_job_that_rests() -> None:
-    with served(2, "--policy", "fifo", "--boot-deadline", "20") as rms:
+    with served(2, "--policy", "fifo", "--boot-deadline", "120") as rms:
         job = faulty(rms, "none", options=("--cooldown", "1000"))
         rms.running(job)
         rms.ask("resize", job, "2")

@@ -77,11 +77,11 @@ def test_ctrl_c_on_the_demo_leaves_no_process(
         demo.send_signal(number)
         demo.communicate(timeout=DEADLINE_S)
         assert demo.returncode == 130
-        assert marked(demo.mark) == []
+        wait_for(lambda: marked(demo.mark) == [], "processes of the demo are left")
 
 
-def wait_for(condition: object) -> None:
+def wait_for(condition: object, otherwise: str = "the demo did not start its job") -> None:
     until = time.monotonic() + DEADLINE_S
     while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until, "the demo did not start its job"
+        assert time.monotonic() < until, otherwise
         time.sleep(0.05)

@@ -61,7 +61,7 @@ def test_a_loop_of_ones_own_lets_go_of_nodes_too(tmp_path: Path) -> None:
     loops = program("any_loops")
     plain = subprocess.run(loops, cwd=tmp_path, check=True, capture_output=True, text=True)
     with served(3, "--policy", "fifo") as rms:
-        words = ["export PACE_S=0.4; mpirun", *program("paced"), loops[1], "runtime"]
+        words = ["export PACE_S=2; mpirun", *program("paced"), loops[1], "runtime"]
         options = ["--mode", "malleable", "--nodes", "1-3", "--preferred", "3"]
         job = rms.submit(" ".join(words), *options, **PER_NODE)
         for count, size in enumerate((2, 3, 1), 1):

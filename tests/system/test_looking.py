@@ -89,7 +89,7 @@ def test_measured_joules_are_told_with_their_source(
     monkeypatch.setenv("RMS_POWERCAP", str(tmp_path / "powercap"))
     with Counters(tmp_path / "powercap", 50.0) as counters, served(1) as rms:
         rms.until(lambda: rms.get("/nodes")[0]["power_source"] == "rapl", "a reading")
-        rms.submit("sleep 1")
+        rms.submit("sleep 5")
         assert rms.over("1") == ["COMPLETED"]
         row = rms.until(lambda: (found := rms.row("1"))["summary"] and found, "the last line")
         run_s = row["end_s"] - row["start_s"]

@@ -116,13 +116,13 @@ def test_with_energy_a_profiled_job_needs_fewer_joules(
 ) -> None:
     """Two nodes make it 5 % faster and twice as dear; power is the profile's, so a model."""
     program = tmp_path / "nap.sh"
-    program.write_text("#!/bin/sh\nsleep 1\n")
+    program.write_text("#!/bin/sh\nsleep 5\n")
     program.chmod(0o755)
     found = Program.find([str(program)], tmp_path, "")
     assert found is not None
     points = tuple(
         Point(n, "separate", (time_s,), (n * 10.0 * time_s,), "model")
-        for n, time_s in ((1, 1.05), (2, 1.0))
+        for n, time_s in ((1, 5.25), (2, 5.0))
     )
     kept = tmp_path / "kept"
     file = profiles.path_of(kept, "nap", found, hardware())

@@ -177,7 +177,8 @@ def test_a_drained_node_is_left_alone_until_it_is_resumed(rms: Rms) -> None:
 @manual(2)
 @pytest.mark.parametrize("resized", all_wide_but([False, True], True))
 def test_a_killed_rank_is_a_failed_job(rms: Rms, resized: bool) -> None:
-    job = rms.submit(mpdata(3000), "--mode", "malleable", "--nodes", "1-2")
+    run = f"mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
+    job = rms.submit(run, "--mode", "malleable", "--nodes", "1-2")
     rms.running(job)
     rms.until(lambda: "step " in rms.output(job), "output")
     if resized:
@@ -245,6 +246,7 @@ def test_cancel(rms: Rms) -> None:
 # --- the daemon ends ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("rms", [(2, "--grace", "120")], indirect=True)
 def test_a_stopped_daemon_ends_jobs_at_checkpoints(rms: Rms) -> None:
     saving = mpdata(5000, "--checkpoint-dir", "saved", "--checkpoint-every", "100000")
     runs = rms.submit(saving, "--nodes", "2")
@@ -295,7 +297,8 @@ def test_a_killed_daemon_loses_and_repeats_nothing(rms: Rms) -> None:
 @pytest.mark.wide
 def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     note = 'echo "$SLURM_JOB_ID" >> starts\n'
-    long = rms.submit(note + mpdata(2000), "--mode", "malleable", "--nodes", "1-2")
+    slow = f"mpirun {' '.join(PACED)} run {' '.join(SMALL)} --steps 600"
+    long = rms.submit(note + slow, "--mode", "malleable", "--nodes", "1-2")
     cancelled = rms.submit(f"{note}trap '' TERM; sleep 100", "--nodes", "2")
     rms.running(long)
     for size in (1, 2):
@@ -307,6 +310,7 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
         rms.start()
         rms.until(lambda size=size: rms.row(long)["size"] == size, f"resize to {size}")
         rms.running(long)
+    rms.hurry()
     assert rms.over(long) == ["COMPLETED"]
     assert rms.resizes(long) == [(2, 1), (1, 2)]
     rms.until(lambda: rms.row(cancelled)["state"] == "RUNNING", "start")
@@ -340,7 +344,7 @@ def test_a_plain_program_that_ends_while_the_daemon_is_away_has_its_status(rms: 
 @manual(2)
 @pytest.mark.wide
 def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
-    body = 'echo "$SLURM_JOB_ID" >> starts\nsleep 2'
+    body = 'echo "$SLURM_JOB_ID" >> starts\nuntil [ -e go ]; do sleep 0.1; done'
     again, lost = rms.submit(f"#SBATCH --requeue\n{body}"), rms.submit(body)
     starts = rms.work / "starts"
     rms.until(lambda: starts.exists() and len(starts.read_text().split()) == 2, "two starts")
@@ -349,6 +353,7 @@ def test_jobs_whose_processes_died_with_the_daemon(rms: Rms) -> None:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+    rms.hurry()
     rms.start()
     assert rms.over(again, lost) == ["COMPLETED", "FAILED"]
     assert "its processes died" in rms.row(lost)["reason"]

@@ -49,7 +49,7 @@ class Sums(dmr.Application):
     def step(self, run):
         run.fields["u"].interior[...] *= 1.01
         if "RMS_SERVER" in os.environ and not Path("go").exists():
-            time.sleep(0.02)
+            time.sleep(0.02 if run.step < 200 else 1.0)  # a slow test has time
 
     def finish(self, run):
         sums = run.world.comm.allreduce(float(run.fields["u"].interior.sum()))

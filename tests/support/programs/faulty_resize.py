@@ -70,7 +70,7 @@ def half_way(true: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]
 
     def cut(*arguments: Any, **options: Any) -> Iterator[Any]:
         for count, wait in enumerate(true(*arguments, **options)):
-            if count:
+            if count > 1:
                 strike()
             yield wait
 
@@ -83,7 +83,7 @@ def short_of_memory(true: Callable[..., Iterator[Any]], rank: int) -> Callable[.
 
     def cut(comm: Any, block: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
         for count, wait in enumerate(true(comm, block, *arguments, **options)):
-            if count and block.rank == rank and not struck:
+            if count > 1 and block.rank == rank and not struck:
                 struck.append(True)
                 raise MemoryError("expected to be found out")
             yield wait
@@ -121,11 +121,12 @@ def old_rank() -> int:
 
 
 def dawdle(_: Advection, run: dmr.Run) -> None:
-    """Take time over every step, the last third most, until the test has seen what it came for."""
+    """Take time over every step, the second half most, until the file ``go`` exists."""
     if JOINS is None and not Path("old-rank").exists():
         Path("old-rank").write_text(str(os.getpid()))
-    if not Path("go").exists():
-        time.sleep(0.1 if run.step < 100 else 0.6)
+    until = time.monotonic() + (0.1 if run.step < 100 else 1.5)
+    while not Path("go").exists() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def install() -> None:

@@ -1,7 +1,9 @@
 """Programs in which a rank does not come to a collective call: missing_rank.py WHAT.
 
-The last rank does not come to run.resize_point() (point), to the block (enter; the first rank:
-first), to exchange() (exchange), leaves the loop alone (end), or comes 3 s later (late).
+The last rank does not come to run.resize_point() (point; reordered: the last one of a communicator
+of the ranks in reverse), to the block (enter; the first rank: first), to exchange() (exchange) or
+gather() of a list (gather), to a checkpoint whose hook before= calls exchange() (hook), leaves the
+loop alone (end), or comes 3 s later (late).
 All ranks wait for a message that no rank sends (deaf), or sleep (wait). Rank 0 sends a message that
 is received only after the loop (send). The halo differs by rank (halo). Only the other ranks
 have a plan with checkpoints (checkpoint), or rank 0 takes 10 s to verify the one that all restart
@@ -18,10 +20,15 @@ import numpy as np
 from mpi4py import MPI
 
 import dmr
+import dmr.watch
 from dmr import checkpoint
+from dmr.driver import Driver
 
 WHAT = sys.argv[1]
+dmr.watch.REPLY_S = 10.0  # the machine may have other work
 comm = MPI.COMM_WORLD
+if WHAT == "reordered":
+    comm = comm.Split(0, -comm.rank)
 comm.Barrier()  # the limit of a call does not include the start of a rank
 last = comm.rank == comm.size - 1
 begin, end = dmr.split_range(9, comm.size, comm.rank)
@@ -33,8 +40,10 @@ folder = Path("checkpoints")
 plan = dmr.Plan(every=1)
 if WHAT == "restart":
     plan = dmr.Plan(every=1, checkpoint=dmr.Schedule(folder, 2), restart=folder.exists())
-if WHAT == "checkpoint" and not last:
+if WHAT == "hook" or (WHAT == "checkpoint" and not last):
     plan = dmr.Plan(every=1, checkpoint=dmr.Schedule(folder, 2))
+if WHAT == "hook" and last:
+    Driver._save = lambda *_: time.sleep(600)
 if plan.restart and comm.rank == 0:
     verify = checkpoint.verify
 
@@ -52,8 +61,16 @@ def begun(run):
         Path(os.environ["BEGUN"]).touch()
 
 
-with dmr.malleable(comm, {"u": dmr.adapt(u, (9,), halo=(sides,))}, plan) as run:
-    if WHAT == "point":
+def before(run, _):
+    """Exchange the halo before a checkpoint."""
+    if WHAT == "hook":
+        run.fields["u"].exchange()
+
+
+fields: dict[str, Any] = {"u": dmr.adapt(u, (9,), halo=(sides,))}
+fields["p"] = dmr.adapt_list(np.arange(begin, end), (9,), lambda p, cut: dmr.rank_of(cut, p))
+with dmr.malleable(comm, fields, plan, before=before) as run:
+    if WHAT in ("point", "reordered"):
         while True:
             if last:
                 time.sleep(600)
@@ -65,6 +82,10 @@ with dmr.malleable(comm, {"u": dmr.adapt(u, (9,), halo=(sides,))}, plan) as run:
             if last and step == 2:
                 time.sleep(600)
             run.fields["u"].exchange("periodic")
+        if WHAT == "gather" and step == 2:
+            if last:
+                time.sleep(600)
+            run.fields["p"].gather()
         if WHAT == "end" and last and step == 2:
             break
         if WHAT == "deaf":

@@ -85,7 +85,7 @@ def main(comm):
         limits=(1, 4),
         sizes=(1, 3, 4),
         strategy="merge" if "merge" in WHAT else "auto",
-        deadlines=dmr.Deadlines(answer_s=5.0 if "FAULT" in os.environ else 60.0),
+        deadlines=dmr.Deadlines(answer_s=20.0 if "FAULT" in os.environ else 60.0),
         resizes=SCRIPTS.get(WHAT, {}),
         checkpoint=dmr.Schedule(Path("saved"), 8) if WHAT in ("kill", "again") else None,
         restart=WHAT == "again",

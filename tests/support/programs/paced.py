@@ -1,4 +1,8 @@
-"""A program of dmr that takes its time until the file ``go`` is there: paced.py PROGRAM ..."""
+"""A program of dmr that is slow until the file ``go`` exists: paced.py PROGRAM ...
+
+Each step takes ``PACE_S`` longer, those of the second half of a loop a second: on a slow machine
+too, the program still runs when a test has done its part.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ from pathlib import Path
 
 from dmr.driver import Driver
 
+LATE_S = float(os.environ.get("PACE_LATE_S", "1"))
+
 true_loop, true_point = Driver.loop, Driver.point
 
 
 def slow_loop(driver: Driver, count: Callable[[], int], *, only: bool = False) -> Iterator[int]:
     for step in true_loop(driver, count, only=only):
         yield step
-        pause()
+        pause(late=step >= count() // 2)
 
 
 def slow_point(driver: Driver) -> None:
@@ -25,9 +31,10 @@ def slow_point(driver: Driver) -> None:
     pause()
 
 
-def pause() -> None:
-    if not Path("go").exists():
-        time.sleep(float(os.environ.get("PACE_S", "0.02")))
+def pause(*, late: bool = False) -> None:
+    until = time.monotonic() + max(float(os.environ.get("PACE_S", "0.02")), late * LATE_S)
+    while not Path("go").exists() and (left_s := until - time.monotonic()) > 0.0:
+        time.sleep(min(left_s, 0.05))
 
 
 Driver.loop = slow_loop  # type: ignore[method-assign]

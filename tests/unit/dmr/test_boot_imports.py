@@ -16,7 +16,9 @@ HEAVY = {"h5py", "numba", "matplotlib", "cupy", "rich", "starlette", "multiproce
 
 
 def test_a_world_boots_without_what_it_may_not_need() -> None:
-    done = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", LISTS], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     found = set(done.stdout.split())
     assert "dmr.driver" in found and not found & HEAVY
@@ -42,5 +44,5 @@ def test_what_writes_checkpoints_is_loaded_before_a_restart_and_for_nothing_else
     strategy: str, loaded: str
 ) -> None:
     command = [sys.executable, "-c", RUNS, strategy]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.stdout.split() == [loaded], done.stderr

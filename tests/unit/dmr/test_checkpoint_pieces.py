@@ -105,20 +105,6 @@ def test_one_changed_byte_is_refused(
         restored(path, new)
 
 
-@pytest.mark.parametrize("old", GRIDS)
-def test_files_of_before_have_no_hashes_of_pieces(
-    tmp_path: Path, old: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoint_pieces.PieceHashes, "store", lambda *_: "")
-    path = write(tmp_path, old)
-    assert all(equal(restored(path, new)) for new in GRIDS)
-    with h5py.File(data_file(path), "r+") as file:
-        file["fields/a"][-1, -1, -1] += 1
-    for new in GRIDS:
-        with pytest.raises(BrokenCheckpointError, match="field a does not have the hash"):
-            restored(path, new)
-
-
 def test_a_part_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     (here := tmp_path / "here").mkdir()
     (other := tmp_path / "other").mkdir()

@@ -20,6 +20,7 @@ from dmr.data.particles import ListSpec
 from dmr.driver import MOST_BETWEEN_S, Driver
 from dmr.errors import UsageError
 from dmr.plan import NextWorld, Plan
+from dmr.progress import Progress
 from dmr.resize.new_blocks import NewBlocks
 
 SHAPE = (60, 9, 7)
@@ -164,7 +165,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Slow]]:
 def driver(step_s: float = 0.01) -> Driver:
     run: Any = SimpleNamespace(
         fields=fields(),
-        progress=SimpleNamespace(elapsed_s=100 * step_s, step=100, at=[]),
+        progress=Progress(step=100, elapsed_s=100 * step_s),
         world=SimpleNamespace(internal_comm=MPI.COMM_SELF),
         restored=True,
     )

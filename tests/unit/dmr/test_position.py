@@ -71,8 +71,3 @@ def test_every_step_is_done_once_whatever_interrupts_it(loops: Loops, stops: lis
         found += go(progress, loops, stop)
         progress = decode(encode(progress))
     assert found == whole
-
-
-def test_a_checkpoint_of_before_goes_on_in_its_one_loop() -> None:
-    position = Position(Progress(step=7))
-    assert position.enter() == (0, 7) and position.goal is None

@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -132,21 +131,3 @@ def test_what_cannot_be_read_is_said() -> None:
     for tree in ({"pickle": "AAAA"}, {"array": "AAAA"}, {"no": "tag"}, {"pickle": gone.hex()}):
         with pytest.raises(ValuesError, match=r"run.state\['own'\] cannot be read: "):
             decode_values({}, {**found, "own": tree}, trusted=True)
-
-
-def test_progress_of_0_1_0_is_read() -> None:
-    old = {
-        "step": 7,
-        "generation": 2,
-        "elapsed_s": 1.5,
-        "saved_at": 5,
-        "wish": 3,
-        "groups": [[0, 2]],
-        "raw_gb_per_s": 0.0,
-        "phases_s": {},
-        "values": {"scale": 0.5, "mass_initial": [1.0], "names": ["a"], "none": None},
-        "resizes": [],
-        "open_resize": None,
-    }
-    found = decode(msgspec.json.encode(old))
-    assert (found.step, found.generation, found.values) == (7, 2, old["values"])

@@ -50,7 +50,7 @@ def begun(folder: Path) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[str, bool]:
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=600)
     assert process.returncode == 0
     bits, numba = said.split()
     return bits, numba == "True"

@@ -91,7 +91,7 @@ def modules(
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     return set(found.read_text().split()), done
 

@@ -122,5 +122,5 @@ def test_who_reads_may_have_seen_enough() -> None:
         os.close(write)
         os.read(read, 10)
         os.close(read)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=300)
     assert (process.returncode, said) == (0, "")
