@@ -104,8 +104,8 @@ class Watch:
 
     # --- main thread -------------------------------------------------------------------
 
-    def begin(self, _place: str = "") -> None:
-        """Restart the timeout: the main thread has come to another call, or part of one."""
+    def restart(self) -> None:
+        """Restart the timeout: the main thread has come to another part of a call."""
         self.serial += 1
 
     def within(

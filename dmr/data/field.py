@@ -421,7 +421,7 @@ class Field:
             _, pieces = self.gathered(self.comm)
             own = []
             for piece in pieces:
-                WATCH.begin("gather()")  # the timeout applies to each piece
+                WATCH.restart()  # the timeout applies to each piece
                 if piece is not None:
                     own.append(piece)
         return None if self.rank else np.concatenate(own)
