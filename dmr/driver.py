@@ -471,21 +471,18 @@ class Driver:
 
     def _save(self, schedule: Schedule) -> Path | None:
         """Write a checkpoint (collective); return its path, None where it could not be written."""
-        with WATCH.within("a checkpoint", patient=True):
-            return self._write(schedule)
-
-    def _write(self, schedule: Schedule) -> Path | None:
         run, comm = self.run, self.run.world.internal_comm
         try:
-            self.app.before_resize(run, run.world.size)
-            self._note_replaced()
-            progress = merged_progress(comm, run.internal.per_rank, run.progress)
+            self.app.before_resize(run, run.world.size)  # not patient: the program's own code
+            with WATCH.within("a checkpoint", patient=True):
+                self._note_replaced()
+                progress = merged_progress(comm, run.internal.per_rank, run.progress)
+                return checkpoint.write(
+                    schedule, run.world, run.fields, progress, self.plan.options, run.runtime.log
+                )
         except (UsageError, ValuesError) as error:
             run.note(f"warning: checkpoint at step {run.step} not written: {error}")
             return None
-        return checkpoint.write(
-            schedule, run.world, run.fields, progress, self.plan.options, run.runtime.log
-        )
 
     def _terminate(self) -> None:
         WATCH.terminates()

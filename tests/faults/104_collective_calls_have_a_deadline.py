@@ -21,7 +21,11 @@ WORDS = program("missing_rank")
         ("exchange", "rank 0 waits in exchange() for rank 2, which has not entered it"),
         ("gather", "rank 0 waits in gather() for rank 2, which has not entered it"),
         ("reordered", "rank 0 waits in a resize point for rank 2, which has not entered it"),
-        ("hook", "rank 0 waits in a checkpoint for rank 2, which has not entered it: expected"),
+        (
+            "hook",
+            "rank 0 waits in a checkpoint for rank 2, which has not entered it; "
+            "rank 1, which is in exchange(): expected",
+        ),
         pytest.param(
             "end",
             "waits in a resize point for rank 2, which is in the end of the block",

@@ -22,7 +22,7 @@ from rms.wire.messages import read_completion
 WORDS = program("missing_rank")
 
 
-@pytest.mark.parametrize("what", ["deaf", "wait"])
+@pytest.mark.parametrize("what", ["deaf", "deaf-hook", "wait"])
 def test_it_ends_within_the_limit(tmp_path: Path, what: str) -> None:
     record = tmp_path / "end.json"
     env = {

@@ -4,10 +4,10 @@ The last rank does not come to run.resize_point() (point; reordered: the last on
 of the ranks in reverse), to the block (enter; the first rank: first), to exchange() (exchange) or
 gather() of a list (gather), to a checkpoint whose hook before= calls exchange() (hook), leaves the
 loop alone (end), or comes 3 s later (late).
-All ranks wait for a message that no rank sends (deaf), or sleep (wait). Rank 0 sends a message that
-is received only after the loop (send). The halo differs by rank (halo). Only the other ranks
-have a plan with checkpoints (checkpoint), or rank 0 takes 10 s to verify the one that all restart
-from (restart).
+All ranks wait for a message that no rank sends (deaf), in before= (deaf-hook), or sleep (wait).
+Rank 0 sends a message that is received only after the loop (send). The halo differs by rank (halo).
+Only the other ranks have a plan with checkpoints (checkpoint), or rank 0 takes 10 s to verify the
+one that all restart from (restart).
 """
 
 import os
@@ -40,7 +40,7 @@ folder = Path("checkpoints")
 plan = dmr.Plan(every=1)
 if WHAT == "restart":
     plan = dmr.Plan(every=1, checkpoint=dmr.Schedule(folder, 2), restart=folder.exists())
-if WHAT == "hook" or (WHAT == "checkpoint" and not last):
+if WHAT in ("hook", "deaf-hook") or (WHAT == "checkpoint" and not last):
     plan = dmr.Plan(every=1, checkpoint=dmr.Schedule(folder, 2))
 if WHAT == "hook" and last:
     Driver._save = lambda *_: time.sleep(600)
@@ -65,6 +65,14 @@ def before(run, _):
     """Exchange the halo before a checkpoint."""
     if WHAT == "hook":
         run.fields["u"].exchange()
+    if WHAT == "deaf-hook":
+        wait_in_vain(run)
+
+
+def wait_in_vain(run):
+    """Wait for a message that no rank sends."""
+    begun(run)
+    run.comm.Recv(np.zeros(1), source=run.comm.rank, tag=7)
 
 
 fields: dict[str, Any] = {"u": dmr.adapt(u, (9,), halo=(sides,))}
@@ -89,8 +97,7 @@ with dmr.malleable(comm, fields, plan, before=before) as run:
         if WHAT == "end" and last and step == 2:
             break
         if WHAT == "deaf":
-            begun(run)
-            run.comm.Recv(np.zeros(1), source=run.comm.rank, tag=7)
+            wait_in_vain(run)
         if WHAT == "wait":
             begun(run)
             time.sleep(600)
