@@ -396,8 +396,8 @@ def test_a_world_that_is_ended_before_its_ranks_start(slurm: Slurm, alone: str) 
 
         pilot.until(only_srun, "end of the new world's mpiexec")
         hold.unlink()
-        completed(pilot, job, alone)
-        assert pilot.rolled_back(job)
+        # The job may end before Slurm answers that the node of the new world is released.
+        assert completed(pilot, job, alone)["resizes"] == []
         pilot.nothing_left()
 
 
