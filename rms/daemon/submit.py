@@ -72,9 +72,8 @@ MOST_REPEATED = 100_000
 MOST_CHECKED = 100
 """Of so many tasks the output is looked at; all are when they start."""
 
-
 _PLAIN_SHELL = re.compile("#! *(/usr)?/bin/(env +)?(ba)?sh")
-"""First line of a script that a shell reads without files of its own."""
+"""First line of a script whose shell reads no other file before it."""
 
 MARGIN_BYTES = 32 << 20
 JOB_BYTES = 3 << 10

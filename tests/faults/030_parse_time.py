@@ -130,11 +130,11 @@ def test_the_time_of_a_parser_grows_with_the_length_of_its_input(
         (expand, "a" * 100_000 + "[1][2]"),
         (lambda text: script(f"#SBATCH {text}"), "-wn[0-99999] " * 5_000),
         (lambda text: script(f"#SBATCH {text}"), "-n1 " * 16_000),
-        (script, "#\n" * (1 << 21)),
+        (script, "#\n" * (1 << 19)),
     ],
 )
 def test_a_long_input_is_read_or_refused_at_once(parse: Callable[[str], object], text: str) -> None:
-    assert seconds(parse, text) < 5.0
+    assert seconds(parse, text) < 1.0
 
 
 @given(st.text(st.sampled_from("""ab\\"' #-="""), max_size=12))

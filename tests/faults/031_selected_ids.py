@@ -11,7 +11,7 @@ def test_an_array_that_is_named_often_is_looked_up_once(server: Routed) -> None:
     assert server.ask("POST", "/jobs", SCRIPT | {"options": {"array": "0-2999"}})[0] == 200
     begun_s = process_time()
     status, answer = server.ask("POST", "/hold", {"id": "1," * 9_000 + "1_7"})
-    assert process_time() - begun_s < 5.0
+    assert process_time() - begun_s < 2.0
     assert status == 200 and len(answer["ids"]) == 2_998  # two run
 
 
@@ -30,4 +30,4 @@ def test_a_power_limit_is_applied_once_to_an_array_of_many_sizes(server: Routed)
     begun_s = process_time()
     wide = {"nodes": [1, 100_000], "mode": "flexible", "array": "0-999", "power_limit_w": 3e5}
     assert server.ask("POST", "/jobs", SCRIPT | {"options": wide})[0] == 200
-    assert process_time() - begun_s < 5.0
+    assert process_time() - begun_s < 2.0
