@@ -18,7 +18,7 @@ from dmr.boot.environment import Runtime
 from dmr.boot.mpiexec import leave_launcher
 from dmr.errors import CollectiveError, Left, described
 from dmr.progress import Progress
-from dmr.watch import WATCH
+from dmr.watch import WATCH, abort
 from dmr.wire.channel import ChannelError, ControlChannel
 from dmr.wire.protocol import Refused
 from dmr.wire.ranks import RankMessages
@@ -98,11 +98,11 @@ class Ending:
             # A spawned rank's exit status reaches nobody, so its world must end by MPI_Abort.
             if self._comm.rank == 0:
                 print(f"error: {error}", file=sys.stderr, flush=True)
-            self._comm.Abort(error.exit_code)
+            abort(self._comm, error.exit_code)
 
     def interrupted(self) -> None:
         """Somebody has typed Ctrl-C."""
-        self._comm.Abort(SIGINT_CODE)
+        abort(self._comm, SIGINT_CODE)
 
     def alone(self, error: BaseException) -> NoReturn:
         """Only this rank may be here: it speaks for itself and ends all ranks."""
@@ -111,7 +111,7 @@ class Ending:
             self.record("FAILED", ABORT_CODE, message)
         trace = "".join(traceback.format_exception(error))
         print(f"{trace}error: {message}", file=sys.stderr, flush=True)
-        self._comm.Abort(ABORT_CODE)
+        abort(self._comm, ABORT_CODE)
         raise AssertionError("MPI_Abort returned")
 
 

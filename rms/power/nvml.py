@@ -113,7 +113,7 @@ class Counter:
             return True
         if at_s <= self.at_s:
             return True
-        self.at_s = at_s
+        read_s, self.at_s = at_s - self.at_s, at_s
         seconds, spent = at_s - self.changed_s, counted_j - self.counted_j
         if not spent:
             return True
@@ -121,7 +121,8 @@ class Counter:
         most_j = self.most_w * (seconds + COUNTER_PERIOD_S)
         if 0 <= spent <= most_j:
             self.joules += spent
-            mean_w = spent / max(seconds, 2 * COUNTER_PERIOD_S)
+            # A counter that stood still is renewed rarely, or the power was 0: the larger change.
+            mean_w = spent / max(read_s, 2 * COUNTER_PERIOD_S)
             self._behind_j += COUNTER_PERIOD_S * abs(mean_w - self._mean_w)
             self._mean_w = mean_w
         else:  # the driver was loaded anew: how much it was before that, nobody has counted

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from device_runs import STAND_IN
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rms.power.meter import MeterError
@@ -253,6 +253,7 @@ def test_the_instantaneous_field_may_be_wide_or_missing(machine: Machine) -> Non
 
 
 @given(st.lists(st.tuples(st.floats(0.5, 60.0), st.floats(0.0, 1500.0)), min_size=1))
+@example([(23.7, 0.0), (1.5, 1353.0)])
 def test_a_counter_loses_nothing(steps: list[tuple[float, float]]) -> None:
     counter, at_s, counted_j = Counter(), 0.0, 9e6
     counter.add(at_s, counted_j)
