@@ -36,7 +36,7 @@ EXAMPLES, EXAMPLES_OF_ALL = 30, 80
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let a quick run try the same examples every time, and a wide one others each time.
+    """Let a run try the same examples every time, and one with ``--random`` others each time.
 
     The machine's speed decides nothing, and no failure costs minutes: it is reported as it was
     found. To have it made smaller, run that test with ``--hypothesis-profile default``.
@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     wide = config.getoption("--all")
     settings.register_profile(
         "chosen",
-        derandomize=not wide,
+        derandomize=not config.getoption("--random"),
         max_examples=EXAMPLES_OF_ALL if wide else EXAMPLES,
         deadline=None,
         database=None,
@@ -71,6 +71,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="wide products, soaks and long faults too")
+    parser.addoption("--random", action="store_true", help="other examples of properties each time")
     parser.addoption("--slurm", action="store_true", help="start a real Slurm on this machine")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,8 @@ from processes import ROOT
 SCRIPT = [sys.executable, str(ROOT / "scripts" / "slurm-testbed")]
 DEADLINE_S = 180.0
 UP_DEADLINE_S = 600.0  # packages may have to be installed first
+LEAK_S = 60.0
+"""Nodes that are allocated for so long while no job has any are leaked."""
 NODES = 4
 
 
@@ -40,6 +44,7 @@ class Slurm:
     folder: Path
     record: dict[str, Any]
     environment: dict[str, str] = field(default_factory=dict)
+    _leak_s: float = math.inf
 
     def __post_init__(self) -> None:
         outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
@@ -172,10 +177,45 @@ class Slurm:
             for state in ("PENDING", "RUNNING"):  # also those that arrive while others end
                 self.run("scancel", f"--state={state}")
             self.resume_drained()
-            held = self("squeue", "--noheader", "--format=%N").strip()
-            return not held and len(self.idle()) == self.record["nodes"]
+            return not self.held() and self.all_idle_or_leaked()
 
         self.wait_until(ready, "all nodes idle")
+        if len(self.idle()) < self.record["nodes"]:
+            self.renew()
+
+    def held(self) -> str:
+        """Return the nodes that jobs hold, "" for none."""
+        return self("squeue", "--noheader", "--format=%N").strip()
+
+    def all_idle_or_leaked(self) -> bool:
+        """Whether all nodes are idle, but for those that Slurm has leaked.
+
+        slurmctld 22.05 may keep the nodes of a donor allocated for good, and no job has them, if
+        the job that they are merged into is cancelled at that moment.
+        """
+        idle = self.idle()
+        if len(idle) == self.record["nodes"] or self.held():
+            self._leak_s = math.inf
+            return len(idle) == self.record["nodes"]
+        now_s = time.monotonic()
+        self._leak_s = min(self._leak_s, now_s)
+        if now_s - self._leak_s < LEAK_S:
+            return False
+        nodes = self("sinfo", "--Node", "--noheader", "--format=%N %T").splitlines()
+        if all(line.split()[1] in ("idle", "allocated") for line in nodes):
+            warnings.warn(f"Slurm has nodes allocated to no job: {', '.join(nodes)}", stacklevel=2)
+            return True
+        return False
+
+    def renew(self) -> None:
+        """Bring up a new test bed in the place of this one."""
+        words = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
+        words += ["--no-expand"] if self.record["no_expand"] else []
+        for command in (["down"], ["up", "--json", "-", *words]):
+            done = call_script(command[0], "--folder", str(self.folder), *command[1:])
+            assert done.returncode == 0, done.stderr
+        self.record = json.loads(done.stdout)
+        self.__post_init__()
 
     def resume_drained(self) -> None:
         """Take back nodes that Slurm has drained itself, as a site's administrator would.
