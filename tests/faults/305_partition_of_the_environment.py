@@ -1,28 +1,60 @@
-"""``SBATCH_PARTITION`` of a job was ignored for its time limit: that of the default one counted."""
+"""``SBATCH_PARTITION`` of a job was ignored for its time limit and for the nodes that it grows by."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+from rms.launch.base import ScriptLaunch
+from rms.launch.slurm.commands import CommandResult, Slurm
+from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
 
 LIMITS_S = {"short": 3600.0, "long": 86400.0, "own": 60.0}
 
 
 @pytest.mark.parametrize(
-    ("own", "partition", "env", "longest_s"),
+    ("own", "partition", "env", "found"),
     [
-        ([], "", {}, 3600.0),
-        ([], "", {"SBATCH_PARTITION": "long"}, 86400.0),
-        (["--partition=own"], "", {"SBATCH_PARTITION": "long"}, 60.0),
-        ([], "own", {"SBATCH_PARTITION": "long"}, 60.0),
+        ([], "", {}, ""),
+        ([], "", {"SBATCH_PARTITION": "long"}, "long"),
+        (["--partition=own"], "", {"SBATCH_PARTITION": "long"}, "own"),
+        ([], "own", {"SBATCH_PARTITION": "long"}, "own"),
     ],
 )
-def test_the_limit_is_that_of_the_partition_of_the_job(
-    own: list[str], partition: str, env: dict[str, str], longest_s: float
+def test_limits_and_donors_are_of_the_partition_of_the_job(
+    tmp_path: Path, own: list[str], partition: str, env: dict[str, str], found: str
 ) -> None:
-    site: Any = SimpleNamespace(partition=partition, default="short", limits_s=LIMITS_S)
-    assert JobsLauncher.longest_s(site, own, env) == longest_s
+    submitted: list[Sequence[str]] = []
+
+    def run(
+        command: Sequence[str], environment: Mapping[str, str], deadline_s: float
+    ) -> CommandResult:
+        if command[0] == "sbatch":
+            submitted.append(command)
+        return CommandResult(0, "7\n", "")
+
+    executor = Executor(Slurm({"PATH": ""}, "root", run))
+    site = JobsLauncher(
+        *(tmp_path, "feedface", "unix:none", executor),
+        partition=partition,
+        default="short",
+        limits_s=LIMITS_S,
+        meter_token="",
+    )
+    try:
+        longest_s = LIMITS_S[found or "short"]
+        assert site.longest_s(own, env) == longest_s
+        script = tmp_path / "script"
+        script.write_text("\n".join(["#!/bin/sh", *(f"#SBATCH {word}" for word in own), "true\n"]))
+        launch = ScriptLaunch(script, str(tmp_path), env, tmp_path / "out", [["n1/core:0"]], 60.0)
+        site.start_script("1", launch)
+        child = site._tracker.jobs["1"]
+        assert child.record.donor == ([f"--partition={found}"] if found else [])
+        assert child.submission is not None and child.submission.result(60) == 7
+    finally:
+        site.close()
+    minutes = 1 if found == "own" else 3  # with the grace, where the partition allows it
+    assert f"--time={minutes}" in submitted[0]

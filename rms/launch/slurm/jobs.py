@@ -133,7 +133,7 @@ class JobsLauncher(SlurmLauncher):
         else:
             record = before if maybe_submitted else before.next()
         own = parse_script(launch.script).slurm_options
-        record.donor = options.donor_options(own, self.partition)
+        record.donor = options.donor_options(own, self._partition(own, launch.env))
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
@@ -156,7 +156,7 @@ class JobsLauncher(SlurmLauncher):
 
     def _arguments(self, child: SlurmJob, own: Sequence[str], launch: ScriptLaunch) -> list[str]:
         """Return sbatch's options and script; ``own`` are those of the script for Slurm alone."""
-        partition = options.partition_of(own) or self.partition or self.default
+        partition = self._partition(own, launch.env) or self.default
         errors = launch.errors
         return [
             *options.sbatch_options(own, self.partition),
@@ -177,9 +177,11 @@ class JobsLauncher(SlurmLauncher):
 
     def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
         """Return the time limit of the partition of a job."""
-        named = options.partition_of(own) or self.partition or env.get("SBATCH_PARTITION")
-        partition = named or self.default
-        return self.limits_s.get(partition, float("inf"))
+        return self.limits_s.get(self._partition(own, env) or self.default, float("inf"))
+
+    def _partition(self, own: Sequence[str], env: Mapping[str, str]) -> str:
+        """Return the partition of a job, "" for the default one."""
+        return options.partition_of(own) or self.partition or env.get("SBATCH_PARTITION", "")
 
     def _limit(self, partition: str, limit_s: float | None) -> list[str]:
         """Return Slurm's time limit: what the RMS gives and a minute, if the partition allows."""
