@@ -25,7 +25,7 @@ from dmr import checkpoint
 from dmr.driver import Driver
 
 WHAT = sys.argv[1]
-dmr.watch.REPLY_S = 10.0  # the machine may have other work
+dmr.watch.REPLY_S, dmr.watch.ABORT_S = 10.0, 30.0  # the machine may have other work
 comm = MPI.COMM_WORLD
 if WHAT == "reordered":
     comm = comm.Split(0, -comm.rank)
