@@ -1,4 +1,4 @@
-"""``SBATCH_PARTITION`` of a job was ignored for its time limit and for the nodes that it grows by."""
+"""``SBATCH_PARTITION`` was ignored for the time limit of a job and the nodes that it grows by."""
 
 from __future__ import annotations
 
