@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from slurm_bed import SCRIPT, Slurm, brought_up, call_script
@@ -114,6 +115,31 @@ def test_repair_starts_what_died_and_jobs_go_on() -> None:
         assert slurm.show(job)["JobState"] == "RUNNING"
         other = slurm.submit("--nodes=1")
         assert slurm.hosts(other) != slurm.hosts(job)
+
+
+class Leaking(Slurm):
+    """A Slurm of which a node stays allocated to no job."""
+
+    leaks = True
+
+    def __call__(self, *command: str, **options: Any) -> str:
+        answer = super().__call__(*command, **options)
+        return answer.replace("n1 idle", "n1 allocated") if self.leaks else answer
+
+    def renew(self) -> None:
+        super().renew()
+        self.leaks = False
+
+
+@pytest.mark.usefixtures("asked")
+def test_nodes_that_slurm_leaks_are_those_of_a_new_bed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_bed.LEAK_S", 1.0)
+    with brought_up("--nodes", "2", "--select", "linear") as bed:
+        leaking, before = Leaking(bed.folder, bed.record), bed.running()
+        leaking.submit("--nodes=1")
+        leaking.clear()
+        assert set(before.values()).isdisjoint(leaking.running().values())
+        assert leaking.submit("--nodes=2") == "1"
 
 
 @pytest.mark.usefixtures("asked")
