@@ -264,11 +264,14 @@ class Daemon:
     def stop(self) -> None:
         """Ask all jobs to end at checkpoints, and start no others.
 
-        Where the next daemon may have other nodes, they wait for it, but those that opted out.
+        Where the next daemon may have other nodes, they wait for it, but those that opted out. A
+        job that has nodes, but whose script has not been started, is left to the next daemon.
         """
         self.scripts.stopping = True
         for job_id in list(self.context.state.running):
             job = self.jobs[job_id]
+            if job.script is None:
+                continue
             again = self.launcher.requeue_on_shutdown and job.note["requeue"]
             self.scripts.cancel(job, REQUEUED if again else "CANCELLED")
 
