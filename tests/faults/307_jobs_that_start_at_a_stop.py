@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from routed import routed
+from routed import Idle, routed
 
+from rms.core.cluster import Cluster
+from rms.core.model import NodePower
 from rms.daemon import scripts
+from rms.daemon.context import Settings
+from rms.daemon.journal import Journal
+from rms.daemon.recovery import resume
+
+OTHERS = Cluster(("m1",), (("cpu:0",),), (NodePower(5.0, 5.0),))
 
 
 @pytest.mark.parametrize("requeues", [True, False])
@@ -29,3 +36,17 @@ def test_the_next_daemon_starts_them(
         assert server.daemon.jobs[waiting].script is not None
         row = {row["id"]: row["state"] for row in server.ask("GET", "/jobs")[1]}[waiting]
         assert row == "RUNNING"
+
+
+def test_the_next_daemon_on_other_nodes_starts_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as busy, routed(tmp_path) as server:
+        busy.setattr(scripts, "START_S", -1.0)
+        waiting = server.submit(nodes=[1, 1])
+        server.daemon.stop()
+    settings = Settings("fifo", lambda: 2_000.0, lambda _: None, where="another allocation")
+    with Journal.open(tmp_path / "journal") as journal:
+        daemon = resume(OTHERS, journal, Idle(tmp_path, "instance", "unix:none"), settings)
+        assert daemon.jobs[waiting].script is not None
+        assert daemon.context.state.running[waiting].state == "RUNNING"
