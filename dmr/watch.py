@@ -352,7 +352,7 @@ def abort(comm: MPI.Intracomm, code: int) -> None:
     """Call MPI_Abort once the launcher has read the output of this process.
 
     Hydra's mpiexec exits at once on an abort, and with it goes the output that its proxy has not
-    read from the pipes of the ranks (5 of 230 error messages on a loaded machine).
+    read from the pipes of the ranks.
     """
     until = time.monotonic() + DRAIN_S
     for fd in (1, 2):

@@ -38,8 +38,8 @@ EXAMPLES, EXAMPLES_OF_ALL = 30, 80
 def pytest_configure(config: pytest.Config) -> None:
     """Let a run try the same examples every time, and one with ``--random`` others each time.
 
-    The machine's speed decides nothing, and no failure costs minutes: it is reported as it was
-    found. To have it made smaller, run that test with ``--hypothesis-profile default``.
+    The machine's speed decides nothing, and no failure costs minutes: it is reported unshrunk. To
+    shrink it, run that test with ``--hypothesis-profile default``.
     """
     wide = config.getoption("--all")
     settings.register_profile(

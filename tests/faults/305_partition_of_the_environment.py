@@ -16,7 +16,7 @@ LIMITS_S = {"short": 3600.0, "long": 86400.0, "own": 60.0}
 
 
 @pytest.mark.parametrize(
-    ("own", "partition", "env", "found"),
+    ("own", "partition", "env", "expected"),
     [
         ([], "", {}, ""),
         ([], "", {"SBATCH_PARTITION": "long"}, "long"),
@@ -25,7 +25,7 @@ LIMITS_S = {"short": 3600.0, "long": 86400.0, "own": 60.0}
     ],
 )
 def test_limits_and_donors_are_of_the_partition_of_the_job(
-    tmp_path: Path, own: list[str], partition: str, env: dict[str, str], found: str
+    tmp_path: Path, own: list[str], partition: str, env: dict[str, str], expected: str
 ) -> None:
     submitted: list[Sequence[str]] = []
 
@@ -45,16 +45,16 @@ def test_limits_and_donors_are_of_the_partition_of_the_job(
         meter_token="",
     )
     try:
-        longest_s = LIMITS_S[found or "short"]
+        longest_s = LIMITS_S[expected or "short"]
         assert site.longest_s(own, env) == longest_s
         script = tmp_path / "script"
         script.write_text("\n".join(["#!/bin/sh", *(f"#SBATCH {word}" for word in own), "true\n"]))
         launch = ScriptLaunch(script, str(tmp_path), env, tmp_path / "out", [["n1/core:0"]], 60.0)
         site.start_script("1", launch)
         child = site._tracker.jobs["1"]
-        assert child.record.donor == ([f"--partition={found}"] if found else [])
+        assert child.record.donor == ([f"--partition={expected}"] if expected else [])
         assert child.submission is not None and child.submission.result(60) == 7
     finally:
         site.close()
-    minutes = 1 if found == "own" else 3  # with the grace, where the partition allows it
+    minutes = 1 if expected == "own" else 3  # with the grace, where the partition allows it
     assert f"--time={minutes}" in submitted[0]

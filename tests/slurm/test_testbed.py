@@ -124,7 +124,7 @@ class Leaking(Slurm):
 
     def __call__(self, *command: str, **options: Any) -> str:
         answer = super().__call__(*command, **options)
-        return answer.replace("n1 idle", "n1 allocated") if self.leaks else answer
+        return answer.replace("idle", "allocated", 1) if self.leaks else answer
 
     def renew(self) -> None:
         super().renew()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +24,7 @@ SCRIPT = [sys.executable, str(ROOT / "scripts" / "slurm-testbed")]
 DEADLINE_S = 180.0
 UP_DEADLINE_S = 600.0  # packages may have to be installed first
 LEAK_S = 60.0
-"""Nodes that are allocated for so long while no job has any are leaked."""
+"""Nodes that stay allocated for so long after the jobs were cancelled may be leaked."""
 NODES = 4
 
 
@@ -44,7 +42,6 @@ class Slurm:
     folder: Path
     record: dict[str, Any]
     environment: dict[str, str] = field(default_factory=dict)
-    _leak_s: float = math.inf
 
     def __post_init__(self) -> None:
         outside = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH"))}
@@ -158,11 +155,16 @@ class Slurm:
 
     def repair(self) -> None:
         """Start again what was stopped, and wait for all nodes."""
-        words = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
-        words += ["--no-expand"] if self.record["no_expand"] else []
-        up = call_script("up", "--repair", "--folder", str(self.folder), *words)
-        assert up.returncode == 0, up.stderr
+        self._up("--repair")
         self.record["running"] = self.running()
+
+    def _up(self, *words: str) -> str:
+        """Call ``up`` with the options of this test bed; return what it prints."""
+        options = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
+        options += ["--no-expand"] if self.record["no_expand"] else []
+        up = call_script("up", "--folder", str(self.folder), *options, *words)
+        assert up.returncode == 0, up.stderr
+        return up.stdout
 
     def running(self) -> dict[str, int]:
         """Return the pids of the daemons by name."""
@@ -177,46 +179,33 @@ class Slurm:
             for state in ("PENDING", "RUNNING"):  # also those that arrive while others end
                 self.run("scancel", f"--state={state}")
             self.resume_drained()
-            return not self.held() and self.all_idle_or_leaked()
+            return not self.held() and len(self.idle()) == self.record["nodes"]
 
-        self.wait_until(ready, "all nodes idle")
-        if len(self.idle()) < self.record["nodes"]:
+        leak_s = time.monotonic() + LEAK_S
+        while not (cleared := ready()) and time.monotonic() < leak_s:
+            time.sleep(0.1)
+        if not cleared and self.leaks_nodes():
             self.renew()
+        self.wait_until(ready, "all nodes idle")
 
     def held(self) -> str:
         """Return the nodes that jobs hold, "" for none."""
         return self("squeue", "--noheader", "--format=%N").strip()
 
-    def all_idle_or_leaked(self) -> bool:
-        """Whether all nodes are idle, but for those that Slurm has leaked.
+    def leaks_nodes(self) -> bool:
+        """Return whether Slurm has nodes allocated to no job, and no others that are not idle.
 
-        slurmctld 22.05 may keep the nodes of a donor allocated for good, and no job has them, if
-        the job that they are merged into is cancelled at that moment.
+        slurmctld 22.05 may keep the nodes of a donor allocated permanently, if the job that the
+        donor is merged into is cancelled.
         """
-        idle = self.idle()
-        if len(idle) == self.record["nodes"] or self.held():
-            self._leak_s = math.inf
-            return len(idle) == self.record["nodes"]
-        now_s = time.monotonic()
-        self._leak_s = min(self._leak_s, now_s)
-        if now_s - self._leak_s < LEAK_S:
-            return False
-        nodes = self("sinfo", "--Node", "--noheader", "--format=%N %T").splitlines()
-        if all(line.split()[1] in ("idle", "allocated") for line in nodes):
-            with warnings.catch_warnings():
-                warnings.simplefilter("always")  # in pytest's summary, and no error
-                warnings.warn(f"Slurm allocates nodes to no job: {', '.join(nodes)}", stacklevel=2)
-            return True
-        return False
+        states = self("sinfo", "--Node", "--noheader", "--format=%T").split()
+        return not self.held() and set(states) <= {"idle", "allocated"}
 
     def renew(self) -> None:
         """Bring up a new test bed in the place of this one."""
-        words = [f"--{key}={self.record[key]}" for key in ("nodes", "select", "tokens")]
-        words += ["--no-expand"] if self.record["no_expand"] else []
-        for command in (["down"], ["up", "--json", "-", *words]):
-            done = call_script(command[0], "--folder", str(self.folder), *command[1:])
-            assert done.returncode == 0, done.stderr
-        self.record = json.loads(done.stdout)
+        down = call_script("down", "--folder", str(self.folder))
+        assert down.returncode == 0, down.stderr
+        self.record = json.loads(self._up("--json", "-"))
         self.__post_init__()
 
     def resume_drained(self) -> None:

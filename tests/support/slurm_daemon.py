@@ -140,8 +140,9 @@ class SlurmRms(Rms):
                 if state in LIVE and name.startswith("rms") and (nodes or state != "COMPLETING")
             ]
 
+        nodes = self.bed.record["nodes"]
         self.until(lambda: not left(), "empty queue")
-        self.until(self.bed.all_idle_or_leaked, "idle nodes")
+        self.until(lambda: len(self.bed.idle()) == nodes, "idle nodes")
 
 
 def write_script(rms: Rms, *lines: str, steps: int = STEPS, more: str = "") -> None:
