@@ -17,8 +17,9 @@ from rms.studies.guim import guim
 from rms.studies.guim_model import Grid
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
+from rms.studies.statements import STATUSES, counts, statements, studies
 from rms.studies.varysched import varysched
-from rms.wire.terminal import CommandError, at_least, completed_by, publish, refuse_on
+from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish, refuse_on
 
 Experiment = Callable[[argparse.Namespace], tuple[dict[str, Any], list[str], bool]]
 """Given the options: the JSON, the tables, whether all that must hold does."""
@@ -44,7 +45,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         progress,
         options.keep,
     ),
+    "statements": lambda options: recorded(),
 }
+"""All but the last one run an experiment; that one counts the recorded statuses of all."""
 
 
 OPTIONS = {
@@ -161,6 +164,20 @@ def _names(text: str) -> list[str]:
     if not all(names) or len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"expected names like S0,S1, each once, got {text!r}")
     return names
+
+
+def recorded() -> tuple[dict[str, Any], list[str], bool]:
+    """Return how many statements of each paper have which recorded status; nothing runs."""
+    found = {study: counts(statements(study)) for study in studies()}
+    found["all"] = {
+        status: sum(each.get(status, 0) for each in found.values()) for status in STATUSES
+    }
+    cells = [
+        [study, *(str(each.get(status, 0)) for status in STATUSES)]
+        for study, each in found.items()
+    ]
+    lines = columns(("study", *STATUSES), cells)
+    return {"experiment": "statements", "counts": found}, lines, True
 
 
 def data_folder(options: argparse.Namespace) -> Path:
