@@ -173,8 +173,7 @@ def recorded() -> tuple[dict[str, Any], list[str], bool]:
         status: sum(each.get(status, 0) for each in found.values()) for status in STATUSES
     }
     cells = [
-        [study, *(str(each.get(status, 0)) for status in STATUSES)]
-        for study, each in found.items()
+        [study, *(str(each.get(status, 0)) for status in STATUSES)] for study, each in found.items()
     ]
     lines = columns(("study", *STATUSES), cells)
     return {"experiment": "statements", "counts": found}, lines, True
