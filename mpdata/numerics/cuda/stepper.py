@@ -108,7 +108,7 @@ class CudaStepper:
         h: density, laid out as ``allocate`` does.
         allocate: returns a zeroed array of the block's shape in its memory order.
         build: compiles the kernels for some options.
-        variant: ``four``: the paper's four kernels; ``fused``: one kernel, where the options and
+        variant: ``four``: four kernels; ``fused``: one kernel, where the options and
             the grid allow it, else four; ``auto``: fused.
         tile: shape of the streaming kernel's blocks.
 
