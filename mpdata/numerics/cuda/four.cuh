@@ -1,4 +1,4 @@
-// Four kernels, to be read; this split is the project's own: donor cell, pseudo-velocities, betas, limited update.
+// Four kernels, to be read (an own split): donor cell, pseudo-velocities, betas, limited update.
 //
 // Each is one loop over cells; what one kernel leaves in memory the next one reads. They serve all
 // options, any number of axes, and a third pass.
