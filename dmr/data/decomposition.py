@@ -2,7 +2,12 @@
 
 A global array of ``shape`` is cut along its ``split`` axes into a process grid. Every rank
 owns one box of cells (its interior) and keeps it in a padded block: interior, halo, and
-padding that aligns the rows (Iserte & Rojek, figure 1 and equations 7 to 13).
+padding that aligns the rows (Iserte & Rojek, figure 1).
+
+Of the equations of their section 4 three are here: 7 (blocks of a process grid, but balanced: not
+all but the last are ceil(cells / parts) thick), and of 10 and 12 the rounding of a row to the
+alignment and the bytes for the shift. Not here are 8, 9, 11 and 13: no size is rounded to a CUDA
+block, and a rank has one GPU.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 from operator import itemgetter
+from typing import Literal
 
 import msgspec
 
@@ -79,14 +80,22 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             large cluster than on a small one.
         resizes: a job whose resizes cost it nothing, as far as is known, is widened no more once it
             was resized so often; else nothing bounds them where others come and go.
+        sizes: to which sizes a running job is resized: ``any`` of its sizes, or by ``doubling``,
+            only to twice or half of its size, as DMR does by default (Iserte & Rojek, section
+            4). Then a job whose size is odd is not shrunk, and a job is shrunk to a quarter in
+            two resizes. Jobs start at any of their sizes. A shrink for a power cap is not bound
+            by this. ``backfill-share`` has ``any`` only.
     """
 
     energy: float = 0.0
     rotate: bool = True
     look: int = 48
     resizes: int = 24
+    sizes: Literal["any", "doubling"] = "any"
 
     def __post_init__(self) -> None:
+        if self.sizes != "any" and type(self) is not EqualShare:
+            raise ValueError(f"expected sizes of any outside equal-share, got {self.sizes}")
         if not 0.0 <= self.energy <= 1.0 or self.look < 1:
             raise ValueError(f"expected energy of 0 to 1 and look of at least 1, got {self}")
         if self.resizes < 0:
@@ -161,6 +170,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if now_s is not None and now_s <= job.spec.resize_price_s:
                 continue  # it is over before the resize would be
             sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused_sizes]
+            if self.sizes == "doubling":
+                sizes = _halvings(job.size, sizes)
             if not sizes:
                 continue
             at = bisect_right(sizes, job.size - (need - found))
@@ -173,6 +184,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     continue
                 found_w += budget.at_w(job, job.size) - budget.at_w(job, size)
             found += job.size - size
+            if self.sizes == "doubling":
+                size = job.size // 2  # the rest of the way in later passes
             changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
         if found >= least and found_w >= least_w:
             plan.changes += changes
@@ -214,7 +227,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 break
             path = paths.get(number)
             if path is None:
-                path = paths[number] = _widenings(job, size, now)
+                path = _widenings(job, size, now, doubling=self.sizes == "doubling")
+                paths[number] = path
             rival = running[at][0] if at < len(running) else inf
             if heap and heap[0][0] < rival:
                 rival = heap[0][0]
@@ -292,7 +306,11 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return
             if job.spec.array != array or job.spec.submit_s != handed_in:
                 return  # jobs that come and go have no common end to work towards
-            time_s = {n: job.speedup.time(n) for n in some_sizes(job.spec.sizes(), job.size)}
+            sizes = some_sizes(job.spec.sizes(), job.size)
+            if self.sizes == "doubling":
+                reach = {job.size, 2 * job.size, job.size / 2}
+                sizes = [n for n in job.spec.sizes() if n in reach]
+            time_s = {n: job.speedup.time(n) for n in sizes}
             left = job.remaining_share(state.now_s)
             delay_s = job.spec.resize_every_s or 0.0
             candidates.append(RotationJob(left, job.size, time_s, job.spec.resize_price_s, delay_s))
@@ -347,14 +365,29 @@ def longest(state: State, look: int, resizes: int, *, priced: bool = True) -> li
     return found
 
 
-def _widenings(job: Job, size: int, now: float) -> Iterator[tuple[int, float]]:
+def _halvings(size: int, sizes: Sequence[int]) -> list[int]:
+    """Return the sizes, rising, to which halving ``size`` again and again leads.
+
+    Args:
+        sizes: the smaller ones that are allowed.
+    """
+    result: list[int] = []
+    while size % 2 == 0 and size // 2 in sizes:
+        size //= 2
+        result.append(size)
+    return result[::-1]
+
+
+def _widenings(job: Job, size: int, now: float, *, doubling: bool) -> Iterator[tuple[int, float]]:
     """Yield the sizes above ``size`` to which expanding a job pays, one after the other.
 
     Each with what the job's heap entry begins with there: minus its time to go, -inf where nothing
-    is known of it.
+    is known of it. With ``doubling`` a running job has one such size at most.
     """
     speedup, sizes, refused = job.speedup, job.spec.sizes(), job.refused_sizes
     wider_sizes = sizes[bisect_right(sizes, size) :]
+    if doubling and job.start_s is not None:
+        wider_sizes = [n for n in wider_sizes if n == 2 * job.size]
     if speedup is None:
         for wider in wider_sizes:
             if wider not in refused:
