@@ -218,7 +218,7 @@ def nodes(arguments: argparse.Namespace) -> int:
             node.name,
             node.state,
             fold_slots(node.slots),
-            f"{node.allocated}/{len(node.slots) - node.allocated}",
+            _allocated(node),
             "" if node.frequency is None else f"{100 * node.frequency:.0f} %",
             node.job or "",
             *([node.reason] if with_reasons else []),
@@ -228,6 +228,12 @@ def nodes(arguments: argparse.Namespace) -> int:
     heads = ["NODE", "STATE", "SLOTS", "ALLOC/IDLE", "FREQ", "JOB"]
     heads += ["REASON"] * with_reasons
     return _show(arguments, rows, heads, table)
+
+
+def _allocated(node: NodeRow) -> str:
+    """Return how many slots of a node are held and free, of each kind of processors: ``3/5``."""
+    kinds = [f"{held}/{slots - held} {kind}" for kind, (slots, held) in node.kinds.items()]
+    return ", ".join(kinds) or f"{node.allocated}/{len(node.slots) - node.allocated}"
 
 
 def add_drain(command: argparse.ArgumentParser) -> None:

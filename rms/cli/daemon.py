@@ -57,7 +57,8 @@ def add_serve(command: argparse.ArgumentParser) -> None:
         "--cluster",
         type=Path,
         metavar="FILE.toml",
-        help="nodes: names, cores, slots, memory bandwidth, power (default: this machine's cores)",
+        help="nodes: names, cores, slots or kinds of processors, memory bandwidth, power (default: "
+        "this machine's cores)",
     )
     add("--nodes", type=at_least(1), metavar="N", help="only the first N nodes there are")
     add_engine(add)
@@ -250,7 +251,8 @@ def serve(arguments: argparse.Namespace) -> int:
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
-        if arguments.engine == "slurm" and policy.shared:
+        shared = policy.shared and arguments.engine != "slurm"
+        if policy.pooled and not shared:
             got = f"{policy.name}, whose jobs share nodes"
             raise PolicyError(f"expected a policy that gives whole nodes with Slurm's, got {got}")
         options = ServeOptions(
@@ -273,10 +275,10 @@ def serve(arguments: argparse.Namespace) -> int:
             assumed_s=_assumed_s(arguments.assumed_time),
             meter_limit_w=arguments.meter_limit,
         )
-        engine = _engine(arguments, shared=policy.shared)
+        engine = _engine(arguments, shared=shared)
         if policy.clocked and arguments.engine == "local":
             engine = replace(engine, cluster=machine.with_levels(engine.cluster, os.environ))
-        engine = engine.sharing() if policy.shared else engine
+        engine = engine.sharing() if shared else engine
         if arguments.check is None:
             run_daemon(state, engine, options, say)
         else:

@@ -15,7 +15,7 @@ from rms.cli.workloads import Workload, candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
 from rms.core.model import JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
-from rms.core.powercap import added_w, check_cap
+from rms.core.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
 from rms.formats.joblog import Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap
@@ -129,7 +129,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
     modes = _modes(arguments.mode)
     if len(modes) > 1:
         raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
-    shared = named(arguments.policy).shared
+    given = named(arguments.policy)
+    shared = given.pooled or (given.shared and arguments.cluster is not None)
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
     _refuse_on_shared(arguments, work)
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
@@ -141,6 +142,8 @@ def _simulate(arguments: argparse.Namespace) -> int:
         estimates=arguments.estimates,
         passes=arguments.passes,
     )
+    if site.power_cap_w is not None or policy.caps_nodes:
+        _say_unknown(site, specs)
     failures = _failures(arguments, site, specs)
     with ProgressBar(len(specs), quiet=arguments.json == "-") as progress:
         simulation, wall_s = simulated(
@@ -195,6 +198,16 @@ def _capped(text: str | None, site: Site, specs: Sequence[JobSpec]) -> Site:
     return replace(site, power_cap_w=cap_w)
 
 
+def _say_unknown(site: Site, specs: Sequence[JobSpec]) -> None:
+    """Say on standard error how many jobs count as 0 W under a power cap."""
+    unknown = sum(is_unknown(site.power or (NodePower(),), spec) for spec in specs)
+    if unknown:
+        say(
+            f"{unknown} of {len(specs)} jobs state no power and their nodes no power model: they "
+            "count as 0 W under the power cap"
+        )
+
+
 def _failures(
     arguments: argparse.Namespace, site: Site, specs: Sequence[JobSpec]
 ) -> list[NodeDown | NodeUp]:
@@ -219,7 +232,7 @@ def _malleable(arguments: argparse.Namespace) -> int:
 
     if arguments.workload is not None:
         raise FileError("expected --trace or --sacct with --malleable, got --workload")
-    if named(arguments.policy).shared:
+    if named(arguments.policy).pooled:
         raise FileError(
             "expected a policy that gives whole nodes with --malleable, as no log tells of memory "
             f"bandwidth, got {arguments.policy}"

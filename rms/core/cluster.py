@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from rms.core.contention import SharedNode, shared_nodes
+from rms.core.contention import Processors, SharedNode, shared_nodes
 from rms.core.model import Node, NodePower, Site
 
 
@@ -23,6 +24,8 @@ class Cluster:
             that of none is.
         shared: the hosts whose slots are given one by one; empty where nodes are given whole.
         levels: frequencies (GHz) and voltages that nodes can be set to, rising; empty for none.
+        processors: kinds of processors of each host, in the order of its slots; empty where those
+            of each host are alike.
     """
 
     names: tuple[str, ...]
@@ -31,6 +34,7 @@ class Cluster:
     bandwidth_gb_s: tuple[float, ...] = ()
     shared: tuple[SharedNode, ...] = ()
     levels: tuple[tuple[float, float], ...] = ()
+    processors: tuple[tuple[Processors, ...], ...] = ()
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -57,6 +61,25 @@ class Cluster:
                 host = self.host_of(node)
                 found[host] = (*found.get(host, ()), Node(node))
         return found
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of processors of each slot: its name, else its number on its host, from 0.
+
+        Empty where the processors of every host are alike and have no name.
+        """
+        if not any(len(node.processors) > 1 or node.processors[0].name for node in self.shared):
+            return ()
+        return tuple(
+            kind.name or str(number)
+            for node in self.shared
+            for number, kind in enumerate(node.processors)
+            for _ in range(kind.number)
+        )
+
+    def kinds_of(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        """Return the kinds of processors of slots, in order; empty where all are alike."""
+        return tuple(self.kinds[node] for node in nodes) if self.kinds else ()
 
     def booked(self, host: str) -> tuple[str, ...]:
         """Return by which names the energy of a host is booked.
@@ -94,19 +117,34 @@ class Cluster:
     def first(self, number: int) -> Cluster:
         """Return the first nodes of those that are given whole."""
         known = self.power[:number], self.bandwidth_gb_s[:number]
-        return Cluster(self.names[:number], self.slots[:number], *known, levels=self.levels)
+        kinds = self.processors[:number]
+        own = self.names[:number], self.slots[:number]
+        return Cluster(*own, *known, levels=self.levels, processors=kinds)
 
     def split(self) -> Cluster:
-        """Return the same hosts, their slots to be given one by one."""
-        names = tuple(f"{name}/{n}" for name, n in _numbered(self.names, self.widths))
+        """Return the same hosts, their slots to be given one by one.
+
+        The slots of a kind of processors with a name are called by it: ``n1/gpu0``.
+        """
+        shared = shared_nodes(self.widths, self.bandwidth_gb_s, self.processors)
+        names = tuple(
+            f"{host}/{slot}"
+            for host, node in zip(self.names, shared, strict=True)
+            for slot in _slot_names(node)
+        )
         slots = tuple((slot,) for each in self.slots for slot in each)
-        shared = shared_nodes(self.widths, self.bandwidth_gb_s)
-        return Cluster(names, slots, self.power, self.bandwidth_gb_s, shared, self.levels)
+        given = names, slots, self.power, self.bandwidth_gb_s, shared, self.levels
+        return Cluster(*given, self.processors)
 
     def slots_of(self, nodes: Iterable[Node]) -> tuple[str, ...]:
         """Return the slots of nodes, in order."""
         return tuple(slot for node in nodes for slot in self.slots[node])
 
 
-def _numbered(names: Iterable[str], widths: Iterable[int]) -> Iterable[tuple[str, int]]:
-    return [(name, n) for name, width in zip(names, widths, strict=True) for n in range(width)]
+def _slot_names(node: SharedNode) -> Iterable[str]:
+    """Yield the names of a host's slots, numbered by kind; kinds without a name count as one."""
+    numbers: Counter[str] = Counter()
+    for kind in node.processors:
+        for _ in range(kind.number):
+            yield f"{kind.name}{numbers[kind.name]}"
+            numbers[kind.name] += 1

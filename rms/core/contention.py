@@ -30,11 +30,13 @@ class Processors(msgspec.Struct, frozen=True):
         number: how many there are.
         factor: run time on one of them over that on the fastest kind (``CPUFactor``).
         socket_gb_s: bandwidth between them and the node's memory, of all together.
+        name: of the kind, as a cluster file states it; "" for none.
     """
 
     number: int
     factor: float = 1.0
     socket_gb_s: float = inf
+    name: str = ""
 
 
 class SharedNode(msgspec.Struct, frozen=True):
@@ -58,17 +60,21 @@ class SharedNode(msgspec.Struct, frozen=True):
         return min(limits) < inf or any(kind.factor != 1.0 for kind in self.processors)
 
 
-def shared_nodes(slots: Sequence[int], bandwidth_gb_s: Sequence[float]) -> tuple[SharedNode, ...]:
-    """Return nodes of processors that are all alike.
+def shared_nodes(
+    slots: Sequence[int],
+    bandwidth_gb_s: Sequence[float],
+    kinds: Sequence[tuple[Processors, ...]] = (),
+) -> tuple[SharedNode, ...]:
+    """Return nodes whose processes share bandwidth.
 
     Args:
         slots: how many processors each has.
         bandwidth_gb_s: of each; empty where none is known, so that nobody waits for memory.
+        kinds: of the processors of each, in the order of its slots; empty where all are alike.
     """
     known = bandwidth_gb_s or (inf,) * len(slots)
-    return tuple(
-        SharedNode(gb_s, (Processors(number),)) for gb_s, number in zip(known, slots, strict=True)
-    )
+    of_each = kinds or tuple((Processors(number),) for number in slots)
+    return tuple(SharedNode(gb_s, own) for gb_s, own in zip(known, of_each, strict=True))
 
 
 class Pools:

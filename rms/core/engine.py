@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, site: Site | int, policy: Policy) -> None:
         self.state = State(Site(site) if isinstance(site, int) else site, policy.counted)
-        if policy.shared and self.state.pools is None:
+        if policy.pooled and self.state.pools is None:
             raise PolicyError(
                 f"expected nodes that share bandwidth for policy {policy.name}, got a cluster "
                 "that states none"

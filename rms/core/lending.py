@@ -11,6 +11,9 @@ from rms.core.tasks import Device, Resource
 TASKS = "task:"
 """What the owners of tasks' energy begin with: ``task:mine.py[4711]``, program and process."""
 
+TASK = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED)
+"""A task as a job of which nothing is known, on one slot."""
+
 
 def is_task(owner: str) -> bool:
     """Return whether an owner of energy is a program with tasks."""
@@ -81,8 +84,7 @@ def as_job(state: State, owner: JobId) -> Job:
 
 def task_w(state: State) -> float:
     """Return what a task is expected to add to the idle power of a node, in W, at most."""
-    spec, slots = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED), state.least_slots
-    return max(model.slot_w(spec, 1, slots) for model in state.power_models)
+    return max(model.slot_w(TASK, 1, state.least_slots) for model in state.power_models)
 
 
 def tasks_w(state: State) -> float:

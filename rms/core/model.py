@@ -357,6 +357,16 @@ class NodePower(msgspec.Struct, frozen=True):
             return spec.power_w / size
         return max(0.0, self.busy_w(spec, size) - self.idle_w) / slots
 
+    def slot_peak_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
+        """Return what a job counts with on each of its slots under a power cap.
+
+        As :meth:`slot_w`, or the highest power of its profile where that is more.
+        """
+        mean_w = self.slot_w(spec, size, slots)
+        if spec.power_w is not None or spec.speedup is None:
+            return mean_w
+        return max(mean_w, spec.speedup.peak(spec.speedup.known(size)) / slots)
+
     def busy_w(self, spec: JobSpec, nodes: int) -> float:
         """Return the power of each of a job's nodes: as stated, by its profile, or the model's."""
         if spec.power_w is not None:

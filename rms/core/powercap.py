@@ -2,10 +2,10 @@
 
 The cluster is expected to draw the idle power of all its nodes and what each job, and each node on
 which tasks run, adds to that: as stated for the job (``--power``), else by its measured profile,
-else by the nodes' power model; on unlike nodes the most that it could be. While a job is resized it
-counts with the larger of both worlds, from the request on. A node that is off counts as idle, so
-that it can always come back, and one that boots with what that takes where it is more. So expected
-power is never below what the energy books' model says.
+with its highest power where that is known, else by the nodes' power model; on unlike nodes the most
+that it could be. While a job is resized it counts with the larger of both worlds, from the request
+on. A node that is off counts as idle, so that it can always come back, and one that boots with what
+that takes where it is more. So expected power is never below what the energy books' model says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDING = 1e-9
 
 
 def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int = 1) -> float:
-    """Return what a job adds to the idle power of its ``size`` nodes, all together, in W.
+    """Return what a job adds to the idle power of its ``size`` nodes at most, all together, in W.
 
     Args:
         models: of the nodes that it may run on.
@@ -34,12 +34,28 @@ def added_w(models: Sequence[NodePower], spec: JobSpec, size: int, *, slots: int
     """
     if spec.power_w is not None:
         return spec.power_w
-    return size * max(model.slot_w(spec, size, slots) for model in models)
+    return size * max(model.slot_peak_w(spec, size, slots) for model in models)
+
+
+def is_unknown(models: Sequence[NodePower], spec: JobSpec) -> bool:
+    """Return whether nothing is known of a job's power: it counts as 0 W under a power cap.
+
+    Args:
+        models: of the nodes that it may run on.
+    """
+    return spec.power_w is None and added_w(models, spec, spec.preferred) <= 0.0
 
 
 def job_w(state: State, spec: JobSpec, size: int) -> float:
     """Return what a job on ``size`` nodes of this cluster adds to their idle power, in W."""
     return added_w(state.power_models, spec, size, slots=state.least_slots)
+
+
+def mean_w(state: State, spec: JobSpec, size: int) -> float:
+    """Return the same for its mean power, by which its energy is estimated."""
+    if spec.power_w is not None:
+        return spec.power_w
+    return size * max(model.slot_w(spec, size, state.least_slots) for model in state.power_models)
 
 
 def growth_w(state: State, job: Job, size: int, nodes: tuple[Node, ...] = ()) -> float:

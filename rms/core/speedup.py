@@ -46,6 +46,7 @@ class Speedup:
         power_w_per_node: power of each node while it runs, or empty.
         law: ``(t1_s, tc_s)`` of t(n) = tc + t1 / n (Iserte & Rojek, section 3), or None.
         interpolate: whether sizes between the known ones may be used, linear in 1/n.
+        peak_w_per_node: highest power of each node above idle, or empty.
     """
 
     nodes: tuple[int, ...] = ()
@@ -53,6 +54,7 @@ class Speedup:
     power_w_per_node: tuple[float, ...] = ()
     law: tuple[float, float] | None = None
     interpolate: bool = False
+    peak_w_per_node: tuple[float, ...] = ()
 
     def allows(self, n: int) -> bool:
         """Return whether a job may run on ``n`` nodes."""
@@ -75,6 +77,10 @@ class Speedup:
     def power(self, n: int) -> float | None:
         """Return the power of each of ``n`` nodes, None where it is not stated."""
         return self._at(self.power_w_per_node, n) if self.power_w_per_node else None
+
+    def peak(self, n: int) -> float:
+        """Return the highest power of each of ``n`` nodes above idle, 0 where none is stated."""
+        return self._at(self.peak_w_per_node, n) if self.peak_w_per_node else 0.0
 
     def efficiency(self, n: int) -> float:
         """Return Eff(n) = t(1) / (n t(n)) (Iserte & Rojek, section 3)."""

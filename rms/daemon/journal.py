@@ -115,6 +115,9 @@ class Journal(Writer):
 
         It must have the nodes that the journal began with, unless it says ``where`` they are:
         then it may go on elsewhere. Whether jobs share nodes stays as it was in any case.
+
+        Raises:
+            JournalError: its nodes are others, or are given in another way.
         """
         names = cluster.names
         if self.began is not None and bool(self.began.shared) != bool(cluster.shared):
@@ -127,6 +130,14 @@ class Journal(Writer):
         if self._nodes not in (None, names) and not where:
             began = " ".join(self._nodes or ())
             raise JournalError(f"{self.path}: expected the nodes {began}, got {' '.join(names)}")
+        if (
+            self.began is not None
+            and not where
+            and [node.processors for node in self.began.shared]
+            != [node.processors for node in cluster.shared]
+        ):
+            expected = "nodes with the kinds of processors of the first start"
+            raise JournalError(f"{self.path}: expected {expected}, got others")
         key, given = named(policy).key, (cluster.power, where, cluster.widths)
         opened = Opened(names, key, FORMAT, *given, at_once, cluster.shared, cluster.levels)
         with self.whole():

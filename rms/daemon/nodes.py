@@ -24,7 +24,7 @@ def check_placement(policy: Policy, cluster: Cluster) -> None:
         PolicyError: it lets jobs share nodes that are given whole, or the other way round, or
             places them by a memory bandwidth that nobody has stated.
     """
-    if policy.shared and not cluster.shared:
+    if policy.pooled and not cluster.shared:
         got = f"{policy.name}, whose jobs share nodes"
         raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
     if cluster.shared and not policy.shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from rms.core.events import Ended, Requeued, Start, Started
@@ -13,7 +14,7 @@ from rms.daemon.jobs import REQUEUED, JobRuntime
 from rms.daemon.journal import JournalError
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.launch.outputs import check_own_file
-from rms.wire.messages import TOKEN_VARIABLE
+from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
 from rms.wire.rows import restart_words
 
 START_S = 0.02
@@ -90,6 +91,7 @@ class Scripts:
             env={
                 **context.private.environment(note),
                 **environment(job, len(context.cluster.hosts_of(nodes))),
+                **processors(context.cluster.kinds_of(nodes)),
                 TOKEN_VARIABLE: context.private.token(job.id, note),
             },
             output=Path(note["output"]),
@@ -272,3 +274,8 @@ def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
     if note["index"] is not None:
         values |= {"ARRAY_JOB_ID": note["array"], "ARRAY_TASK_ID": str(note["index"])}
     return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
+
+
+def processors(kinds: Sequence[str]) -> dict[str, str]:
+    """Return what the environment says of the kinds of a job's processors, nothing of none."""
+    return {PROCESSORS_VARIABLE: " ".join(kinds)} if kinds else {}

@@ -25,7 +25,7 @@ from rms.core.dependencies import is_met, unknown
 from rms.core.events import node_words
 from rms.core.lease import needs_s
 from rms.core.model import Dependency, JobId, JobSpec, JobState, Mode
-from rms.core.powercap import within_limit
+from rms.core.powercap import is_unknown, within_limit
 from rms.core.speedup import OperatingPoint
 from rms.core.state import State
 from rms.daemon.context import Context, Notes
@@ -137,6 +137,13 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
         minutes, seconds = divmod(int(assumed_s), 60)
         planned = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
         warnings.append(f"no --time: the job is planned with {planned}, which is not a limit")
+    state, policy = daemon.context.state, daemon.context.scheduler.engine.policy
+    capped = state.power_cap_w is not None or policy.caps_nodes
+    if capped and is_unknown(state.power_models, specs[0]):
+        warnings.append(
+            "no --power, no profile and no power model of busy nodes: the job counts as 0 W under "
+            "the power cap"
+        )
     ids: list[str] = [spec.id for spec in specs]
     env = body.env | _cooldown(options)
     with _folder(daemon, number):

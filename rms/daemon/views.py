@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
+from rms.core.cluster import Cluster
 from rms.core.joules import MODEL
 from rms.core.model import Job, JobId, Node, sort_key
 from rms.core.powercap import expected_w
@@ -87,8 +88,20 @@ def nodes(context: Context) -> list[NodeRow]:
                 allocated,
                 max((set_to[node] for node in own if node in set_to), default=None),
                 away,
+                _kinds(cluster, own, taken),
             )
         )
+    return found
+
+
+def _kinds(
+    cluster: Cluster, own: Sequence[Node], taken: Collection[Node]
+) -> dict[str, tuple[int, int]]:
+    """Return of each kind of a host's processors how many slots there are, and are held."""
+    found: dict[str, tuple[int, int]] = {}
+    for node, kind in zip(own, cluster.kinds_of(own), strict=False):
+        slots, held = found.get(kind, (0, 0))
+        found[kind] = slots + 1, held + (node in taken)
     return found
 
 

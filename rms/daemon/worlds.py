@@ -6,7 +6,7 @@ seen of the processes, and its instructions are carried out here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -72,12 +72,16 @@ class Worlds:
         self._context.journal.note(key, note)
         self.save_steps(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
+        # A job that is being relaunched starts on the slots that its resize brings.
+        relaunched = job.resize is not None and job.resize.state == "starting"
+        kinds = self._kinds(job, parts, resized=relaunched)
         job.launch_count += len(parts)
         launches = tuple((launch, len(part)) for launch, part in parts.items())
         try:
             for launch, part in parts.items():
                 all_of_them = launches if len(parts) > 1 else ()
-                wanted = WorldLaunch(number, launch, part, command, launches=all_of_them)
+                given = number, launch, part, command
+                wanted = WorldLaunch(*given, launches=all_of_them, processors=kinds[launch])
                 step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
             step.current = tuple(parts)
             self.enter_worlds(job, step.current)
@@ -99,6 +103,26 @@ class Worlds:
         parts: list[Sequence[str]] = [context.cluster.slots[node] for node in running.held]
         whole = [slot for part in parts for slot in part] == [*slots]
         return parts if whole and context.launcher.joins_launches(command) else [slots]
+
+    def _kinds(
+        self, job: JobRuntime, launches: Mapping[int, Sequence[str]], *, resized: bool
+    ) -> dict[int, tuple[str, ...]]:
+        """Return the kinds of processors of each launch, in the order of its slots.
+
+        Args:
+            launches: the slots of each; together they are the last ones of a world.
+            resized: that world is the one that a resize brings, not the job's present one.
+        """
+        cluster, running = self._context.cluster, self._context.state.running.get(job.id)
+        nodes: tuple[Node, ...] | None = ()
+        if running is not None:
+            nodes = running.requested_nodes if resized else running.nodes
+        found = cluster.kinds_of(nodes or ())
+        kinds, at = {}, len(found) - sum(map(len, launches.values()))
+        for launch, slots in launches.items():
+            kinds[launch] = found[at : at + len(slots)] if found else ()
+            at += len(slots)
+        return kinds
 
     def enter_worlds(self, job: JobRuntime, launches: tuple[int, ...] = ()) -> None:
         """Tell the energy books which launches of a job are on which of its nodes.
@@ -353,8 +377,10 @@ class Worlds:
     def _boot(self, job: JobRuntime, what: do.BootWorlds) -> None:
         step = job.steps[what.step]
         pids: dict[int, int] = {}
+        kinds = self._kinds(job, what.launches, resized=True)
         for launch, slots in what.launches.items():
-            wanted = WorldLaunch(what.step, launch, slots, step.command, what.resize, what.cores)
+            given = what.step, launch, slots, step.command, what.resize, what.cores
+            wanted = WorldLaunch(*given, processors=kinds[launch])
             try:
                 step.worlds[launch] = self._context.launcher.boot_world(job.id, wanted)
             except LaunchError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rms.core.contention import SharedNode, shared_nodes
+from rms.core.contention import Processors, SharedNode, shared_nodes
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.speedup import OperatingPoint, fit_law
 from rms.formats.nodelist import NodeListError, expand
@@ -35,11 +36,19 @@ class _Power(msgspec.Struct, forbid_unknown_fields=True):
     boot_j: float = 0.0
 
 
+class _Processors(msgspec.Struct, forbid_unknown_fields=True):
+    count: int
+    factor: float = 1.0
+    socket_gb_s: float | None = None
+    name: str = ""
+
+
 class _Nodes(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     cores: int = 1
     gpus: int = 0
     slots: int | None = None
+    processors: list[_Processors] | None = None
     memory_bandwidth_gb_s: float | None = None
     power: _Power = msgspec.field(default_factory=_Power)
     frequencies: list[float] | None = None
@@ -57,6 +66,8 @@ class ClusterFile(msgspec.Struct, frozen=True):
         bandwidth_gb_s: memory bandwidth of each node, ``inf`` where it is not stated; empty where
             that of none is.
         frequencies: those that its nodes can be set to, in GHz, rising; empty for none.
+        processors: kinds of processors of each node, in the order of its slots; empty where no node
+            states any.
     """
 
     name: str
@@ -67,11 +78,12 @@ class ClusterFile(msgspec.Struct, frozen=True):
     cores: tuple[int, ...] = ()
     bandwidth_gb_s: tuple[float, ...] = ()
     frequencies: tuple[float, ...] = ()
+    processors: tuple[tuple[Processors, ...], ...] = ()
 
     @property
     def shared(self) -> tuple[SharedNode, ...]:
         """The nodes as hosts whose slots are given one by one."""
-        return shared_nodes(self.slots, self.bandwidth_gb_s)
+        return shared_nodes(self.slots, self.bandwidth_gb_s, self.processors)
 
     @property
     def levels(self) -> tuple[tuple[float, float], ...]:
@@ -89,6 +101,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[int] = []
     time_s: list[float] = []
     power_w_per_node: list[float] = []
+    peak_w_per_node: list[float] = []
     t1_s: float | None = None
     tc_s: float | None = None
     interpolate: str | None = None
@@ -132,13 +145,16 @@ def read_cluster(path: Path) -> ClusterFile:
     slots: list[int] = []
     cores: list[int] = []
     gb_s: list[float] = []
+    kinds: list[tuple[Processors, ...]] = []
     for group in raw.nodes:
         _check_counts(group, path)
         stated = msgspec.structs.asdict(group.power)
         for key, value in stated.items():
             if not 0.0 <= value < inf:
                 raise FileError(f"{path}: expected {key} of at least 0, got {value:g}")
-        model = NodePower(**stated)
+        model, stated_kinds = NodePower(**stated), _kinds(group, path)
+        width = sum(kind.number for kind in stated_kinds)
+        width = width or group.slots or group.gpus or group.cores
         try:
             members = expand(group.name)
         except NodeListError as error:
@@ -147,7 +163,8 @@ def read_cluster(path: Path) -> ClusterFile:
             names.append(name)
             power.append(model)
             gpus.append(group.gpus)
-            slots.append(group.slots or group.gpus or group.cores)
+            slots.append(width)
+            kinds.append(stated_kinds or (Processors(width),))
             cores.append(group.cores)
             gb_s.append(group.memory_bandwidth_gb_s or inf)
     if not names:
@@ -156,7 +173,9 @@ def read_cluster(path: Path) -> ClusterFile:
         raise FileError(f"{path}: expected every node once, got repeated names")
     known = tuple(gb_s) if min(gb_s) < inf else ()
     each = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
-    return ClusterFile(raw.name, *each, known, _frequencies(raw, path))
+    unlike = any(group.processors is not None for group in raw.nodes)
+    of_each = tuple(kinds) if unlike else ()
+    return ClusterFile(raw.name, *each, known, _frequencies(raw, path), of_each)
 
 
 def _check_counts(group: _Nodes, path: Path) -> None:
@@ -171,6 +190,48 @@ def _check_counts(group: _Nodes, path: Path) -> None:
     gb_s = group.memory_bandwidth_gb_s
     if gb_s is not None and not 0.0 < gb_s < inf:
         raise FileError(f"{path}: expected memory_bandwidth_gb_s above 0, got {gb_s:g}")
+
+
+def _kinds(group: _Nodes, path: Path) -> tuple[Processors, ...]:
+    """Return the kinds of processors that nodes state, () for none.
+
+    Raises:
+        FileError: there cannot be such processors.
+    """
+    if group.processors is None:
+        return ()
+
+    def check(met: bool, expected: str, got: str) -> None:
+        if not met:
+            raise FileError(f"{path}: expected {expected}, got {got}")
+
+    names = [kind.name for kind in group.processors if kind.name]
+    check(bool(group.processors), "kinds of processors of nodes", "an empty list")
+    check(group.slots is None, "slots or processors of nodes", "both")
+    check(not group.gpus, "processors of nodes without gpus", f"gpus = {group.gpus}")
+    check(len(set(names)) == len(names), "another name of each kind of processors", f"{names}")
+    for kind in group.processors:
+        check(kind.count >= 1, "count of processors of at least 1", f"{kind.count}")
+        factor = "factor of processors of at least 1, the fastest kind's"
+        check(kind.factor >= 1.0, factor, f"{kind.factor:g}")
+        spelled = not kind.name or re.fullmatch("[A-Za-z]+", kind.name) is not None
+        check(spelled, "a name of processors of letters", repr(kind.name))
+        if kind.socket_gb_s is not None:
+            known = group.memory_bandwidth_gb_s
+            given = f"socket_gb_s = {kind.socket_gb_s:g}"
+            if known is None:
+                check(False, "memory_bandwidth_gb_s of nodes with a socket", f"none and {given}")
+            elif not 0.0 < kind.socket_gb_s <= known:
+                check(False, f"a socket above 0 and at most the node's {known:g} GB/s", given)
+    return tuple(
+        Processors(
+            kind.count,
+            kind.factor,
+            inf if kind.socket_gb_s is None else kind.socket_gb_s,
+            kind.name,
+        )
+        for kind in group.processors
+    )
 
 
 def _frequencies(raw: _Cluster, path: Path) -> tuple[float, ...]:
@@ -247,9 +308,8 @@ def _speedup(
         if table.t1_s is None or table.tc_s is None or table.nodes or table.time_s:
             raise FileError(f"{path}: expected speedup as t1_s and tc_s, or as nodes and time_s")
         return Speedup(law=(table.t1_s, table.tc_s))
-    lengths = {len(table.nodes), len(table.time_s)} | (
-        {len(table.power_w_per_node)} if table.power_w_per_node else set()
-    )
+    powers = (table.power_w_per_node, table.peak_w_per_node)
+    lengths = {len(table.nodes), len(table.time_s), *(len(each) for each in powers if each)}
     if lengths != {len(table.nodes)} or not table.nodes:
         raise FileError(f"{path}: expected as many times and powers as nodes in speedup")
     if table.nodes != sorted(set(table.nodes)) or min(table.time_s) <= 0:
@@ -263,6 +323,7 @@ def _speedup(
         tuple(table.time_s),
         tuple(table.power_w_per_node),
         interpolate=table.interpolate is not None,
+        peak_w_per_node=tuple(table.peak_w_per_node),
     )
 
 
@@ -324,6 +385,7 @@ def _measured(profile: Profile) -> tuple[_Table, tuple[OperatingPoint, ...]]:
         [point.nodes for point in points],
         [point.run_s for point in points],
         [point.node_w for point in points],
+        [point.peak_w / point.nodes for point in points if any(each.peak_w for each in points)],
     )
     return sizes, operating_points(profile)
 

@@ -18,6 +18,7 @@ MOST_NODES = 100_000
 MOST_CHARACTERS = 255
 """Maximum length of a node name, like that of a host name."""
 
+_KIND = re.compile(r"([A-Za-z]+)\d+$")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
@@ -50,15 +51,25 @@ def split_list(text: str) -> Iterator[str]:
 
 
 def fold_slots(names: Sequence[str]) -> str:
-    """Return nodes with commas between them, slots of one node folded: ``n1/[0,3],n2/0``."""
+    """Return nodes with commas between them, slots of one node folded: ``n1/[0,3],n2/0``.
+
+    Slots of one kind of processors are folded: ``n1/gpu[0,3]``.
+    """
     found: list[str] = []
-    for host, each in groupby(names, lambda name: name.rpartition("/")[0]):
-        of_host = list(each)
-        if host and len(of_host) > 1:
-            found.append(f"{host}/[{','.join(name.rpartition('/')[2] for name in of_host)}]")
+    for head, each in groupby(names, _head):
+        of_head = list(each)
+        if head and len(of_head) > 1:
+            found.append(f"{head}[{','.join(name.removeprefix(head) for name in of_head)}]")
         else:
-            found += of_host
+            found += of_head
     return ",".join(found)
+
+
+def _head(name: str) -> str:
+    """Return what a slot has in common with others of its node and kind, "" for a node."""
+    host, slash, slot = name.rpartition("/")
+    kind = _KIND.match(slot)
+    return f"{host}{slash}{'' if kind is None else kind[1]}" if host else ""
 
 
 def _expanded(part: str) -> list[str]:

@@ -221,6 +221,7 @@ class Profile(msgspec.Struct, frozen=True):
         points = self.matrix()
         time_s = {point.nodes: point.run_s for point in points}
         node_w = {point.nodes: point.node_w for point in points}
+        peak_w = {point.nodes: point.peak_w / point.nodes for point in points}
         law = fit_law(list(time_s), list(time_s.values())) if len(points) > 1 else None
         for n, nearest in ((low, points[0]), (high, points[-1])):
             if n < 1 or points[0].nodes <= n <= points[-1].nodes:
@@ -229,13 +230,16 @@ class Profile(msgspec.Struct, frozen=True):
             t1_s, tc_s = law or (perfect_s * n, 0.0)
             slow_s, fast_s = sorted((perfect_s, nearest.run_s), reverse=True)
             time_s[n] = min(slow_s, max(fast_s, tc_s + t1_s / n))
-            node_w[n] = nearest.node_w
+            node_w[n], peak_w[n] = nearest.node_w, peak_w[nearest.nodes]
         nodes = sorted(time_s)
         return Speedup(
             tuple(nodes),
             tuple(time_s[n] for n in nodes),
             tuple(node_w[n] for n in nodes) if power else (),
             interpolate=True,
+            peak_w_per_node=tuple(peak_w[n] for n in nodes)
+            if power and any(peak_w.values())
+            else (),
         )
 
 

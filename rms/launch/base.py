@@ -74,6 +74,7 @@ class WorldLaunch:
         resize: number of the resize for which it is to take over from a running world, or 0.
         cores: where it is to boot, by default on its own; its ranks then bind themselves.
         launches: all of a job's start and the ranks of each, where they are several.
+        processors: the kind of processors of each slot; empty where all are alike.
     """
 
     step: int
@@ -83,6 +84,7 @@ class WorldLaunch:
     resize: int = 0
     cores: Sequence[int] = ()
     launches: Sequence[tuple[int, int]] = ()
+    processors: Sequence[str] = ()
 
 
 @dataclass

@@ -46,6 +46,7 @@ from rms.wire.messages import (
     JOIN_VARIABLE,
     LAUNCHES_VARIABLE,
     LISTENER_VARIABLE,
+    PROCESSORS_VARIABLE,
     SERVER_VARIABLE,
     SLOTS_VARIABLE,
     TOKEN_VARIABLE,
@@ -246,6 +247,8 @@ class LocalLauncher:
             "RMS_SERVER": self.server,
             INSTANCE_VARIABLE: f"{self.instance_id}:{job}",
         }
+        if launch.processors:
+            env[PROCESSORS_VARIABLE] = " ".join(launch.processors)
         if launch.resize:
             env[JOIN_VARIABLE] = str(launch.resize)
         else:

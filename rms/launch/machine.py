@@ -81,8 +81,8 @@ def from_file(path: Path, *, shared: bool = False) -> Cluster:
         own = [cores[(first + each) % len(cores)] for each in range(of_node)]
         slots.append(tuple(own[each % of_node] for each in range(width)))
         first += of_node
-    given = cluster.power, cluster.bandwidth_gb_s
-    return Cluster(cluster.nodes, tuple(slots), *given, levels=cluster.levels)
+    given = cluster.power, cluster.bandwidth_gb_s, (), cluster.levels, cluster.processors
+    return Cluster(cluster.nodes, tuple(slots), *given)
 
 
 def with_levels(cluster: Cluster, env: Mapping[str, str]) -> Cluster:

@@ -104,6 +104,9 @@ TOKEN_VARIABLE = "RMS_TOKEN"
 SLOTS_VARIABLE = "DMR_SLOTS"
 """Set for the ranks of a world: one slot each, in rank order, such as ``cpu:0 cpu:1``."""
 
+PROCESSORS_VARIABLE = "RMS_PROCESSORS"
+"""Set for scripts and for the ranks of a world where processors are of several kinds: the kind of
+each slot, in rank order, such as ``cpu cpu gpu``."""
 
 STRATEGIES = ("warm", "spawn", "merge", "restart")
 """How a world may be replaced; which of them a job uses it says itself."""

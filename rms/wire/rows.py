@@ -219,6 +219,8 @@ class NodeRow(msgspec.Struct, frozen=True):
     Attributes:
         job: who holds it; several where jobs share nodes, with commas between.
         allocated: how many of its slots are held.
+        kinds: of its processors by name, how many slots there are and how many are held; empty
+            where all are alike.
         frequency: at which it runs, over the highest one; None where none is set.
         reason: why its state may be out of date, "" if it is current.
     """
@@ -231,6 +233,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     allocated: int = 0
     frequency: float | None = None
     reason: str = ""
+    kinds: dict[str, tuple[int, int]] = {}
 
 
 class TaskRow(msgspec.Struct, frozen=True):

@@ -11,6 +11,10 @@ from processes import ROOT, program
 PACED = [*program("paced"), str(ROOT / "mpdata" / "__main__.py")]
 SMALL = ["--case", "random", "--grid", "24", "20", "8", "--backend", "numpy", "--every", "2"]
 WAITS = "grep Cpus_allowed_list /proc/self/status; while ! test -e go; do sleep 0.05; done"
+KIND_OF_RANKS = (
+    "mpirun sh -c 'rank=${PMI_RANK:-$OMPI_COMM_WORLD_RANK}; set -- $RMS_PROCESSORS; shift $rank; "
+    "echo rank $rank $1'"
+)
 POWER = "{ idle_w = 10.0, static_w = 30.0, dynamic_w = 20.0 }"
 GOES_OFF = "{ idle_w = 30.0, static_w = 50.0, off_w = 2.0, boot_s = 0.2, boot_j = 9.0 }"
 TOGETHER = """admission = { part = "easy" }
@@ -80,6 +84,137 @@ def test_a_malleable_job_goes_over_to_slots_beside_others() -> None:
         (rms.work / "a" / "go").touch()
         rms.hurry()
         assert rms.over(job, greedy) == ["COMPLETED"] * 2
+        rms.books_balance()
+        assert rms.end() == 0
+        rms.replays()
+
+
+class Kinds(Shared):
+    """Two nodes of two plain processors and two slower ones behind a socket of 2 GB/s."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        kinds = '{ count = 2, name = "cpu" }, '
+        kinds += '{ count = 2, factor = 3.0, socket_gb_s = 2.0, name = "gpu" }'
+        text = self.cluster.read_text().replace("slots = 2", f"processors = [{kinds}]")
+        self.cluster.write_text(text.replace("= 10.0\npower", "= 12.0\npower"))
+        for part in ("less-consume", "first-fit-shared"):
+            text = (ROOT / "jobs" / "less-consume.toml").read_text()
+            (self.folder / f"{part}.toml").write_text(text.replace("less-consume", part))
+
+    def place(self, gb_s: float | None, size: int = 2) -> tuple[str, list[str]]:
+        """Submit a job that waits until it is cancelled; return it and its slots."""
+        bandwidth = () if gb_s is None else ("--memory-bandwidth", f"{gb_s}")
+        job = self.submit(f"{KIND_OF_RANKS}; {WAITS}", "--nodes", f"{size}", *bandwidth)
+        self.until(lambda: self.row(job)["state"] == "RUNNING", f"job {job} that runs")
+        return job, self.row(job)["nodes"]
+
+    def kinds(self, job: str) -> list[str]:
+        """Return the kind of processor that each rank of a job reports, by rank."""
+
+        def lines() -> list[str]:
+            return sorted(line for line in self.output(job).splitlines() if line.startswith("rank"))
+
+        size = self.row(job)["size"]
+        self.until(lambda: len(lines()) == size, f"all ranks of job {job}")
+        return [line.split()[2] for line in lines()]
+
+
+@pytest.mark.promise("shared-nodes")
+def test_processes_are_placed_on_two_kinds_of_processors() -> None:
+    with closing(Kinds(2)) as rms:
+        first, on_first = rms.place(6.0)
+        assert on_first == ["n1/cpu0", "n1/cpu1"]  # all of the 12 GB/s of the node
+        # On n1 the next free slots are behind the socket, and 2 x 6 / 3 GB/s are more than its 2.
+        second, on_second = rms.place(6.0)
+        assert on_second == ["n2/cpu0", "n2/cpu1"]
+        third, on_third = rms.place(None)
+        assert on_third == ["n1/gpu0", "n1/gpu1"]
+        assert [rms.kinds(job) for job in (first, second, third)] == [
+            ["cpu", "cpu"],
+            ["cpu", "cpu"],
+            ["gpu", "gpu"],
+        ]
+        assert "n1/cpu[0,1]" in rms.rms("queue").stdout
+        assert "2/0 cpu, 0/2 gpu" in rms.rms("nodes").stdout  # of n2
+        rms.end(signal.SIGKILL)
+        rms.start()
+        held = [rms.row(job)["nodes"] for job in (first, second, third)]
+        assert held == [on_first, on_second, on_third]
+        for job in (second, third):
+            rms.ask("cancel", job)
+        rms.over(second, third)
+        rms.ask("policy", str(rms.folder / "first-fit-shared.toml"))
+        again, slots = rms.place(6.0)
+        assert (slots, rms.kinds(again)) == (["n1/gpu0", "n1/gpu1"], ["gpu", "gpu"])
+        rms.ask("policy", str(rms.folder / "less-consume.toml"))
+        mixed, slots = rms.place(1.0, 3)  # its processes do not wait there
+        assert (slots, rms.kinds(mixed)) == (
+            ["n2/cpu0", "n2/cpu1", "n2/gpu0"],
+            ["cpu", "cpu", "gpu"],
+        )
+        (rms.work / "go").touch()
+        assert rms.over(first, again, mixed) == ["COMPLETED"] * 3
+        rms.books_balance()
+        assert rms.end() == 0
+        rms.nothing_left()
+        rms.replays()
+        text = rms.cluster.read_text()
+        rms.cluster.write_text(text.replace("factor = 3.0", "factor = 2.0"))
+        words = rms.serve_command()
+        refused = rms.rms(*words[words.index("serve") :])
+        assert refused.returncode == 2 and "the kinds of processors of the first" in refused.stderr
+
+
+@pytest.mark.wide
+@pytest.mark.promise("shared-nodes")
+def test_the_next_world_of_a_job_learns_its_kinds_of_processors() -> None:
+    with closing(Kinds(2)) as rms:
+        rms.place(6.0)
+        words = [*SMALL, "--steps", "400"]
+        run = f"mkdir a; cd a; PACE_S=0.25 mpirun {' '.join(PACED)} run {' '.join(words)}"
+        job = rms.submit(run, *("--mode", "malleable", "--nodes", "1-3", "--preferred", "1"))
+        rms.running(job)
+
+        def of_ranks() -> set[str]:
+            found = rms.processes()
+            return {found[pid]["RMS_PROCESSORS"] for pid in rms.ranks() if pid in found}
+
+        assert of_ranks() == {"gpu"}
+        rms.resized(job, 3)
+        assert rms.row(job)["nodes"] == ["n1/gpu0", "n1/gpu1", "n2/cpu0"]
+        assert of_ranks() == {"gpu gpu cpu"}
+        rms.hurry()
+        (rms.work / "a" / "go").touch()
+        rms.over(job)
+
+
+class Capped(Shared):
+    """The same nodes, of 10 W idle and 20 W more for each busy slot, under the shipped p-bff."""
+
+    def serve_command(self) -> list[str]:
+        return [*LocalRms.serve_command(self), "--policy", "p-bff"]
+
+
+@pytest.mark.promise("shared-nodes")
+def test_a_shipped_policy_packs_jobs_on_a_node_under_its_cap() -> None:
+    """850 W of each node: 10 + 820 + 20; a job of 30 W waits, one that states none overtakes."""
+    with closing(Capped(2)) as rms:
+
+        def submit(*options: str) -> str:
+            return rms.submit(WAITS, "--time", "5", *options)
+
+        jobs = [submit("--power", "820"), submit(), submit("--power", "820")]
+        (waits, small) = submit("--power", "30"), submit()
+        rms.until(lambda: rms.row(small)["state"] == "RUNNING", "a job that overtakes")
+        slots = [rms.row(job)["nodes"] for job in (*jobs, small)]
+        assert slots == [["n2/0"], ["n2/1"], ["n1/0"], ["n1/1"]]
+        assert rms.row(waits)["state"] == "PENDING"
+        rms.ask("cancel", jobs[0])
+        rms.until(lambda: rms.row(waits)["state"] == "RUNNING", "its start")
+        assert rms.row(waits)["nodes"] == ["n2/0"]
+        (rms.work / "go").touch()
+        assert rms.over(*jobs[1:], small, waits) == ["COMPLETED"] * 4
         rms.books_balance()
         assert rms.end() == 0
         rms.replays()

@@ -28,7 +28,7 @@ import msgspec
 from rms.core.events import Decision, Never, Reason, Resize, Start
 from rms.core.model import Job, JobId, Node
 from rms.core.policies.placement import Lowest
-from rms.core.powercap import PowerBudget, growth_w, job_w
+from rms.core.powercap import PowerBudget, growth_w, mean_w
 from rms.core.state import State
 
 
@@ -228,7 +228,7 @@ def _pays(state: State, source: Host, until_s: float) -> bool:
     if not model.off_pays(gap_s):
         return False
     cost_j = sum(
-        [2.0 * job.spec.resize_price_s * job_w(state, job.spec, job.size) for job in source.jobs]
+        [2.0 * job.spec.resize_price_s * mean_w(state, job.spec, job.size) for job in source.jobs]
     )
     boot_j = 0.0 if gap_s == inf else model.boot_j
     return (model.idle_w - model.off_w) * gap_s - boot_j > cost_j
@@ -278,7 +278,7 @@ def _narrow_pays(state: State, host: Host, smaller: dict[JobId, tuple[Node, ...]
         if now_s is None or then_s is None:
             return False
         others = len({state.site.host[node] for node in nodes})
-        own_j = then_s * job_w(state, job.spec, len(nodes)) - now_s * job_w(
+        own_j = then_s * mean_w(state, job.spec, len(nodes)) - now_s * mean_w(
             state, job.spec, job.size
         )
         cost_j += own_j + others * model.idle_w * (then_s + job.spec.resize_price_s - now_s)

@@ -107,7 +107,9 @@ class Policy:
         exact: expected ends follow what is known of run times, not limits.
         ahead: a start may come before the end, of the same instant, that makes it possible.
         counted: nodes are counted, not placed.
-        shared: it places processes on nodes that share bandwidth, and nowhere else.
+        shared: jobs share nodes: a daemon gives it slots, one by one.
+        pooled: it places processes on nodes that share bandwidth, and nowhere else.
+        caps_nodes: it holds a power cap of each node or rack.
         clocked: it sets frequencies, where nodes state some.
         ranks: its order includes the priorities of jobs.
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
@@ -132,6 +134,8 @@ class Policy:
     migrations: Migrations | None = field(init=False, compare=False)
     counted: bool = field(init=False)
     shared: bool = field(init=False)
+    pooled: bool = field(init=False)
+    caps_nodes: bool = field(init=False)
     clocked: bool = field(init=False)
     ranks: bool = field(init=False)
     triggers: frozenset[type] = field(init=False)
@@ -147,6 +151,9 @@ class Policy:
         object.__setattr__(self, "triggers", self.passes.triggers)
         object.__setattr__(self, "start_triggers", self.passes.start_triggers)
         object.__setattr__(self, "shared", bool(getattr(self.placement, "shared", False)))
+        pooled = self.shared and bool(getattr(self.placement, "pooled", True))
+        object.__setattr__(self, "pooled", pooled)
+        object.__setattr__(self, "caps_nodes", hasattr(self.placement, "cap_w"))
         aware = getattr(self.placement, "power_aware", False)
         object.__setattr__(self, "clocked", aware or getattr(self.frequency, "sets", True))
         object.__setattr__(self, "ranks", hasattr(self.order, "priority"))

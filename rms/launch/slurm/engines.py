@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rms.core.cluster import Cluster
+from rms.core.contention import Processors
 from rms.core.lease import LEAST_S
 from rms.core.model import NodePower
-from rms.formats.config import ClusterFile, read_cluster
+from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER
 from rms.launch.slurm.commands import KEPT, Slurm, SlurmError
@@ -252,8 +253,13 @@ def _hosts(
 def _cluster(
     hosts: tuple[str, ...], slots: tuple[tuple[str, ...], ...] | None, known: ClusterFile | None
 ) -> Cluster:
-    """Return nodes with their slots, those of the file for None, and the power of the file."""
+    """Return nodes with their slots, those of the file for None, and the power of the file.
+
+    Raises:
+        FileError: it states another number of processors than a node has slots.
+    """
     gb_s: tuple[float, ...] = ()
+    kinds: tuple[tuple[Processors, ...], ...] = ()
     levels = () if known is None else known.levels
     if known is None:
         slots = slots or ()
@@ -262,12 +268,17 @@ def _cluster(
         at = [known.nodes.index(host) for host in hosts]
         power = tuple(known.power[n] for n in at)
         gb_s = tuple(known.bandwidth_gb_s[n] for n in at) if known.bandwidth_gb_s else ()
+        kinds = tuple(known.processors[n] for n in at) if known.processors else ()
         if slots is None:
             slots = tuple(_numbered(known.slots[n], gpus=bool(known.gpus[n])) for n in at)
+        for host, own, each in zip(hosts, kinds, slots, strict=False):
+            if (number := sum(kind.number for kind in own)) != len(each):
+                expected = f"as many processors of {host} in the cluster file as slots, {len(each)}"
+                raise FileError(f"expected {expected}, got {number}")
     placed = tuple(
         tuple(f"{host}/{slot}" for slot in each) for host, each in zip(hosts, slots, strict=True)
     )
-    return Cluster(hosts, placed, power, gb_s, levels=levels)
+    return Cluster(hosts, placed, power, gb_s, levels=levels, processors=kinds)
 
 
 def _slots(node: SiteNode, tasks: int | None) -> tuple[str, ...]:

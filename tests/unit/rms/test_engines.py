@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sentences import one_sentence
 
+from rms.formats.config import FileError
 from rms.launch.base import Engine
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import CommandResult, Slurm, SlurmError
@@ -122,6 +123,13 @@ def test_powers_and_slots_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert found.cluster.slots[2] == ("n3/core:0", "n3/core:1", "n3/core:2")
     assert found.cluster.widths == (2, 3, 3)
     assert engine(tasks=1).cluster.widths == (1, 1, 1)
+    kinds = 'processors = [{ count = 2, name = "cpu" }, { count = 1, factor = 3.0, name = "gpu" }]'
+    file.write_text(f'name = "x"\n[[nodes]]\nname = "n[1-3]"\n{kinds}\n')
+    split = engine().sharing().cluster
+    assert split.names[:4] == ("n1/cpu0", "n1/cpu1", "n1/gpu0", "n2/cpu0")
+    assert split.kinds_of((1, 2)) == ("cpu", "gpu")
+    with one_sentence(FileError, "as many processors of n1 in the cluster file as slots, 2, got 3"):
+        engine(tasks=2)
     file.write_text('name = "x"\n[[nodes]]\nname = "n[1-2]"\n')
     with one_sentence(SlurmError, "n3"):
         engine()

@@ -39,6 +39,9 @@ def at_most(state, queue, plan, room, *, jobs):
 '''
 
 
+SLOT = {"part": "power-slot", "per": "node"}
+
+
 def job(number: int, size: int = 1, power_w: float | None = None) -> JobSpec:
     return JobSpec(
         JobId(str(number)), 0.0, size, size, size, Mode.FIXED, run_s=10.0, power_w=power_w
@@ -212,6 +215,79 @@ def test_the_cap_holds_and_the_reason_says_so() -> None:
     assert started(engine, *first) == ["1", "2"]  # nobody overtakes
     engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 800.0}))
     assert started(engine, *first) == ["1", "2", "4"]
+
+
+def unstated(number: int, size: int = 1, speedup: Speedup | None = None) -> JobSpec:
+    return JobSpec(JobId(str(number)), 0.0, size, size, size, Mode.FIXED, speedup, run_s=10.0)
+
+
+def test_a_job_without_power_counts_as_what_its_slots_draw_when_busy() -> None:
+    """A host draws 100 W idle and 400 W with all four slots busy: 75 W a slot."""
+    busy = NodePower(100.0, 250.0, 150.0)
+    site = Site(4, (busy,), (0, 0, 0, 0))
+    engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 249.9}))
+    assert started(engine, *(unstated(n) for n in range(1, 4))) == ["1"]
+    later = engine.explain(JobId("2"))
+    assert later is not None and later.reason.startswith("PowerCap")
+    engine = Engine(site, adjusted(named("p-bff"), placement={"cap_w": 250.0}))
+    assert started(engine, job(1, 1, 76.0), unstated(2), job(3, 1, 74.0)) == ["1", "3"]
+    assert PowerSlot(174.0).refusal(site, unstated(1)) == (
+        "adds 75 W to an idle node: 175 W, the cap is 174 W"
+    )
+    assert PowerSlot(175.0).refusal(site, unstated(1)) is None
+    # Nodes that are given whole: all that a busy node draws above idle.
+    engine = Engine(
+        Site(2, (busy,) * 2), adjusted(named("fifo"), placement=SLOT | {"cap_w": 399.0})
+    )
+    assert started(engine, unstated(1)) == []
+    engine = Engine(
+        Site(2, (busy,) * 2), adjusted(named("fifo"), placement=SLOT | {"cap_w": 400.0})
+    )
+    assert started(engine, unstated(1, 2)) == ["1"]
+
+
+def test_a_job_without_power_goes_where_its_own_node_model_fits() -> None:
+    """A busy slot adds 200 W on the first host, 20 W on the second."""
+    power = (NodePower(100.0, 500.0), NodePower(100.0, 140.0))
+    site = Site(4, power, (0, 0, 1, 1))
+    room = PowerRoom(State(site), 200.0, "node")
+    waiting = Job(unstated(1), 1, 1)
+    assert room.fits(waiting, 1) and room.place(waiting, 1) == (Node(2),)
+    assert PowerSlot(119.0).refusal(site, unstated(1)) is not None
+    assert PowerSlot(120.0).refusal(site, unstated(1)) is None
+    # It is refused on both hosts; a job with less than it adds to the first one still fits there.
+    room = PowerRoom(State(site), 119.0, "node")
+    assert not room.fits(waiting, 1) and room.fits(Job(job(2, 1, 19.0), 2, 1), 1)
+
+
+def test_a_profile_counts_with_its_peak() -> None:
+    """Mean 130 W, of which 30 above idle; 90 W above idle at the peak."""
+    profiled = Speedup((1, 2), (20.0, 10.0), (130.0, 120.0), peak_w_per_node=(90.0, 80.0))
+    site = Site(2, (NodePower(100.0, 500.0),) * 2)
+    for size, above_w in ((1, 90.0), (2, 80.0)):
+        spec = unstated(1, size, profiled)
+        assert PowerSlot(99.0 + above_w).refusal(site, spec) is not None
+        assert PowerSlot(100.0 + above_w).refusal(site, spec) is None
+    flat = Speedup((1, 2), (20.0, 10.0), (130.0, 120.0), peak_w_per_node=(10.0, 10.0))
+    assert PowerSlot(129.0).refusal(site, unstated(1, 1, flat)) is not None  # no less than its mean
+
+
+def test_a_task_counts_as_a_busy_slot() -> None:
+    state = State(Site(2, (NodePower(100.0, 400.0),), (0, 0)))
+    state.take((Node(0),))
+    state.free_count -= 1
+    room = PowerSlot(400.0)
+    for owner, fits in (("", True), ("task:mine.py[7]", False)):
+        state.lent = {Node(0): owner}
+        assert room(state).fits(Job(job(1, 1, 151.0), 1, 1), 1) is fits
+        assert room(state).fits(Job(job(1, 1, 150.0), 1, 1), 1)
+
+
+def test_a_job_of_which_nothing_is_known_counts_as_nothing() -> None:
+    engine = Engine(
+        Site(4, (node(),), (0,) * 4), adjusted(named("p-bff"), placement={"cap_w": 240.0})
+    )
+    assert started(engine, *(unstated(n) for n in range(1, 4))) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize(("cap_w", "expected"), [(575.0, Later), (600.0, Resize)])

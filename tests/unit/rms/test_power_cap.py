@@ -355,6 +355,18 @@ def test_a_job_of_a_constant_power_is_not_narrowed_for_nothing() -> None:
     assert driven.happen(PowerCapSet(2.0, 100.0)) == []
 
 
+def test_a_profile_counts_with_its_peak_under_the_cap() -> None:
+    """Nodes of 10 W idle; a mean of 60 W, 50 of them above idle, and a peak of 80 W above idle."""
+    driven = Driven(200.0, "fifo")
+    given = {"peak_w_per_node": (80.0, 70.0)}
+    speedup = Speedup((1, 2), (100.0, 60.0), (60.0, 60.0), **given)
+    assert driven.submit(job(1, (1,), speedup=speedup)) == [("1", 1)]
+    assert expected_w(driven.state) == 4 * 10.0 + 80.0
+    assert driven.submit(job(2, (1,), speedup=speedup)) == [("2", 1)]
+    assert driven.submit(job(3, (1,), power_w=1.0)) == []
+    assert driven.why(3) == "PowerCap: needs 1 W on 1 node, 0 W are left of 200 W"
+
+
 # --- the policies with a cap of each node --------------------------------------------------------
 
 

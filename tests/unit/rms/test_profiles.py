@@ -169,6 +169,14 @@ def test_a_table_serves_every_size_asked_for(
     assert not found.speedup(low, high, power=False).power_w_per_node
 
 
+def test_the_peak_of_a_profile_is_that_of_each_node_above_idle() -> None:
+    peaks = [Point(n, "separate", (8.0 / n,), (10.0,), "rapl", peak_w=90.0 * n) for n in (1, 2)]
+    speedup = profile_of(*peaks).speedup(1, 4)
+    assert [speedup.peak(n) for n in (1, 2, 4)] == [90.0, 90.0, 90.0]
+    assert profile_of(point(1, 10.0, 5.0)).speedup().peak(1) == 0.0  # too short to be seen
+    assert profile_of(*peaks).speedup(power=False).peak(1) == 0.0
+
+
 def test_separate_runs_go_before_a_malleable_one() -> None:
     both = profile_of(point(1, 10.0, 5.0), point(1, 9.0, 5.0, "malleable"))
     assert both.speedup().time(1) == 10.0
@@ -359,6 +367,11 @@ def test_a_workload_names_a_profile_or_its_file(tmp_path: Path) -> None:
         assert spec.speedup is not None
         assert [spec.speedup.time(n) for n in (1, 2)] == [20.0, 12.0]
         assert [spec.speedup.power(n) for n in (1, 2)] == [3.0, 4.0]
+        assert [spec.speedup.peak(n) for n in (1, 2)] == [0.0, 0.0]
+    peaked = profile_of(*(msgspec.structs.replace(each, peak_w=8.0) for each in found.points))
+    profiles.write(tmp_path / "p.json", peaked)
+    (spec,) = read_workload(work, profiles=base)
+    assert spec.speedup is not None and [spec.speedup.peak(n) for n in (1, 2)] == [8.0, 4.0]
     work.write_text(WORKLOAD.format("other"))
     with pytest.raises(FileError, match=r"w\.toml: expected a file or the name of one profile"):
         read_workload(work, profiles=base)

@@ -87,6 +87,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "allocated": 1,
         "frequency": None,
         "reason": "",
+        "kinds": {},
     }
     books = server.ask("GET", "/books")[1]
     heads = ["energy", "spans", "nodes", "now_s", "policy", "power_w", "closed", "power_spans"]

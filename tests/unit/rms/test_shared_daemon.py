@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
+from processes import ROOT
+from routed import SCRIPT, routed
 from test_daemon import Idle
 
 from rms.core.cluster import Cluster
 from rms.core.contention import Processors, SharedNode
-from rms.core.events import Ended, Later, Resize, ResizeBegun, Resized, ResizePoint
+from rms.core.events import Ended, Later, PowerCapSet, Resize, ResizeBegun, Resized, ResizePoint
 from rms.core.measured import Measured
 from rms.core.model import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named
+from rms.core.snapshot import freeze, thaw
 from rms.daemon import views
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Settings
@@ -113,6 +119,20 @@ def test_power_slot_gives_slots_under_the_cap_of_each_host(tmp_path: Path) -> No
         with pytest.raises(PolicyError, match="expected a policy whose jobs share nodes, as here"):
             bench.daemon.set_policy(text("power-slot", cap_w=60.0))
         assert replay(journal.read()).differing == []
+
+
+@pytest.mark.promise("shared-nodes")
+def test_shipped_policies_of_a_cap_put_several_jobs_on_a_node(tmp_path: Path) -> None:
+    """850 W of each host: 10 idle, 20 for a busy slot of a job that states none."""
+    for policy in ("p-bff", "p-fifo"):
+        with Journal.open(tmp_path / policy) as journal:
+            bench = Bench(journal, tmp_path, policy)
+            jobs = [bench.submit(n, 1, 0.0, power_w=w) for n, w in enumerate((820, None, None), 1)]
+            assert [bench.slots(name) for name in jobs] == [["n2/0"], ["n2/1"], ["n1/0"]]
+            over = [bench.submit(4, 1, 0.0, power_w=821.0), bench.submit(5, 1, 0.0, power_w=819.0)]
+            wait = [["n1/1"], []] if policy == "p-bff" else [[], []]
+            assert [bench.slots(name) for name in reversed(over)] == wait
+            assert replay(journal.read()).differing == []
 
 
 @pytest.mark.promise("shared-nodes")
@@ -254,6 +274,130 @@ def test_the_next_allocation_is_shared_too(tmp_path: Path) -> None:
         bench.now_s += 10.0
         bench.balances()
         assert replay(journal.read()).differing == []
+
+
+def kinds(*lines: str) -> str:
+    """Return a cluster file of two nodes with 12 GB/s and these kinds of processors."""
+    text = CLUSTER.replace("10.0", "12.0")
+    return text.replace("slots = 2", f"processors = [{', '.join(lines)}]")
+
+
+PLAIN, SLOW = "{ count = 2 }", '{ count = 1, factor = 3, socket_gb_s = 2, name = "gpu" }'
+
+
+def test_a_cluster_file_states_kinds_of_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shipped, *_) = read_cluster(ROOT / "jobs" / "two-kinds.toml").shared
+    assert shipped.processors == (Processors(6, name="cpu"), Processors(6, 3.0, 7.1, "gpu"))
+    path = tmp_path / "cluster.toml"
+    path.write_text(kinds(PLAIN, SLOW) + '[[nodes]]\nname = "n3"\nslots = 2\n')
+    of_each = (Processors(2), Processors(1, 3.0, 2.0, "gpu"))
+    file = read_cluster(path)
+    mixed, plain = SharedNode(12.0, of_each), SharedNode(inf, (Processors(2),))
+    assert file.shared == (mixed, mixed, plain) and file.slots == (3, 3, 2)
+    cores = Cluster(("core0", "core1"), (("cpu:0",), ("cpu:1",)), (POWER,) * 2)
+    monkeypatch.setattr(machine, "this_machine", lambda: cores)
+    whole = machine.from_file(path)
+    assert whole.slots == (("cpu:0",), ("cpu:1",), ("cpu:0",)) and whole.kinds == ()
+    found = machine.from_file(path, shared=True).split()
+    assert found.shared == file.shared
+    assert found.names[:4] == ("n1/0", "n1/1", "n1/gpu0", "n2/0") and found.names[6:] == (
+        "n3/0",
+        "n3/1",
+    )
+    assert found.kinds == ("0", "0", "gpu", "0", "0", "gpu", "0", "0")
+    assert found.kinds_of((2, 3)) == ("gpu", "0")
+    assert found.host_of(2) == "n1" and found.nodes_of["n1"] == (0, 1, 2)
+    assert machine.from_file(path, shared=True).first(1).split().kinds == ("0", "0", "gpu")
+    assert WHOLE.split().kinds == () and WHOLE.split().kinds_of((0, 1)) == ()
+    named_slots = ["n1/0", "n1/1", "n1/gpu0", "n1/gpu1", "n2/gpu0"]
+    assert fold_slots(named_slots) == "n1/[0,1],n1/gpu[0,1],n2/gpu0"
+    assert expand(fold_slots(named_slots)) == named_slots
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (kinds(), "expected kinds of processors of nodes, got an empty list"),
+        (kinds(PLAIN) + "slots = 2\n", "expected slots or processors of nodes, got both"),
+        (kinds(PLAIN) + "gpus = 2\n", "expected processors of nodes without gpus, got gpus = 2"),
+        (kinds("{ count = 0 }"), "expected count of processors of at least 1, got 0"),
+        (kinds("{ count = 2, factor = 0 }"), "at least 1, the fastest kind's, got 0"),
+        (kinds("{ count = 2, factor = 0.5 }"), "at least 1, the fastest kind's, got 0.5"),
+        (kinds("{ count = 2, factor = inf }"), "expected a finite number in nodes[0].processors"),
+        (kinds("{ count = 2, factor = nan }"), "expected a finite number in nodes[0].processors"),
+        (
+            kinds(SLOW.replace("= 2", "= 12.5")),
+            "at most the node's 12 GB/s, got socket_gb_s = 12.5",
+        ),
+        (kinds(SLOW.replace("= 2", "= 0")), "a socket above 0 and at most"),
+        (
+            kinds(SLOW).replace("memory_bandwidth_gb_s = 12.0\n", ""),
+            "expected memory_bandwidth_gb_s of nodes with a socket, got none and socket_gb_s = 2",
+        ),
+        (
+            kinds(SLOW.replace("gpu", "gpu0")),
+            "expected a name of processors of letters, got 'gpu0'",
+        ),
+        (kinds(SLOW, SLOW), "expected another name of each kind of processors, got ['gpu', 'gpu']"),
+        (kinds("{ count = 2, speed = 3 }"), "unknown field `speed`"),
+        (kinds("{ factor = 3 }"), "missing required field `count`"),
+    ],
+)
+def test_kinds_of_processors_that_cannot_be_are_refused_in_a_sentence(
+    tmp_path: Path, text: str, words: str
+) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text(text)
+    with pytest.raises(FileError, match=re.escape(words)) as refused:
+        read_cluster(path)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_daemon_places_on_kinds_of_processors_and_keeps_them(tmp_path: Path) -> None:
+    of_each = (Processors(1, name="cpu"), Processors(1, 3.0, 2.0, "gpu"))
+    cluster = replace(WHOLE, processors=(of_each,) * 2).split()
+    with Journal.open(tmp_path / "journal") as journal:
+        bench = Bench(journal, tmp_path)
+    with Journal.open(tmp_path / "kinds") as journal:
+        bench.journal = journal
+        bench.daemon = bench.resumed(LESS, cluster)
+        jobs = [bench.submit(n, 1, gb_s) for n, gb_s in enumerate((9.0, 9.0, 1.0), 1)]
+        placed = [["n1/cpu0"], ["n2/cpu0"], ["n1/gpu0"]]
+        assert [bench.slots(name) for name in jobs] == placed
+        rows = views.nodes(bench.daemon.context)
+        assert [row.kinds for row in rows] == [
+            {"cpu": (1, 1), "gpu": (1, 1)},
+            {"cpu": (1, 1), "gpu": (1, 0)},
+        ]
+        assert replay(journal.read()).scheduler.cluster.kinds == cluster.kinds
+        assert thaw(freeze(bench.daemon.scheduler), lambda key, _: named(key)).cluster.shared == (
+            cluster.shared
+        )
+    other = replace(WHOLE, processors=((of_each[0], Processors(1, 2.0, 2.0, "gpu")),) * 2)
+    with Journal.open(tmp_path / "kinds") as journal:
+        bench.journal = journal
+        with pytest.raises(JournalError, match="expected nodes with the kinds of processors of"):
+            bench.resumed(LESS, other.split())
+        bench.daemon = bench.resumed(LESS, cluster)
+        assert replay(journal.read()).differing == []
+
+
+def test_a_submission_is_told_that_nothing_is_known_of_its_power(tmp_path: Path) -> None:
+    words = "no --power, no profile and no power model of busy nodes: the job counts as 0 W under"
+    with routed(tmp_path) as server:
+        state = server.daemon.context.state
+        unknown, state.power_models = state.power_models, (POWER,)
+        server.daemon.handle(PowerCapSet(server.clock[0], 1000.0))
+        assert "warnings" not in server.ask("POST", "/jobs", SCRIPT)[1]
+        state.power_models = unknown
+        (said,) = server.ask("POST", "/jobs", SCRIPT)[1]["warnings"]
+        assert said.startswith(words)
+        stated = SCRIPT | {"options": {"power_w": 5.0}}
+        assert "warnings" not in server.ask("POST", "/jobs", stated)[1]
+        server.daemon.handle(PowerCapSet(server.clock[0], None))
+        assert "warnings" not in server.ask("POST", "/jobs", SCRIPT)[1]
 
 
 def test_cluster_and_workload_files_state_slots_and_bandwidth(

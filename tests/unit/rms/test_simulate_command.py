@@ -234,6 +234,27 @@ def test_a_job_over_the_cap_is_refused(
     assert json.loads(capsys.readouterr().out)["refused"] == refused
 
 
+@pytest.mark.parametrize("policy", ["p-fifo", "p-bff"])
+def test_jobs_without_power_count_as_busy_nodes_or_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str
+) -> None:
+    """Two slots on a node of 800 W idle: 20 W each when busy by the model, under a cap of 850 W."""
+    command = capped(tmp_path, 0.0, policy)
+    jobs = CAPPED.format(power_w=0.0).replace("power_w = 0.0\n", "").replace("= 2", "= 3")
+    (tmp_path / "w.toml").write_text(jobs)
+    cluster = TWO_NODES.replace("[1-2]", "1").replace('"two"', '"one"')
+    cluster = cluster.replace("power", "slots = 4\npower").replace("100.0, static_w = 50.0", "{}")
+    (tmp_path / "c.toml").write_text(cluster.replace("{}", "800.0, static_w = 880.0"))
+    assert main(command) == 0
+    answer = capsys.readouterr()
+    assert json.loads(answer.out)["makespan_s"] == 200.0 and not answer.err  # two, then one
+    (tmp_path / "c.toml").write_text(cluster.replace("{}", "800.0"))
+    assert main(command) == 0
+    answer = capsys.readouterr()
+    assert json.loads(answer.out)["makespan_s"] == 100.0
+    assert "3 of 3 jobs state no power and their nodes no power model: they" in answer.err
+
+
 def test_processors_have_the_cap_of_a_node_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -260,6 +281,41 @@ def test_jobs_that_wait_for_ever_are_told(
 def test_negative_power_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(capped(tmp_path, -1.0, "fifo")) == 2
     assert "power_w of at least 0, got -1" in capsys.readouterr().err
+
+
+KINDS = """name = "kinds"
+[[nodes]]
+name = "n[1-2]"
+memory_bandwidth_gb_s = 12.0
+processors = [{ count = 1 }, { count = 1, factor = 3.0, socket_gb_s = 2.0, name = "gpu" }]
+"""
+
+
+@pytest.mark.promise("shared-nodes")
+@pytest.mark.parametrize(
+    ("gb_s", "first_s", "least_s"), [(0.0, 300.0, 300.0), (6.0, 300.0, 300.0), (9.0, 450.0, 100.0)]
+)
+def test_a_cluster_of_two_kinds_of_processors(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    gb_s: float,
+    first_s: float,
+    least_s: float,
+) -> None:
+    """The second job of 100 s: first fit gives it the slower processor of the first node.
+
+    There it takes three times as long; of 9 GB/s it asks for 3 there, of which the socket has 2.
+    LessConsume has it on the other node then.
+    """
+    cluster, workload, policy = (tmp_path / name for name in ("c.toml", "w.toml", "p.toml"))
+    cluster.write_text(KINDS)
+    jobs = "[[jobs]]\ncount = 2\nnodes = [1, 1]\nspeedup = { nodes = [1], time_s = [100.0] }\n"
+    workload.write_text(f"{jobs}memory_bandwidth_gb_s = {gb_s}\n")
+    for part, makespan_s in (("first-fit-shared", first_s), ("less-consume", least_s)):
+        policy.write_text(f'placement = {{ part = "{part}" }}\n')
+        words = ["--workload", str(workload), "--cluster", str(cluster), "--policy", str(policy)]
+        assert main(["simulate", *words, "--json", "-"]) == 0
+        assert json.loads(capsys.readouterr().out)["makespan_s"] == pytest.approx(makespan_s)
 
 
 SHARED = """name = "two"
