@@ -1,21 +1,25 @@
 """Cluster, programs, jobs and policies of ``rms reproduce chauhan``, and one simulation of them.
 
-Time and power of a program over frequency (its PET matrix): t(f) = a f_max / f + 1 - a of which a
-is bounded by arithmetic, and power above idle in proportion to V^2 f for its cores, without it for
-its memory. Everything that the paper leaves open is in ``data/chauhan.toml`` or a :class:`Variant`.
+Time and power of a program over frequency and voltage (its PET matrix): t(f) = a f_max / f + 1 - a
+of which a is bounded by arithmetic, and power above idle in proportion to V^2 f for its cores,
+without it for its memory. Everything that the paper leaves open is in ``data/chauhan.toml`` or a
+:class:`Variant`.
+
+Voltages are part of the study alone: cpufreq sets frequencies, and no part of rms lowers a voltage.
+Every job of the study can be migrated, as with the checkpoints of the paper. Live, only programs
+that use dmr can be: LINPACK, STREAM and NPB as they are cannot.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from rms.core.clocks import drawn
 from rms.core.contention import Processors, SharedNode
 from rms.core.events import PowerOn
 from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
@@ -24,6 +28,8 @@ from rms.core.policies.placement import Lowest
 from rms.core.speedup import OperatingPoint, Speedup
 from rms.core.state import State
 from rms.sim.simulator import Hooks, Simulation
+
+Data = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,11 +65,13 @@ class Way:
         move: jobs are moved together.
         slowdown: each job at its optimal operating point, of those at which it is no slower; None
             for the highest frequency.
+        undervolt: of the voltages of a frequency the one with least energy, not its own.
     """
 
     off: bool = False
     move: bool = False
     slowdown: float | None = None
+    undervolt: bool = False
 
 
 WITHOUT = Way()
@@ -91,31 +99,94 @@ class Outcome:
     power: tuple[tuple[float, float], ...] = ()
 
 
-def levels(data: Mapping[str, Any], variant: Variant) -> tuple[tuple[float, float], ...]:
-    """Return frequencies and voltages, rising."""
+class Cell(NamedTuple):
+    """A cell of a PET matrix (figures 2 to 7), of a node with all cores busy.
+
+    Attributes:
+        ghz, vid: frequency and voltage identification.
+        time, power, energy: run time, power above idle and energy of the node, over those at the
+            highest frequency and its own voltage.
+    """
+
+    ghz: float
+    vid: int
+    time: float
+    power: float
+    energy: float
+
+
+def volts(data: Data, vid: int) -> float:
+    """Return the voltage of a VID."""
     base, step = data["volts"]
+    return float(base + step * vid)
+
+
+def levels(
+    data: Data, variant: Variant, *, undervolt: bool = False
+) -> tuple[tuple[float, float], ...]:
+    """Return frequencies (GHz) and voltages (V), rising.
+
+    Args:
+        undervolt: each frequency at the lowest VID, else at its own.
+    """
     if variant.linear:
         return tuple((ghz, ghz / data["levels"][-1][0]) for ghz, _ in data["levels"])
-    return tuple((ghz, base + step * vid) for ghz, vid in data["levels"])
+    lowest = min(vid for _, vid in data["levels"])
+    return tuple((ghz, volts(data, lowest if undervolt else vid)) for ghz, vid in data["levels"])
 
 
-def pet(
-    program: Mapping[str, float], volts: tuple[tuple[float, float], ...]
-) -> tuple[OperatingPoint, ...]:
-    """Return time and power of a program over frequency."""
-    highest, part = volts[-1][0], program["arithmetic"]
-    cores_w, memory_w = program["cores_w"], program["memory_w"]
-    return tuple(
-        OperatingPoint(
-            ghz,
-            part * highest / ghz + 1.0 - part,
-            (cores_w * drawn(volts, (), ghz / highest) + memory_w) / (cores_w + memory_w),
-        )
-        for ghz, _ in volts
+def point(
+    program: Mapping[str, float], ghz: float, volt: float, top: tuple[float, float]
+) -> OperatingPoint:
+    """Return time and power of a program at a frequency and voltage, over those at ``top``."""
+    part, cores_w, memory_w = (program[key] for key in ("arithmetic", "cores_w", "memory_w"))
+    return OperatingPoint(
+        ghz,
+        part * top[0] / ghz + 1.0 - part,
+        (cores_w * (volt / top[1]) ** 2 * ghz / top[0] + memory_w) / (cores_w + memory_w),
     )
 
 
-def site(data: Mapping[str, Any], variant: Variant) -> Site:
+def pet(
+    program: Mapping[str, float], rising: tuple[tuple[float, float], ...]
+) -> tuple[OperatingPoint, ...]:
+    """Return time and power of a program over frequency.
+
+    Args:
+        rising: frequencies and voltages, see :func:`levels`.
+    """
+    return tuple(point(program, ghz, volt, rising[-1]) for ghz, volt in rising)
+
+
+def matrix(data: Data, program: Mapping[str, float]) -> list[Cell]:
+    """Return the PET matrix: each frequency at its own VID and at all lower ones (section III-A).
+
+    The time of a program does not depend on the voltage.
+    """
+    top = levels(data, Variant())[-1]
+    idle_w, above_w = data["node"]["idle_w"], program["cores_w"] + program["memory_w"]
+    lowest = min(vid for _, vid in data["levels"])
+    cells = []
+    for ghz, own in data["levels"]:
+        for vid in range(lowest, own + 1):
+            row = point(program, ghz, volts(data, vid), top)
+            energy = row.time * (idle_w + above_w * row.power) / (idle_w + above_w)
+            cells.append(Cell(ghz, vid, row.time, row.power, energy))
+    return cells
+
+
+def own_voltages(data: Data, cells: Sequence[Cell]) -> list[Cell]:
+    """Return the cells at which each frequency has its own VID, rising."""
+    own = {(ghz, vid) for ghz, vid in data["levels"]}
+    return [cell for cell in cells if (cell.ghz, cell.vid) in own]
+
+
+def optimal(cells: Sequence[Cell]) -> Cell:
+    """Return the optimal operating point: least energy, of equals the highest frequency."""
+    return min(cells, key=lambda cell: (cell.energy, -cell.ghz))
+
+
+def site(data: Data, variant: Variant, *, undervolt: bool = False) -> Site:
     """Return the cluster: cores are slots of hosts with a frequency each."""
     node, hosts = data["node"], data["nodes"]
     idle_w = node["idle_w"] if variant.idle_w is None else variant.idle_w
@@ -125,14 +196,15 @@ def site(data: Mapping[str, Any], variant: Variant) -> Site:
         hosts * data["cores"],
         (power,) * hosts,
         shared=(SharedNode(inf, (Processors(data["cores"]),)),) * hosts,
-        levels=levels(data, variant),
+        levels=levels(data, variant, undervolt=undervolt),
     )
 
 
-def jobs(data: Mapping[str, Any], variant: Variant, seed: int) -> list[JobSpec]:
+def jobs(data: Data, variant: Variant, seed: int, *, undervolt: bool = False) -> list[JobSpec]:
     """Return a stream of jobs by lot; the same with and without the algorithm."""
     stream, random = data["stream"], Random(seed)
-    volts, names = levels(data, variant), list(data["programs"])
+    rising, names = levels(data, variant, undervolt=undervolt), list(data["programs"])
+    lower = (rising[-1][1] / levels(data, variant)[-1][1]) ** 2
     other = [name for name in names if name.startswith("npb")]
     low_s, high_s = stream["run_s"]
     load = stream["load"] if variant.load is None else variant.load
@@ -141,14 +213,15 @@ def jobs(data: Mapping[str, Any], variant: Variant, seed: int) -> list[JobSpec]:
     mean_size = sum(stream["sizes"]) / len(stream["sizes"])
     every_s = mean_size * 0.5 * (low_s + high_s) / (load * data["nodes"] * data["cores"])
     half = variant.half or 2.0
-    at_s, found = 0.0, []
+    at_s, specs = 0.0, []
     for number in range(1, stream["jobs"] + 1):
         kind = random.choice(("linpack", "stream", "npb"))
         name = random.choice(other) if kind == "npb" else kind
         size, run_s = random.choice(stream["sizes"]), random.uniform(low_s, high_s)
-        program = data["programs"][name]
+        program = dict(data["programs"][name])
+        program["cores_w"] *= lower
         busy_w = idle_w + program["cores_w"] + program["memory_w"]
-        found.append(
+        specs.append(
             JobSpec(
                 JobId(str(number)),
                 0.0 if variant.once else at_s,
@@ -160,11 +233,11 @@ def jobs(data: Mapping[str, Any], variant: Variant, seed: int) -> list[JobSpec]:
                 limit_s=2.0 * run_s,
                 resize_every_s=stream["look_s"],
                 resize_price_s=move_s,
-                operating_points=pet(program, volts),
+                operating_points=pet(program, rising),
             )
         )
         at_s += random.expovariate(1.0 / every_s)
-    return found
+    return specs
 
 
 class _Spread(Lowest):
@@ -206,9 +279,9 @@ def policy(way: Way, variant: Variant) -> Policy:
     return replace(made, placement=_Starts(made.placement)) if variant.spread else made
 
 
-def run(data: Mapping[str, Any], way: Way, variant: Variant, seed: int) -> Outcome:
+def run(data: Data, way: Way, variant: Variant, seed: int) -> Outcome:
     """Run a stream of jobs to its end."""
-    specs = jobs(data, variant, seed)
+    specs = jobs(data, variant, seed, undervolt=way.undervolt)
     if not way.move:  # nobody asks for its resize points
         specs = [structs.replace(spec, mode=Mode.FIXED) for spec in specs]
     drawn_w: list[tuple[float, float]] = []
@@ -220,7 +293,8 @@ def run(data: Mapping[str, Any], way: Way, variant: Variant, seed: int) -> Outco
             drawn_w.append((simulation.engine.state.now_s, watts))
 
     hooks = Hooks(record=True, observer=look)
-    simulation = Simulation(specs, site(data, variant), policy(way, variant), hooks=hooks)
+    where = site(data, variant, undervolt=way.undervolt)
+    simulation = Simulation(specs, where, policy(way, variant), hooks=hooks)
     simulation.run()
     ledger, state = simulation.ledger, simulation.engine.state
     ledger.check()
