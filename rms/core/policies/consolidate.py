@@ -3,7 +3,8 @@
 After every event at which a policy decides (the paper: at submissions and ends of jobs), hosts with
 free slots are gone through as figure 9 has it: those of one are moved to another wherever they fit,
 by figure 10 to the one whose operating point matches best. A migration is a resize to the same size
-on other slots. The host that is left goes off by part ``node_power`` (figures 11 and 12).
+on other slots. The host that is left goes off by part ``node_power`` (figures 11 and 12). Only
+programs that use dmr can be moved; the paper moves any program with DMTCP.
 
 How the pseudocode is read, which has slips. Figure 9: ``top`` and ``bottom`` are the ends of what
 is left of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one and
