@@ -1,4 +1,4 @@
-"""``rms compare``: scripts for real, once per mode."""
+"""``rms compare``: scripts for real in several modes, by turns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rms.core.model import Mode
 from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError
+from rms.studies.compare import FEWEST_ROUNDS
 from rms.wire.terminal import (
     CommandError,
     at_least,
@@ -26,8 +27,9 @@ from rms.wire.terminal import (
 def add_compare(command: argparse.ArgumentParser) -> None:
     """Add the options of ``rms compare``."""
     command.description = (
-        "Run scripts for real, once per mode, each on a fresh embedded RMS, and print the paper's "
-        "table. Before the first mode each script runs once (of an array its first task), counted "
+        "Run scripts for real in each mode, by turns in several rounds, each on a fresh embedded "
+        "RMS, and print the paper's table: medians with their ranges, and which modes differ. "
+        "Before the first round each script runs once (of an array its first task), counted "
         "nowhere, so that every mode starts with the same caches; a script that fails there ends "
         "the comparison."
     )
@@ -35,6 +37,13 @@ def add_compare(command: argparse.ArgumentParser) -> None:
     add("scripts", type=Path, nargs="+", metavar="SCRIPT", help="job scripts, submitted in order")
     modes = ",".join(Mode)
     add("--modes", default=modes, metavar="MODE,...", help=f"default: {modes}")
+    add(
+        "--times",
+        type=at_least(1),
+        default=FEWEST_ROUNDS,
+        metavar="N",
+        help=f"rounds of all modes (default {FEWEST_ROUNDS}; with fewer no difference counts)",
+    )
     add_engine(add)
     add("--nodes", type=at_least(1), metavar="N", help="default: all there are")
     add(
@@ -62,7 +71,7 @@ def add_compare(command: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """``rms compare SCRIPT...``: run the scripts once per mode; exit 1 if a job failed."""
+    """``rms compare SCRIPT...``: run the scripts in each mode; exit 1 if a job failed."""
     from rms.launch.slurm.commands import Slurm, SlurmError
     from rms.studies import compare as study
 
@@ -86,6 +95,8 @@ def compare(arguments: argparse.Namespace) -> int:
         arguments.listen,
     )
     modes = [_mode(name) for name in arguments.modes.split(",")]
+    if len(set(modes)) < len(modes):
+        raise CommandError(f"expected different modes, got {arguments.modes}")
     with (
         refuse_on(FileError, PolicyError, ScriptError),
         refuse_on(study.CompareError, SlurmError, exit_code=1),
@@ -95,6 +106,7 @@ def compare(arguments: argparse.Namespace) -> int:
             modes,
             setup,
             say,
+            arguments.times,
         )
         if not local:
             result["oversubscribed"] = Slurm(os.environ, getpass.getuser()).oversubscribed()

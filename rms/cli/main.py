@@ -41,7 +41,7 @@ COMMANDS = {
     "resume": (CLIENT, "give drained nodes to jobs again"),
     "simulate": ("rms.cli.simulate", "run a workload on a virtual clock"),
     "reproduce": ("rms.cli.reproduce", "a published experiment, paper against ours"),
-    "compare": ("rms.cli.compare", "run scripts for real, once per mode"),
+    "compare": ("rms.cli.compare", "run scripts for real in each mode, by turns"),
     "profile": ("rms.cli.profile", "time, power and energy of a command at each size"),
     "replay": (DAEMON, "run a journal through the engine again"),
 }

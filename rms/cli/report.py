@@ -144,12 +144,14 @@ def _heading(name: str) -> str:
         "": "Result",
         "rows": "Modes",
         "warm_up": "Warm-up, counted nowhere",
+        "differs": "Differences between modes",
         "energy_j": "Energy, J",
         "size": "By processors",
         "length": "By run time",
         "mode": "By mode",
     }
-    return known.get(name) or re.sub(r"^rows, (mode .*): jobs$", r"Jobs, \1", name)
+    name = known.get(name) or re.sub(r"^rows, (mode .*): jobs$", r"Jobs, \1", name)
+    return re.sub(r"^rows, (mode .*): runs$", r"Runs, \1", name)
 
 
 def _file_name(name: str) -> str:
@@ -182,7 +184,7 @@ def _simulation(found: Report, result: dict[str, Any]) -> None:
 
 
 def _comparison(found: Report, result: dict[str, Any]) -> None:
-    """Enter the modes beside each other, then who held which node when in each."""
+    """Enter the modes beside each other, then who held which node when in each median run."""
     from rms.studies.compare import table as modes_table
 
     rows = result["rows"]
@@ -193,7 +195,7 @@ def _comparison(found: Report, result: dict[str, Any]) -> None:
         ("cluster_j", "Energy of the cluster", "J"),
         ("allocation", "Nodes held", "of all node seconds"),
     ):
-        found.head(label)
+        found.head(f"{label}, run of the median time")
         found.bars(_file_name(label), [(str(row["mode"]), float(row[key])) for row in rows], unit)
     for row in rows:
         if row.get("spans"):
@@ -236,7 +238,7 @@ def _inner(name: str, rows: Sequence[Row]) -> Iterator[tuple[str, Heads, list[li
     for row in rows:
         first = list(row.values())[:4] if "mode" not in row else [f"mode {row['mode']}"]
         label = ", ".join(_cell(value) for value in first if _plain(value))
-        for key in ("classes", "jobs"):
+        for key in ("classes", "runs", "jobs"):
             value = row.get(key)
             if isinstance(value, dict):
                 for kind, found in value.items():

@@ -1,7 +1,12 @@
-"""``rms compare``: the same scripts for real, once per mode, each on a fresh embedded RMS.
+"""``rms compare``: the same scripts for real in several modes, by turns, in several rounds.
 
-Before the first mode each script runs once, counted nowhere: compiled code, imports and input files
-are then in the caches for every mode alike.
+Each round runs every mode once, each on a fresh embedded RMS. The order of the modes changes from
+round to round (:func:`orders`), so that a drift of the machine does not hit one mode alone. Before
+the first round each script runs once, counted nowhere: compiled code, imports and input files are
+then in the caches for every mode alike.
+
+A difference between two modes counts only if their ranges, least to most over the rounds, do not
+overlap, and only from three rounds on (:func:`relations`).
 """
 
 from __future__ import annotations
@@ -9,7 +14,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
+from math import comb
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from rms.client.commands import read_script, submit
@@ -19,9 +27,24 @@ from rms.core.model import Mode
 from rms.formats.ids import parse_array
 from rms.formats.jobscript import Options, parse_script
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
+from rms.wire.terminal import columns
 from rms.wire.users import OVER, Books, BooksAnswer, HistoryEntry, JobRow, NodeRow, NodeSpan
 
 WARM_UP = "warm-up"
+
+FEWEST_ROUNDS = 3
+"""Rounds from which on ranges that do not overlap count as a difference."""
+
+QUANTITIES = {
+    "time_s": ("time [s]", 1),
+    "busy_j": ("busy [J]", 0),
+    "idle_j": ("idle [J]", 0),
+    "cluster_j": ("cluster [J]", 0),
+}
+"""What the table shows as a median with its range: its heading and number of decimals."""
+
+COMPARED = {"time_s": "Time", "cluster_j": "Energy of the cluster"}
+"""Quantities of which the table prints the differences between modes."""
 
 PROGRESS_S = 5.0
 """The least time between two progress lines of a mode."""
@@ -43,7 +66,7 @@ class Setup:
         nodes: how many of the nodes there are take part, None for all.
         policy: what the scheduler does with all jobs.
         delay_s: scripts are submitted in order, so far apart.
-        folder: each mode's jobs run in a folder of their own in it.
+        folder: the jobs of each mode and round run in a folder of their own in it (:func:`place`).
         env: environment of the jobs.
         listen: address of the embedded RMS, "" for any.
     """
@@ -64,13 +87,27 @@ class Setup:
 
 
 def compare(
-    scripts: Sequence[Path], modes: Sequence[Mode], setup: Setup, say: Callable[[str], None]
+    scripts: Sequence[Path],
+    modes: Sequence[Mode],
+    setup: Setup,
+    say: Callable[[str], None],
+    times: int = FEWEST_ROUNDS,
 ) -> dict[str, Any]:
-    """Run the scripts once per mode; return the JSON of ``rms compare`` (CLI.md).
+    """Run the scripts in all modes by turns; return the JSON of ``rms compare``.
 
     Args:
         scripts: job scripts.
+        modes: the modes, in the order of the table.
+        setup: what they run on.
         say: called with each progress line.
+        times: number of rounds, at least 1.
+
+    Returns:
+        ``engine``, ``nodes``, ``policy``, ``power_source``, ``times``, ``warm_up``; ``rounds``,
+        the order of the modes in each round; ``differs``, see :func:`relations`; ``rows``, for each
+        mode the run of the median time (of an even number the lower of the middle two) with
+        ``round``, its number, ``ranges``, the least, median and most of each quantity, and
+        ``runs``, all runs without their spans.
 
     Raises:
         ScriptError: a script that cannot be run; nothing has run.
@@ -79,19 +116,90 @@ def compare(
     """
     for script in scripts:
         parse_script(script)  # what is wrong with it is said before anything runs
+    runs: dict[Mode, list[dict[str, Any]]] = {mode: [] for mode in modes}
+    rounds = orders(list(runs), times)
     try:
         warm_up = _warm_up(scripts, setup, say)
-        rows = [_one_mode(scripts, mode, setup, say) for mode in modes]
+        for number, order in enumerate(rounds, 1):
+            for mode in order:
+                runs[mode].append(_one_mode(scripts, mode, (number, times), setup, say))
     except (EmbeddedError, BalanceError) as error:
         raise CompareError(str(error)) from None
+    sources = [run.pop("power_source") for of_mode in runs.values() for run in of_mode]
+    rows = [middle(of_mode) for of_mode in runs.values()]
     return {
         "engine": setup.engine,
         "nodes": len(rows[0]["nodes"]),
         "policy": setup.policy,
-        "power_source": " and ".join(dict.fromkeys(row.pop("power_source") for row in rows)),
+        "power_source": " and ".join(dict.fromkeys(sources)),
+        "times": times,
+        "rounds": [[str(mode) for mode in order] for order in rounds],
         "warm_up": warm_up,
+        "differs": relations(rows),
         "rows": rows,
     }
+
+
+def orders(modes: Sequence[Mode], times: int) -> list[list[Mode]]:
+    """Return the order of the modes in each round.
+
+    Every second round is the one before in reverse, which cancels a linear drift over the two; each
+    such pair begins one mode further.
+    """
+    found = []
+    for number in range(times):
+        first = number // 2 % len(modes)
+        order = [*modes[first:], *modes[:first]]
+        found.append(order[::-1] if number % 2 else order)
+    return found
+
+
+def place(folder: Path, mode: str, number: int) -> Path:
+    """Return the folder in which the jobs of a mode run in a round."""
+    return folder / f"{mode}-{number}"
+
+
+def middle(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of a mode: its run of the median time, beside the figures of all runs."""
+    times = [run["time_s"] for run in runs]
+    kept = ("round", *QUANTITIES, "off_j", "boot_j", "allocation", "jobs", "note")
+    return runs[times.index(median_low(times))] | {
+        "ranges": {key: _range([run[key] for run in runs]) for key in (*QUANTITIES, "allocation")},
+        "runs": [{key: run[key] for key in kept} for run in runs],
+    }
+
+
+def _range(values: Sequence[float]) -> dict[str, float]:
+    return {"least": min(values), "median": median_low(values), "most": max(values)}
+
+
+def relations(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each pair of modes and each of :data:`COMPARED`, whether they differ.
+
+    Two modes differ if their ranges do not overlap, in at least :data:`FEWEST_ROUNDS` rounds. Of n
+    runs each of two equal modes, in any order alike, this is so in 2 of C(2 n, n) cases: 10 % of
+    three rounds, 0.8 % of five.
+
+    Returns:
+        ``quantity``, ``mode``, ``than``, ``ratio`` (median of ``mode`` over that of ``than``; 1
+        where both are 0) and ``differs``.
+    """
+    found = []
+    for key in COMPARED:
+        for first, second in combinations(rows, 2):
+            a, b = first["ranges"][key], second["ranges"][key]
+            apart = a["most"] < b["least"] or b["most"] < a["least"]
+            enough = min(len(first["runs"]), len(second["runs"])) >= FEWEST_ROUNDS
+            found.append(
+                {
+                    "quantity": key,
+                    "mode": second["mode"],
+                    "than": first["mode"],
+                    "ratio": b["median"] / a["median"] if a["median"] else float(not b["median"]),
+                    "differs": apart and enough,
+                }
+            )
+    return found
 
 
 class _Progress:
@@ -170,11 +278,19 @@ def _warm_up(scripts: Sequence[Path], setup: Setup, say: Callable[[str], None]) 
 
 
 def _one_mode(
-    scripts: Sequence[Path], mode: Mode, setup: Setup, say: Callable[[str], None]
+    scripts: Sequence[Path],
+    mode: Mode,
+    turn: tuple[int, int],
+    setup: Setup,
+    say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Run the scripts in a mode; return its row."""
-    progress = _Progress(f"mode {mode}", say)
-    folder, local = setup.folder / str(mode), setup.engine == "local"
+    """Run the scripts in a mode; return the run.
+
+    Args:
+        turn: number of the round, and how many there are.
+    """
+    progress = _Progress(f"round {turn[0]} of {turn[1]}, mode {mode}", say)
+    folder, local = place(setup.folder, mode, turn[0]), setup.engine == "local"
     with embedded_daemon(setup.serve, folder, local=local, listen=setup.listen) as server:
         nodes = len(ask(list[NodeRow], server, "GET", "/nodes"))
         for number, script in enumerate(scripts):
@@ -184,7 +300,8 @@ def _one_mode(
             submit(server, read_script(script), script.stem, options, setup.env, folder)
         jobs = wait_until_over(server, progress)
         _trace_resizes(server, jobs)
-        return _row(mode, jobs, ask(BooksAnswer, server, "GET", "/books"))
+        run = _run(mode, jobs, ask(BooksAnswer, server, "GET", "/books"))
+        return {"round": turn[0], **run}
 
 
 def _fitting(script: Path, mode: Mode, nodes: int) -> Options:
@@ -207,8 +324,8 @@ def _trace_resizes(server: str, jobs: Sequence[JobRow]) -> None:
             decided = decided[decided.index(done.to_ranks) + 1 :]
 
 
-def _row(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, Any]:
-    """Return one row; the horizon is first submit to last end.
+def _run(mode: Mode, jobs: Sequence[JobRow], books: BooksAnswer) -> dict[str, Any]:
+    """Return the figures of one run; the horizon is first submit to last end.
 
     Raises:
         BalanceError: the energies of jobs, owners and nodes do not add up.
@@ -308,22 +425,129 @@ def _check_books(jobs: Sequence[JobRow], energy: Books) -> None:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    """Return the paper's table (Iserte & Rojek, tables 3 and 4) as lines."""
-    lines = ["mode       time [s]  busy [J]  idle [J]  cluster [J]  alloc. [%]  resizes  completed"]
+    """Return the paper's table (Iserte & Rojek, tables 3 and 4) as lines, with what differs."""
+    heads = ["mode", *(head for head, _ in QUANTITIES.values())]
+    heads += ["alloc. [%]", "resizes", "completed"]
+    cells = []
     for row in result["rows"]:
-        jobs, resizes = row["jobs"], sum(len(job["resizes"]) for job in row["jobs"])
-        done = sum(job["state"] == "COMPLETED" for job in jobs)
-        lines.append(
-            f"{row['mode']:9s} {row['time_s']:9.1f} {row['busy_j']:9.0f} {row['idle_j']:9.0f} "
-            f"{row['cluster_j']:12.0f} {100 * row['allocation']:11.1f} {resizes:8d} "
-            f"{done:4d} of {len(jobs)}"
+        runs = row["runs"]
+        share = row["ranges"]["allocation"]
+        resizes = [sum(len(job["resizes"]) for job in run["jobs"]) for run in runs]
+        done = [sum(job["state"] == "COMPLETED" for job in run["jobs"]) for run in runs]
+        cells.append(
+            [
+                row["mode"],
+                *(_spread(row["ranges"][key], at) for key, (_, at) in QUANTITIES.items()),
+                _spread({name: 100.0 * value for name, value in share.items()}, 1),
+                _counts(resizes),
+                f"{_counts(done)} of {len(row['jobs'])}",
+            ]
         )
     warm_up = result["warm_up"]
-    lines.append(
-        f"Before the first mode each script ran once ({warm_up['jobs']} jobs, "
-        f"{warm_up['time_s']:.1f} s), not counted: every mode starts with the same caches."
-    )
-    lines += [f"{row['mode']}: {row['note']}" for row in result["rows"] if row["note"]]
+    jobs = "1 job" if warm_up["jobs"] == 1 else f"{warm_up['jobs']} jobs"
+    return [
+        *columns(heads, cells),
+        *_differences(result),
+        f"Before the first mode each script ran once ({jobs}, "
+        f"{warm_up['time_s']:.1f} s), not counted: every mode starts with the same caches.",
+        *(f"{row['mode']}: {note}" for row in result["rows"] for note in _notes(row)),
+        *_power(result),
+    ]
+
+
+def _spread(values: Mapping[str, float], decimals: int) -> str:
+    """Return a median with its range, without the range where it is one value."""
+    least, median, most = (f"{values[key]:.{decimals}f}" for key in ("least", "median", "most"))
+    return median if least == most else f"{median} ({least}-{most})"
+
+
+def _counts(values: Sequence[int]) -> str:
+    least, most = min(values), max(values)
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _notes(row: Mapping[str, Any]) -> list[str]:
+    """Return the different notes of a mode's runs, with the rounds where it is not all of them."""
+    notes: dict[str, list[int]] = {}
+    for run in row["runs"]:
+        if run["note"]:
+            notes.setdefault(run["note"], []).append(run["round"])
+    return [
+        note if len(rounds) == len(row["runs"]) else f"{note} (round {', '.join(map(str, rounds))})"
+        for note, rounds in notes.items()
+    ]
+
+
+def _differences(result: Mapping[str, Any]) -> list[str]:
+    """Return which modes differ, by which rule, and what of the gain has which cause."""
+    times = result["times"]
+    if times < FEWEST_ROUNDS:
+        runs = "a single run" if times == 1 else f"{times} runs"
+        return [
+            f"From {runs} of each mode no difference can be told from noise: "
+            f"use --times {FEWEST_ROUNDS} or more."
+        ]
+    if len(result["rows"]) < 2:
+        return [f"{times} rounds: medians (least-most)."]
+    lines = [
+        f"{times} rounds by turns: medians (least-most). Two modes differ if their ranges do not "
+        f"overlap; two equal ones would do so in {200.0 / comb(2 * times, times):.2g} % of such "
+        "pairs."
+    ]
+    for key, name in COMPARED.items():
+        pairs = [pair for pair in result["differs"] if pair["quantity"] == key]
+        apart = [
+            f"{pair['mode']} {pair['ratio']:.2f} of {pair['than']}"
+            for pair in pairs
+            if pair["differs"]
+        ]
+        alike = [f"{pair['than']} and {pair['mode']}" for pair in pairs if not pair["differs"]]
+        lines.append(f"{name}, differences: {', '.join(apart) or 'none'}.")
+        if alike:
+            lines.append(f"{name}, not distinguishable from noise: {', '.join(alike)}.")
+    return lines + causes(result)
+
+
+def causes(result: Mapping[str, Any]) -> list[str]:
+    """Return what of the gain in time has which cause: one line for each that the modes tell.
+
+    ``moldable`` beside ``fixed`` is what a fitting size at the start brings, ``flexible`` beside
+    ``moldable`` what resizes bring on top, ``malleable`` beside ``fixed`` what resizes bring to
+    jobs that start at their full size.
+    """
+    rows = {row["mode"]: row for row in result["rows"]}
+    lines = []
+    for cause, first, second in (
+        ("A fitting size at the start", Mode.FIXED, Mode.MOLDABLE),
+        ("Resizes after such a start", Mode.MOLDABLE, Mode.FLEXIBLE),
+        ("Resizes after a start at full size", Mode.FIXED, Mode.MALLEABLE),
+    ):
+        if first not in rows or second not in rows:
+            continue
+        modes = f"{second} beside {first}"
+        resized = any(job["resizes"] for run in rows[second]["runs"] for job in run["jobs"])
+        if second is not Mode.MOLDABLE and not resized:
+            same = "none took place, so both modes do the same; a difference between them is noise"
+            lines.append(f"{cause} ({modes}): {same}.")
+            continue
+        pair = next(
+            pair
+            for pair in result["differs"]
+            if pair["quantity"] == "time_s" and {pair["mode"], pair["than"]} == {first, second}
+        )
+        ratio = pair["ratio"] if pair["mode"] == second else 1.0 / pair["ratio"]
+        effect = (
+            f"{100.0 * abs(1.0 - ratio):.0f} % {'less' if ratio < 1.0 else 'more'} time"
+            if pair["differs"]
+            else "no difference that can be told from noise"
+        )
+        lines.append(f"{cause} ({modes}): {effect}.")
+    return lines
+
+
+def _power(result: Mapping[str, Any]) -> list[str]:
+    """Return what the times and energies are worth on this machine."""
+    lines = []
     if result.get("oversubscribed"):
         lines.append("Several nodes are one machine here: states and books count, times do not.")
     lines.append(
@@ -336,7 +560,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draw who held which node when, and the power of the cluster, for each mode."""
+    """Draw who held which node when, and the power of the cluster, in each mode's median run."""
     from rms.plots import History, side_by_side
 
     runs = []
@@ -345,20 +569,22 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
             [NodeSpan(**span) for span in row.get(key, ())] for key in ("spans", "power_spans")
         )
         history = History(row["nodes"], spans, row["power_w"], row["time_s"], 0.0, asleep)
-        runs.append((f"{row['mode']}: {row['time_s']:.1f} s", history, row["cluster_j"]))
+        among = f" (median of {len(row['runs'])})" if len(row["runs"]) > 1 else ""
+        title = f"{row['mode']}: {row['time_s']:.1f} s{among}"
+        runs.append((title, history, row["cluster_j"]))
     side_by_side(runs, path, result["power_source"])
 
 
 def problems(result: Mapping[str, Any]) -> list[str]:
-    """Return what a comparison should not show: jobs that failed, answers that differ by mode."""
-    found = []
+    """Return what a comparison should not show: failed jobs, results that differ between runs."""
+    wrong = []
     answers: dict[str, set[str]] = {}
     for row in result["rows"]:
-        for job in row["jobs"]:
-            if job["state"] != "COMPLETED":
-                found.append(f"job {job['id']} of mode {row['mode']} is {job['state']}")
-            answers.setdefault(job["id"], set()).add(job["sha256"])
-    found += [
-        f"job {job} has other bits in other modes" for job, a in answers.items() if len(a) > 1
-    ]
-    return found
+        for run in row["runs"]:
+            for job in run["jobs"]:
+                if job["state"] != "COMPLETED":
+                    where = f"round {run['round']}, mode {row['mode']}"
+                    wrong.append(f"job {job['id']} of {where} is {job['state']}")
+                answers.setdefault(job["id"], set()).add(job["sha256"])
+    wrong += [f"job {job} has other bits in other runs" for job, a in answers.items() if len(a) > 1]
+    return wrong

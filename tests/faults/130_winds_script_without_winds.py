@@ -19,7 +19,7 @@ def done(folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     launcher.write_text('#!/bin/sh\necho "$@"\n')
     launcher.chmod(0o700)
     env = {"PATH": f"{launcher.parent}:{os.defpath}", "SLURM_ARRAY_TASK_ID": "3", **more}
-    place = folder / "compare" / "fixed"
+    place = folder / "compare" / "fixed-1"
     place.mkdir(parents=True, exist_ok=True)
     command = ["bash", str(ROOT / "jobs" / "winds.sh")]
     return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, timeout=60)

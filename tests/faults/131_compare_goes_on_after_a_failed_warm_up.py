@@ -18,5 +18,5 @@ def test_compare_ends_with_the_last_line_of_a_failed_warm_up_job(run: Run, tmp_p
     assert done.returncode == 1
     sentence = "expected the warm-up job bad to complete, got FAILED with exit status 3: expected a"
     assert f"{sentence} wind file, got none" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "compare" / "fixed").exists()
+    assert not (tmp_path / "compare" / "fixed-1").exists()
     assert not (tmp_path / "out.json").exists() and not done.stdout

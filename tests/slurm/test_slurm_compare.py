@@ -34,7 +34,7 @@ def test_the_four_modes(slurm: Slurm, engine: str) -> None:
         Path(place, "jobs.sh").write_text(SCRIPT)
         done = subprocess.run(
             [*[sys.executable, "-m", "rms", "compare", "jobs.sh", "--json", "out.json"],
-             *["--engine", engine, "--nodes", "4"]],
+             *["--engine", engine, "--nodes", "4", "--times", "1"]],
             cwd=place, env=env, capture_output=True, text=True, timeout=1200, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr

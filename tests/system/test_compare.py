@@ -30,21 +30,36 @@ def test_one_core_runs_every_mode_at_one_node(run: Run, tmp_path: Path) -> None:
         "1",
         "--modes",
         "fixed,flexible",
+        "--times",
+        "2",
         "--json",
         "out.json",
         "--figure",
         "out.png",
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    result = json.loads((tmp_path / "out.json").read_text())
+    rows = result["rows"]
+    assert result["times"] == 2
+    assert result["rounds"] == [["fixed", "flexible"], ["flexible", "fixed"]]
     assert [row["mode"] for row in rows] == ["fixed", "flexible"]
     answers = [[job["sha256"] for job in row["jobs"]] for row in rows]
     assert answers[0] == answers[1] and len(set(answers[0])) == 2
     for row in rows:
         assert [job["state"] for job in row["jobs"]] == ["COMPLETED"] * 2
         assert row["note"].startswith("no resize")
-        parts = row["busy_j"] + row["idle_j"] + row["off_j"] + row["boot_j"]
-        assert parts == pytest.approx(row["cluster_j"], rel=1e-9)
+        assert [run["round"] for run in row["runs"]] == [1, 2]
+        for run in (row, *row["runs"]):
+            parts = run["busy_j"] + run["idle_j"] + run["off_j"] + run["boot_j"]
+            assert parts == pytest.approx(run["cluster_j"], rel=1e-9)
+            assert [job["sha256"] for job in run["jobs"]] == answers[0]
+        of_runs = [run["time_s"] for run in row["runs"]]
+        assert row["ranges"]["time_s"] == {
+            "least": min(of_runs),
+            "median": min(of_runs),
+            "most": max(of_runs),
+        }
+        assert row["time_s"] == min(of_runs)
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -64,16 +79,19 @@ def test_each_script_runs_once_before_the_first_mode_and_is_counted_nowhere(
     (tmp_path / "a.sh").write_text(NOTED)
     (tmp_path / "b.sh").write_text(NOTED.replace("#RMS --array=3-4\n", ""))
     command = [sys.executable, "-m", "rms", "compare", "a.sh", "b.sh", "a.sh"]
-    command += ["--nodes", "1", "--modes", "malleable,fixed", "--delay", "0"]
+    command += ["--nodes", "1", "--modes", "malleable,fixed", "--delay", "0", "--times", "2"]
     done = run(*command, "--json", "out.json")
     assert done.returncode == 0, done.stdout + done.stderr
     ran = [line.split() for line in notes.read_text().splitlines()]
-    assert [folder for folder, *_ in ran] == ["warm-up"] * 2 + ["malleable"] * 5 + ["fixed"] * 5
+    folders = ["malleable-1", "fixed-1", "fixed-2", "malleable-2"]
+    expected = ["warm-up"] * 2 + [folder for folder in folders for _ in range(5)]
+    assert [folder for folder, *_ in ran] == expected
     assert sorted(words[2:] for words in ran[:2]) == [["1"], ["3", "1"]]
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["warm_up"]["states"] == ["COMPLETED"] * 2
     assert [len(row["jobs"]) for row in result["rows"]] == [5, 5]
     assert "Before the first mode each script ran once (2 jobs" in done.stdout
+    assert "From 2 runs of each mode no difference can be told from noise" in done.stdout
 
 
 def test_more_nodes_than_cores_is_refused(run: Run, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -78,6 +79,16 @@ def test_ctrl_c_on_the_demo_leaves_no_process(
         demo.communicate(timeout=DEADLINE_S)
         assert demo.returncode == 130
         wait_for(lambda: marked(demo.mark) == [], "processes of the demo are left")
+
+
+@pytest.mark.parametrize("times", ["0", "-1", "some"])
+def test_rounds_that_cannot_be_are_refused(times: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "demo"), f"--times={times}"]
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert f"expected a whole number of at least 1, got '{times}'" in done.stderr
 
 
 def wait_for(condition: object, otherwise: str = "the demo did not start its job") -> None:
