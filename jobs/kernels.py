@@ -1,14 +1,15 @@
 """Computations with kernels for one core, all cores and a GPU: python jobs/kernels.py NAME
 
 matmul   product of two matrices, 1024 x 1024, single precision (rows block by block)
+add      sum of two matrices, 1024 x 1024, single precision (rows block by block)
 cg       conjugate gradients, a 27-point Poisson matrix on 50^3 points, to a residual of 1e-6
 heat     a plate with a hot edge, 1024 x 1024, 200 steps (Jacobi)
 hashes   the least of 2^24 hashes
 mpdata   50 steps of mpdata's case sphere, 59^3 cells
 
-All but the last are those of Süß et al. (VarySched, section 4.5). --instances says how many run
-side by side, --size how large they are. Each leaves in its data how far it is, and may be moved
-after every step.
+All but the last are those of Süß et al. (VarySched, sections 4.5 and 6.2). --instances says how
+many run side by side, --size how large they are. Each leaves in its data how far it is, and may be
+moved after every step.
 """
 
 import argparse
@@ -32,6 +33,12 @@ def multiply(a, b, c, first, last):
         for k in range(a.shape[1]):
             for j in range(b.shape[1]):
                 c[i, j] += a[i, k] * b[k, j]
+
+
+def plus(a, b, c, first, last):
+    for i in numba.prange(first, last):
+        for j in range(a.shape[1]):
+            c[i, j] = a[i, j] + b[i, j]
 
 
 def jacobi(old, new):
@@ -61,7 +68,7 @@ def hashed(first, found):
         found[n] = z ^ (z >> np.uint64(31))
 
 
-CPU = {each.__name__: each for each in (multiply, jacobi, poisson, hashed)}
+CPU = {each.__name__: each for each in (multiply, plus, jacobi, poisson, hashed)}
 COMPILED = {
     Resource.CORE: {name: numba.njit(**ONE)(each) for name, each in CPU.items()},
     Resource.CORES: {name: numba.njit(**ALL)(each) for name, each in CPU.items()},
@@ -72,6 +79,10 @@ COMPILED = {
 
 def multiply_gpu(a, b, c, first, last):
     c[first:last] = a[first:last] @ b
+
+
+def plus_gpu(a, b, c, first, last):
+    c[first:last] = a[first:last] + b[first:last]
 
 
 def jacobi_gpu(old, new):
@@ -96,7 +107,7 @@ def hashed_gpu(first, found):
     found[:] = z ^ (z >> np.uint64(31))
 
 
-GPU = (multiply_gpu, jacobi_gpu, poisson_gpu, hashed_gpu)
+GPU = (multiply_gpu, plus_gpu, jacobi_gpu, poisson_gpu, hashed_gpu)
 COMPILED[Resource.GPU] = {each.__name__.removesuffix("_gpu"): each for each in GPU}
 
 
@@ -114,7 +125,14 @@ BLOCK = 64
 
 
 def matmul(data):
-    kernel = mine("multiply")
+    yield from rows(data, mine("multiply"))
+
+
+def add(data):
+    yield from rows(data, mine("plus"))
+
+
+def rows(data, kernel):
     while data["at"] < len(data["a"]):
         last = min(data["at"] + BLOCK, len(data["a"]))
         kernel(data["a"], data["b"], data["c"], data["at"], last)
@@ -176,7 +194,7 @@ def mpdata(data):
 
 def data_of(name, size=None, seed=0):
     rng = np.random.default_rng(seed)
-    if name == "matmul":
+    if name in ("matmul", "add"):
         a, b = rng.random((2, size or 1024, size or 1024), dtype="f4")
         return {"a": a, "b": b, "c": np.zeros_like(a), "at": 0}
     if name == "heat":
@@ -200,11 +218,11 @@ def data_of(name, size=None, seed=0):
     }
 
 
-WORK = {"matmul": matmul, "cg": cg, "heat": heat, "hashes": hashes, "mpdata": mpdata}
+WORK = {"matmul": matmul, "add": add, "cg": cg, "heat": heat, "hashes": hashes, "mpdata": mpdata}
 
 
-def collection(name, data):
-    """Return a computation on its data, with the kernels there are; it notes when it ran."""
+def collection(name, data, kinds=tuple(Resource)):
+    """Return a computation on its data, with its kernels of these kinds; it notes its run time."""
 
     def kernel(data):
         begun = time.perf_counter()
@@ -212,13 +230,12 @@ def collection(name, data):
         data["seconds"] = time.perf_counter() - begun
 
     itself = (lambda data: data) if name == "mpdata" else None  # its solver moves its field
-    return KernelCollection(
-        data,
+    every = (
         Kernel(kernel, Resource.GPU, copy_in=itself),
         Kernel(kernel, Resource.CORES, Affinity.MED, malleable=name != "mpdata"),
         Kernel(kernel, Resource.CORE, Affinity.LOW),
-        name=name,
     )
+    return KernelCollection(data, *(each for each in every if each.resource in kinds), name=name)
 
 
 async def all_of(name, instances, size):

@@ -1,13 +1,14 @@
 """``rms reproduce cirrus``: 11,635 jobs of 28 days on EPCC's Cirrus, first quarter of 2024.
 
 EPCC's study (github EPCCed/mira-cirrus-elastisim) ran them under FCFS, as they were and as
-moldable jobs. Its schedules stand beside ours, then our policies beside what really happened.
+moldable jobs. Its schedules stand beside ours, then our policies beside the real schedule. No paper
+of it was at hand: the statements are its results and the real schedule.
 Times of its files are in units of 100 s, cut off; what it calls nodes are cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -22,6 +23,7 @@ from rms.core.policies.sizing import AsAsked
 from rms.formats.config import FileError
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Passes, Simulation
+from rms.studies import statements
 from rms.studies.external import read_rows
 from rms.wire.terminal import columns
 
@@ -31,9 +33,6 @@ CORES = 13_249
 """As its platform file counts them, from 100 to 13348 with both ends; Cirrus has one less."""
 
 UNIT_S = 100.0
-ALLOWED = 0.005
-"""How far a mean wait of moldable jobs may be from the published one, which is 135.29 units."""
-
 NEAR, SEEDS = 1e-6, 10
 """Events this near to one another, in units, count as one instant where orders are drawn."""
 
@@ -47,6 +46,17 @@ ORDERS: dict[Passes, str] = {
     "per-event": "a pass per event, submissions first",
     "per-timestamp": "a pass per instant",
 }
+PUBLISHED = ("mean_wait_100s", "starts_as_published")
+WAITS = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_turnaround_s")
+STATED = {
+    REAL: (*WAITS, "mean_bounded_slowdown", "utilization"),
+    **dict.fromkeys(
+        ("fifo", "easy", "conservative"),
+        (*WAITS, "mean_bounded_slowdown", "utilization", "start_error_s"),
+    ),
+}
+"""Figures that are statements, by schedule: of the real log, and of policies beside it."""
+
 HOURS = ("mean_wait_s", "median_wait_s", "p95_wait_s", "mean_turnaround_s", "start_error_s")
 HEADS = ["policy", "jobs", "mean wait", "median", "p95", "turnaround", "mean |start - real start|"]
 HEADS += ["bounded slowdown", "utilization %", "error of mean wait", "resizes"]
@@ -205,7 +215,7 @@ def cirrus(
         FileError: its files are not in ``data``.
     """
     log = read_log(data)
-    rows, lines, wrong = published(log)
+    rows, lines = published(log)
     schedules = {(REAL, Mode.FIXED): real_schedule(log)}
     for mode in (Mode.FIXED, Mode.MOLDABLE, Mode.FLEXIBLE):
         jobs = specs(log, mode)
@@ -215,19 +225,41 @@ def cirrus(
             progress(f"{policy}, {mode} jobs")
             schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
     more, table = against_the_log(log, schedules)
-    lines += ["", *table, "", *LOG_NOTES, *wrong]
+    compared, wrong = statements.compare(
+        statements.statements("cirrus"), computed(log, rows + more)
+    )
+    lines = [*statements.table(compared), *wrong, "", *lines, "", *table, "", *LOG_NOTES]
     if figures is not None:
         draw(log, schedules, figures)
         lines += ["", f"figures in {figures}"]
-    result = {"experiment": "cirrus", "unit_s": UNIT_S, "rows": rows + more, "wrong": wrong}
-    return result | {"notes": LOG_NOTES}, lines, not wrong
+    result = {
+        "experiment": "cirrus",
+        "statements": compared,
+        "unit_s": UNIT_S,
+        "rows": rows + more,
+        "notes": LOG_NOTES,
+        "wrong": wrong,
+    }
+    return result, lines, not wrong
+
+
+def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the values of the statements by key, from the rows of the study."""
+    values = {"jobs": float(len(log.jobs)), "cores": float(CORES)}
+    for row in rows:
+        own = {key: value["ours"] for key, value in row["values"].items()}
+        if row["against"] != REAL:
+            values |= {f"{row['case']} {key}": own[key] for key in PUBLISHED}
+        elif row["case"] in STATED and row["mode"] == Mode.FIXED:
+            values |= {f"{row['case']} {key}": own[key] for key in STATED[row["case"]]}
+    return values
 
 
 # --- the study's own schedules ---------------------------------------------------------------
 
 
-def published(log: Log) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Return the rows of both published schedules, their lines, and what should be and is not."""
+def published(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of both published schedules and their lines."""
     jobs, number = specs(log, Mode.FIXED), len(log.jobs)
     found = simulated(jobs, "fifo", "per-event")
     equal = _equal(log, found)
@@ -239,15 +271,12 @@ def published(log: Log) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         f"Published schedules of {number} jobs on {CORES} cores, FCFS; waits in units of 100 s",
         f"  rigid: {equal} of {number} starts as published ({note}), mean wait {mean:.4f}",
     ]
-    wrong = []
-    if equal != number:
-        wrong.append(f"rigid: expected all {number} starts as published, got {equal}")
-    more, others, problems = _moldable(log)
-    return [*rows, *more], [*lines, *others], [*wrong, *problems]
+    more, others = _moldable(log)
+    return [*rows, *more], [*lines, *others]
 
 
-def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str], list[str]]:
-    """Return the rows of the moldable schedule by the order of events, lines, and what is wrong."""
+def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the rows of the moldable schedule by the order of events, and their lines."""
     jobs = specs(log, Mode.MOLDABLE)
     mean = fmean(row.start - job.submit for job, row in zip(log.jobs, log.moldable, strict=True))
     schedules = {order: simulated(jobs, "fifo", order) for order in ORDERS}
@@ -268,10 +297,7 @@ def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str], list[str]]:
         f"{drawn[-1]:.2f}",
         f"    At {together} times an end and a submission fall together: {MOLDABLE_NOTE}.",
     ]
-    best = mean_wait(log, schedules["ends-first"])
-    if abs(best / mean - 1.0) <= ALLOWED:
-        return rows, lines, []
-    return rows, lines, [f"moldable: expected a mean wait of {mean:.4f}, got {best:.4f}"]
+    return rows, lines
 
 
 def _equal(log: Log, found: Schedule) -> int:

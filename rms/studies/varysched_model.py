@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -17,37 +17,53 @@ DEVICES = (
     Device("core", Resource.CORE, (2,)),
 )
 AFFINITIES = (Affinity.HIGH, Affinity.MED, Affinity.LOW)
+NAMES = tuple(device.name for device in DEVICES)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one run: times in seconds, and how many tasks each device had.
+    """Result of one simulation; times in s.
 
     Attributes:
+        makespan_s: from the registration of all tasks to the end of the last one.
+        median_s: median run time of a kernel.
+        tasks: number of tasks that each device ran.
+        last: device of the task that ended last.
         spans: how long which devices were in use together, one after the other.
     """
 
     makespan_s: float
     median_s: float
     tasks: Mapping[str, int]
+    last: str
     spans: Sequence[tuple[float, tuple[str, ...]]]
+
+    @property
+    def together(self) -> int:
+        """Largest number of devices in use at once."""
+        return max(len(devices) for _, devices in self.spans)
 
 
 def simulate(
     strategy: Strategy,
     governor: Governor,
-    instances: int,
+    allowed: Sequence[Collection[str]],
     times: Mapping[str, float],
     machine: Mapping[str, Any],
     *,
     known: bool = False,
 ) -> Outcome:
-    """Run so many tasks, all registered at once, to their end.
+    """Run tasks, all registered at time 0, to their end.
+
+    Kernels on the CPU share its cores: where they keep more of them busy than there are, they run
+    slower, in equal proportion. A kernel on the GPU is not slowed down.
 
     Args:
-        times: seconds on each device, alone.
-        machine: ``cores`` there are, and how many of them a kernel keeps busy (``host``).
-        known: the scheduler knows the times.
+        allowed: of each task, the devices that it has kernels for (of :data:`NAMES`).
+        times: run time on each device, alone, in s.
+        machine: ``cores``, their number, and ``host``, how many of them a kernel of each device
+            keeps busy.
+        known: the scheduler knows the run times.
     """
     scheduler, now_s = TaskScheduler(DEVICES, strategy), 0.0
     left, begun, runs, count = (
@@ -58,6 +74,7 @@ def simulate(
     )
     running: dict[int, str] = {}
     spans: list[tuple[float, tuple[str, ...]]] = []
+    last = ""
 
     def feed(event: TaskEvent) -> None:
         for decision in scheduler.handle(event):
@@ -67,23 +84,27 @@ def simulate(
                 running[decision.task] = device
                 count[device] = count.get(device, 0) + 1
 
-    kernels = tuple(
-        KernelSpec(device.resource, affinity, times[device.name] if known else 0.0)
+    kernels = {
+        device.name: KernelSpec(device.resource, affinity, times[device.name] if known else 0.0)
         for device, affinity in zip(DEVICES, AFFINITIES, strict=True)
-    )
+    }
+    specs = {
+        names: TaskSpec(0, tuple(kernels[name] for name in NAMES if name in names))
+        for names in map(frozenset, allowed)
+    }
+    for number, names in enumerate(allowed):
+        scheduler.apply(Registered(0.0, TaskId(number), specs[frozenset(names)]))
     feed(GovernorSet(0.0, governor))
-    for number in range(instances):
-        feed(Registered(0.0, TaskId(number), TaskSpec(0, kernels)))
     while scheduler.state.tasks:
-        asked = sum(machine["host"][device] for device in running.values())
-        share = min(1.0, machine["cores"] / asked) if asked else 1.0
+        busy = sum(machine["host"][device] for device in running.values())
+        share = min(1.0, machine["cores"] / busy) if busy else 1.0
         rates = {task: 1.0 if device == "gpu" else share for task, device in running.items()}
         ends = {task: now_s + left[task] / rates[task] for task in running}
         first = min(ends, key=ends.__getitem__, default=None)
         wake_s = scheduler.wake_s
         then_s = ends[first] if first is not None else wake_s
         if then_s is None or (wake_s is not None and wake_s < then_s):
-            assert wake_s is not None, "tasks wait, and nothing is to come"
+            assert wake_s is not None, "tasks wait, and no event is to come"
             first, then_s = None, wake_s
         spans.append((then_s - now_s, tuple(running.values())))
         for task in running:
@@ -92,7 +113,7 @@ def simulate(
         if first is None:
             feed(Woken(now_s))
         else:
-            del running[first]
+            last = running.pop(first)
             runs.append(now_s - begun[first])
             feed(Finished(now_s, TaskId(first)))
-    return Outcome(now_s, median(runs), count, spans)
+    return Outcome(now_s, median(runs), count, last, spans)

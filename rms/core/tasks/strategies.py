@@ -6,8 +6,11 @@ Where the paper is silent:
   it, where section 4.3 says "each available resource");
 - of a resource queue's length the running task counts, and it is divided by the number of devices;
 - ``delta`` is the task's own factor between two resources, unless one is given;
-- with governor ``low`` the constraint's 9 credits would pay for the GPU (9) alone, whereas sections
-  5.1 and 5.2 speak of the CPU only: ``gpu_when_low`` says which.
+
+Where the paper contradicts itself: with governor ``low`` the constraint's 9 credits pay for a task
+on the GPU (section 4.4), but section 5.1 lists what may run then, all of it on the CPU, and section
+5.2 explains its result by a prohibited GPU. The measured results are those of the CPU only, so
+this is the default; ``gpu_when_low=True`` takes section 4.4 at its word.
 """
 
 from __future__ import annotations
@@ -142,13 +145,19 @@ class Banking(msgspec.Struct, frozen=True):
 
 
 class Constraint(msgspec.Struct, frozen=True):
-    """The credits of all tasks that run at once stay within a limit (4.4)."""
+    """The credits of all tasks that run at once stay within a limit (4.4).
+
+    Attributes:
+        gpu_when_low: whether the GPU and other nodes may be used with governor ``low``; if not,
+            tasks that have no kernel for the CPU wait until it is ``high``, as under
+            :class:`LongTerm` (sections 5.1 and 5.2).
+    """
 
     name: ClassVar[str] = "constraint"
     capacity: ClassVar[Mapping[Resource, int]] = dict.fromkeys(Resource, 1)
     limit_high: float = 18.0
     limit_low: float = 9.0
-    gpu_when_low: bool = True
+    gpu_when_low: bool = False
     gpu: float = 9.0
     cores: float = 6.0
     core: float = 3.0

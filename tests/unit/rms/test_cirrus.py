@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from external import external
+from stated import assert_statements
 
 from rms.cli.main import main
 from rms.core.model import Mode
@@ -20,6 +21,7 @@ from rms.studies.cirrus import (
     RealRow,
     against_the_log,
     cirrus,
+    computed,
     figures_of,
     mean_wait,
     published,
@@ -50,8 +52,9 @@ def log() -> Log:
 
 @pytest.mark.promise("reproduce-cirrus")
 def test_all_rigid_starts_and_the_moldable_mean_wait(log: Log) -> None:
-    rows, _, wrong = published(log)
-    assert not wrong and len(log.jobs) == 11_635
+    rows, _ = published(log)
+    assert_statements("cirrus", computed(log, rows), whole=False)
+    assert len(log.jobs) == 11_635
     rigid, moldable = rows[0]["values"], rows[1]["values"]
     assert rigid["starts_as_published"]["ours"] == 11_635
     assert "10811 with 13248 cores" in rigid["starts_as_published"]["note"]
@@ -73,6 +76,16 @@ def test_a_part_of_the_log_under_every_mode(log: Log, mode: Mode) -> None:
     assert 0 < found.busy <= work * (1.2 if mode.resizable else 1.0)
     assert all(start >= job.submit for start, job in zip(found.starts, part.jobs, strict=True))
     assert bool(found.resizes) <= mode.resizable
+
+
+@pytest.mark.promise("reproduce-cirrus")
+def test_policies_beside_the_real_log(log: Log) -> None:
+    schedules = {(REAL, Mode.FIXED): real_schedule(log)}
+    for policy in ("fifo", "easy"):
+        jobs = specs(log, Mode.FIXED)
+        schedules[policy, Mode.FIXED] = simulated(jobs, policy, "per-timestamp")
+    rows, _ = against_the_log(log, schedules)
+    assert_statements("cirrus", computed(log, rows), whole=False)
 
 
 @pytest.mark.wide
@@ -97,7 +110,10 @@ def test_what_happened_has_no_error_against_itself(log: Log) -> None:
 @pytest.mark.wide
 @pytest.mark.promise("reproduce-cirrus")
 def test_the_whole_experiment_with_its_figures(tmp_path: Path) -> None:
-    result, lines, good = cirrus(external("cirrus_2024q1.csv.gz"), tmp_path)
+    data = external("cirrus_2024q1.csv.gz")
+    result, lines, good = cirrus(data, tmp_path)
+    assert_statements("cirrus", computed(read_log(data), result["rows"]))
+    assert lines[0].startswith(f"{len(result['statements'])} statements of the paper: ")
     assert good and "Requested times are not in the data" in "\n".join(lines)
     names = {f"{kind}-{mode}.png" for kind in ("waits", "waits-by-day") for mode in Mode}
     names -= {"waits-malleable.png", "waits-by-day-malleable.png"}
@@ -159,4 +175,5 @@ def test_the_command_says_which_data_it_lacks(
 def test_a_schedule_that_is_not_the_published_one_is_said(tmp_path: Path) -> None:
     folder = data(tmp_path, cirrus_2024q1=FILES["cirrus_2024q1"].replace("2,5\n", "2,4\n"))
     _, lines, good = cirrus(folder, None)
-    assert not good and "rigid: expected all 2 starts as published, got 1" in lines
+    text = "rigid, starts as published: expected the recorded value 11635, got 1"
+    assert not good and text in lines

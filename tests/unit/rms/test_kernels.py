@@ -206,6 +206,7 @@ def test_data_is_moved_as_a_kernel_says() -> None:
         ("matmul", 200, "c"),
         ("heat", 64, "old"),
         ("cg", 8, "x"),
+        ("add", 200, "c"),
         ("hashes", 1 << 20, "best"),
         ("mpdata", 16, "psi"),
     ],

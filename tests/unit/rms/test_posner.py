@@ -15,13 +15,26 @@ from external import external
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from selection import all_wide_but
+from stated import assert_statements
 
 from rms.cli.main import main
 from rms.core.model import Job, JobId, JobSpec, Mode, Node, Site, Speedup
 from rms.core.policies import DEFAULT
 from rms.formats.config import FileError
 from rms.sim.simulator import Simulation
-from rms.studies.posner import AGREES_S, DIFFER, MIXES, PRICED_S, Case, cases, posner, run
+from rms.studies.posner import (
+    DIFFER,
+    MIXES,
+    PRICED_S,
+    SEEDS,
+    Case,
+    cases,
+    computed,
+    posner,
+    published_results,
+    row_of,
+    run,
+)
 from rms.studies.posner_jobs import least_turnaround_s, read_jobs
 from rms.studies.posner_strategies import KEEPING, MALLEABLE, RIGID, Keeping, Promises, strategy
 
@@ -72,41 +85,40 @@ def test_the_published_jobs(mix: str, malleable: int) -> None:
     assert [spec.submit_s for spec in specs] == sorted(spec.submit_s for spec in specs)
 
 
-def agrees(case: Case) -> None:
-    """Run a case of the published ones, compare its means and its number of resizes."""
+def run_all(todo: Sequence[Case]) -> list[dict[str, Any]]:
+    """Run some of the published cases; return their rows."""
     data = external("posner_2023/published.csv")
-    with (data / "posner_2023" / "published.csv").open() as file:
-        rows = {(row["mix"], row["seed"], row["strategy"]): row for row in csv.DictReader(file)}
-    paper, specs = rows[case[:3]], read_jobs(data, case.mix, case.seed)
-    found = run(case, specs)
-    for column in ("turnaround", "wait", "run"):
-        assert found[f"{column}_s"] == pytest.approx(float(paper[column]), abs=AGREES_S, rel=0)
-    resizes = found["resizes_per_malleable_job"] * sum(spec.mode.resizable for spec in specs)
-    assert round(resizes) == int(paper["expand_events"]) + int(paper["shrink_events"])
+    results, rows = published_results(data), []
+    for case in todo:
+        specs = read_jobs(data, case.mix, case.seed)
+        rows.append(row_of(case, run(case, specs), results, sum(s.mode.resizable for s in specs)))
+    return rows
 
 
 @pytest.mark.promise("reproduce-posner")
-@pytest.mark.parametrize(
-    ("mix", "name"),
-    [
-        ("100-0-0", "rigid_backfill"),
-        ("100-0-0", "rigid_easy_backfill"),
-        ("0-0-100", "min_agreement"),
-        ("50-0-50", "pref_steal_agreement"),
-        ("80-0-20", "average_common_pool"),
-    ],
-)
-def test_published_means_and_resizes_of_a_strategy_of_each_kind(mix: str, name: str) -> None:
-    agrees(Case(mix, "S0", name))
+def test_published_results_of_a_strategy_of_each_kind() -> None:
+    names = {
+        "rigid_backfill": "100-0-0",
+        "rigid_easy_backfill": "100-0-0",
+        "min_agreement": "0-0-100",
+        "pref_steal_agreement": "50-0-50",
+        "average_common_pool": "80-0-20",
+    }
+    rows = run_all([Case(mix, "S0", name) for name, mix in names.items()])
+    values = computed(rows)
+    assert values.pop("S0 as published") == len(names)
+    assert_statements("posner", values, whole=False)
 
 
 @pytest.mark.wide
 @pytest.mark.promise("reproduce-posner")
-@pytest.mark.parametrize("seed", ["S1"])
-def test_all_published_means_and_resizes(seed: str) -> None:
-    for case in cases([seed]):
-        if case.name in (*RIGID, *MALLEABLE) and case[:3] not in DIFFER:
-            agrees(case)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_published_results(seed: str) -> None:
+    theirs = [case for case in cases([seed]) if case.name in (*RIGID, *MALLEABLE)]
+    rows = run_all(theirs)
+    assert_statements("posner", computed(rows), whole=False)
+    differ = {each["case"]: each["mode"] for each in rows if each["note"]}
+    assert differ == {f"{mix} {own}": name for mix, own, name in DIFFER if own == seed}
 
 
 def test_their_easy_is_slower_than_fcfs_and_easy_is_not() -> None:
@@ -234,13 +246,14 @@ def data(tmp_path: Path) -> Path:
     for mix in MIXES:
         written(tmp_path, mix, rigid if mix == "100-0-0" else [*rigid[:3], *malleable[3:]])
     columns = "wait,turnaround,run"
-    lines = [f"mix,seed,strategy,{columns},expand_events,shrink_events"]
+    lines = [f"mix,seed,strategy,{columns},makespan,utilisation,expand_events,shrink_events"]
     for case in cases(["S9"]):
         if case.name in (*RIGID, *MALLEABLE):
             found = run(case, read_jobs(tmp_path, case.mix, case.seed))
             means = ",".join(f"{found[f'{column}_s']:.4f}" for column in columns.split(","))
+            whole = f"{found['makespan_s']:g},{found['utilization']:.4f}"
             resizes = round(3 * found["resizes_per_malleable_job"])
-            lines.append(f"{case.mix},S9,{case.name},{means},{resizes},0")
+            lines.append(f"{case.mix},S9,{case.name},{means},{whole},{resizes},0")
     (tmp_path / "posner_2023" / "published.csv").write_text("\n".join(lines) + "\n")
     return tmp_path
 

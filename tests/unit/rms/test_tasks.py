@@ -101,17 +101,27 @@ def test_banking_spends_its_credits_and_gets_them_back() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gpu", "low"), [(True, {"gpu"}), (False, {"cores", "core"})], ids=["section 4", "section 5"]
+    ("strategy", "low"),
+    [(Constraint(gpu_when_low=True), {"gpu"}), (STRATEGIES["constraint"], {"cores", "core"})],
+    ids=["section 4", "section 5, the default"],
 )
-def test_constraint_keeps_what_runs_within_the_limit(gpu: bool, low: set[str]) -> None:
+def test_constraint_keeps_what_runs_within_the_limit(strategy: Constraint, low: set[str]) -> None:
     for governor, expected in ((Governor.HIGH, {"gpu", "cores", "core"}), (Governor.LOW, low)):
-        machine = Machine(Constraint(gpu_when_low=gpu), APART)
+        machine = Machine(strategy, APART)
         machine.feed(GovernorSet(0.0, governor))
         for _ in range(5):
             machine.add(TaskSpec(0, ALL))
         assert {task.device.name for task in machine.state.running.values() if task.device} == (
             expected
         )
+
+
+def test_under_constraint_a_task_for_the_gpu_alone_waits_for_governor_high() -> None:
+    machine = Machine(STRATEGIES["constraint"], APART)
+    machine.feed(GovernorSet(0.0, Governor.LOW))
+    assert runs(machine.add(TaskSpec(0, kernels(GPU)))) == {}
+    assert runs(machine.add(TaskSpec(0, kernels(CORE)))) == {1: "core"}  # it overtakes
+    assert runs(machine.feed(GovernorSet(1.0, Governor.HIGH))) == {0: "gpu"}
 
 
 def test_a_task_moves_to_a_better_device_that_falls_free() -> None:
