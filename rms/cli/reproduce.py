@@ -14,7 +14,7 @@ from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
 from rms.studies.guim import guim
-from rms.studies.guim_model import Grid
+from rms.studies.guim_model import VARIANTS, Grid
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
 from rms.studies.statements import STATUSES, counts, statements, studies
@@ -57,6 +57,7 @@ OPTIONS = {
     "mixes": ("guim",),
     "errors": ("guim",),
     "first": ("guim",),
+    "variants": ("guim",),
     "keep": ("guim",),
 }
 """Options that only some experiments have."""
@@ -111,6 +112,13 @@ def add_reproduce(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"jobs of each of guim's logs, the first ones; 0 for all (default: {Grid().first})",
     )
+    command.add_argument(
+        "--variants",
+        type=_names,
+        metavar="V[,V...]",
+        help="assumptions of guim that are simulated beside the default one:"
+        f" {', '.join(VARIANTS)} (default: all)",
+    )
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
@@ -142,7 +150,7 @@ def grid(options: argparse.Namespace) -> Grid:
         CommandError: a name or an error is not one of the paper's.
     """
     asked = Grid()
-    for option in ("logs", "mixes"):
+    for option in ("logs", "mixes", "variants"):
         names, known = getattr(options, option) or (), getattr(asked, option)
         for name in names:
             if name not in known:
@@ -156,6 +164,7 @@ def grid(options: argparse.Namespace) -> Grid:
         tuple(options.mixes or asked.mixes),
         tuple(int(error) for error in errors),
         asked.first if options.first is None else options.first,
+        tuple(options.variants or asked.variants),
     )
 
 
