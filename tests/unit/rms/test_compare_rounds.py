@@ -98,6 +98,7 @@ def test_a_row_is_the_run_of_the_median_time() -> None:
     assert middle([run(1, 12.0), run(2, 10.0)])["time_s"] == 10.0
 
 
+@pytest.mark.promise("compare")
 def test_only_ranges_that_do_not_overlap_are_differences() -> None:
     result = comparison(NOISY, {"flexible": 2})
     differs = {
