@@ -42,7 +42,7 @@ from rms.studies.guim_model import (
     site,
     with_bandwidth,
 )
-from rms.studies.statements import Statement, compare, statements, table
+from rms.studies.statements import Statement, column_of, compare, statements, table
 from rms.wire.terminal import columns
 
 DATA = Path(__file__).parent / "data"
@@ -716,8 +716,20 @@ def _rows(view: View, stated: Sequence[Statement]) -> list[dict[str, Any]]:
             for name in POLICIES:
                 result = msgspec.to_builtins(view.of(name, log, mix, error))
                 result["saved_pct"] = view.saved_pct(name, log, mix, error)
-                case = {"log": log, "mix": mix, "error_pct": error, "policy": name}
-                rows.append(case | result | {"paper": published.get((name, log, mix, error), {})})
+                paper = published.get((name, log, mix, error), {})
+                rows.append(
+                    {
+                        "case": f"{log} {mix} {error} %",
+                        "mode": name,
+                        "log": log,
+                        "mix": mix,
+                        "error_pct": error,
+                        "values": {
+                            column: column_of(paper.get(column), ours)
+                            for column, ours in result.items()
+                        },
+                    }
+                )
     return rows
 
 

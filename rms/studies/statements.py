@@ -119,6 +119,12 @@ def compare(
     return rows, wrong
 
 
+def column_of(paper: float | None, ours: float) -> dict[str, Any]:
+    """Return a column of a row of ``rms reproduce``'s JSON: a published value and ours."""
+    deviation = 100.0 * (ours / paper - 1.0) if paper else None
+    return {"paper": paper, "ours": ours, "deviation_pct": deviation, "note": ""}
+
+
 def _differences(each: Statement, value: float) -> list[str]:
     """Return what differs from the recorded status and value."""
     name, found, recorded = f"{each.where}, {each.says}", [], each.ours

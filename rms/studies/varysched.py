@@ -85,7 +85,7 @@ def varysched(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
         "experiment": "varysched",
         "statements": compared,
         "values": values,
-        "rows": _rows(found),
+        "rows": _rows(found, energy),
         "table1": energy,
         "figure12": shares,
         "figure14": hashes,
@@ -466,18 +466,29 @@ def _of_hashes(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
 # Tables and figures
 
 
-def _rows(found: Found) -> list[dict[str, Any]]:
-    """Return a row of JSON for each simulation of section 5."""
-    return [
+def _rows(
+    found: Found, energy: Mapping[str, Mapping[str, Mapping[str, float]]]
+) -> list[dict[str, Any]]:
+    """Return a row of JSON for each simulation of section 5 and each column of table 1."""
+    rows = [
         {
             "case": f"{name}, governor {governor}",
             "mode": title,
             "tasks": outcome.tasks,
-            "makespan_s": outcome.makespan_s,
-            "median_s": outcome.median_s,
+            "values": {
+                "makespan_s": statements.column_of(None, outcome.makespan_s),
+                "median_s": statements.column_of(None, outcome.median_s),
+            },
         }
         for (name, governor, title), outcome in found.items()
     ]
+    for mode, both in energy.items():
+        values = {
+            column: statements.column_of(paper, both["ours"][column])
+            for column, paper in both["paper"].items()
+        }
+        rows.append({"case": "table 1", "mode": mode, "values": values})
+    return rows
 
 
 def _print_outcomes(name: str, found: Found) -> list[str]:

@@ -313,12 +313,13 @@ def test_a_daemon_killed_again_and_again(rms: Rms) -> None:
     rms.hurry()
     assert rms.over(long) == ["COMPLETED"]
     assert rms.resizes(long) == [(2, 1), (1, 2)]
-    rms.until(lambda: rms.row(cancelled)["state"] == "RUNNING", "start")
+    starts = rms.work / "starts"
+    rms.until(lambda: starts.read_text().split()[1:] == [cancelled], "start of its script")
     rms.ask("cancel", cancelled)
     rms.end(signal.SIGKILL)
     rms.start()
     assert rms.over(cancelled) == ["CANCELLED"]
-    assert (rms.work / "starts").read_text().split() == [long, cancelled]
+    assert starts.read_text().split() == [long, cancelled]
     rms.nothing_left()
 
 

@@ -29,7 +29,8 @@ def test_every_statement_has_its_recorded_status(study: tuple[Study, Path]) -> N
     assert good and result["wrong"] == []
     assert lines[0].startswith(f"{len(result['statements'])} statements of the paper: ")
     # (strategies, and variants) x governors x applications
-    assert len(result["rows"]) == 6 * 2 * 2
+    assert len(result["rows"]) == 6 * 2 * 2 + len(result["table1"])
+    assert all({"case", "mode", "values"} <= set(row) for row in result["rows"])
 
 
 def test_statements_hold_less_often_the_more_the_run_times_are_moved(
