@@ -487,13 +487,11 @@ def compared(without: Sequence[Outcome], outcomes: Sequence[Outcome]) -> dict[st
 def _values(
     paper: Mapping[str, float], name: str, ours: Mapping[str, float]
 ) -> dict[str, dict[str, Any]]:
-    """Return each figure with the paper's, where it has one."""
-    values = {}
-    for column, value in ours.items():
-        said = paper.get(column) if name == "the algorithm" else None
-        deviation = None if said is None else 100.0 * (value / said - 1.0)
-        values[column] = {"paper": said, "ours": value, "deviation_pct": deviation, "note": ""}
-    return values
+    """Return the columns of a row; the paper has values of the whole algorithm only."""
+    published = paper if name == "the algorithm" else {}
+    return {
+        column: statements.column_of(published.get(column), value) for column, value in ours.items()
+    }
 
 
 def _best(data: Data, name: str) -> dict[str, float]:

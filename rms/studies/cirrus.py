@@ -339,15 +339,10 @@ def _row(
 ) -> dict[str, Any]:
     """Return a row of the result; of both figures first the published one, then ours."""
     values = {
-        "mean_wait_100s": _value(*means, note),
-        "starts_as_published": _value(*starts, note),
+        "mean_wait_100s": statements.column_of(*means, note),
+        "starts_as_published": statements.column_of(*starts, note),
     }
     return {"case": case, "mode": str(mode), "against": "published schedule", "values": values}
-
-
-def _value(paper: float | None, ours: float, note: str = "") -> dict[str, Any]:
-    deviation = _pct(ours, paper) if paper else None
-    return {"paper": paper, "ours": ours, "deviation_pct": deviation, "note": note}
 
 
 def _pct(ours: float, paper: float) -> float:
@@ -363,7 +358,7 @@ def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]
     rows, cells = [], []
     for (policy, mode), found in schedules.items():
         ours = figures_of(log, found)
-        values = {key: _value(real[key], value) for key, value in ours.items()}
+        values = {key: statements.column_of(real[key], value) for key, value in ours.items()}
         rows.append({"case": policy, "mode": str(mode), "against": REAL, "values": values})
         off = _pct(ours["mean_wait_s"], real["mean_wait_s"])
         cells.append([policy, str(mode), *(f"{ours[key] / 3600:.2f}" for key in HOURS)])

@@ -78,12 +78,7 @@ def _rows(data: Data, runs: Mapping[tuple[str, Mode], Recording]) -> list[dict[s
     for (cluster, mode), run in runs.items():
         ours = row(run)
         values = {
-            column: {
-                "paper": paper,
-                "ours": ours[column],
-                "deviation_pct": 100.0 * (ours[column] / paper - 1.0),
-                "note": "",
-            }
+            column: statements.column_of(paper, ours[column])
             for column, paper in published(data, cluster, mode).items()
         }
         found.append({"case": cluster, "mode": str(mode), "values": values})

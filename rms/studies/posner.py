@@ -295,19 +295,10 @@ def row_of(
         "of_best": found["turnaround_s"] / min(nine) if nine else None,
         "note": note,
         "values": {
-            column: {
-                "paper": theirs.get(column),
-                "ours": ours,
-                "deviation_pct": _deviation(theirs.get(column), ours),
-                "note": note,
-            }
+            column: statements.column_of(theirs.get(column), ours, note)
             for column, ours in found.items()
         },
     }
-
-
-def _deviation(paper: float | None, ours: float) -> float | None:
-    return 100.0 * (ours - paper) / paper if paper else None
 
 
 def _disagreements(row: Mapping[str, Any]) -> list[str]:

@@ -119,10 +119,10 @@ def compare(
     return rows, wrong
 
 
-def column_of(paper: float | None, ours: float) -> dict[str, Any]:
+def column_of(paper: float | None, ours: float, note: str = "") -> dict[str, Any]:
     """Return a column of a row of ``rms reproduce``'s JSON: a published value and ours."""
     deviation = 100.0 * (ours / paper - 1.0) if paper else None
-    return {"paper": paper, "ours": ours, "deviation_pct": deviation, "note": ""}
+    return {"paper": paper, "ours": ours, "deviation_pct": deviation, "note": note}
 
 
 def _differences(each: Statement, value: float) -> list[str]:
