@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from rms.cli.engines import add_policy
 from rms.cli.workloads import Workload, candidates, log_lines, read_inputs
 from rms.core.events import NodeDown, NodeUp
-from rms.core.model import JobSpec, Mode, NodePower, Site
+from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
 from rms.core.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
@@ -23,8 +23,9 @@ from rms.formats.sacct import COMMAND
 from rms.formats.swf import write_trace
 from rms.sim.classes import by_class, class_lines
 from rms.sim.failures import failing
-from rms.sim.run import chosen, figures, rows, simulated, write_rows
+from rms.sim.run import COLUMNS, chosen, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes
+from rms.wire.files import csv_text, write_output
 from rms.wire.terminal import at_least, check_writable, positive, publish, refuse_on, say, seconds
 
 PASSES = """after every event, submissions before all else of their time; once an instant; after
@@ -40,7 +41,7 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
     command.formatter_class = argparse.RawDescriptionHelpFormatter
     command.epilog = SACCT_HELP
     add = command.add_argument
-    add("--workload", type=Path, metavar="FILE.toml", help="jobs of a workload file")
+    add("--workload", type=Path, metavar="FILE.toml|FILE.csv", help="jobs of a workload file")
     add("--trace", type=Path, metavar="FILE.swf[.gz]", help="jobs of a trace, in SWF")
     add(
         "--sacct",
@@ -76,7 +77,12 @@ def add_simulate(command: argparse.ArgumentParser) -> None:
         help="run times that the policy expects: requested limits, or those of the workload",
     )
     add("--passes", choices=get_args(Passes), default="per-event", help=PASSES)
-    add("--per-job", type=Path, metavar="OUT.csv", help="a row for each job")
+    add(
+        "--per-job",
+        type=Path,
+        metavar="OUT.csv",
+        help="a row for each job; the last column is its name, where a workload file names jobs",
+    )
     add(
         "--malleable",
         metavar="PCT[,PCT...]",
@@ -158,13 +164,22 @@ def _simulate(arguments: argparse.Namespace) -> int:
     resizable = {spec.id for spec in specs if spec.mode.resizable}
     result["classes"] = by_class(simulation, specs, resizable)
     if arguments.per_job is not None:
-        write_rows(arguments.per_job, rows(simulation, specs))
+        _write_rows(arguments.per_job, rows(simulation, specs), work.names)
     if arguments.out is not None:
         ended = simulation.engine.state.ended
         note = f"rms simulate, policy {policy.text}"
         write_trace(arguments.out, (ended[spec.id] for spec in specs), site.nodes, note)
     publish(arguments.json, result, _table(result))
     return 0
+
+
+def _write_rows(path: Path, rows: Sequence[dict[str, Any]], names: Mapping[JobId, str]) -> None:
+    """Write the rows per job, with the names of jobs in a last column if any has one."""
+    if not names:
+        write_rows(path, rows)
+        return
+    table = [[*(row[name] for name in COLUMNS), names.get(row["job"], "")] for row in rows]
+    write_output(path, csv_text([[*COLUMNS, "name"], *table]))
 
 
 def _refuse_on_shared(arguments: argparse.Namespace, work: Workload) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +29,7 @@ class Workload(msgspec.Struct, frozen=True):
         name: the file they come from.
         notes: what the result says of them, beside the figures.
         log: the log they come from, if it is one.
+        names: those of jobs of a workload file that state one.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Workload(msgspec.Struct, frozen=True):
     site: Site
     notes: dict[str, Any]
     log: JobLog | None = None
+    names: Mapping[JobId, str] = {}
 
 
 def read_inputs(
@@ -52,7 +54,9 @@ def read_inputs(
     """
     given = [arguments.trace, arguments.sacct, arguments.workload]
     if sum(each is not None for each in given) != 1:
-        raise FileError("expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml")
+        raise FileError(
+            "expected one of --trace FILE.swf, --sacct FILE and --workload FILE.toml or FILE.csv"
+        )
     if arguments.by != "nodes" and arguments.sacct is None:
         raise FileError(f"expected --sacct with --by {arguments.by}")
     if arguments.cluster is not None and arguments.processors is not None:
@@ -60,6 +64,7 @@ def read_inputs(
     processors = arguments.processors
     log: JobLog | None = None
     notes: dict[str, Any] = {}
+    names: dict[JobId, str] = {}
     specs: Sequence[JobSpec]
     if arguments.sacct is not None:
         log = read_log(arguments.sacct, arguments.by)
@@ -72,7 +77,7 @@ def read_inputs(
         processors = processors or trace.processors
     else:
         base = folder(os.environ, state_folder(os.environ))
-        specs = read_workload(arguments.workload, mode, _say, base)
+        specs = read_workload(arguments.workload, mode, _say, base, names)
     if arguments.cluster is not None:
         file = read_cluster(arguments.cluster)
         site = Site(len(file.power), file.power, levels=file.levels)
@@ -88,7 +93,7 @@ def read_inputs(
         notes = {"log": log.figures(site.nodes, arguments.by)}
     files = arguments.sacct or [arguments.trace or arguments.workload]
     name = files[0].name + (f" and {len(files) - 1} more" if len(files) > 1 else "")
-    return Workload(name, specs, site, notes, log)
+    return Workload(name, specs, site, notes, log, names)
 
 
 def _say(text: str) -> None:

@@ -1,9 +1,13 @@
-"""Cluster and workload files (TOML, CLI.md under Files): read once, unknown keys refused."""
+"""Cluster and workload files (CLI.md under Files): read once, unknown keys refused.
+
+Both are TOML; a workload may also be CSV (:mod:`rms.formats.jobrows`).
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +18,7 @@ import msgspec
 from rms.core.contention import Processors, SharedNode, shared_nodes
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.speedup import OperatingPoint, fit_law
+from rms.formats.jobrows import RowError, read_rows
 from rms.formats.nodelist import NodeListError, expand
 from rms.formats.profiles import Profile, ProfileError
 from rms.formats.profiles import named as read_named
@@ -21,6 +26,11 @@ from rms.formats.profiles import read as read_profile
 from rms.wire.files import check_finite
 
 Shape = TypeVar("Shape")
+MOST_NODES = 2**31 - 1
+"""The largest size of a job in a workload file."""
+
+ROUNDING = 1e-9
+"""A limit below the run time by this share is equal to it."""
 
 
 class FileError(ValueError):
@@ -117,15 +127,26 @@ class _Resize(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Job(msgspec.Struct, forbid_unknown_fields=True):
     nodes: tuple[int, int]
-    speedup: _Table
+    speedup: _Table | None = None
+    name: str = ""
+    user: str = ""
+    account: str = ""
     count: int = 1
     submit_s: float = 0.0
     preferred: int | None = None
     mode: Mode = Mode.FIXED
+    limit_s: float | None = None
+    run_s: float | None = None
+    serial: float | None = None
     array: str | None = None
     resize: _Resize | None = None
     memory_bandwidth_gb_s: float | None = None
     power_w: float | None = None
+
+    @property
+    def size(self) -> int:
+        """The preferred size, by default the largest."""
+        return self.nodes[1] if self.preferred is None else self.preferred
 
 
 class _Workload(msgspec.Struct, forbid_unknown_fields=True):
@@ -249,54 +270,182 @@ def read_workload(
     mode: Mode | None = None,
     say: Callable[[str], None] | None = None,
     profiles: Path | None = None,
+    names: dict[JobId, str] | None = None,
 ) -> list[JobSpec]:
-    """Read a workload file; ``mode`` overrides what its jobs say.
+    """Read a workload file, TOML or ``*.csv``; ``mode`` overrides what its jobs state.
+
+    The ids of the jobs are their places in the file, from 1. Nothing ends before it is over, so a
+    limit below the run time is raised to it.
 
     Args:
-        say: told how well a fitted law fits.
+        say: receives lines about the fit of laws and about raised limits.
         profiles: folder of measured profiles that a workload may name.
+        names: receives the name of each job that states one.
 
     Raises:
-        FileError: missing, not TOML, or not a workload.
+        FileError: missing, neither TOML nor CSV, or not a workload.
     """
     specs: list[JobSpec] = []
-    for entry in _read(path, _Workload).jobs:
-        if entry.count < 1:
-            raise FileError(f"{path}: expected count of at least 1, got {entry.count}")
-        if entry.power_w is not None and entry.power_w < 0:
-            raise FileError(f"{path}: expected power_w of at least 0, got {entry.power_w:g}")
-        gb_s = entry.memory_bandwidth_gb_s
-        if gb_s is not None and not 0.0 <= gb_s < inf:
-            raise FileError(f"{path}: expected memory_bandwidth_gb_s of at least 0, got {gb_s:g}")
-        speedup = _speedup(entry.speedup, path, say, profiles)
-        points = _operating_points(entry.speedup, path, profiles)
-        low, high = entry.nodes
+    raised = 0
+    for where, entry in _entries(path):
+        _check_numbers(entry, where)
+        law = _amdahl(entry, where)
+        table = entry.speedup
+        spec = _spec(
+            entry,
+            JobId(str(len(specs) + 1)),
+            where,
+            mode,
+            law if table is None else _speedup(table, path, say, profiles),
+            () if table is None else _operating_points(table, path, profiles),
+        )
+        if spec.limit_s != entry.limit_s:
+            raised += entry.count
         for _ in range(entry.count):
-            try:
-                spec = JobSpec(
-                    id=JobId(str(len(specs) + 1)),
-                    submit_s=entry.submit_s,
-                    nodes_min=low,
-                    nodes_max=high,
-                    preferred=high if entry.preferred is None else entry.preferred,
-                    mode=entry.mode if mode is None else mode,
-                    speedup=speedup,
-                    resize_every_s=None if entry.resize is None else entry.resize.every_s,
-                    resize_price_s=0.0 if entry.resize is None else entry.resize.price_s,
-                    array=entry.array,
-                    power_w=entry.power_w,
-                    bandwidth_gb_s=gb_s,
-                    operating_points=points,
-                )
-            except ValueError as error:
-                raise FileError(f"{path}: {error}") from None
-            if not spec.sizes() or spec.preferred not in spec.sizes():
-                sizes = list(spec.sizes())
-                raise FileError(
-                    f"{path}: expected preferred nodes of {sizes}, got {spec.preferred}"
-                )
-            specs.append(spec)
+            specs.append(msgspec.structs.replace(spec, id=JobId(str(len(specs) + 1))))
+            if names is not None and entry.name:
+                names[specs[-1].id] = entry.name
+    if not specs:
+        raise FileError(f"{path}: expected at least one job, got none")
+    if raised and say is not None:
+        say(f"{path}: {raised} jobs beyond their limit: the limit raised to the run time")
     return specs
+
+
+def _entries(path: Path) -> Iterator[tuple[str, _Job]]:
+    """Yield where each entry of a workload file is, for messages, and the entry.
+
+    Raises:
+        FileError: the file is not a workload.
+    """
+    if path.suffix != ".csv":
+        for entry in _read(path, _Workload).jobs:
+            yield str(path), entry
+        return
+    try:
+        for line, values in read_rows(path):
+            where = f"{path}: line {line}"
+            yield where, _entry_of_row(values, where)
+    except FileNotFoundError:
+        raise FileError(f"expected a file, got {path}, which does not exist") from None
+    except (OSError, RowError) as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def _entry_of_row(values: dict[str, Any], where: str) -> _Job:
+    """Return the values of a row as an entry.
+
+    Raises:
+        FileError: it has no size, or a price of resizes without an interval.
+    """
+    low = values.pop("nodes_min", None)
+    if low is None:
+        raise FileError(f"{where}: expected a whole number in column nodes_min, got an empty cell")
+    every_s, price_s = values.pop("resize_every_s", None), values.pop("resize_price_s", None)
+    resize = None if every_s is None else _Resize(every_s, price_s or 0.0)
+    if resize is None and price_s:
+        raise FileError(f"{where}: expected resize_every_s with resize_price_s, got an empty cell")
+    return _Job((low, values.pop("nodes_max", low)), resize=resize, **values)
+
+
+def _check_numbers(entry: _Job, where: str) -> None:
+    """Refuse numbers out of range.
+
+    Raises:
+        FileError: there is one.
+    """
+    if entry.count < 1:
+        raise FileError(f"{where}: expected count of at least 1, got {entry.count}")
+    if entry.nodes[1] > MOST_NODES:
+        raise FileError(f"{where}: expected at most {MOST_NODES} nodes, got {entry.nodes[1]}")
+    every_s = None if entry.resize is None else entry.resize.every_s
+    price_s = None if entry.resize is None else entry.resize.price_s
+    for name, value in (
+        ("submit_s", entry.submit_s),
+        ("resize_price_s", price_s),
+        ("memory_bandwidth_gb_s", entry.memory_bandwidth_gb_s),
+        ("power_w", entry.power_w),
+    ):
+        if value is not None and value < 0.0:
+            raise FileError(f"{where}: expected {name} of at least 0, got {value:.10g}")
+    for name, value in (
+        ("limit_s", entry.limit_s),
+        ("run_s", entry.run_s),
+        ("resize_every_s", every_s),
+    ):
+        if value is not None and value <= 0.0:
+            raise FileError(f"{where}: expected {name} above 0, got {value:.10g}")
+
+
+def _amdahl(entry: _Job, where: str) -> Speedup | None:
+    """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``.
+
+    Raises:
+        FileError: the keys of the run time do not go together.
+    """
+    run_s, serial = entry.run_s, entry.serial
+    if (entry.speedup is None) == (run_s is None):
+        got = "neither" if run_s is None else "both"
+        raise FileError(f"{where}: expected either run_s or speedup, got {got}")
+    if serial is None:
+        if run_s is not None and entry.nodes[0] < entry.nodes[1]:
+            raise FileError(f"{where}: expected serial with run_s of several sizes, got none")
+        return None
+    if run_s is None:
+        raise FileError(f"{where}: expected run_s with serial, got speedup")
+    if not 0.0 <= serial < 1.0:
+        raise FileError(f"{where}: expected serial from 0 to below 1, got {serial:.10g}")
+    return Speedup(law=((1.0 - serial) * run_s * entry.size, serial * run_s))
+
+
+def _spec(
+    entry: _Job,
+    job_id: JobId,
+    where: str,
+    mode: Mode | None,
+    speedup: Speedup | None,
+    points: tuple[OperatingPoint, ...],
+) -> JobSpec:
+    """Return the first job of an entry.
+
+    Raises:
+        FileError: its sizes and run times do not go together.
+    """
+    resize = entry.resize
+    try:
+        spec = JobSpec(
+            id=job_id,
+            submit_s=entry.submit_s,
+            nodes_min=entry.nodes[0],
+            nodes_max=entry.nodes[1],
+            preferred=entry.size,
+            mode=entry.mode if mode is None else mode,
+            speedup=speedup,
+            limit_s=entry.limit_s,
+            run_s=entry.run_s if speedup is None else None,
+            resize_every_s=None if resize is None else resize.every_s,
+            resize_price_s=0.0 if resize is None else resize.price_s,
+            array=entry.array,
+            power_w=entry.power_w,
+            bandwidth_gb_s=entry.memory_bandwidth_gb_s,
+            operating_points=points,
+            account=sys.intern(entry.account or entry.user),
+        )
+    except ValueError as error:
+        raise FileError(f"{where}: {error}") from None
+    sizes = spec.sizes()
+    if not sizes or spec.preferred not in sizes:
+        raise FileError(f"{where}: expected preferred nodes of {list(sizes)}, got {spec.preferred}")
+    run_s = {n: spec.time_s(n) or 0.0 for n in (spec.preferred, sizes[0], sizes[-1])}
+    for n, time_s in run_s.items():
+        if not 0.0 < time_s < inf:
+            raise FileError(
+                f"{where}: expected a finite run time above 0, got {time_s:.10g} s on {n} nodes"
+            )
+    least_s = run_s[spec.preferred]
+    if spec.limit_s is None or spec.limit_s >= least_s * (1.0 - ROUNDING):
+        return spec
+    return msgspec.structs.replace(spec, limit_s=least_s)
 
 
 def _speedup(

@@ -59,7 +59,7 @@ class LoggedJob(msgspec.Struct, frozen=True, gc=False):
     name: str
 
     def spec(self, mode: Mode = Mode.FIXED) -> JobSpec:
-        """Return it as a job to simulate."""
+        """Return it as a job to simulate; a log without accounts has users in their place."""
         size = self.size
         return JobSpec(
             JobId(self.id),
@@ -70,6 +70,7 @@ class LoggedJob(msgspec.Struct, frozen=True, gc=False):
             mode,
             limit_s=self.limit_s,
             run_s=self.run_s,
+            account=self.account or self.user,
         )
 
 

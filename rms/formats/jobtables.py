@@ -9,6 +9,7 @@ of github.com/NREL/eagle-jobs. Both as Parquet, or as CSV with the same columns.
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from math import isfinite
@@ -168,8 +169,8 @@ def _record(row: Row, columns: Columns, clock: Clock) -> Record:
         round(number(columns.nodes)),
         round(number(columns.cpus)),
         state[0] if state else "",
-        text(columns.user),
-        text(columns.account),
-        text("partition"),
+        sys.intern(text(columns.user)),
+        sys.intern(text(columns.account)),
+        sys.intern(text("partition")),
         text(columns.job_name),
     )

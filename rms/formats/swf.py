@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
@@ -13,6 +14,10 @@ from rms.formats.config import FileError
 from rms.wire.files import write_output
 
 FIELDS = 18
+USER = 11
+"""Index of the field with a job's user, the twelfth."""
+
+UNKNOWN = "-1"
 
 
 @dataclass
@@ -37,6 +42,7 @@ def read_trace(path: Path, *, mode: Mode = Mode.FIXED) -> Trace:
     """Read a trace, also a compressed one.
 
     A job's size is what it requested, else what it was given; its limit is the time it requested.
+    Its account is its user's number, "" where none is stated.
 
     Raises:
         FileError: missing, or not a trace.
@@ -81,6 +87,10 @@ def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> Non
     if size < 1 or run < 0:
         found.skipped += 1
         return
+    if submit < 0:
+        raise FileError(
+            f"{path}: expected a submission at 0 or later in line {number}, got {submit:g}"
+        )
     if 0 < limit < run:
         found.raised += 1
         limit = run
@@ -94,17 +104,26 @@ def _record(line: str, number: int, path: Path, mode: Mode, found: Trace) -> Non
             mode,
             limit_s=limit if limit > 0 else None,
             run_s=run,
+            account=_user(fields),
         )
     )
+
+
+def _user(fields: Sequence[str]) -> str:
+    """Return the number of a record's user, "" where it states none."""
+    user = fields[USER] if len(fields) > USER else UNKNOWN
+    return "" if user == UNKNOWN else sys.intern(user)
 
 
 def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
     """Write jobs that are over as a trace: waits and run times are what they have been.
 
-    A job whose id is no number (``7_3``) goes by its place in the order of ``jobs``.
+    A job whose id is no number (``7_3``) goes by its place in the order of ``jobs``. Its account is
+    its user, by number: where accounts have names, they are numbered in the order of their jobs.
     """
     over = [job for job in jobs if job.start_s is not None and job.end_s is not None]
     numbered = all(job.spec.id.isdecimal() for job in over)
+    users = _numbers(job.spec.account for job in over)
     lines = [f"; MaxProcs: {nodes}", f"; Note: {note}"]
     for number, job in enumerate(over, 1):
         spec = job.spec
@@ -122,7 +141,16 @@ def write_trace(path: Path, jobs: Iterable[Job], nodes: int, note: str) -> None:
             f"{limit:.10g}",
             -1,
             int(job.state == "COMPLETED"),
-            *[-1] * 7,
+            users[spec.account],
+            *[-1] * 6,
         ]
         lines.append(" ".join(map(str, values)))
     write_output(path, "\n".join(lines) + "\n")
+
+
+def _numbers(accounts: Iterable[str]) -> dict[str, str]:
+    """Return a number for each account, its own if all have one; "" is unknown."""
+    names = dict.fromkeys(name for name in accounts if name)
+    own = all(name.isdecimal() for name in names)
+    numbers = {name: name if own else str(place) for place, name in enumerate(names, 1)}
+    return {"": UNKNOWN, **numbers}
