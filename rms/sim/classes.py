@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import fmean, median_low
 from typing import Any
 
 from rms.core.model import Job, JobId, JobSpec
@@ -15,9 +15,12 @@ SIZES = (1, 4, 16, 64, 256, 1024)
 SIZE_NAMES = ("1", "2-4", "5-16", "17-64", "65-256", "257-1024", "over 1024")
 LENGTHS_S = (600.0, 3600.0, 6 * 3600.0, 24 * 3600.0)
 LENGTH_NAMES = ("to 10 min", "10 min-1 h", "1-6 h", "6-24 h", "over 24 h")
-ORDER = {name: at for at, name in enumerate((*SIZE_NAMES, *LENGTH_NAMES, "rigid", "malleable"))}
+NAMES = (*SIZE_NAMES, *LENGTH_NAMES, "rigid", "malleable", "small", "wide", "short", "long")
+ORDER = {name: at for at, name in enumerate(NAMES)}
 
 Row = dict[str, Any]
+Kind = Callable[[JobSpec], str]
+"""The class of a job, by one of several ways to divide jobs."""
 
 
 def by_class(
@@ -34,19 +37,54 @@ def by_class(
     Returns:
         For ``size``, ``length`` and ``mode`` the rows of :func:`averages`, with their ``class``.
     """
+    kinds: dict[str, Kind] = {
+        "size": lambda spec: SIZE_NAMES[bisect_left(SIZES, spec.preferred)],
+        "length": lambda spec: LENGTH_NAMES[bisect_left(LENGTHS_S, _run_s(spec))],
+        "mode": _mode(chosen),
+    }
+    return _by_kind(simulation, asked, kinds)
+
+
+def by_half(
+    simulation: Simulation, asked: Sequence[JobSpec], chosen: Collection[JobId] = ()
+) -> dict[str, list[Row]]:
+    """Return the rows of :func:`by_class` with two classes of each kind, that all streams have.
+
+    Jobs of at most the median size are small, others wide; of at most the median run time short,
+    others long.
+    """
+    size = median_low([spec.preferred for spec in asked] or [0])
+    run_s = median_low([_run_s(spec) for spec in asked] or [0.0])
+    kinds: dict[str, Kind] = {
+        "mode": _mode(chosen),
+        "width": lambda spec: "small" if spec.preferred <= size else "wide",
+        "length": lambda spec: "short" if _run_s(spec) <= run_s else "long",
+    }
+    return _by_kind(simulation, asked, kinds)
+
+
+def _mode(chosen: Collection[JobId]) -> Kind:
+    return lambda spec: "malleable" if spec.id in chosen else "rigid"
+
+
+def _run_s(spec: JobSpec) -> float:
+    return spec.time_s(spec.preferred) or 0.0
+
+
+def _by_kind(
+    simulation: Simulation, asked: Sequence[JobSpec], kinds: Mapping[str, Kind]
+) -> dict[str, list[Row]]:
     ended, busy_j = simulation.engine.state.ended, simulation.ledger.busy_j
     groups: dict[str, defaultdict[str, list[tuple[Job, float]]]] = {
-        kind: defaultdict(list) for kind in ("size", "length", "mode")
+        kind: defaultdict(list) for kind in kinds
     }
     for spec in asked:
         job = ended.get(spec.id)
         if job is None or job.start_s is None:
             continue
-        run_s = spec.time_s(spec.preferred) or 0.0
-        one = (job, run_s)
-        groups["size"][SIZE_NAMES[bisect_left(SIZES, spec.preferred)]].append(one)
-        groups["length"][LENGTH_NAMES[bisect_left(LENGTHS_S, run_s)]].append(one)
-        groups["mode"]["malleable" if spec.id in chosen else "rigid"].append(one)
+        one = (job, _run_s(spec))
+        for kind, class_of in kinds.items():
+            groups[kind][class_of(spec)].append(one)
     return {
         kind: [
             {"class": name, **averages(group[name], busy_j)}
@@ -67,12 +105,16 @@ def averages(jobs: Iterable[tuple[Job, float]], busy_j: Mapping[Any, float]) -> 
     found = list(jobs)
     waits = sorted((job.start_s or 0.0) - job.spec.submit_s for job, _ in found)
     turnarounds = [(job.end_s or 0.0) - job.spec.submit_s for job, _ in found]
+    rising = sorted(turnarounds)
     slowdowns = [t / max(run_s, 10.0) for t, (_, run_s) in zip(turnarounds, found, strict=True)]
     return {
         "jobs": len(found),
         "mean_wait_s": fmean(waits) if waits else 0.0,
         "p95_wait_s": waits[int(0.95 * (len(waits) - 1))] if waits else 0.0,
+        "max_wait_s": waits[-1] if waits else 0.0,
         "mean_turnaround_s": fmean(turnarounds) if turnarounds else 0.0,
+        "p95_turnaround_s": rising[int(0.95 * (len(rising) - 1))] if rising else 0.0,
+        "max_turnaround_s": rising[-1] if rising else 0.0,
         "mean_slowdown": fmean(slowdowns) if slowdowns else 0.0,
         "energy_j": sum(busy_j.get(job.spec.id, 0.0) for job, _ in found),
         "resizes": sum(job.resize_count for job, _ in found),

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 
 from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
-from rms.core.policies import DEFAULT, named
+from rms.core.policies import DEFAULT, Policy, named
 from rms.sim.classes import averages, by_class
 from rms.sim.run import chosen, figures, simulated
+from rms.sim.simulator import Simulation
 
 POWER = NodePower(idle_w=100.0, static_w=120.0, dynamic_w=80.0)
 """Power of a processor where no cluster file states one: round numbers, to compare shares by."""
@@ -72,10 +73,18 @@ def malleable(
     processors: int,
     change: Change,
     candidates: Collection[JobId] | None = None,
+    *,
+    mirrored: bool = False,
 ) -> list[JobSpec]:
-    """Return the jobs of a trace, a share of the candidates (all if None) malleable."""
+    """Return the jobs of a trace, a share of the candidates (all if None) malleable.
+
+    Args:
+        mirrored: take those of the largest draws instead of the smallest: up to a share of a half,
+            no job is malleable both ways.
+    """
     draw = Random(change.seed)
-    chosen_ones = [draw.random() < share for _ in specs]
+    draws = [draw.random() for _ in specs]
+    chosen_ones = [(1.0 - each if mirrored else each) < share for each in draws]
     return [
         _changed(spec, processors, change)
         if taken and (candidates is None or spec.id in candidates)
@@ -115,8 +124,7 @@ def study(
 
     Those that are malleable at the largest share are one class, also where they are rigid yet.
     """
-    if not site.power:
-        site = msgspec.structs.replace(site, power=(POWER,) * site.nodes)
+    site = powered(site)
     made = chosen(named(policy), counted=True, ahead=False)
     largest = malleable(specs, max(shares), site.nodes, change, candidates)
     ever = frozenset(job.id for job in largest if job.speedup is not None)
@@ -125,29 +133,58 @@ def study(
         if progress is not None:
             progress(share)
         jobs = malleable(specs, share, site.nodes, change, candidates)
-        simulation, wall_s = simulated(jobs, site, made)
-        ended = simulation.engine.state.ended
-        started = [
-            (ended[spec.id], spec.run_s or 0.0)
-            for spec in specs
-            if spec.id in ended and ended[spec.id].start_s is not None
-        ]
-        rows.append(
-            {
-                "malleable": share,
-                "malleable_jobs": sum(job.speedup is not None for job in jobs),
-                "mode": change.mode.value,
-                "serial": change.serial,
-                **figures(simulation, jobs, made, wall_s),
-                **{
-                    name: value
-                    for name, value in averages(started, {}).items()
-                    if name in ("p95_wait_s", "mean_turnaround_s", "mean_slowdown")
-                },
-                "classes": by_class(simulation, specs, ever),
-            }
-        )
+        row, simulation = measured(specs, jobs, site, made, change)
+        rows.append({"malleable": share, **row, "classes": by_class(simulation, specs, ever)})
     return rows
+
+
+MEASURES = (
+    "p95_wait_s",
+    "max_wait_s",
+    "mean_turnaround_s",
+    "p95_turnaround_s",
+    "max_turnaround_s",
+    "mean_slowdown",
+)
+"""Columns of :func:`rms.sim.classes.averages` that rows of all jobs have too."""
+
+
+def measured(
+    specs: Sequence[JobSpec], jobs: Sequence[JobSpec], site: Site, policy: Policy, change: Change
+) -> tuple[Row, Simulation]:
+    """Simulate jobs, return a row of figures, and the simulation.
+
+    ``node_s`` are the node-seconds that jobs held, ``node_s_of_rigid`` these over what they take at
+    their preferred sizes.
+
+    Args:
+        specs: the jobs before any is malleable.
+    """
+    simulation, wall_s = simulated(jobs, site, policy)
+    ended = simulation.engine.state.ended
+    started = [
+        (ended[spec.id], spec.run_s or 0.0)
+        for spec in specs
+        if spec.id in ended and ended[spec.id].start_s is not None
+    ]
+    means = averages(started, {})
+    node_s = simulation.ledger.busy_node_s
+    rigid_s = sum(run_s * job.spec.preferred for job, run_s in started)
+    row = {
+        "malleable_jobs": sum(job.speedup is not None for job in jobs),
+        "mode": change.mode.value,
+        "serial": change.serial,
+        **figures(simulation, jobs, policy, wall_s),
+        **{name: means[name] for name in MEASURES},
+        "node_s": node_s,
+        "node_s_of_rigid": node_s / rigid_s if rigid_s else 1.0,
+    }
+    return row, simulation
+
+
+def powered(site: Site) -> Site:
+    """Return a cluster with :data:`POWER` where it states no power."""
+    return site if site.power else msgspec.structs.replace(site, power=(POWER,) * site.nodes)
 
 
 def answer(

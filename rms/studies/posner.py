@@ -21,8 +21,9 @@ from rms.core.model import JobSpec
 from rms.core.policies import DEFAULT, named
 from rms.sim.run import chosen, simulated
 from rms.studies import statements
+from rms.studies.bounds import turnaround_bound_s
 from rms.studies.external import read_rows
-from rms.studies.posner_jobs import FOLDER, SITE, SOURCE, least_turnaround_s, read_jobs
+from rms.studies.posner_jobs import FOLDER, SITE, SOURCE, read_jobs
 from rms.studies.posner_strategies import MALLEABLE, RIGID, Sharing, strategy
 from rms.wire.terminal import columns
 
@@ -68,8 +69,11 @@ NOTES = (
     "same test, so on rigid jobs alone they give what it gives. easy is EASY.",
     "",
     "Below the bound no schedule can be, even if all jobs are known before: each job holds at",
-    "least the node-seconds of its smallest size, as if one machine of the speed of all nodes did",
-    "the jobs with the shortest remaining first, and could interrupt them.",
+    "least the node-seconds of its smallest size and runs at least as long as at its largest. The",
+    "bound is the larger of two: that of one machine of the speed of all nodes that serves the job",
+    "with the shortest remaining time first and can interrupt jobs, and that of mean busy times,",
+    "by which a job ends at least half its shortest run time after the mean time of its work",
+    "(rms/studies/bounds.py).",
 )
 """What is said below the tables."""
 
@@ -193,7 +197,7 @@ def posner(
     compared, wrong = statements.compare(stated(seeds), computed(rows))
     wrong += [text for each in rows for text in _disagreements(each)]
     bounds = {
-        f"{mix} {seed}": least_turnaround_s(jobs, SITE.nodes) for (mix, seed), jobs in specs.items()
+        f"{mix} {seed}": turnaround_bound_s(jobs, SITE.nodes) for (mix, seed), jobs in specs.items()
     }
     result = {
         "experiment": "posner",

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-from operator import attrgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -77,30 +73,3 @@ def _spec(row: _JobRow) -> JobSpec:
         limit_s=speedup.time(row.nodes_pref),
         resize_parts=row.iterations if malleable else None,
     )
-
-
-def least_turnaround_s(specs: Sequence[JobSpec], nodes: int) -> float:
-    """Return a mean turnaround that no schedule of these jobs can be below, clairvoyant or not.
-
-    A job holds no fewer node-seconds than at its smallest size. So no schedule does better than
-    one machine that does ``nodes`` node-seconds in a second, whose jobs can be interrupted: there
-    the shortest remaining first is optimal (Schrage, Operations Research 16(3), 1968, 687-690).
-    """
-    arrivals = sorted(specs, key=attrgetter("submit_s"))
-    remaining: list[tuple[float, float]] = []
-    found: list[float] = []
-    now = 0.0
-    for spec, later in zip(arrivals, [*arrivals[1:], None], strict=True):
-        now = max(now, spec.submit_s)
-        least = spec.sizes()[0]
-        heapq.heappush(remaining, (least * spec.expected_s(least, exact=True), spec.submit_s))
-        until = float("inf") if later is None else later.submit_s
-        while remaining and now < until:
-            work, submit_s = heapq.heappop(remaining)
-            end = now + work / nodes
-            if end > until:
-                heapq.heappush(remaining, (work - (until - now) * nodes, submit_s))
-                break
-            now = end
-            found.append(end - submit_s)
-    return fmean(found)

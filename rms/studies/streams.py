@@ -1,0 +1,753 @@
+"""Streams of jobs from logs: policies by the share of malleable jobs, beside a lower bound.
+
+Jobs of a log become malleable as in :mod:`rms.studies.malleability`: a share of them by a draw, for
+several draws and several speedups. Of each policy there are means and tails, also by class of job,
+and three comparisons: starts with those of EASY on the same jobs, all rigid; jobs that are
+malleable with the same jobs, rigid, while others are malleable; and means by the share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from itertools import pairwise
+from math import inf, isnan, nan
+from multiprocessing import get_context
+from operator import attrgetter
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.policies import DEFAULT, POLICIES, named
+from rms.formats.config import FileError
+from rms.formats.swf import read_trace
+from rms.sim.classes import by_half
+from rms.sim.run import chosen
+from rms.studies.bounds import turnaround_bound_s
+from rms.studies.external import read_rows
+from rms.studies.malleability import Change, Row, malleable, measured, powered
+from rms.studies.malleability import model as assumptions
+from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say
+
+BASELINE = "easy"
+"""The policy that starts are compared with, all jobs rigid."""
+
+
+class Log(NamedTuple):
+    """A log, and the machine it is from.
+
+    Attributes:
+        file: its name, in the folder of traces; one that ends with ``.csv.gz`` in the other folder.
+        nodes: of the machine, in units of ``unit`` processors.
+        jobs: the default slice, as the number of its first job, from 0, and of its jobs.
+        held_out: no parameter of the default policy was set on it.
+        unit: processors that jobs have together: all sizes are multiples.
+        begin_s, end_s: only jobs submitted from the first time on and before the second.
+    """
+
+    file: str
+    nodes: int
+    jobs: tuple[int, int]
+    held_out: bool = True
+    unit: int = 1
+    begin_s: float = 0.0
+    end_s: float = inf
+
+
+MIDDLE_S = datetime(2022, 7, 1, tzinfo=UTC).timestamp()
+LOGS: Mapping[str, Log] = {
+    "KTH-SP2": Log("KTH-SP2.recon-input.swf.gz", 100, (8000, 3000), held_out=False),
+    "Theta-2022-h1": Log("Theta-2022.swf.gz", 4392, (3000, 3000), held_out=False, end_s=MIDDLE_S),
+    "Theta-2022-h2": Log("Theta-2022.swf.gz", 4392, (3000, 3000), begin_s=MIDDLE_S),
+    "CTC-SP2": Log("CTC-SP2.recon-input.swf.gz", 338, (20000, 3000)),
+    "SDSC-BLUE": Log("SDSC-BLUE.recon-input.swf.gz", 1152, (60000, 3000)),
+    "SDSC-SP2": Log("SDSC-SP2-1998-4.2-cln.swf.gz", 128, (15000, 3000)),
+    "LANL-CM5": Log("LANL-CM5-1994-4.1-cln.swf.gz", 32, (30000, 3000), unit=32),
+    "Intrepid": Log("alcf_intrepid.csv.gz", 40960, (0, 3000)),
+}
+SET_ON = "KTH-SP2, Theta-2022-h1 and the streams of rms reproduce posner, seeds S0 to S4"
+INTREPID = "public logs of ALCF (github gaganmangat/MTech-Thesis, JobLogs)"
+
+
+class Plan(NamedTuple):
+    """The simulations of each log.
+
+    Attributes:
+        policies, shares, serials, seeds: all combinations.
+        jobs: the slice of each log, None for its default.
+    """
+
+    policies: tuple[str, ...] = (DEFAULT, "easy", "conservative", "easy-share")
+    shares: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    serials: tuple[float, ...] = (0.01, 0.1, 0.5)
+    seeds: tuple[int, ...] = (1, 2, 3)
+    jobs: tuple[int, int] | None = None
+
+
+class Stream(NamedTuple):
+    """A slice of a log: all jobs rigid, by their submissions.
+
+    Attributes:
+        first, of: the number of its first job, from 0, and the jobs of the whole log.
+    """
+
+    name: str
+    nodes: int
+    specs: Sequence[JobSpec]
+    first: int = 0
+    of: int = 0
+
+
+class Case(NamedTuple):
+    """One simulation.
+
+    Attributes:
+        mirrored: other jobs are malleable than without, see :func:`malleable`.
+    """
+
+    stream: str
+    policy: str
+    share: float
+    serial: float
+    seed: int
+    mirrored: bool = False
+
+    @property
+    def change(self) -> Change:
+        """How jobs of the stream become malleable."""
+        return Change(serial=self.serial, seed=self.seed)
+
+
+class Run(NamedTuple):
+    """The result of a case.
+
+    Attributes:
+        row: its figures.
+        starts_s, ends_s: of each job of the stream, nan where it never started.
+        resizable: of each job, whether it was malleable.
+    """
+
+    row: Row
+    starts_s: Sequence[float]
+    ends_s: Sequence[float]
+    resizable: Sequence[bool]
+
+
+Runs = Mapping[Case, Run]
+
+
+# --- streams -------------------------------------------------------------------------------------
+
+
+class _Record(msgspec.Struct):
+    id: int
+    submit_s: float
+    run_s: float
+    nodes: int
+
+
+def read_stream(name: str, traces: Path, external: Path, jobs: tuple[int, int] | None) -> Stream:
+    """Read the slice of a log.
+
+    Raises:
+        FileError: its file is missing, or has no job there.
+    """
+    log = LOGS[name]
+    specs = _read_specs(log, traces, external)
+    specs = [spec for spec in specs if log.begin_s <= spec.submit_s < log.end_s]
+    specs.sort(key=attrgetter("submit_s"))
+    first, count = jobs or log.jobs
+    part = specs[first : first + count]
+    if not part:
+        raise FileError(f"expected --jobs from 0 to {len(specs) - 1} of {name}, got {first}")
+    return Stream(name, log.nodes, [_in_units(spec, log.unit) for spec in part], first, len(specs))
+
+
+def _read_specs(log: Log, traces: Path, external: Path) -> list[JobSpec]:
+    if not log.file.endswith(".csv.gz"):
+        return read_trace(traces / log.file).specs
+    return [
+        JobSpec(JobId(str(row.id)), row.submit_s, size, size, size, Mode.FIXED, run_s=row.run_s)
+        for row in read_rows(external / log.file, _Record, INTREPID)
+        for size in [row.nodes]
+    ]
+
+
+def _in_units(spec: JobSpec, unit: int) -> JobSpec:
+    """Return a job whose sizes count units of processors."""
+    if unit == 1:
+        return spec
+    size = -(-spec.preferred // unit)
+    return msgspec.structs.replace(spec, nodes_min=size, nodes_max=size, preferred=size)
+
+
+# --- simulations ---------------------------------------------------------------------------------
+
+
+def cases(stream: str, plan: Plan) -> list[Case]:
+    """Return the simulations of a stream, the baseline first; none twice.
+
+    Without malleable jobs neither draw nor speedup matters, with all of them the draw does not.
+    """
+    chosen_ones = [_baseline(stream, plan)]
+    for policy in plan.policies:
+        for share in plan.shares:
+            for serial in plan.serials if share > 0.0 else plan.serials[:1]:
+                for seed in plan.seeds if 0.0 < share < 1.0 else plan.seeds[:1]:
+                    case = Case(stream, policy, share, serial, seed)
+                    chosen_ones.append(case)
+                    if _splits(share):
+                        chosen_ones.append(case._replace(mirrored=True))
+    return list(dict.fromkeys(chosen_ones))
+
+
+def _baseline(stream: str, plan: Plan) -> Case:
+    return Case(stream, BASELINE, 0.0, plan.serials[0], plan.seeds[0])
+
+
+def _splits(share: float) -> bool:
+    """Return whether two sets of so many jobs can be without a common one."""
+    return 0.0 < share <= 0.5
+
+
+def run(case: Case, stream: Stream) -> Run:
+    """Simulate a case."""
+    jobs = malleable(stream.specs, case.share, stream.nodes, case.change, mirrored=case.mirrored)
+    site = powered(Site(stream.nodes))
+    policy = chosen(named(case.policy), counted=True, ahead=False)
+    row, simulation = measured(stream.specs, jobs, site, policy, case.change)
+    resizable = [job.mode.resizable for job in jobs]
+    ids = {job.id for job in jobs if job.mode.resizable}
+    row |= {
+        **case._asdict(),
+        "bound_s": turnaround_bound_s(jobs, stream.nodes),
+        "decisions_per_s": row["decisions"] / row["wall_s"] if row["wall_s"] else 0.0,
+        "classes": by_half(simulation, stream.specs, ids),
+    }
+    ended = [simulation.engine.state.ended[spec.id] for spec in stream.specs]
+    starts_s = array("d", (nan if job.start_s is None else job.start_s for job in ended))
+    ends_s = array("d", (nan if job.start_s is None else job.end_s or nan for job in ended))
+    return Run(row, starts_s, ends_s, resizable)
+
+
+_streams: dict[str, Stream] = {}
+"""The streams of this process: a case names one."""
+
+
+def _begin(streams: Sequence[Stream]) -> None:
+    _streams.update({stream.name: stream for stream in streams})
+
+
+def _begin_worker(streams: Sequence[Stream]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _begin(streams)
+
+
+def _run(case: Case) -> Run:
+    return run(case, _streams[case.stream])
+
+
+def _pool(
+    streams: Sequence[Stream], workers: int, stack: ExitStack
+) -> Callable[[Sequence[Case]], Iterator[Run]]:
+    """Return a function that runs cases, several at once, in their order."""
+    if workers == 1:
+        _begin(streams)
+        return lambda todo: map(_run, todo)
+    context = get_context("fork")
+    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(streams,))
+    stack.enter_context(pool)
+    return lambda todo: pool.map(_run, todo)
+
+
+# --- comparisons ---------------------------------------------------------------------------------
+
+
+def later_than(run: Run, base: Run, specs: Sequence[JobSpec], margin_s: float) -> Row:
+    """Compare the start of each job with that in another run.
+
+    Returns:
+        The largest excess in s, which job has it, and the share of jobs whose excess is above the
+        margin.
+    """
+    excesses = [
+        (own - other, spec.id)
+        for own, other, spec in zip(run.starts_s, base.starts_s, specs, strict=True)
+        if not isnan(own - other)
+    ]
+    if not excesses:
+        return {"worst_excess_s": 0.0, "worst_job": None, "later": 0.0}
+    worst_s, job = max(excesses, key=lambda each: each[0])
+    later = sum(excess_s > margin_s for excess_s, _ in excesses)
+    return {"worst_excess_s": worst_s, "worst_job": job, "later": later / len(excesses)}
+
+
+def paired(one: Run, other: Run, specs: Sequence[JobSpec]) -> list[tuple[float, float]]:
+    """Return turnarounds, malleable and rigid, of the jobs that are malleable in one run only."""
+    pairs = []
+    for at, spec in enumerate(specs):
+        if one.resizable[at] == other.resizable[at]:
+            continue
+        resized, rigid = (one, other) if one.resizable[at] else (other, one)
+        pair = resized.ends_s[at] - spec.submit_s, rigid.ends_s[at] - spec.submit_s
+        if not isnan(sum(pair)):
+            pairs.append(pair)
+    return pairs
+
+
+def pays(case: Case, runs: Runs, specs: Sequence[JobSpec], seeds: Sequence[int]) -> Row | None:
+    """Compare malleable jobs with the same jobs, rigid, while as many others are malleable.
+
+    Up to a share of a half, two runs have no malleable job in common. Above, no two such sets
+    exist: the jobs are those that are malleable by one draw and rigid by the next one, and the
+    reverse.
+
+    Args:
+        case: its policy, share and serial part count.
+
+    Returns:
+        Mean turnarounds, their ratio, and of the jobs the share that is over sooner; None without
+        two such runs.
+    """
+    pairs: list[tuple[float, float]] = []
+    if _splits(case.share):
+        for seed in seeds:
+            own = case._replace(seed=seed)
+            pairs += paired(runs[own], runs[own._replace(mirrored=True)], specs)
+    elif 0.0 < case.share < 1.0:
+        nexts = [*seeds[1:], seeds[0]] if len(seeds) > 2 else seeds[1:]
+        for seed, following in zip(seeds, nexts, strict=False):
+            one, other = (runs[case._replace(seed=each)] for each in (seed, following))
+            pairs += paired(one, other, specs)
+    if not pairs:
+        return None
+    malleable_s, rigid_s = (fmean(each) for each in zip(*pairs, strict=True))
+    return {
+        "pairs": len(pairs),
+        "malleable_turnaround_s": malleable_s,
+        "rigid_turnaround_s": rigid_s,
+        "ratio": malleable_s / rigid_s if rigid_s else 1.0,
+        "sooner": sum(one < other for one, other in pairs) / len(pairs),
+        "disjoint": _splits(case.share),
+    }
+
+
+def over_seeds(rows: Sequence[Row]) -> Row:
+    """Return the row of several draws: means, and of ``max_``, ``worst_`` columns the largest."""
+    first = rows[0]
+    merged: Row = {}
+    for name, value in first.items():
+        values = [row[name] for row in rows]
+        if name in ("seed", "mirrored", "worst_job", "classes"):
+            continue
+        if isinstance(value, dict):
+            merged[name] = over_seeds(values)
+        elif all(each == value for each in values):
+            merged[name] = value
+        else:
+            merged[name] = (max if name.startswith(("max_", "worst_")) else fmean)(values)
+    if "classes" in first:
+        merged["classes"] = _classes([row["classes"] for row in rows])
+    if "worst_job" in first:
+        merged["worst_job"] = max(rows, key=lambda row: row["worst_excess_s"])["worst_job"]
+    turnarounds = [row["mean_turnaround_s"] for row in rows if "mean_turnaround_s" in row]
+    if turnarounds:
+        merged["range_turnaround_s"] = [min(turnarounds), max(turnarounds)]
+    return merged
+
+
+def _classes(several: Sequence[Mapping[str, Sequence[Row]]]) -> dict[str, Row]:
+    """Return one row of each class over draws."""
+    by_name: dict[str, list[Row]] = {}
+    for classes in several:
+        for rows in classes.values():
+            for row in rows:
+                by_name.setdefault(row["class"], []).append(row)
+    return {name: over_seeds(rows) for name, rows in by_name.items()}
+
+
+def study(stream: Stream, plan: Plan, runs: Runs) -> Row:
+    """Return the JSON of a stream: a row for each policy, share and serial part, over all draws."""
+    base, change = runs[_baseline(stream.name, plan)], Change()
+    margin_s = change.every_s + change.price_s
+    groups: dict[tuple[str, float, float], list[Row]] = {}
+    for case, each in runs.items():
+        if case.policy in plan.policies and case.share in plan.shares and not case.mirrored:
+            row = each.row | later_than(each, base, stream.specs, margin_s)
+            groups.setdefault((case.policy, case.share, case.serial), []).append(row)
+    rows = []
+    for policy, share, serial in sorted(groups, key=lambda key: _place(plan, *key)):
+        case = Case(stream.name, policy, share, serial, plan.seeds[0])
+        merged = over_seeds(groups[policy, share, serial])
+        rows.append(merged | {"pays": pays(case, runs, stream.specs, plan.seeds)})
+    return {
+        "nodes": stream.nodes,
+        "unit": LOGS[stream.name].unit if stream.name in LOGS else 1,
+        "held_out": stream.name not in LOGS or LOGS[stream.name].held_out,
+        "first": stream.first,
+        "jobs": len(stream.specs),
+        "of": stream.of,
+        "margin_s": margin_s,
+        "rows": rows,
+        "rises": rises(rows, plan.serials),
+    }
+
+
+def _place(plan: Plan, policy: str, share: float, serial: float) -> tuple[int, float, int]:
+    return plan.policies.index(policy), share, plan.serials.index(serial)
+
+
+def rises(rows: Sequence[Row], serials: Sequence[float]) -> list[Row]:
+    """Return where the mean turnaround rises from one share of malleable jobs to the next."""
+    steps = []
+    for policy in dict.fromkeys(row["policy"] for row in rows):
+        for serial in serials:
+            own = by_share(rows, policy, serial)
+            for before, after in pairwise(own):
+                by_s = after["mean_turnaround_s"] - before["mean_turnaround_s"]
+                if by_s > 0.0:
+                    shares = [before["share"], after["share"]]
+                    steps.append(
+                        {"policy": policy, "serial": serial, "shares": shares, "by_s": by_s}
+                    )
+    return steps
+
+
+def by_share(rows: Sequence[Row], policy: str, serial: float) -> list[Row]:
+    """Return the rows of a policy and a serial part by their shares; that of 0 is of all parts."""
+    own = [
+        row
+        for row in rows
+        if row["policy"] == policy and (row["serial"] == serial or row["share"] == 0.0)
+    ]
+    return sorted(own, key=lambda row: float(row["share"]))
+
+
+# --- tables and figures --------------------------------------------------------------------------
+
+CLASSES = ("rigid", "malleable", "small", "wide", "short", "long")
+NAMES = ("policy", "malleable", "f")
+HEADS = (
+    *NAMES,
+    "turnaround",
+    "of bound",
+    "draws",
+    "p95",
+    "worst",
+    "wait",
+    "p95",
+    "worst",
+    "slowdown",
+    "node hours",
+    "of rigid",
+    "GJ",
+    "resizes",
+    "decisions/s",
+)
+NOTES = (
+    "Times in s. of bound: mean turnaround over the largest bound of rms/studies/bounds.py, which",
+    "no schedule can be below. draws: least and most mean turnaround of the draws. slowdown:",
+    "bounded, by the run time a job has; by class: turnaround over the run time in the log, of at",
+    "least 10 s. of rigid: node hours over those of the jobs at their preferred sizes. worst: of",
+    "all draws.",
+    "later: share of the jobs that start later than under EASY with all jobs rigid by more than a",
+    "resize interval and the price of a resize.",
+    "pays: mean turnaround of malleable jobs over that of the same jobs, rigid, while as many",
+    "others are malleable. Up to 50 % no job is malleable in both runs. Above, no two such sets",
+    "exist: the jobs are those that are malleable by one draw and rigid by the next, or reversely.",
+)
+
+
+def table(name: str, found: Row) -> list[str]:
+    """Return the study of a stream as lines of text."""
+    unit = f" of {found['unit']} processors" if found["unit"] > 1 else ""
+    rows: list[Row] = found["rows"]
+    lines = [
+        f"{name}: {found['jobs']} jobs from number {found['first']} on of {found['of']}, "
+        f"{found['nodes']} nodes{unit}; {_status(found)}",
+        "",
+        *columns(HEADS, [_cells(row) for row in rows]),
+    ]
+    for title, column, form in (
+        ("mean turnaround", "mean_turnaround_s", ".0f"),
+        ("mean wait", "mean_wait_s", ".0f"),
+        ("95th percentile of waits", "p95_wait_s", ".0f"),
+        ("worst wait", "max_wait_s", ".0f"),
+        ("slowdown", "mean_slowdown", ".2f"),
+    ):
+        cells = [[*_name(row), *_by_class(row, column, form)] for row in rows]
+        lines += ["", f"{title} by class:", *columns((*NAMES, *CLASSES), cells)]
+    heads = (*NAMES, "worst excess", "of job", "later", "pays", "malleable", "rigid", "sooner")
+    lines += [
+        "",
+        f"starts beside those of EASY on rigid jobs (later: by more than {found['margin_s']:g} s), "
+        "and whether being malleable pays:",
+        *columns(heads, [_compared(row) for row in rows]),
+        "",
+        *_rises(found["rises"]),
+    ]
+    return lines
+
+
+def _status(found: Row) -> str:
+    return "held out" if found["held_out"] else f"parameters of {DEFAULT} were set on it"
+
+
+def _name(row: Row) -> list[str]:
+    serial = "" if row["share"] == 0.0 else f"{row['serial']:g}"
+    return [row["policy"], f"{100 * row['share']:.0f} %", serial]
+
+
+def _cells(row: Row) -> list[str]:
+    times = [f"{row[f'{each}_turnaround_s']:.0f}" for each in ("mean", "p95", "max")]
+    waits = [f"{row[f'{each}_wait_s']:.0f}" for each in ("mean", "p95", "max")]
+    low, high = row["range_turnaround_s"]
+    of_bound = f"{row['mean_turnaround_s'] / row['bound_s']:.2f}" if row["bound_s"] else ""
+    return [
+        *_name(row),
+        times[0],
+        of_bound,
+        "" if low == high else f"{low:.0f}-{high:.0f}",
+        *times[1:],
+        *waits,
+        f"{row['mean_bounded_slowdown']:.2f}",
+        f"{row['node_s'] / 3600:.0f}",
+        f"{row['node_s_of_rigid']:.3f}",
+        f"{row['energy_j']['cluster'] / 1e9:.3f}",
+        f"{row['resizes']:.0f}",
+        f"{row['decisions_per_s']:.0f}",
+    ]
+
+
+def _by_class(row: Row, column: str, form: str) -> list[str]:
+    classes = row["classes"]
+    return [format(classes[name][column], form) if name in classes else "" for name in CLASSES]
+
+
+def _compared(row: Row) -> list[str]:
+    cells = [*_name(row), f"{row['worst_excess_s']:.0f}", str(row["worst_job"] or "")]
+    cells.append(f"{100 * row['later']:.1f} %")
+    paid = row["pays"]
+    if paid is None:
+        return [*cells, "", "", "", ""]
+    times = [f"{paid[f'{mode}_turnaround_s']:.0f}" for mode in ("malleable", "rigid")]
+    return [*cells, f"{paid['ratio']:.3f}", *times, f"{100 * paid['sooner']:.0f} %"]
+
+
+def _rises(steps: Sequence[Row]) -> list[str]:
+    if not steps:
+        return ["mean turnaround rises nowhere with the share of malleable jobs"]
+    return [
+        "mean turnaround rises with the share of malleable jobs:",
+        *(
+            f"  {step['policy']}, f = {step['serial']:g}: by {step['by_s']:.0f} s from "
+            f"{100 * step['shares'][0]:.0f} to {100 * step['shares'][1]:.0f} %"
+            for step in steps
+        ),
+    ]
+
+
+def draw(name: str, found: Row, plan: Plan, path: Path) -> None:
+    """Draw a stream: curves of the policies over the share of malleable jobs."""
+    from rms.plots import Panel, draw_panels
+
+    rows, label = found["rows"], "malleable jobs (%)"
+    panels = []
+    for title, value in _CURVES.items():
+        for serial in plan.serials:
+            series = {
+                policy: _curve(by_share(rows, policy, serial), value) for policy in plan.policies
+            }
+            if "turnaround" in title:
+                some = by_share(rows, plan.policies[0], serial)
+                series["lower bound"] = _curve(some, lambda row: row["bound_s"] / 3600)
+            panels.append(Panel(f"{title}, f = {serial:g}", series, label))
+    text = f"{name} ({_status(found)}): {found['jobs']} jobs, {found['nodes']} nodes"
+    draw_panels(panels, path, text, columns=len(plan.serials))
+
+
+_CURVES: Mapping[str, Callable[[Row], float | None]] = {
+    "mean turnaround (h)": lambda row: row["mean_turnaround_s"] / 3600,
+    "mean wait (h)": lambda row: row["mean_wait_s"] / 3600,
+    "95th percentile of waits (h)": lambda row: row["p95_wait_s"] / 3600,
+    "node hours over those of rigid jobs": lambda row: row["node_s_of_rigid"],
+    "energy (GJ)": lambda row: row["energy_j"]["cluster"] / 1e9,
+    "turnaround, malleable over rigid": lambda row: row["pays"] and row["pays"]["ratio"],
+}
+
+
+def _curve(
+    rows: Sequence[Row], value: Callable[[Row], float | None]
+) -> tuple[list[float], list[float]]:
+    points = [(100.0 * row["share"], value(row)) for row in rows]
+    known = [(share, each) for share, each in points if each is not None]
+    return [share for share, _ in known], [each for _, each in known]
+
+
+# --- the command ---------------------------------------------------------------------------------
+
+
+def streams(
+    given: Sequence[Stream],
+    plan: Plan,
+    workers: int,
+    figures: Path | None,
+    progress: Callable[[str], None],
+) -> tuple[Row, list[str]]:
+    """Return the JSON of the study of some streams, and its tables."""
+    result: Row = {"study": "streams", "set_on": SET_ON, "plan": plan._asdict(), "streams": {}}
+    lines = [*_assumed(given[0]), ""]
+    with ExitStack() as stack:
+        run_all = _pool(given, workers, stack)
+        for stream in given:
+            todo = cases(stream.name, plan)
+            runs: dict[Case, Run] = {}
+            for case, each in zip(todo, run_all(todo), strict=True):
+                runs[case] = each
+                progress(f"{stream.name}: {len(runs)} of {len(todo)} simulations")
+            found = result["streams"][stream.name] = study(stream, plan, runs)
+            lines += [*table(stream.name, found), ""]
+            if figures is not None:
+                draw(stream.name, found, plan, figures / f"streams-{stream.name}.png")
+    lines += NOTES
+    if figures is not None:
+        lines.append(f"figures in {figures}")
+    return result, lines
+
+
+def _assumed(stream: Stream) -> list[str]:
+    """Return the assumptions that are the same for all streams."""
+    speedup, *others = assumptions(Change(), Site(stream.nodes))
+    return [
+        f"Parameters of {DEFAULT} were set on {SET_ON}.",
+        speedup.replace("f = 0.05 unless stated", "f as stated"),
+        *others[:-1],
+    ]
+
+
+def options(argv: Sequence[str], description: str) -> argparse.Namespace:
+    """Return the options of the command."""
+    plan = Plan()
+    command = Parser("streams", description=description, allow_abbrev=False)
+    command.formatter_class = argparse.RawDescriptionHelpFormatter
+    add = command.add_argument
+    add(
+        "--data",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with traces and external (default: RMS_TRACES and MALLEABLE_DATA, else "
+        "shared/data beside the repository)",
+    )
+    add("--logs", type=_of(LOGS, "logs"), default=tuple(LOGS), metavar="NAME[,...]")
+    add("--policies", type=_of(POLICIES, "policies"), default=plan.policies, metavar="NAME[,...]")
+    add("--shares", type=_shares, default=plan.shares, metavar="PCT[,...]", help="malleable jobs")
+    add("--serials", type=_serials, default=plan.serials, metavar="F[,...]", help="serial parts")
+    add("--seeds", type=_seeds, default=plan.seeds, metavar="N[,...]", help="of the draws")
+    add("--jobs", type=_slice, metavar="FIRST:COUNT", help="of each log (default: by log)")
+    add("--workers", type=at_least(1), default=os.cpu_count() or 1, metavar="N")
+    add("--json", metavar="FILE", help="write the result as JSON (- for stdout)")
+    add("--figures", type=Path, metavar="FOLDER", help="draw a figure for each log there")
+    return command.parse_args(argv)  # type: ignore[no-any-return]
+
+
+def _of(known: Iterable[str], kind: str) -> Callable[[str], tuple[str, ...]]:
+    names = tuple(known)
+
+    def read(text: str) -> tuple[str, ...]:
+        parts = tuple(text.split(","))
+        if not set(parts) <= set(names) or len(set(parts)) < len(parts):
+            raise argparse.ArgumentTypeError(
+                f"expected {kind} of {', '.join(names)}, each once, got {text!r}"
+            )
+        return parts
+
+    return read
+
+
+def _numbers(text: str, what: str, most: float) -> tuple[float, ...]:
+    """Read numbers from 0 to ``most``, each once."""
+    try:
+        numbers = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    good = numbers and all(0.0 <= number <= most for number in numbers)
+    if not good or len(set(numbers)) < len(numbers):
+        raise argparse.ArgumentTypeError(
+            f"expected {what}, each from 0 to {most:g} and once, got {text!r}"
+        )
+    return numbers
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    numbers = _numbers(text, "shares in per cent", 100.0)
+    return tuple(number / 100.0 for number in sorted(numbers))
+
+
+def _serials(text: str) -> tuple[float, ...]:
+    return _numbers(text, "serial parts of a run time", 1.0)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
+        raise argparse.ArgumentTypeError(f"expected whole numbers, each once, got {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _slice(text: str) -> tuple[int, int]:
+    first, _, count = text.partition(":")
+    if not (first.isdecimal() and count.isdecimal() and int(count)):
+        raise argparse.ArgumentTypeError(
+            f"expected FIRST:COUNT, the number of the first job from 0 and of jobs, got {text!r}"
+        )
+    return int(first), int(count)
+
+
+def folders(data: Path | None, beside: Path) -> tuple[Path, Path]:
+    """Return the folder of traces and that of other data."""
+    if data is not None:
+        return data / "traces", data / "external"
+    traces = os.environ.get("RMS_TRACES", beside / "traces")
+    return Path(traces), Path(os.environ.get("MALLEABLE_DATA", beside / "external"))
+
+
+def command(arguments: argparse.Namespace, beside: Path) -> int:
+    """Read the logs, run the study and print it.
+
+    Args:
+        arguments: see :func:`options`.
+        beside: the folder of data where no other is named.
+    """
+    traces, external = folders(arguments.data, beside)
+    plan = Plan(
+        arguments.policies, arguments.shares, arguments.serials, arguments.seeds, arguments.jobs
+    )
+    with refuse_on(FileError):
+        read = [read_stream(name, traces, external, plan.jobs) for name in arguments.logs]
+        if arguments.figures is not None:
+            _make(arguments.figures)
+        progress = say if sys.stderr.isatty() else _say_nothing
+        result, lines = streams(read, plan, arguments.workers, arguments.figures, progress)
+    publish(arguments.json, result, lines)
+    return 0
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"expected a folder for --figures, got: {error}") from None
+
+
+def _say_nothing(_: str) -> None:
+    """Stand in for progress that nobody looks at."""
