@@ -27,6 +27,7 @@ from rms.core.policies import Policy, PolicyError, View
 from rms.core.policies.conservative import expected_starts
 from rms.core.powercap import PowerBudget, growth_w
 from rms.core.state import State
+from rms.core.twin import Twin
 from rms.core.usage import Usage
 
 _TO_DECIDE = holds.EVENTS | {ResizeAsked}
@@ -52,6 +53,7 @@ class Engine:
             raise PolicyError(
                 f"expected nodes that state frequencies for policy {policy.name}, got none"
             )
+        self.twin: Twin | None = None
         self._explained: dict[JobId, Later] | None = None
         self._view: View | None = None
         self._starts: tuple[View, int, dict[JobId, float]] | None = None
@@ -68,6 +70,8 @@ class Engine:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
         self._policy, self._explained, self._view = policy, None, None
         self._count_usage()
+        self.state.due, self.state.entitled = None, set()
+        self.twin = None if policy.twin is None else Twin.of(self.state, policy.twin)
         if policy.always_on:
             self.state.idle = None
         elif self.state.idle is None:
@@ -101,6 +105,8 @@ class Engine:
         if state.idle is not None and not state.idle.since_s:
             state.idle.begin(state.nodes, event.at_s)
         transition.apply(state, event)
+        if self.twin is not None:
+            self.twin.follow(state, event)
         self._explained = self._view = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:
@@ -186,6 +192,8 @@ class Engine:
         A driver enters a :class:`rms.core.events.Ticked` then.
         """
         look_s = inf if self._policy.always_on else self._policy.look_s(self.state)
+        if self.twin is not None:
+            look_s = min(look_s, max(self.twin.next_s, self.state.now_s))
         return min(look_s, self.state.renewal_s)
 
     def explain(self, job_id: JobId) -> Later | None:

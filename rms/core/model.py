@@ -187,7 +187,9 @@ class Job(msgspec.Struct, gc=False):
         end_s, expected_end_s: when it was over, or None; when, running, it is expected to be.
         pays_until_s: until when the next larger size saves more time than the resize costs.
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
-        resize_count: how often it was resized so far.
+        resize_count, resized_s: how often it was resized so far, and when last.
+        callable: nodes above its least size, while it may be shrunk (of ``State.callable``).
+        widest: the size beyond which the policy does not widen it, once that is worked out.
         seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``; None
             where it never was.
         speedup: what it is planned by: that of ``spec``, corrected by what was seen.
@@ -220,6 +222,9 @@ class Job(msgspec.Struct, gc=False):
     rate: float = 0.0
     since_s: float = 0.0
     resize_count: int = 0
+    resized_s: float = -inf
+    callable: int = 0
+    widest: int = 0
     seen: Mapping[int, tuple[int, float]] | None = None
     speedup: Speedup | None = None
     above_w: float = 0.0

@@ -27,12 +27,16 @@ from rms.core.policies import Policy
 from rms.core.scheduler import Scheduler
 from rms.core.state import End, State
 from rms.core.timeline import Timeline
+from rms.core.twin import Twin
 from rms.wire.users import Books, HistoryEntry, NodeSpan
 
 _STATE = get_type_hints(State)
 _LEDGER = get_type_hints(Ledger)
 _FOLLOWS = frozenset(
-    ("pools", "_queues", "site", "counted", "power", "host", "levels", "_slots", "allowed")
+    (
+        *("pools", "_queues", "_rankings", "awaited", "site", "counted", "power", "host"),
+        *("levels", "_slots", "allowed"),
+    )
 )
 """Fields that the site, or another field, has already."""
 
@@ -88,6 +92,19 @@ class ClusterImage(msgspec.Struct):
     levels: tuple[tuple[float, float], ...]
 
 
+class TwinImage(msgspec.Struct):
+    """What EASY would run (:mod:`rms.core.twin`); jobs that are over there by their places."""
+
+    state: dict[str, Any]
+    ends: list[tuple[float, int, JobId]]
+    flexible: set[JobId]
+    follows: bool
+    nodes: int
+    late: dict[JobId, float]
+    past: list[int]
+    entered: dict[JobId, float]
+
+
 class Image(msgspec.Struct):
     """All of a scheduler but its policy, of which it is only said which that is."""
 
@@ -103,6 +120,7 @@ class Image(msgspec.Struct):
     history: dict[JobId, list[HistoryEntry]]
     reasons: dict[JobId, str]
     resizes: dict[JobId, int]
+    twin: TwinImage | None = None
 
 
 _image = msgspec.msgpack.Decoder(Image)
@@ -121,6 +139,7 @@ def freeze(scheduler: Scheduler) -> bytes:
         counted=state.counted,
         state=_written(state, _STATE, jobs),
         energy=_energy(energy, jobs),
+        twin=_twin(scheduler.engine.twin, jobs),
         jobs=jobs.all,
         timeline=_timeline(scheduler.timeline),
         history=scheduler.history,
@@ -149,7 +168,12 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         site = msgspec.structs.replace(image.site, names=nodes.names)  # those before had none
         state = State(site, image.counted)
         _read(state, _STATE, image.state, image.jobs)
-        scheduler.engine.state = state
+        engine = scheduler.engine
+        engine.state = state
+        if engine.twin is not None and image.twin is not None:
+            _restore_twin(engine.twin, state, image.twin, image.jobs)
+        elif engine.policy.twin is not None:
+            engine.twin = Twin.of(state, engine.policy.twin)
         _restore_energy(scheduler.energy, state, image)
         _restore_timeline(scheduler.timeline, image.timeline)
     except (zlib.error, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
@@ -210,6 +234,25 @@ def _read(of: object, hints: Mapping[str, Any], found: Mapping[str, Any], jobs: 
         else:
             value = msgspec.convert(value, hint)
         setattr(of, name, value)
+
+
+def _twin(twin: Twin | None, jobs: _Jobs) -> TwinImage | None:
+    if twin is None:
+        return None
+    return TwinImage(
+        _written(twin.state, _STATE, jobs),
+        *(twin.ends, twin.flexible, twin.follows, twin.nodes, twin.late),
+        [jobs.place(job) for job in twin.past.values()],
+        twin.entered,
+    )
+
+
+def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -> None:
+    twin.state = State(Site(state.nodes), counted=True)
+    _read(twin.state, _STATE, image.state, jobs)
+    twin.ends, twin.flexible, twin.follows = image.ends, image.flexible, image.follows
+    twin.nodes, twin.late, twin.entered = image.nodes, image.late, image.entered
+    twin.past = {jobs[at].spec.id: jobs[at] for at in image.past}
 
 
 # --- the books -----------------------------------------------------------------------------------

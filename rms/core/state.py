@@ -31,9 +31,39 @@ NodeLists = tuple[tuple[str, ...], tuple[str, ...]]
 Key = Callable[[Job], float]
 """What waiting jobs are sorted by."""
 
+RunningKey = Callable[["State", Job], float]
+"""What running jobs are sorted by; inf for those that are left out."""
+
 OVERDUE_S = 5.0
 """Extension of an estimated end that a job runs past, doubled each time; also the least time from
 the last event to the pass that takes an extension into account."""
+
+
+@dataclass(slots=True)
+class Ranking:
+    """Running jobs by a key, which is computed when something of a job changes.
+
+    Attributes:
+        entries: sorted.
+        keys: of the jobs in it, by number.
+    """
+
+    key: RunningKey
+    entries: list[End] = field(default_factory=list)
+    keys: dict[int, float] = field(default_factory=dict)
+
+    def enter(self, state: State, job: Job) -> None:
+        """Enter a job, unless its key is inf."""
+        value = self.key(state, job)
+        if value < inf:
+            self.keys[job.number] = value
+            insort(self.entries, (value, job.number, job))
+
+    def leave(self, job: Job) -> None:
+        """Take a job out, if it is in it."""
+        value = self.keys.pop(job.number, None)
+        if value is not None:
+            del self.entries[bisect_left(self.entries, (value, job.number))]
 
 
 @dataclass(slots=True)
@@ -62,15 +92,23 @@ class State:
         held: jobs that may not start yet (see :mod:`rms.core.holds`).
         wanted: resizes that users want of jobs that have come to no resize point yet.
         usage: what accounts have used, where the policy goes by it.
+        due: waiting jobs that EASY would have started, all jobs rigid, in that order, and when
+            (:mod:`rms.core.twin`); None where EASY decides, or no policy goes by it.
+        entitled: running jobs that EASY would run now.
         outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
         estimated: an expected end in ``ends`` is an estimate, from progress or from an assumed run
             time, which a job may run past.
         by_estimate: waiting jobs by expected run time (see also ``queue_by``).
-        arrays: how many jobs of each array wait or run, by its name.
+        arrays, accounts: how many jobs of each array, and of each account, wait or run.
+        held_by: of each account, how many nodes its jobs hold at their least sizes.
         shrinkable: running jobs that may be shrunk now, by expected end.
         expandable: running jobs that may be expanded now, by the time until which the next size
             saves more than the resize costs: what no longer pays is at the front and is skipped.
+        callable: nodes that running jobs hold above their least sizes and may be shrunk from now.
+        sizes_stay: no running job is widened: of a copy that looks ahead.
+        awaited: running jobs that the policy would resize if they were at a resize point: a
+            simulation lets them come to their next one, and no other.
         changed: jobs whose nodes or power changed since the energy ledger was last written.
         needs_pass: something other than submissions has happened since the policy's last pass;
             else who waited then waits now for the same reasons, and only ``new_jobs`` matter.
@@ -120,10 +158,15 @@ class State:
     held: dict[JobId, Job] = field(default_factory=dict)
     wanted: dict[JobId, ResizeAsked] = field(default_factory=dict)
     usage: Usage | None = None
+    due: dict[JobId, float] | None = None
+    entitled: set[JobId] = field(default_factory=set)
     outcomes: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False)
     ends: list[End] = field(default_factory=list)
     shrinkable: list[End] = field(default_factory=list)
     expandable: list[End] = field(default_factory=list)
+    callable: int = field(default=0, compare=False)
+    sizes_stay: bool = field(default=False, compare=False)
+    awaited: dict[JobId, Job] = field(default_factory=dict, compare=False)
     changed: dict[JobId, Job] = field(default_factory=dict, compare=False)
     needs_pass: bool = field(default=True, compare=False)
     new_jobs: list[Job] = field(default_factory=list, compare=False)
@@ -140,6 +183,8 @@ class State:
     power_models: tuple[NodePower, ...] = field(default=(), compare=False)
     idle_w: float = field(default=0.0, compare=False)
     arrays: dict[str, int] = field(default_factory=dict, compare=False)
+    accounts: dict[str, int] = field(default_factory=dict, compare=False)
+    held_by: dict[str, int] = field(default_factory=dict, compare=False)
     settable_frequencies: bool = True
     estimated: bool = field(default=False, compare=False)
     clocked: bool = field(default=False, compare=False)
@@ -150,6 +195,7 @@ class State:
     beside: dict[JobId, Job] = field(default_factory=dict, compare=False)
     listed: set[JobId] = field(default_factory=set)
     _queues: dict[Key, list[End]] = field(default_factory=dict, compare=False)
+    _rankings: dict[str, Ranking] = field(default_factory=dict, compare=False)
     allowed: dict[NodeLists, frozenset[Node]] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -231,6 +277,24 @@ class State:
             self._queues[key] = queue
         return queue
 
+    def running_by(self, name: str, key: RunningKey) -> list[End]:
+        """Return the running jobs by a key, without those of which it is inf.
+
+        The list is kept sorted from the first time on; a job's key is computed again whenever its
+        size or its progress is entered anew, and not as time goes by.
+        """
+        ranking = self._rankings.get(name)
+        if ranking is None:
+            ranking = self._rankings[name] = Ranking(key)
+            for job in self.running.values():
+                ranking.enter(self, job)
+        return ranking.entries
+
+    def keep_sizes(self) -> None:
+        """Let no running job be resized: of a copy of a state."""
+        self.shrinkable, self.expandable, self._rankings = [], [], {}
+        self.callable, self.sizes_stay = 0, True
+
     def by_priority(self, jobs: Iterable[Job]) -> Iterable[Job]:
         """Return jobs by priority, the highest first; a stable sort."""
         return sorted(jobs, key=lambda job: -job.spec.priority) if self.prioritised else jobs
@@ -266,9 +330,15 @@ class State:
         self.pool_free = [] if self.pools is None else list(self.pools.number)
         self.pool_gb_s = [0.0] * len(self.pool_free)
 
-    def count_array(self, job: Job, more: int) -> None:
+    def count(self, job: Job, more: int) -> None:
         """Enter that a job came or went."""
-        array = job.spec.array
+        account, array = job.spec.account, job.spec.array
+        there = self.accounts.get(account, 0) + more
+        if there:
+            self.accounts[account] = there
+        else:
+            del self.accounts[account]
+            self.held_by.pop(account, None)
         if array is None:
             return
         left = self.arrays.get(array, 0) + more
@@ -296,8 +366,7 @@ class State:
             self.pending[job.spec.id] = job
             if sort:
                 self.pending = dict(sorted(self.pending.items(), key=lambda item: item[1].number))
-        if job.spec.array is not None:
-            self.count_array(job, 1)
+        self.count(job, 1)
         if job.spec.array_limit is not None:
             self.array_limited += 1
         self.prioritised += job.spec.priority != 0
@@ -308,8 +377,7 @@ class State:
     def dequeue(self, job_id: JobId) -> Job:
         """Take a job out of the queue."""
         job = self.pending.pop(job_id)
-        if job.spec.array is not None:
-            self.count_array(job, -1)
+        self.count(job, -1)
         if job.spec.array_limit is not None:
             self.array_limited -= 1
         self.prioritised -= job.spec.priority != 0
@@ -350,9 +418,18 @@ class State:
             sizes = spec.sizes()
             if job.size > sizes[0]:
                 insort(self.shrinkable, (end, job.number, job))
+                least = sizes[0]
+                if least in job.refused_sizes:
+                    least = next((n for n in sizes if n not in job.refused_sizes), job.size)
+                job.callable = max(0, job.size - least)
+                self.callable += job.callable
             if job.size < sizes[-1] and not job.kept:
                 job.pays_until_s = self._pays_until(job)
                 insort(self.expandable, (job.pays_until_s, job.number, job))
+        held = self.held_by
+        held[spec.account] = held.get(spec.account, 0) + job.size - job.callable
+        for ranking in self._rankings.values():
+            ranking.enter(self, job)
 
     def _expected_end(self, job: Job) -> float:
         """Return when a running job is expected to end.
@@ -424,17 +501,24 @@ class State:
             _remove(self.shrinkable, job.expected_end_s, job)
         if self.expandable:
             _remove(self.expandable, job.pays_until_s, job)
+        self.held_by[job.spec.account] -= job.size - job.callable
+        self.callable -= job.callable
+        job.callable = 0
+        for ranking in self._rankings.values():
+            ranking.leave(job)
 
     def use_estimates(self, *, exact: bool) -> None:
         """Let expected ends follow what is known of run times, or limits."""
         self.needs_pass = True
         self._queues.clear()
+        self._rankings.clear()
         if exact == self.exact:
             return
         self.exact = exact
         self.ends.clear()
         self.shrinkable.clear()
         self.expandable.clear()
+        self.callable, self.held_by = 0, {}
         for job in self.running.values():
             self.index_running(job)
 

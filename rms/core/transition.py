@@ -186,6 +186,7 @@ def _resized(state: State, event: Resized) -> None:
             enter_bandwidth(state, job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
+    job.resized_s = event.at_s
     state.unindex_running(job)
     job.size = job.requested_size
     _resume(state, job, rests=event.rests)
@@ -254,9 +255,8 @@ def _release(state: State, job: Job) -> None:
     """Take a job from among the running ones, with all it holds."""
     del state.running[job.spec.id]
     state.wanted.pop(job.spec.id, None)
-    if job.spec.array is not None:
-        state.count_array(job, -1)
     state.unindex_running(job)
+    state.count(job, -1)
     state.free_count += job.size
     if job.requested_size is not None:
         state.free_count += job.gain
@@ -346,8 +346,7 @@ def take(state: State, decision: Decision) -> None:
             job.slowdown, job.frequencies = decision.slowdown, job.asked
         job.since_s = state.now_s
         state.running[decision.job] = job
-        if job.spec.array is not None:
-            state.count_array(job, 1)
+        state.count(job, 1)
         state.free_count -= size
         if decision.nodes:
             state.take(decision.nodes)

@@ -111,11 +111,13 @@ class Simulation:
         # Of the events in the heap about one job, those of its newest version count.
         self._versions: dict[JobId, int] = {}
         self._points: dict[JobId, float] = {}  # the next resize point of each
+        self._lazy = policy.twin is not None  # only points that the policy waits for happen
         arrivals = sorted(specs, key=attrgetter("submit_s"))
         self._submissions = submissions(arrivals)
         if self._beside is not None and (self._together or failures):
             raise ValueError("expected nodes that stay up and a pass for each event")
         self._next_submission: Submitted | None = None
+        self._due_points: dict[JobId, float] = {}  # those of them that are to happen
         self._every_s = policy.passes.every_s
         self._looks: set[float] = set()  # ticks that are not of those regular times
         self.failed = 0
@@ -129,7 +131,8 @@ class Simulation:
     def run(self) -> None:
         """Run until nothing is left to happen."""
         engine, ledger, state = self.engine, self.ledger, self._state
-        capped, looks = state.power_cap_w is not None, not engine.policy.always_on
+        capped = state.power_cap_w is not None
+        looks = not engine.policy.always_on or engine.twin is not None
         beside = self._beside
         self._next_submission = next(self._submissions, None)
         if self._next_submission is not None and self._every_s is not None:
@@ -152,6 +155,8 @@ class Simulation:
                     self._follow(event, decisions)
             if state.held:
                 self._free(state.now_s)
+            if state.awaited:
+                self._await(state.now_s)
             if state.reclocked:
                 self._reschedule(state.now_s)
             if looks and (look_s := engine.look_s) < inf and look_s not in self._looks:
@@ -286,6 +291,7 @@ class Simulation:
                     if node == state.together(node)[0]:
                         self._push(NodeBooted(state.booting[node], node))
         if kind is ResizePoint:
+            self._due_points.pop(event.job, None)  # type: ignore[union-attr]
             self._resize_or_go_on(running[event.job], event.at_s)  # type: ignore[union-attr]
 
     def _free(self, now: float) -> None:
@@ -364,12 +370,42 @@ class Simulation:
 
     def _next_point(self, job: Job, now: float, known_s: float = inf) -> None:
         """Enter when a job comes to its next resize point; by the clock when it is known to."""
-        spec, at_s = job.spec, inf
+        spec = job.spec
         if not spec.mode.resizable:
             return
         if spec.resize_every_s is not None:
-            at_s = known_s if known_s < inf else now + spec.resize_every_s
-            self._points[spec.id] = at_s
+            self._points[spec.id] = known_s if known_s < inf else now + spec.resize_every_s
+        if self._lazy:
+            self._due_points.pop(spec.id, None)
+            return
+        at_s = self._point_after(job, now)
+        if at_s < inf:
+            self._push(ResizePoint(at_s, spec.id), self._versions[spec.id])
+
+    def _await(self, now: float) -> None:
+        """Let the jobs come to their next resize points that the policy waits for there."""
+        for job_id, job in self._state.awaited.items():
+            if (
+                job_id in self._due_points
+                or job.requested_size is not None
+                or job.end_s is not None
+            ):
+                continue
+            at_s = self._point_after(job, now)
+            if at_s < inf:
+                self._due_points[job_id] = at_s
+                self._push(ResizePoint(at_s, job_id), self._versions[job_id])
+        self._state.awaited.clear()
+
+    def _point_after(self, job: Job, now: float) -> float:
+        """Return when a job comes to its next resize point."""
+        spec, at_s = job.spec, inf
+        if spec.resize_every_s is not None:
+            known_s = self._points[spec.id]
+            if known_s <= now:
+                known_s += spec.resize_every_s * (floor((now - known_s) / spec.resize_every_s) + 1)
+                self._points[spec.id] = known_s
+            at_s = known_s
         if spec.resize_parts is not None:
             done, rate = 1.0 - job.remaining_share(now), job.rate
             if self._beside is not None:
@@ -377,8 +413,7 @@ class Simulation:
             part = floor(done * spec.resize_parts + 1e-6) + 1
             if part < spec.resize_parts and rate:
                 at_s = min(at_s, now + (part / spec.resize_parts - done) / rate)
-        if at_s < inf:
-            self._push(ResizePoint(at_s, spec.id), self._versions[spec.id])
+        return at_s
 
     def _resize_or_go_on(self, job: Job, now: float) -> None:
         if job.requested_size is None:

@@ -1,56 +1,106 @@
 """Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
 
-1. Jobs that can be resized count with their least size; the nodes above that are lent to them.
-   On what is not held then, jobs start by EASY backfilling in the queue's order, each at its least
-   size: the first that does not fit has a reservation that no later one may delay.
-2. A job that may start by that, but for nodes that are lent, gets them from running jobs, as these
-   come to resize points; of those that can give at once from the one that loses least.
-3. Nodes that no such job needs go, as in ``equal-share``, to whoever has longest to go, as long as
-   that saves more than the resize costs; a job that was often resized is widened no more.
-4. While all jobs are of one array, ``equal-share`` decides, except over nodes that it leaves idle
-   because too few are left for the next task.
+1. Jobs that EASY would have started by now, were all jobs rigid, are *due* (:mod:`rms.core.twin`).
+   They start before all others, in the order in which they became due, at their least sizes. The
+   first that cannot start has a reservation, by the requests of the running jobs at their least
+   sizes, that no later job may delay.
+2. Other jobs start in the queue's order, if they do not delay the first waiting job that is not
+   flexible or, once a job is due and cannot start, that one.
+3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. Who gives
+   nodes, and who is given idle ones, is decided by one measure, the *worth* of a job: ``w /
+   (a left^a)``, with ``left`` the time to its end, a = ``short`` and ``w`` = 1 + waiting jobs x its
+   least size / nodes, since a job that ends sooner frees its least nodes for those who wait, too.
+   For a close to 0 this is weighted proportional fairness (Kelly, European Transactions on
+   Telecommunications 8, 1997, 33-37); for a = 1 the shortest remaining time comes first.
+4. A resize must bring more worth than it costs, and no job is widened beyond the size at which it
+   takes ``node_hours`` more node hours than at its preferred one.
+5. While every job is fixed, EASY decides. While all jobs are of one array, ``equal-share`` decides,
+   except over nodes that it leaves idle because too few are left for the next task.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from functools import lru_cache
+from heapq import heappop, heappush
 from math import inf
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
 from rms.core.events import Later, Reason, Start, node_words
 from rms.core.model import Job, JobId, Mode
-from rms.core.policies.admission import InOrder, start
+from rms.core.policies.admission import Easy, InOrder, start
 from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.listed import ListedPlan
 from rms.core.policies.placement import Room
-from rms.core.policies.share import Entry, EqualShare, SharePlan, balanced, freeing, longest
+from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
 from rms.core.policies.sizing import Plan
 from rms.core.powercap import PowerBudget, why_power
-from rms.core.state import State
+from rms.core.speedup import Speedup, some_sizes
+from rms.core.state import End, State
+
+UNKNOWN_S = 1e9
+"""Time to the end, on one node, of a job of which nothing is known."""
+
+START = 3.0
+"""Worth of a start over that of a running job of the same size: who waits makes no progress."""
+
+GAIN = 2.0
+"""How many times its cost a resize of a running job must bring."""
 
 
-class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
+class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """EASY backfilling over least sizes; what is left is lent to running jobs.
 
-    Its ``resizes`` bound those of all jobs, whatever they cost.
+    Attributes:
+        energy: weight of energy against time, from 0 to 1, in the largest size of each job.
+        rotate: of ``equal-share``, as long as all jobs are of one array.
+        look: at most this many jobs are looked at for a change.
+        node_hours: how many more node hours than at its preferred size a job may take at the size
+            to which it is widened, as a share.
+        short: exponent of the time to the end in the worth of a job, above 0 and at most 1.
+        rest: a job is widened at most once in so many times the price of its resize.
+        horizon_s: for how long a size is counted on while others wait.
     """
+
+    energy: float = 0.0
+    rotate: bool = True
+    look: int = 48
+    node_hours: float = 0.1
+    short: float = 0.1
+    rest: float = 10.0
+    horizon_s: float = 600.0
+    twin: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.energy <= 1.0 or self.look < 1:
+            raise ValueError(f"expected energy of 0 to 1 and look of at least 1, got {self}")
+        if not (self.node_hours >= 0.0 and self.rest >= 0.0 and self.horizon_s > 0.0):
+            raise ValueError(
+                f"expected node_hours and rest of at least 0 and horizon_s above 0, got {self}"
+            )
+        if not 0.0 < self.short <= 1.0:
+            raise ValueError(f"expected short above 0 and at most 1, got {self.short}")
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
+        if state.due is None:
+            return BackfillPlan(in_order=False, easy=True)
         if state.one_array:
-            plan = EqualShare.__call__(self, state, queue, room)
+            share = EqualShare(energy=self.energy, rotate=self.rotate, look=self.look)
+            plan = share(state, queue, room)
+            plan.awaits = [job for job in state.running.values() if job.spec.resize_points_known]
             left = room.free + state.releasing - sum(plan.sizes.values())
             if plan.changes or left <= 0 or len(plan.sizes) == len(state.pending):
                 return plan
-        plan = BackfillPlan(in_order=False, energy=self.energy)
-        if not _due(state, room):
+        plan = BackfillPlan(in_order=False, energy=self.energy, sizing=self)
+        if not (state.needs_pass or state.new_jobs or state.reached_resize_point):
             return plan
-        found, budget = backfilled(state, queue, room, self.energy), budget_of(room)
-        plan.found = found
+        found = plan.found = self.backfilled(state, queue, room)
+        budget = budget_of(room)
         if budget is not None:
             budget = budget.plus(0.0)
         spare, starting, short, short_w = room.free, [], 0, 0.0
@@ -62,51 +112,250 @@ class BackfillShare(EqualShare, frozen=True, forbid_unknown_fields=True):
                 plan.sizes[job.spec.id] = size
                 starting.append(job)
             else:
+                if job.spec.id in state.due:  # nobody is to take what it waits for
+                    short, spare = short - spare, 0
                 short += size
                 short_w += 0.0 if budget is None else budget.start_w(job, size)
-        if short:
+        if short or short_w:
             if budget is not None:
                 short_w -= budget.left_w + budget.releasing_w
             self._make_room(state, plan, (short - spare - state.releasing, short_w), budget)
-            return plan
-        if spare > 0:
-            flexible = [job for job in starting if _lends(job, found.first)]
-            here = set(map(id, state.reached_resize_point))
-            if not flexible and not _any_can(state, here):
-                return plan  # most frequent: whoever would be widened cannot be now
-            running = self.expandable(state, self.look)
-            able = {number for _, _, number, job in running if _can(job, here)}
-            if flexible or able:
-                self._expand(state, plan, (flexible, running), spare, budget, matter=able)
-                plan.changes = [change for change in plan.changes if change[0].number in able]
+        elif spare > 0:
+            self._widen(state, plan, starting, spare, budget)
         return plan
 
-    def expandable(self, state: State, look: int) -> list[Entry]:
-        """Return the running jobs that may be expanded, without those resized too often."""
-        return longest(state, look, self.resizes)[: state.resizes_left]
+    # --- who starts --------------------------------------------------------------------------
+
+    def backfilled(self, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
+        """Return who may start if jobs that can be resized held their least sizes only."""
+        if not state.pending:
+            return Backfilled()  # nobody asks what there would be for one
+        base = room.free + state.releasing
+        found = Backfilled(free=base + state.callable)
+        budget = budget_of(room)
+        if budget is not None:
+            lent_w = [budget.drawn_w(j) - budget.at_w(j, _least(j)) for *_, j in state.shrinkable]
+            found.budget = budget.plus(budget.releasing_w + sum(lent_w))
+        narrowest = state.queue_by(_width)[0][0]
+        if found.free < narrowest:
+            found.first = next(_in_turn(state, queue), None)
+            return found
+        due = state.due or {}
+        for job in _in_turn(state, queue):
+            if job.spec.id in due:
+                if not found.fits(job, job.least):
+                    found.first = found.first or job
+                    continue
+            else:
+                # Who is not due waits in the queue's order; the oldest is protected, not first,
+                # unless it can neither start on fewer nodes nor give some back.
+                if found.first is None and not found.fits(job, job.least):
+                    found.first = job
+                elif found.first is None and job.spec.mode is not Mode.FLEXIBLE:
+                    found.take(state, room, job, _start_size(state, job, found, self.energy))
+                break
+            found.take(state, room, job, _start_size(state, job, found, self.energy))
+            if found.free < narrowest:
+                return found
+        donors: Iterator[tuple[float, int]] | None = None
+        taken = set(map(id, found.jobs))
+        for job in queue:
+            if job.spec.id in due or id(job) in taken or job is found.first:
+                continue
+            if not found.fits(job, job.least):
+                if found.first is None:
+                    found.first = job
+                continue
+            size = _start_size(state, job, found, self.energy)
+            lacking = size - max(0, base - found.used)
+            if lacking > 0:
+                if donors is None:
+                    donors = _donors(state.running_by("loss", self._loss), found.used - base)
+                if not _is_worth(self._start_worth(state, job, size), lacking, donors):
+                    if found.first is None:
+                        found.first = job
+                    continue
+            found.take(state, room, job, size)
+            if found.free < narrowest and found.first is not None:
+                break
+        return found
+
+    # --- what jobs are worth -----------------------------------------------------------------
+
+    def _weight(self, state: State, job: Job) -> float:
+        return (1.0 + len(state.pending) * job.spec.smallest / state.nodes) / self.short
+
+    def _start_worth(self, state: State, job: Job, size: int) -> float:
+        return START * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
+
+    def _stall(self, left_s: float, price_s: float) -> float:
+        """Return what a resize costs, in parts of the worth of the job."""
+        return self.short * price_s / max(1.0, min(left_s, self.horizon_s))
+
+    def _loss(self, state: State, job: Job) -> float:
+        """Return what a node costs that a running job gives, all above its least size given."""
+        least = job.size - job.callable
+        if job.callable <= 0:
+            return inf
+        now, price_s = state.now_s, job.spec.resize_price_s
+        left_s = _to_go_s(job, job.size, now)
+        if left_s <= price_s:
+            return inf  # it is over before the resize would be
+        worth = self._weight(state, job) / float(left_s**self.short)
+        slower = float((left_s / _to_go_s(job, least, now)) ** self.short)
+        return worth * (1.0 - slower + self._stall(left_s, price_s)) / (job.size - least)
+
+    def _gain(self, state: State, job: Job) -> float:
+        """Return minus what a node brings that a running job is given; inf for none."""
+        if not job.resizable_now or job.kept or state.sizes_stay:
+            return inf
+        job.widest = self.widest(state, job)  # as long as its key holds
+        wider = _wider(job, job.size, job.widest)
+        if wider is None:
+            return inf
+        return -self._step_worth(state, job, job.size, wider)
+
+    def _step_worth(self, state: State, job: Job, size: int, wider: int) -> float:
+        now = state.now_s
+        slow_s, fast_s = _to_go_s(job, size, now), _to_go_s(job, wider, now)
+        short, weight = self.short, self._weight(state, job)
+        return weight * float(fast_s**-short - slow_s**-short) / (wider - size)
+
+    def widest(self, state: State, job: Job) -> int:
+        """Return the largest size to which a job is widened."""
+        spec, speedup = job.spec, job.speedup
+        if speedup is None:
+            return spec.nodes_max
+        if speedup.law is not None:
+            known = spec.nodes_min, spec.nodes_max, spec.preferred
+            most = _widest_by_law(*speedup.law, *known, self.node_hours)
+        else:
+            most = _widest(speedup, spec.sizes(), spec.preferred, self.node_hours)
+        if not self.energy:
+            return most
+        sizes = [n for n in some_sizes(spec.sizes(), spec.preferred) if n <= most]
+        return balanced(state, job, sizes, self.energy)
+
+    # --- who is resized ----------------------------------------------------------------------
 
     def _make_room(
-        self, state: State, plan: SharePlan, lacking: tuple[int, float], budget: PowerBudget | None
+        self,
+        state: State,
+        plan: BackfillPlan,
+        lacking: tuple[int, float],
+        budget: PowerBudget | None,
     ) -> None:
-        """Shrink jobs that are at a resize point, first those that lose least."""
+        """Shrink jobs: those at a resize point if a due job waits, else those that lose least."""
         short, short_w = lacking
         here = set(map(id, state.reached_resize_point))
-        able = []
-        for _, _, job in state.shrinkable:
-            left_s = job.remaining_s(job.size, state.now_s)
-            if not _can(job, here) or (left_s is not None and left_s <= job.spec.resize_price_s):
-                continue
-            size = _shrunk(job, short, short_w, budget)
-            if size < job.size:
-                able.append((_loss(job, size, state.now_s), -job.size, job.number, job))
-        for _, _, _, job in sorted(able)[: state.resizes_left]:
-            if short <= 0 and short_w <= 0.0:
+        losses = state.running_by("loss", self._loss)
+        most = state.resizes_left
+        able: Iterable[End] = losses
+        due = state.due or {}
+        if here and plan.found is not None and any(job.spec.id in due for job in plan.found.jobs):
+            able = [e for e in losses if id(e[2]) in here]
+            able += [e for e in losses if id(e[2]) not in here]
+        for _, _, job in able:
+            if (short <= 0 and short_w <= 0.0) or len(plan.changes) >= most:
                 break
             size = _shrunk(job, short, short_w, budget)
+            if size >= job.size:
+                continue
             short -= job.size - size
             if budget is not None:
                 short_w -= budget.at_w(job, job.size) - budget.at_w(job, size)
-            plan.changes.append((job, size, "makes room for waiting jobs", Reason.MAKES_ROOM))
+            if _can(job, here):
+                change = (job, size, "makes room for waiting jobs", Reason.MAKES_ROOM)
+                plan.changes.append(change)
+            else:
+                plan.awaits.append(job)
+
+    def _widen(
+        self,
+        state: State,
+        plan: BackfillPlan,
+        starting: list[Job],
+        spare: int,
+        budget: PowerBudget | None,
+    ) -> None:
+        """Give spare nodes to jobs that start and to running ones, where they bring most.
+
+        Nodes that are best given to a job on its way to a resize point wait for it there.
+        """
+        first = None if plan.found is None else plan.found.first
+        heap: list[_Offer] = []
+        for job in starting:
+            if _lends(job, first):
+                self._offer(state, heap, job, job.least)
+        gains = state.running_by("gain", self._gain)
+        if not heap and not gains:
+            return
+        now, at, most = state.now_s, 0, min(self.look, len(gains))
+        sizes: dict[int, tuple[Job, int]] = {}
+        while spare > 0:
+            if at < most and (not heap or gains[at][0] <= heap[0][0]):
+                job = gains[at][2]
+                at += 1
+                if now < job.resized_s + self.rest * job.spec.resize_price_s:
+                    plan.awaits.append(job)
+                elif self._pays(state, job, spare):
+                    self._offer(state, heap, job, job.size)
+                continue
+            if not heap:
+                break
+            _, size, _, job, wider = heappop(heap)
+            if wider - size > spare:
+                wider = _at_most(job, size + spare)
+                if wider <= size:
+                    continue
+            if budget is not None:
+                more_w = budget.widening_w(job, size, wider)
+                if not budget.covers(more_w):
+                    continue
+                budget.take(more_w)
+            spare -= wider - size
+            sizes[job.number] = job, wider
+            if spare > 0:
+                self._offer(state, heap, job, wider)
+        here = set(map(id, state.reached_resize_point))
+        left = state.resizes_left if sizes else 0
+        for job, size in sizes.values():
+            if job.start_s is None:
+                plan.sizes[job.spec.id] = size
+            elif not _can(job, here):
+                plan.awaits.append(job)
+            elif left > 0:
+                left -= 1
+                plan.changes.append((job, size, "takes idle nodes", Reason.IDLE_NODES))
+
+    def _offer(self, state: State, heap: list[_Offer], job: Job, size: int) -> None:
+        """Enter the next step of a job on the heap, if there is one."""
+        most = job.widest or self.widest(state, job)
+        wider = _wider(job, size, most)
+        if wider is not None:
+            worth = self._step_worth(state, job, size, wider)
+            heappush(heap, (-worth, size, job.number, job, wider))
+
+    def _pays(self, state: State, job: Job, spare: int) -> bool:
+        """Return whether widening a running job by up to so many nodes is worth its price."""
+        price_s = job.spec.resize_price_s
+        if price_s <= 0.0:
+            return True
+        most = min(job.widest, job.size + spare)
+        wider = _at_most(job, most)
+        if wider <= job.size:
+            wider = most
+        now = state.now_s
+        slow_s, fast_s = _to_go_s(job, job.size, now), _to_go_s(job, wider, now)
+        if slow_s - fast_s <= price_s:
+            return False
+        gain = float((slow_s / fast_s) ** self.short) - 1.0
+        span_s = slow_s if not state.pending else min(slow_s, self.horizon_s)
+        return gain > GAIN * self.short * price_s / max(1.0, span_s)
+
+
+_Offer = tuple[float, int, int, Job, int]
+"""Minus the worth of a node, the size from which the step is, the job's number, job, wider size."""
 
 
 @dataclass(slots=True)
@@ -114,10 +363,18 @@ class BackfillPlan(SharePlan):
     """A plan that remembers who may start, for those to be told who may not.
 
     Attributes:
+        sizing: that has made it.
         found: None until that is worked out.
+        easy: EASY decides who starts; no job is resized.
     """
 
+    sizing: BackfillShare = field(default_factory=BackfillShare)
     found: Backfilled | None = None
+    easy: bool = False
+
+    def start(self, job: Job, free: int) -> int:
+        """Return the size at which a waiting job should start."""
+        return job.spec.preferred if self.easy else self.sizes.get(job.spec.id, job.least)
 
 
 @dataclass(slots=True)
@@ -128,6 +385,7 @@ class Backfilled:
         jobs, sizes: in order, with the nodes each counts with.
         first: the first that may not, or None.
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
+        used: nodes that those of ``jobs`` take.
         at_s: the reservation of ``first``; None as long as nobody could have delayed it.
         extra: how many nodes are free then beside those reserved.
         budget: what would be left of the power cap, where there is one; ``extra_w`` then.
@@ -137,6 +395,7 @@ class Backfilled:
     sizes: list[int] = field(default_factory=list)
     first: Job | None = None
     free: int = 0
+    used: int = 0
     at_s: float | None = None
     extra: int = 0
     budget: PowerBudget | None = None
@@ -146,7 +405,22 @@ class Backfilled:
         """Return whether nodes and power suffice for a job."""
         return size <= self.free and (self.budget is None or self.budget.starts(job, size))
 
-    def overtakes(self, job: Job, size: int) -> bool:
+    def take(self, state: State, room: Room, job: Job, size: int) -> None:
+        """Let a job start, unless it delays ``first``."""
+        if self.first is not None:
+            end_s = state.now_s + _longest_s(job, size)
+            # Of jobs without a time limit none is sure to end before another.
+            late = end_s > self.reserve(state, room) or end_s == inf
+            if late and not self._overtakes(job, size):
+                return
+        self.jobs.append(job)
+        self.sizes.append(size)
+        self.free -= size
+        self.used += size
+        if self.budget is not None:
+            self.budget.take(self.budget.start_w(job, size))
+
+    def _overtakes(self, job: Job, size: int) -> bool:
         """Return whether a job leaves the reservation what it needs; enter that, if it does."""
         own_w = 0.0 if self.budget is None else self.budget.start_w(job, size)
         if size > self.extra or own_w > self.extra_w:
@@ -162,102 +436,158 @@ class Backfilled:
         return inf if self.at_s is None else self.at_s
 
 
-def backfilled(state: State, queue: Iterable[Job], room: Room, energy: float = 0.0) -> Backfilled:
-    """Return who may start if jobs that can be resized held their least sizes only.
+def _in_turn(state: State, queue: Iterable[Job]) -> Iterator[Job]:
+    """Yield the due jobs, first due first, then the first of the others in the order of EASY.
 
-    Args:
-        energy: weight of energy against time in the sizes of moldable jobs.
+    A list holds some of those waiting only: others were refused in this pass or are held back by
+    the limits of their arrays.
     """
-    if not state.pending:
-        return Backfilled()  # nobody asks what there would be for one
-    lent = sum([job.size - _least(job) for _, _, job in state.shrinkable])
-    found = Backfilled(free=room.free + state.releasing + lent)
-    budget = budget_of(room)
-    if budget is not None:
-        lent_w = [budget.drawn_w(j) - budget.at_w(j, _least(j)) for *_, j in state.shrinkable]
-        found.budget = budget.plus(budget.releasing_w + sum(lent_w))
-    narrowest = state.queue_by(_width)[0][0]
-    oldest = list(_oldest(state, queue, found.free))
-    before = set(map(id, oldest))
-    for job in chain(oldest, (job for job in queue if id(job) not in before)):
-        if not found.fits(job, job.least):
-            if found.first is None:
-                found.first = job
-            if found.free < narrowest:
-                break  # as nobody fits: a pass costs no more on a long queue
-            continue
-        size = _start_size(state, job, found, energy)
-        if found.first is not None:
-            end = state.now_s + _longest_s(job, size)
-            # Of jobs without a time limit none is sure to end before another.
-            late = end > found.reserve(state, room) or end == inf
-            if late and not found.overtakes(job, size):
-                continue
-        found.jobs.append(job)
-        found.sizes.append(size)
-        found.free -= size
-        if found.budget is not None:
-            found.budget.take(found.budget.start_w(job, size))
-        if found.free < narrowest and found.first is not None:
-            break
-    return found
-
-
-def _width(job: Job) -> float:
-    """Return the fewest nodes on which a job may start."""
-    return job.least
-
-
-def _oldest(state: State, queue: Iterable[Job], free: int) -> Iterator[Job]:
-    """Yield waiting jobs by priority, then age, up to the first that cannot start.
-
-    As in the order ``smallest``, none is flexible. A list holds some
-    of those waiting only: others were refused in this pass or are held back by the limits of their
-    arrays.
-    """
-    if state.usage is not None:
-        return  # by priority, not by age
+    due, pending = state.due or {}, state.pending
     there = set(map(id, queue)) if isinstance(queue, list) else None
-    for job in state.by_priority(state.pending.values()):
-        if there is not None and id(job) not in there:
-            continue
-        if job.spec.mode is Mode.FLEXIBLE:
+    jobs = [pending[job_id] for job_id in due if job_id in pending]
+    for job in state.by_priority(jobs):
+        if there is None or id(job) in there:
+            yield job
+    for job in _in_order(state, queue):
+        if job.spec.id not in due:
+            yield job
             return
-        yield job
-        free -= job.least
-        if free < 0:
-            return
+
+
+def _in_order(state: State, queue: Iterable[Job]) -> Iterable[Job]:
+    """Return the waiting jobs in the order of EASY: by fair share if that counts, else by age."""
+    if state.usage is not None:
+        return queue
+    jobs = state.by_priority(state.pending.values())
+    if not isinstance(queue, list):
+        return jobs
+    there = set(map(id, queue))
+    return [job for job in jobs if id(job) in there]
 
 
 def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     """Return when a job can start, all others at their least sizes; enter what is left then."""
     now, budget, size = state.now_s, found.budget, first.least
-    ends: list[tuple[float, int, float]] = []
-    for end, _, job in islice(state.ends, room.passed, None):
-        least = held = job.size if job.requested_size is None else job.size + job.gain - job.loss
-        if job.at_resize_point and job.spec.mode.resizable:
-            least = min(held, _least(job))
-            if job.requested_size is not None:
-                ends.append((now, held - least, 0.0))  # it gives them once this resize is over
-            whole_s = job.spec.expected_s(job.size)
-            if 0 < whole_s < inf and end < inf:
-                end = now + max(0.0, end - now) * job.spec.expected_s(least) / whole_s
-        ends.append((max(end, now), least, 0.0 if budget is None else budget.at_w(job, least)))
-    for job, nodes in zip(found.jobs, found.sizes, strict=True):
-        own_w = 0.0 if budget is None else budget.start_w(job, nodes)
-        ends.append((now + job.spec.expected_s(nodes), nodes, own_w))
-    ends.sort()
+    running = state.running_by("least end", _least_end_s)
+    starting = sorted(
+        (now + _longest_s(job, nodes), job.number, job, nodes)
+        for job, nodes in zip(found.jobs, found.sizes, strict=True)
+    )
     free, left_w, own_w = found.free, inf, 0.0
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
-    for end, nodes, watts in ends:
+    at, begun, passed = 0, 0, {job.number for _, _, job in state.ends[: room.passed]}
+    reserved = inf
+    while at < len(running) or begun < len(starting):
+        if begun >= len(starting) or (at < len(running) and running[at][0] <= starting[begun][0]):
+            end_s, number, job = running[at]
+            at += 1
+            if number in passed:
+                continue
+            nodes = job.size if job.requested_size is None else job.size + job.gain - job.loss
+            nodes -= job.callable
+            watts = 0.0 if budget is None else budget.at_w(job, nodes)
+        else:
+            end_s, _, job, nodes = starting[begun]
+            begun += 1
+            watts = 0.0 if budget is None else budget.start_w(job, nodes)
+        if end_s > reserved:
+            break
         free += nodes
         left_w += watts
         if free >= size and left_w >= own_w:
-            found.extra, found.extra_w = free - size, left_w - own_w
-            return end
-    found.extra, found.extra_w = 0, 0.0
-    return inf
+            reserved = max(end_s, now)  # who ends at that time counts too
+    if reserved == inf:
+        found.extra, found.extra_w = 0, 0.0
+    else:
+        found.extra, found.extra_w = free - size, left_w - own_w
+    return reserved
+
+
+def _least_end_s(state: State, job: Job) -> float:
+    """Return when a running job is expected to end if it is shrunk to its least size now."""
+    end_s, now = job.expected_end_s, state.now_s
+    if job.callable <= 0 or end_s == inf:
+        return end_s
+    whole_s = job.spec.expected_s(job.size)
+    if not 0.0 < whole_s < inf:
+        return end_s
+    return now + max(0.0, end_s - now) * job.spec.expected_s(job.size - job.callable) / whole_s
+
+
+def _donors(losses: Iterable[End], promised: int) -> Iterator[tuple[float, int]]:
+    """Yield what nodes cost and how many there are at that, without the first ``promised``."""
+    for loss, _, job in losses:
+        nodes = job.callable
+        if promised > 0:
+            nodes, promised = nodes - min(nodes, promised), promised - nodes
+        if nodes > 0:
+            yield loss, nodes
+
+
+def _is_worth(worth: float, lacking: int, donors: Iterator[tuple[float, int]]) -> bool:
+    """Return whether a start is worth the nodes that it takes from others."""
+    for loss, nodes in donors:
+        worth -= loss * min(lacking, nodes)
+        lacking -= nodes
+        if lacking <= 0 or worth <= 0.0:
+            break
+    return worth > 0.0
+
+
+def _to_go_s(job: Job, size: int, now: float) -> float:
+    """Return the time to the end of a job at a size: its own, or by the time it requests."""
+    left_s: float | None = None
+    if job.start_s is None:
+        whole_s = job.spec.expected_s(size)
+        left_s = None if whole_s == inf else whole_s
+    else:
+        left_s = job.remaining_s(size, now)
+    if left_s is None:
+        span_s = job.expected_end_s - now
+        left_s = span_s * job.size / size if span_s < inf else UNKNOWN_S / size
+    return max(1.0, left_s)
+
+
+def _wider(job: Job, size: int, most: int) -> int | None:
+    """Return the next size that is looked at, about a quarter more; None if there is none."""
+    if size >= most:
+        return None
+    wider = _at_most(job, min(most, size + max(1, size // 4)))
+    if wider <= size:
+        wider = job.next_larger(size) or size
+    return wider if size < wider <= most else None
+
+
+def _at_most(job: Job, size: int) -> int:
+    """Return the largest size of a job up to ``size`` that it was not refused, 0 for none."""
+    sizes = job.spec.sizes()
+    at = bisect_right(sizes, size)
+    while at and sizes[at - 1] in job.refused_sizes:
+        at -= 1
+    return sizes[at - 1] if at else 0
+
+
+@lru_cache(maxsize=65536)
+def _widest_by_law(
+    t1_s: float, tc_s: float, low: int, high: int, preferred: int, more: float
+) -> int:
+    """Return the largest n with n t(n) at most (1 + more) p t(p), for t(n) = tc + t1 / n."""
+    if tc_s <= 0.0:
+        return high
+    most = int(((1.0 + more) * (tc_s * preferred + t1_s) - t1_s) / tc_s * (1.0 + 1e-12))
+    return max(preferred, min(high, most))
+
+
+def _widest(speedup: Speedup, sizes: Iterable[int], preferred: int, more: float) -> int:
+    """Return the largest size at which a job takes at most so many node hours more."""
+    base = (1.0 + more) * preferred * speedup.time(preferred)
+    return max([n for n in sizes if n <= preferred or n * speedup.time(n) <= base])
+
+
+def _width(job: Job) -> float:
+    """Return the fewest nodes on which a job may start."""
+    return job.least
 
 
 def _start_size(state: State, job: Job, found: Backfilled, energy: float) -> int:
@@ -286,18 +616,6 @@ def _longest_s(job: Job, size: int) -> float:
     return max(whole_s, job.spec.expected_s(job.spec.sizes()[0]))
 
 
-def _due(state: State, room: Room) -> bool:
-    """Return whether anything can be decided: something changed, or a job can be resized."""
-    if state.needs_pass or state.new_jobs:
-        return True
-    for job in state.reached_resize_point:
-        if job.resizable_now:
-            sizes = job.spec.sizes()
-            if (room.free > 0 and job.size < sizes[-1]) or (state.pending and job.size > sizes[0]):
-                return True
-    return False
-
-
 def _can(job: Job, here: Set[int]) -> bool:
     """Return whether a job can be resized at once, as far as is known.
 
@@ -306,23 +624,9 @@ def _can(job: Job, here: Set[int]) -> bool:
     return not job.spec.resize_points_known or id(job) in here
 
 
-def _any_can(state: State, here: Set[int]) -> bool:
-    """Return whether any job can be resized at once that expanding pays for (see :func:`_can`)."""
-    now = state.now_s
-    for until, _, job in reversed(state.expandable):
-        if until <= now:
-            break
-        if id(job) in here or not job.spec.resize_points_known:
-            return True
-    return False
-
-
 def _least(job: Job) -> int:
     """Return the least size of a running job, without those to which it could not be brought."""
-    if not job.refused_sizes:
-        return job.spec.smallest
-    sizes = job.spec.sizes()
-    return min(job.size, next((n for n in sizes if n not in job.refused_sizes), job.size))
+    return job.size - job.callable
 
 
 def _lends(job: Job, first: Job | None) -> bool:
@@ -341,21 +645,18 @@ def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) ->
 
     Under a power cap it gives up to ``short_w`` watts too.
     """
-    sizes = [n for n in job.spec.sizes() if n < job.size and n not in job.refused_sizes]
-    below = [n for n in sizes if n <= job.size - short]
+    sizes = job.spec.sizes()
+    smaller = sizes[: bisect_left(sizes, job.size)]
+    if job.refused_sizes:
+        smaller = [n for n in smaller if n not in job.refused_sizes]
+    if not smaller:
+        return job.size
+    at = bisect_right(smaller, job.size - short)
     if budget is not None:
-        size = freeing(budget, job, below or sizes[:1], short_w)
+        size = freeing(budget, job, smaller[:at] or smaller[:1], short_w)
         if size is not None or short <= 0:
             return job.size if size is None else size
-    return below[-1] if below else min(sizes, default=job.size)
-
-
-def _loss(job: Job, size: int, now: float) -> float:
-    """Return by how much a job ends later at a smaller size, for each node."""
-    slow, fast = job.remaining_s(size, now), job.remaining_s(job.size, now)
-    if slow is None or fast is None:
-        return 0.0
-    return (slow - fast) / (job.size - size)
+    return smaller[max(0, at - 1)]
 
 
 class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -372,6 +673,8 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share = _share(plan)
         if share is None:
             return _IN_ORDER(state, queue, plan, room)
+        if share.easy:
+            return _EASY(state, _in_order(state, queue), plan, room)
         starts = []
         for job_id in share.sizes:
             job = state.pending[job_id]
@@ -425,7 +728,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
     """Return the jobs that a plan may start, computed once per plan."""
     if plan.found is None:
-        plan.found = backfilled(state, queue, room, plan.energy)
+        plan.found = plan.sizing.backfilled(state, queue, room)
     return plan.found
 
 
@@ -437,3 +740,4 @@ def _share(plan: Plan) -> BackfillPlan | None:
 
 
 _IN_ORDER = InOrder()
+_EASY = Easy()

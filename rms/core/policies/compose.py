@@ -212,6 +212,16 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     if not always_on:
         _check_powered(made["placement"], raw)
     text = msgspec.json.encode({"name": name, **raw}).decode()
+    if getattr(made["sizing"], "twin", False):
+        made["twin"] = Policy(
+            name="easy",
+            order=getattr(made["order"], "twin", made["order"]),
+            sizing=sizing.AsAsked(),
+            admission=admission.Easy(),
+            placement=placement.Count(),
+            passes=passes.Events(),
+            text="",
+        )
     try:
         return Policy(name=name, text=text, **made)
     except Exception as error:  # a user's own part need not have what it is asked for

@@ -157,7 +157,7 @@ def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
     view.only({name: job for name, job in state.pending.items() if name not in gone})
     view.running = {name: job for name, job in state.running.items() if name not in over}
     view.ends = [entry for entry in state.ends if entry[2].spec.id not in over]
-    view.shrinkable, view.expandable = [], []
+    view.keep_sizes()
     for job in over.values():
         view.free_count += job.size + job.gain
         view.releasing -= job.loss

@@ -53,7 +53,9 @@ class Admission(Protocol):
 class Passes(Protocol):
     """Part ``passes``: after which events the policy decides."""
 
-    every_s: float | None
+    @property
+    def every_s(self) -> float | None:
+        """Time between regular passes, or None."""
 
     @property
     def triggers(self) -> frozenset[type]:
@@ -114,6 +116,8 @@ class Policy:
         ranks: its order includes the priorities of jobs.
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
         migrations: resizes of running jobs to other nodes that the placement wants, or None.
+        twin: EASY in the same order, if the sizing goes by what it would do
+            (:mod:`rms.core.twin`).
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
 
@@ -125,6 +129,7 @@ class Policy:
     passes: Passes
     text: str
     shipped: bool = field(default=False, compare=False)
+    twin: Policy | None = field(default=None, compare=False)
     node_power: PowerPart = ALWAYS_ON
     frequency: FrequencyPart = NOMINAL
     always_on: bool = field(init=False)
@@ -275,6 +280,8 @@ class Policy:
             decisions += self.admission(state, queue, plan, room)
         if resizable:
             decisions += plan.resizes(state, room)
+            if self.twin is not None:
+                state.awaited.update((job.spec.id, job) for job in _awaited(plan))
         if moves is not None and isinstance(placed, Lowest):
             budget = None if capped is None else capped.budget
             decisions += moves(state, placed.rest, decisions, budget)
@@ -358,6 +365,13 @@ class Policy:
             gone = {decision.job for decision in refused if isinstance(decision, Never)}
             queue = [job for job in queue if job.spec.id not in gone]
         return list(_within_limits(state, queue)) if state.array_limited else queue
+
+
+def _awaited(plan: Plan) -> Iterable[Job]:
+    """Return the running jobs that a plan would resize if they were at a resize point."""
+    while isinstance(plan, CappedPlan | ListedPlan):
+        plan = plan.plan
+    return getattr(plan, "awaits", ())
 
 
 def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:

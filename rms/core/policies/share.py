@@ -41,12 +41,14 @@ class SharePlan:
         changes: running jobs, their new size, and why.
         in_order: none may start before one that stands before it in the queue.
         energy: weight of energy against time that it was made with.
+        awaits: running jobs that would be resized if they were at a resize point.
     """
 
     sizes: dict[JobId, int] = field(default_factory=dict)
     changes: list[tuple[Job, int, str, Reason]] = field(default_factory=list)
     in_order: bool = True
     energy: float = 0.0
+    awaits: list[Job] = field(default_factory=list)
 
     def start(self, job: Job, free: int) -> int:
         """Return the size at which a waiting job should start."""
