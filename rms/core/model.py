@@ -189,7 +189,6 @@ class Job(msgspec.Struct, gc=False):
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
         resize_count, resized_s: how often it was resized so far, and when last.
         callable: nodes above its least size, while it may be shrunk (of ``State.callable``).
-        widest: the size beyond which the policy does not widen it, once that is worked out.
         seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``; None
             where it never was.
         speedup: what it is planned by: that of ``spec``, corrected by what was seen.
@@ -224,7 +223,6 @@ class Job(msgspec.Struct, gc=False):
     resize_count: int = 0
     resized_s: float = -inf
     callable: int = 0
-    widest: int = 0
     seen: Mapping[int, tuple[int, float]] | None = None
     speedup: Speedup | None = None
     above_w: float = 0.0

@@ -97,7 +97,7 @@ class TwinImage(msgspec.Struct):
 
     state: dict[str, Any]
     ends: list[tuple[float, int, JobId]]
-    flexible: set[JobId]
+    flexible: list[JobId]
     follows: bool
     nodes: int
     late: dict[JobId, float]
@@ -241,7 +241,7 @@ def _twin(twin: Twin | None, jobs: _Jobs) -> TwinImage | None:
         return None
     return TwinImage(
         _written(twin.state, _STATE, jobs),
-        *(twin.ends, twin.flexible, twin.follows, twin.nodes, twin.late),
+        *(twin.ends, sorted(twin.flexible), twin.follows, twin.nodes, twin.late),
         [jobs.place(job) for job in twin.past.values()],
         twin.entered,
     )
@@ -250,7 +250,7 @@ def _twin(twin: Twin | None, jobs: _Jobs) -> TwinImage | None:
 def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -> None:
     twin.state = State(Site(state.nodes), counted=True)
     _read(twin.state, _STATE, image.state, jobs)
-    twin.ends, twin.flexible, twin.follows = image.ends, image.flexible, image.follows
+    twin.ends, twin.flexible, twin.follows = image.ends, set(image.flexible), image.follows
     twin.nodes, twin.late, twin.entered = image.nodes, image.late, image.entered
     twin.past = {jobs[at].spec.id: jobs[at] for at in image.past}
 

@@ -2,8 +2,7 @@
 
 What runs in the twin is what would run had no job been resizable. From the time on at which the
 twin starts a job, that job is *due* (``state.due``): a policy that starts due jobs before all
-others lets none wait for long beyond the start that EASY would have given it. As long as the twin
-runs it, a job that runs is *entitled* (``state.entitled``).
+others lets none wait for long beyond the start that EASY would have given it.
 
 A job of the twin ends after its run time at the preferred size: the one that it states, or else
 the one that it is seen to have once it is over. A job that starts later than its twin is over
@@ -28,6 +27,7 @@ from rms.core.events import (
     Event,
     Freed,
     HeldByUser,
+    Never,
     NodeDown,
     NodesLeased,
     NodeUp,
@@ -44,10 +44,13 @@ from rms.core.policies import Policy
 from rms.core.state import State
 from rms.core.usage import Usage
 
-_RENEWS = frozenset((HeldByUser, Freed, Withdrawn, Requeued, Reopened, NodesLeased, TasksHold))
+_RENEWS = frozenset((HeldByUser, Freed, Withdrawn, Requeued, NodesLeased, TasksHold))
 """Events by which jobs come into the queue or leave it, beside submissions, starts and ends."""
 _MOST_PAST = 256
-_OF_NODES = frozenset((NodeDown, NodeUp, Reopened, TasksHold))
+_MOST_OVER = 1000
+"""So many jobs that are over may wait in the twin: where EASY is slower for long, it skips them."""
+
+_OF_NODES = frozenset((NodeDown, NodeUp, TasksHold))
 
 
 @dataclass(slots=True)
@@ -91,7 +94,7 @@ class Twin:
         return self.ends[0][0] if self.follows and self.ends and self.state.pending else inf
 
     def follow(self, state: State, event: Event) -> None:
-        """Follow what has happened; enter in ``state`` who is due and who is entitled."""
+        """Follow what has happened; enter in ``state`` who is due."""
         kind = type(event)
         if not self.follows:
             if kind is not Submitted:
@@ -109,13 +112,15 @@ class Twin:
         elif kind is Ended:
             self._over(state, event.job)  # type: ignore[union-attr]
         elif kind is Started:
-            self._started(state, event.job)  # type: ignore[union-attr]
+            (state.due or {}).pop(event.job, None)  # type: ignore[union-attr]
+        elif kind is Reopened:
+            self._begin(state)
         elif kind in _RENEWS:
             self._renew(state)
         if kind in _OF_NODES:
             self._count_nodes(state)
         if not self.flexible and not state.due and self._runs_what_runs(state):
-            self.follows, state.due, state.entitled = False, None, set()
+            self.follows, state.due = False, None
 
     def _begin(self, state: State) -> None:
         """Follow from here on: run what runs, let wait what waits."""
@@ -128,9 +133,9 @@ class Twin:
     def _clear(self, state: State, now_s: float) -> None:
         own = self.state = State(Site(state.nodes), counted=True)
         if state.usage is not None:
-            own.usage = Usage(state.usage.half_life_s, now_s, dict(state.usage.used))
+            own.usage = Usage(state.usage.half_life_s, now_s, state.usage.now())
         own.now_s, self.nodes = now_s, state.nodes
-        state.due, state.entitled = {}, set()
+        state.due = {}
         self.ends, self.past, self.entered, self.late = [], {}, {}, {}
         self._count_nodes(state)
 
@@ -148,7 +153,7 @@ class Twin:
 
     def _run(self, state: State, spec: JobSpec, begun_s: float) -> None:
         """Run a job that has begun before."""
-        own, rigid = self.state, _rigid(spec)
+        own, rigid = self.state, _rigid(spec, state.nodes)
         transition.apply(own, Submitted(own.now_s, (rigid,)))
         transition.take(own, Start(spec.id, (), "", count=rigid.preferred))
         job = own.running[spec.id]
@@ -161,7 +166,7 @@ class Twin:
 
     def _submit(self, state: State, specs: Iterable[JobSpec], at_s: float) -> None:
         """Let jobs wait from a time on."""
-        event = Submitted(at_s, tuple(_rigid(spec) for spec in specs))
+        event = Submitted(at_s, tuple(_rigid(spec, state.nodes) for spec in specs))
         if not event.specs:
             return
         for spec in event.specs:
@@ -171,7 +176,8 @@ class Twin:
 
     def _renew(self, state: State) -> None:
         """Follow jobs that have come into the queue or left it otherwise than by a start."""
-        own, due = self.state, state.due or {}
+        own, due = self.state, state.due
+        assert due is not None
         for job_id in list(own.pending):
             over = state.ended.get(job_id)
             if over is None and (job_id in state.pending or job_id in state.running):
@@ -181,19 +187,14 @@ class Twin:
         for job_id in [each for each in due if each not in state.pending]:
             self._over(state, job_id)
         known = own.pending.keys() | own.running.keys()
+        for job_id in own.running.keys() & state.pending.keys():  # its start has failed
+            due.setdefault(job_id, own.running[job_id].start_s or 0.0)
         new = [job.spec for job in state.pending.values() if job.spec.id not in known]
         self._submit(state, new, state.now_s)
-
-    def _started(self, state: State, job_id: JobId) -> None:
-        """Follow the start of a job: one that is due starts later than its twin."""
-        if (state.due or {}).pop(job_id, None) is not None and job_id in self.state.running:
-            state.entitled.add(job_id)
-            state.needs_pass = True
 
     def _over(self, state: State, job_id: JobId) -> None:
         """Follow the end of a job, or that one that is due waits no more."""
         self.flexible.discard(job_id)
-        state.entitled.discard(job_id)
         (state.due or {}).pop(job_id, None)
         begun_s = self.late.pop(job_id, None)
         twin, job = self.state.running.get(job_id), state.ended.get(job_id)
@@ -206,6 +207,9 @@ class Twin:
             self._advance(state, state.now_s)
         elif job_id in self.state.pending and (job is None or job.start_s is None):
             self.state.dequeue(job_id)
+        if len(self.state.pending) > len(state.pending) + len(state.running) + _MOST_OVER:
+            for other in [each for each in self.state.pending if each in state.ended]:
+                self.state.dequeue(other)
 
     def _work_out_again(self, state: State, job_id: JobId, at_s: float) -> None:
         """Let a job end in the past, and follow what EASY would have done since.
@@ -249,9 +253,6 @@ class Twin:
                 self.past[job_id] = own.ended[job_id]
             own.ended.clear()
             own.outcomes.clear()
-            if job_id in state.entitled:
-                state.entitled.discard(job_id)
-                state.needs_pass = True
             self._pass(state, event)
         if len(self.past) > _MOST_PAST:
             self._forget()
@@ -267,7 +268,9 @@ class Twin:
         """Let EASY decide; enter who is due."""
         own = self.state
         for decision in self.policy.decide(own, (event,)):
-            if isinstance(decision, Start):
+            if isinstance(decision, Never):
+                own.dequeue(decision.job)
+            elif isinstance(decision, Start):
                 transition.take(own, decision)
                 transition.apply(own, Started(own.now_s, decision.job))
                 self._enter(state, decision.job, own.now_s)
@@ -281,13 +284,9 @@ class Twin:
         assert due is not None
         if job is not None:
             due[job_id] = begun_s
+            state.needs_pass = True
         else:
-            job = state.running.get(job_id)
-            if job is not None:
-                state.entitled.add(job_id)
-            else:
-                job = state.ended.get(job_id)
-        state.needs_pass = True
+            job = state.running.get(job_id) or state.ended.get(job_id)
         run_s = 0.0 if job is None else _run_s(job)
         if run_s < inf:
             end_s, number = (
@@ -303,12 +302,12 @@ def _left(state: State) -> Iterable[Job]:
     return (*state.pending.values(), *state.running.values())
 
 
-def _rigid(spec: JobSpec) -> JobSpec:
+def _rigid(spec: JobSpec, nodes: int) -> JobSpec:
     """Return a job as its twin: fixed at the preferred size, with the run time that is expected."""
     plain = not (spec.array or spec.hold or spec.begin_s or spec.after or spec.nodelist)
     if spec.mode is Mode.FIXED and spec.speedup is None and plain and not spec.exclude:
         return spec
-    size = spec.preferred
+    size = min(spec.preferred, nodes) if spec.mode.any_start else spec.preferred
     return replace(
         spec,
         nodes_min=size,

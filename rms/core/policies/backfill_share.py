@@ -48,6 +48,10 @@ UNKNOWN_S = 1e9
 START = 3.0
 """Worth of a start over that of a running job of the same size: who waits makes no progress."""
 
+REST_S, REST_SHARE = 60.0, 0.05
+"""Where no price of a resize is stated, a job is not widened for so long after one, but at most for
+a share of the time to its end."""
+
 GAIN = 2.0
 """How many times its cost a resize of a running job must bring."""
 
@@ -62,7 +66,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         node_hours: how many more node hours than at its preferred size a job may take at the size
             to which it is widened, as a share.
         short: exponent of the time to the end in the worth of a job, above 0 and at most 1.
-        rest: a job is widened at most once in so many times the price of its resize.
+        rest: for how many times the price of a resize a job is not widened after one.
         horizon_s: for how long a size is counted on while others wait.
     """
 
@@ -92,7 +96,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if state.one_array:
             share = EqualShare(energy=self.energy, rotate=self.rotate, look=self.look)
             plan = share(state, queue, room)
-            plan.awaits = [job for job in state.running.values() if job.spec.resize_points_known]
+            plan.awaits = [job for job in state.running.values() if job.spec.mode.resizable]
             left = room.free + state.releasing - sum(plan.sizes.values())
             if plan.changes or left <= 0 or len(plan.sizes) == len(state.pending):
                 return plan
@@ -138,8 +142,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             found.budget = budget.plus(budget.releasing_w + sum(lent_w))
         narrowest = state.queue_by(_width)[0][0]
         if found.free < narrowest:
-            found.first = next(_in_turn(state, queue), None)
-            return found
+            return found  # ``first`` is worked out when it is needed
         due = state.due or {}
         for job in _in_turn(state, queue):
             if job.spec.id in due:
@@ -209,8 +212,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return minus what a node brings that a running job is given; inf for none."""
         if not job.resizable_now or job.kept or state.sizes_stay:
             return inf
-        job.widest = self.widest(state, job)  # as long as its key holds
-        wider = _wider(job, job.size, job.widest)
+        wider = _wider(job, job.size, self.widest(state, job))
         if wider is None:
             return inf
         return -self._step_worth(state, job, job.size, wider)
@@ -296,7 +298,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if at < most and (not heap or gains[at][0] <= heap[0][0]):
                 job = gains[at][2]
                 at += 1
-                if now < job.resized_s + self.rest * job.spec.resize_price_s:
+                if now < job.resized_s + self._rest_s(job, now):
                     plan.awaits.append(job)
                 elif self._pays(state, job, spare):
                     self._offer(state, heap, job, job.size)
@@ -328,10 +330,15 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 left -= 1
                 plan.changes.append((job, size, "takes idle nodes", Reason.IDLE_NODES))
 
+    def _rest_s(self, job: Job, now: float) -> float:
+        """Return for how long a job is not widened after a resize."""
+        if job.spec.resize_price_s > 0.0:
+            return self.rest * job.spec.resize_price_s
+        return min(REST_S, REST_SHARE * _to_go_s(job, job.size, now))
+
     def _offer(self, state: State, heap: list[_Offer], job: Job, size: int) -> None:
         """Enter the next step of a job on the heap, if there is one."""
-        most = job.widest or self.widest(state, job)
-        wider = _wider(job, size, most)
+        wider = _wider(job, size, self.widest(state, job))
         if wider is not None:
             worth = self._step_worth(state, job, size, wider)
             heappush(heap, (-worth, size, job.number, job, wider))
@@ -341,7 +348,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         price_s = job.spec.resize_price_s
         if price_s <= 0.0:
             return True
-        most = min(job.widest, job.size + spare)
+        most = min(self.widest(state, job), job.size + spare)
         wider = _at_most(job, most)
         if wider <= job.size:
             wider = most
@@ -729,6 +736,8 @@ def _backfilled(plan: BackfillPlan, state: State, queue: Iterable[Job], room: Ro
     """Return the jobs that a plan may start, computed once per plan."""
     if plan.found is None:
         plan.found = plan.sizing.backfilled(state, queue, room)
+    if plan.found.first is None and not plan.found.jobs:
+        plan.found.first = next(_in_turn(state, queue), None)
     return plan.found
 
 

@@ -7,7 +7,8 @@ who has used what is its own. Of equal priorities the first that was handed in c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
@@ -15,6 +16,10 @@ from rms.core.model import Job
 from rms.core.state import State
 
 DAY_S = 86_400.0
+
+
+Factors = dict[str, tuple[float, float, float]]
+"""The fair-share factor, the usage and the share of each account."""
 
 
 class Priority(msgspec.Struct, frozen=True):
@@ -78,18 +83,21 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __call__(self, state: State) -> Iterable[Job]:
         """Return the queue."""
-        return [job for _, _, job in sorted(self._ranked(state))]
-
-    def _ranked(self, state: State) -> Iterable[tuple[float, int, Job]]:
-        fair = self._fair(state)
-        for job in state.pending.values():
-            yield -self._of(state, job, fair).value, job.number, job
+        if self.size or state.prioritised:
+            fair = self.factors(state, state.accounts)
+            ranked = [
+                (-self.of(state, job, fair).value, job.number, job)
+                for job in state.pending.values()
+            ]
+            return [job for _, _, job in sorted(ranked)]
+        return ByAccount(self, state)
 
     def priority(self, state: State, job: Job) -> Priority:
         """Return the priority of a waiting job."""
-        return self._of(state, job, self._fair(state))
+        return self.of(state, job, self.factors(state, (job.spec.account,)))
 
-    def _of(self, state: State, job: Job, fair: dict[str, tuple[float, float, float]]) -> Priority:
+    def of(self, state: State, job: Job, fair: Factors) -> Priority:
+        """Return the priority of a job, given the factors of the accounts."""
         waited_s = state.now_s - job.spec.submit_s
         age = min(1.0, max(0.0, waited_s) / (self.max_age_days * DAY_S))
         factor, usage, share = fair.get(job.spec.account, (1.0, 0.0, 0.0))
@@ -97,15 +105,53 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         parts = self.age * age, self.fair_share * factor, self.size * size
         return Priority(*parts, usage, share, job.spec.priority)
 
-    def _fair(self, state: State) -> dict[str, tuple[float, float, float]]:
-        """Return the fair-share factor, the usage and the share of each account that is known."""
+    def factors(self, state: State, accounts: Iterable[str]) -> Factors:
+        """Return the fair-share factor, the usage and the share of accounts."""
         used = {} if state.usage is None else state.usage.used
-        names = {*used, *self.shares}
-        used_s, shares = sum(used.values()), sum(self.shares.get(name, 1.0) for name in names)
+        used_s, shares = sum(used.values()), float(len(used))
+        for account, share in self.shares.items():
+            shares += share - (account in used)
         found = {}
-        for name in names:
-            share = self.shares.get(name, 1.0) / shares if shares else 0.0
-            usage = used.get(name, 0.0) / used_s if used_s else 0.0
+        for account in accounts:
+            if account not in used and account not in self.shares:
+                continue
+            share = self.shares.get(account, 1.0) / shares if shares else 0.0
+            usage = used.get(account, 0.0) / used_s if used_s else 0.0
             factor = 2.0 ** (-usage / share) if share else 0.0
-            found[name] = factor, usage, share
+            found[account] = factor, usage, share
         return found
+
+
+class ByAccount:
+    """The queue of one pass; it may be gone through again.
+
+    Of the jobs of one account the oldest has the highest priority, so only those that are next of
+    their accounts are compared, as far as the queue is looked at.
+    """
+
+    __slots__ = ("_order", "_state")
+
+    def __init__(self, order: Multifactor, state: State) -> None:
+        self._order, self._state = order, state
+
+    def __iter__(self) -> Iterator[Job]:
+        """Yield the jobs, each once."""
+        order, state = self._order, self._state
+        queues: dict[str, list[Job]] = {}
+        for job in state.pending.values():
+            queues.setdefault(job.spec.account, []).append(job)
+        fair, heads = order.factors(state, queues), []
+        for jobs in queues.values():
+            waiting = iter(jobs)
+            first = next(waiting)
+            heads.append((-order.of(state, first, fair).value, first.number, first, waiting))
+        heapify(heads)
+        while heads:
+            _, _, job, waiting = heads[0]
+            yield job
+            following = next(waiting, None)
+            if following is None:
+                heappop(heads)
+            else:
+                value = -order.of(state, following, fair).value
+                heapreplace(heads, (value, following.number, following, waiting))

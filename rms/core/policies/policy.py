@@ -281,7 +281,7 @@ class Policy:
         if resizable:
             decisions += plan.resizes(state, room)
             if self.twin is not None:
-                state.awaited.update((job.spec.id, job) for job in _awaited(plan))
+                state.awaited.update(_awaited(plan))
         if moves is not None and isinstance(placed, Lowest):
             budget = None if capped is None else capped.budget
             decisions += moves(state, placed.rest, decisions, budget)
@@ -367,11 +367,13 @@ class Policy:
         return list(_within_limits(state, queue)) if state.array_limited else queue
 
 
-def _awaited(plan: Plan) -> Iterable[Job]:
-    """Return the running jobs that a plan would resize if they were at a resize point."""
+def _awaited(plan: Plan) -> Iterator[tuple[JobId, Job]]:
+    """Yield the jobs that a plan would resize, were they at a resize point known beforehand."""
     while isinstance(plan, CappedPlan | ListedPlan):
         plan = plan.plan
-    return getattr(plan, "awaits", ())
+    for job in getattr(plan, "awaits", ()):
+        if job.spec.resize_points_known and job.start_s is not None:
+            yield job.spec.id, job
 
 
 def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:

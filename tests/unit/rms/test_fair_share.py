@@ -49,7 +49,7 @@ def test_usage_is_the_integral_of_nodes_over_time_each_moment_halved_by_its_age(
         for n in range(steps):
             age_d = end_d - now_d + span_d * (n + 0.5) / steps
             expected += nodes * 0.5 ** (age_d / half_life_d) * span_d / steps
-    assert usage.used["a"] == pytest.approx(expected, rel=0.02, abs=1e-6)
+    assert usage.now()["a"] == pytest.approx(expected, rel=0.02, abs=1e-6)
 
 
 @pytest.mark.promise("fair-share")
@@ -92,7 +92,7 @@ def test_usage_counts_from_when_a_policy_goes_by_it() -> None:
     engine.policy = read_policy(FAIR)
     engine.handle(Submitted(10.0, (spec("2", "b", 4),)))
     assert engine.state.usage is not None
-    assert engine.state.usage.used == {"a": pytest.approx(20.0, rel=1e-3), "b": 0.0}
+    assert engine.state.usage.now() == {"a": pytest.approx(20.0, rel=1e-3), "b": 0.0}
     engine.policy = named("easy")
     assert engine.state.usage is None
 
