@@ -212,16 +212,23 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return minus what a node brings that a running job is given; inf for none."""
         if not job.resizable_now or job.kept or state.sizes_stay:
             return inf
-        wider = _wider(job, job.size, self.widest(state, job))
-        if wider is None:
-            return inf
-        return -self._step_worth(state, job, job.size, wider)
+        steps = self._steps(state, job, job.size)
+        return -steps.worth if steps.goes_on() else inf
 
-    def _step_worth(self, state: State, job: Job, size: int, wider: int) -> float:
-        now = state.now_s
-        slow_s, fast_s = _to_go_s(job, size, now), _to_go_s(job, wider, now)
-        short, weight = self.short, self._weight(state, job)
-        return weight * float(fast_s**-short - slow_s**-short) / (wider - size)
+    def _steps(self, state: State, job: Job, size: int) -> Steps:
+        """Return the sizes to which a job may be widened from a size, and what they bring."""
+        spec, speedup = job.spec, job.speedup
+        law, scale = None if speedup is None else speedup.law, 1.0
+        if job.start_s is not None and speedup is not None:
+            scale = job.remaining_share(state.now_s) * job.stretch
+        elif speedup is not None and spec.limit_s is not None:
+            scale = spec.limit_s / (speedup.time(spec.preferred) or 1.0)
+        if speedup is None:  # as if twice the nodes halved what is left
+            law = _to_go_s(job, size, state.now_s) * size, 0.0
+        weight, most = self._weight(state, job), self.widest(state, job)
+        steps = Steps(job, size, most, weight, self.short, scale, law)
+        steps.value = steps.value_at(size)
+        return steps
 
     def widest(self, state: State, job: Job) -> int:
         """Return the largest size to which a job is widened."""
@@ -285,50 +292,49 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Nodes that are best given to a job on its way to a resize point wait for it there.
         """
         first = None if plan.found is None else plan.found.first
-        heap: list[_Offer] = []
+        heap: list[tuple[float, int, int, Steps]] = []
         for job in starting:
             if _lends(job, first):
-                self._offer(state, heap, job, job.least)
+                steps = self._steps(state, job, job.least)
+                if steps.goes_on():
+                    heappush(heap, (-steps.worth, steps.size, job.number, steps))
         gains = state.running_by("gain", self._gain)
         if not heap and not gains:
             return
         now, at, most = state.now_s, 0, min(self.look, len(gains))
-        sizes: dict[int, tuple[Job, int]] = {}
+        chosen: dict[int, Steps] = {}
         while spare > 0:
             if at < most and (not heap or gains[at][0] <= heap[0][0]):
                 job = gains[at][2]
                 at += 1
                 if now < job.resized_s + self._rest_s(job, now):
                     plan.awaits.append(job)
-                elif self._pays(state, job, spare):
-                    self._offer(state, heap, job, job.size)
+                    continue
+                steps = self._steps(state, job, job.size)
+                if steps.goes_on() and self._pays(state, steps, spare):
+                    heappush(heap, (-steps.worth, steps.size, job.number, steps))
                 continue
             if not heap:
                 break
-            _, size, _, job, wider = heappop(heap)
-            if wider - size > spare:
-                wider = _at_most(job, size + spare)
-                if wider <= size:
-                    continue
-            if budget is not None:
-                more_w = budget.widening_w(job, size, wider)
-                if not budget.covers(more_w):
-                    continue
-                budget.take(more_w)
-            spare -= wider - size
-            sizes[job.number] = job, wider
-            if spare > 0:
-                self._offer(state, heap, job, wider)
+            steps = heappop(heap)[3]
+            size = steps.size
+            if not steps.go(spare) or not _affords(budget, steps.job, size, steps.size):
+                continue
+            spare -= steps.size - size
+            chosen[steps.job.number] = steps
+            if spare > 0 and steps.goes_on():
+                heappush(heap, (-steps.worth, steps.size, steps.job.number, steps))
         here = set(map(id, state.reached_resize_point))
-        left = state.resizes_left if sizes else 0
-        for job, size in sizes.values():
+        left = state.resizes_left if chosen else 0
+        for steps in chosen.values():
+            job = steps.job
             if job.start_s is None:
-                plan.sizes[job.spec.id] = size
+                plan.sizes[job.spec.id] = steps.size
             elif not _can(job, here):
                 plan.awaits.append(job)
             elif left > 0:
                 left -= 1
-                plan.changes.append((job, size, "takes idle nodes", Reason.IDLE_NODES))
+                plan.changes.append((job, steps.size, "takes idle nodes", Reason.IDLE_NODES))
 
     def _rest_s(self, job: Job, now: float) -> float:
         """Return for how long a job is not widened after a resize."""
@@ -336,24 +342,13 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.rest * job.spec.resize_price_s
         return min(REST_S, REST_SHARE * _to_go_s(job, job.size, now))
 
-    def _offer(self, state: State, heap: list[_Offer], job: Job, size: int) -> None:
-        """Enter the next step of a job on the heap, if there is one."""
-        wider = _wider(job, size, self.widest(state, job))
-        if wider is not None:
-            worth = self._step_worth(state, job, size, wider)
-            heappush(heap, (-worth, size, job.number, job, wider))
-
-    def _pays(self, state: State, job: Job, spare: int) -> bool:
+    def _pays(self, state: State, steps: Steps, spare: int) -> bool:
         """Return whether widening a running job by up to so many nodes is worth its price."""
-        price_s = job.spec.resize_price_s
+        price_s, size = steps.job.spec.resize_price_s, steps.size
         if price_s <= 0.0:
             return True
-        most = min(self.widest(state, job), job.size + spare)
-        wider = _at_most(job, most)
-        if wider <= job.size:
-            wider = most
-        now = state.now_s
-        slow_s, fast_s = _to_go_s(job, job.size, now), _to_go_s(job, wider, now)
+        reach = _at_most(steps.job, min(steps.most, size + spare))
+        slow_s, fast_s = steps.time_s(size), steps.time_s(reach if reach > size else steps.wider)
         if slow_s - fast_s <= price_s:
             return False
         gain = float((slow_s / fast_s) ** self.short) - 1.0
@@ -361,8 +356,78 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return gain > GAIN * self.short * price_s / max(1.0, span_s)
 
 
-_Offer = tuple[float, int, int, Job, int]
-"""Minus the worth of a node, the size from which the step is, the job's number, job, wider size."""
+@dataclass(slots=True)
+class Steps:
+    """Sizes to which a job may be widened, each about a quarter above the one before it.
+
+    Attributes:
+        job, size, most: the job, its size so far, and the largest that it may have.
+        weight, short: of its worth.
+        scale, law: its time to the end on n nodes is ``scale`` (tc + t1 / n), or so many times what
+            its table says where ``law`` is None.
+        value: its worth at ``size``; ``worth``: what each node of the next step adds to that.
+        wider: the next size.
+    """
+
+    job: Job
+    size: int
+    most: int
+    weight: float
+    short: float
+    scale: float
+    law: tuple[float, float] | None
+    value: float = 0.0
+    worth: float = 0.0
+    wider: int = 0
+
+    def time_s(self, size: int) -> float:
+        """Return the time to the end at a size."""
+        law = self.law
+        if law is None:
+            assert self.job.speedup is not None
+            return max(1.0, self.scale * self.job.speedup.time(size))
+        return max(1.0, self.scale * (law[1] + law[0] / size))
+
+    def value_at(self, size: int) -> float:
+        """Return the worth of the job at a size."""
+        return self.weight * float(self.time_s(size) ** -self.short)
+
+    def goes_on(self) -> bool:
+        """Return whether there is another step, and work out what it brings."""
+        size, most = self.size, self.most
+        if size >= most:
+            return False
+        wider = min(most, size + max(1, size >> 2))
+        if self.law is None or self.job.refused_sizes or self.job.speedup is None:
+            wider = _at_most(self.job, wider)
+            if wider <= size:
+                wider = self.job.next_larger(size) or size
+            if not size < wider <= most:
+                return False
+        self.wider = wider
+        self.worth = (self.value_at(wider) - self.value) / (wider - size)
+        return True
+
+    def go(self, spare: int) -> bool:
+        """Take the next step, or as much of it as nodes are left for; return whether any is."""
+        wider = self.wider
+        if wider - self.size > spare:
+            wider = _at_most(self.job, self.size + spare)
+            if wider <= self.size:
+                return False
+        self.size, self.value = wider, self.value_at(wider)
+        return True
+
+
+def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
+    """Return whether the power cap leaves enough for a step, and take that."""
+    if budget is None:
+        return True
+    more_w = budget.widening_w(job, size, wider)
+    if not budget.covers(more_w):
+        return False
+    budget.take(more_w)
+    return True
 
 
 @dataclass(slots=True)
@@ -554,16 +619,6 @@ def _to_go_s(job: Job, size: int, now: float) -> float:
         span_s = job.expected_end_s - now
         left_s = span_s * job.size / size if span_s < inf else UNKNOWN_S / size
     return max(1.0, left_s)
-
-
-def _wider(job: Job, size: int, most: int) -> int | None:
-    """Return the next size that is looked at, about a quarter more; None if there is none."""
-    if size >= most:
-        return None
-    wider = _at_most(job, min(most, size + max(1, size // 4)))
-    if wider <= size:
-        wider = job.next_larger(size) or size
-    return wider if size < wider <= most else None
 
 
 def _at_most(job: Job, size: int) -> int:
