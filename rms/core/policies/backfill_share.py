@@ -765,6 +765,8 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         backfill = _backfilled(share, state, queue, room)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
+        due_s = (state.due or {}).get(job.spec.id, inf)
+        due = "" if due_s == inf else f"; due for {state.now_s - due_s:.0f} s"
         if job.least <= room.free and not room.fits(job, job.least):
             text = (
                 f"PowerCap: {node_words(room.free, verb=True)} free, but its power fits on too few"
@@ -776,14 +778,14 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if why is not None and job not in backfill.jobs:
                 return Later(job.spec.id, f"{why}, by resizes", Reason.POWER)
         if job in backfill.jobs:
-            text = f"Resources: waits for running jobs to give {nodes}"
+            text = f"Resources: waits for running jobs to give {nodes}{due}"
             return Later(job.spec.id, text, Reason.RESOURCES)
         first = job if backfill.first is None else backfill.first
         if job is not first and job.least <= backfill.free:
-            text = f"Priority: {nodes} can be had, but it would delay {first.spec.id}{when}"
+            text = f"Priority: {nodes} can be had, but it would delay {first.spec.id}{when}{due}"
             return Later(job.spec.id, text, Reason.PRIORITY)
         before = "" if job is first else f"; {first.spec.id} is first"
-        text = f"waits for {nodes}, {max(0, backfill.free)} can be had{before}{when}"
+        text = f"waits for {nodes}, {max(0, backfill.free)} can be had{before}{when}{due}"
         return Later(job.spec.id, f"Resources: {text}", Reason.RESOURCES)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -96,8 +96,6 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sizes: Literal["any", "doubling"] = "any"
 
     def __post_init__(self) -> None:
-        if self.sizes != "any" and type(self) is not EqualShare:
-            raise ValueError(f"expected sizes of any outside equal-share, got {self.sizes}")
         if not 0.0 <= self.energy <= 1.0 or self.look < 1:
             raise ValueError(f"expected energy of 0 to 1 and look of at least 1, got {self}")
         if self.resizes < 0:
@@ -140,7 +138,14 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def expandable(self, state: State, look: int) -> list[Entry]:
         """Return the running jobs that may be expanded now, the longest to go first."""
-        return longest(state, look, self.resizes, priced=False)[: state.resizes_left]
+        now, found = state.now_s, list[Entry]()
+        for until, number, job in reversed(state.expandable):
+            if until <= now or len(found) >= look:
+                break
+            if job.spec.resize_price_s or job.resize_count < self.resizes:
+                found.append((now - job.expected_end_s, job.size, number, job))
+        found.sort(key=itemgetter(0, 1, 2))
+        return found[: state.resizes_left]
 
     def _shrink(
         self,
@@ -199,23 +204,18 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         jobs: tuple[Sequence[Job], Sequence[Entry]],
         spare: int,
         budget: PowerBudget | None,
-        *,
-        matter: Set[int] | None = None,
     ) -> None:
         """Deal spare nodes out, one size at a time, to whoever has longest to go.
 
         Args:
             jobs: those about to start, and running ones, the longest to go first.
             budget: what is left of the power cap, where there is one; it is used up.
-            matter: numbers of the running jobs that may be changed, None for all: the others take
-                part until it is known what these and those about to start get.
         """
         now, (admitted, running) = state.now_s, jobs
         heap = [_entry(job, job.least, now) for job in admitted if job.spec.mode.any_start]
         heapq.heapify(heap)
         weighs = self.energy > 0
         able = [entry[3] for entry in (*heap, *running)] if weighs else []
-        unsettled = None if matter is None or weighs else {*matter, *(entry[2] for entry in heap)}
         at, refused, last = 0, 0, dict[Job, int]()
         steps: list[tuple[Job, int]] = []
         paths: dict[int, Iterator[tuple[int, float]]] = {}
@@ -234,7 +234,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rival = running[at][0] if at < len(running) else inf
             if heap and heap[0][0] < rival:
                 rival = heap[0][0]
-            first, goes_on = size, False
+            first = size
             for wider, key in path:
                 if wider - first > spare or (
                     budget is not None and lacks(budget, job, first, wider)
@@ -245,7 +245,6 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     steps.append((job, size))
                 if key > rival or key == -inf:
                     heapq.heappush(heap, (key, size, number, job))
-                    goes_on = True
                     break
             if size > first:
                 last[job] = size
@@ -254,10 +253,6 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     budget.take(budget.widening_w(job, first, size))
             else:
                 refused += job.next_larger(size) is not None
-            if unsettled is not None and not goes_on:
-                unsettled.discard(number)
-                if not unsettled:
-                    break
         if steps:
             last = dict(steps[: self._best(state, plan, able, steps)])
         for job, size in last.items():
@@ -347,24 +342,6 @@ def freeing(budget: PowerBudget, job: Job, sizes: Sequence[int], watts: float) -
         if freed_w > most_w:
             best, most_w = size, freed_w
     return best
-
-
-def longest(state: State, look: int, resizes: int, *, priced: bool = True) -> list[Entry]:
-    """Return the running jobs that may be expanded, as heap entries, the longest to go first.
-
-    Args:
-        resizes: none that was resized so often; those to whom a resize has a price only if
-            ``priced``.
-    """
-    now, found = state.now_s, list[Entry]()
-    for until, number, job in reversed(state.expandable):
-        if until <= now or len(found) >= look:
-            break
-        if job.resize_count >= resizes and (priced or not job.spec.resize_price_s):
-            continue
-        found.append((now - job.expected_end_s, job.size, number, job))
-    found.sort(key=itemgetter(0, 1, 2))
-    return found
 
 
 def _halvings(size: int, sizes: Sequence[int]) -> list[int]:

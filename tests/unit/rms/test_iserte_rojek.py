@@ -305,7 +305,7 @@ def test_malleable_jobs_of_the_paper_under_doubling(study: Study) -> None:
     ("policy", "sizing", "words"),
     [
         ("array-share", {"sizes": "threes"}, "threes"),
-        ("backfill-share", {"sizes": "doubling"}, "expected sizes of any outside equal-share"),
+        ("backfill-share", {"sizes": "doubling"}, "unknown field `sizes`"),
         ("array-share-paper", {"flexible": "most"}, "most"),
         ("array-share-paper", {"malleable": "twice"}, "twice"),
     ],
