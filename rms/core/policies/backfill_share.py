@@ -317,10 +317,11 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if not heap:
                 break
             steps = heappop(heap)[3]
-            size = steps.size
-            if not steps.go(spare) or not _affords(budget, steps.job, size, steps.size):
+            size, wider = steps.size, steps.reach(spare)
+            if not wider or not _affords(budget, steps.job, size, wider):
                 continue
-            spare -= steps.size - size
+            spare -= wider - size
+            steps.size, steps.value = wider, steps.value_at(wider)
             chosen[steps.job.number] = steps
             if spare > 0 and steps.goes_on():
                 heappush(heap, (-steps.worth, steps.size, steps.job.number, steps))
@@ -408,15 +409,12 @@ class Steps:
         self.worth = (self.value_at(wider) - self.value) / (wider - size)
         return True
 
-    def go(self, spare: int) -> bool:
-        """Take the next step, or as much of it as nodes are left for; return whether any is."""
+    def reach(self, spare: int) -> int:
+        """Return the size after the next step, as far as nodes are left for it, or 0 for none."""
         wider = self.wider
         if wider - self.size > spare:
             wider = _at_most(self.job, self.size + spare)
-            if wider <= self.size:
-                return False
-        self.size, self.value = wider, self.value_at(wider)
-        return True
+        return wider if wider > self.size else 0
 
 
 def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> bool:
