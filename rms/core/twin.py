@@ -307,11 +307,14 @@ def _rigid(spec: JobSpec, nodes: int) -> JobSpec:
     plain = not (spec.array or spec.hold or spec.begin_s or spec.after or spec.nodelist)
     if spec.mode is Mode.FIXED and spec.speedup is None and plain and not spec.exclude:
         return spec
-    size = min(spec.preferred, nodes) if spec.mode.any_start else spec.preferred
+    size = spec.preferred
+    if spec.mode.any_start and size > nodes:
+        size = next((n for n in reversed(spec.sizes()) if n <= nodes), size)
     return replace(
         spec,
         nodes_min=size,
         nodes_max=size,
+        preferred=size,
         mode=Mode.FIXED,
         speedup=None,
         run_s=None,
