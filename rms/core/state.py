@@ -358,6 +358,9 @@ class State:
             job.number = self.submitted
             spec = job.spec
             job.least = spec.smallest_start if spec.mode.any_start else spec.preferred
+            job.longest_s = spec.expected_s(job.least)
+            if spec.mode.resizable and not spec.mode.any_start:
+                job.longest_s = max(job.longest_s, spec.expected_s(spec.smallest))
             self.pending[spec.id] = job
             self.new_jobs.append(job)
         else:

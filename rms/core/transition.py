@@ -228,7 +228,13 @@ def _requeued(state: State, event: Requeued) -> None:
     state.now_s = event.at_s
     _release(state, job)
     job.size, job.nodes = 0, ()  # who still looks at it sees that it holds nothing
-    state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
+    state.enqueue(_again(job))
+
+
+def _again(job: Job) -> Job:
+    """Return a job that starts from its beginning again, as it waits."""
+    known = {"seen": job.seen, "speedup": job.speedup, "longest_s": job.longest_s}
+    return Job(job.spec, job.number, job.least, **known)  # type: ignore[arg-type]
 
 
 def _ended(state: State, event: Ended) -> None:
@@ -289,7 +295,7 @@ def _reopened(state: State, event: Reopened) -> None:
             job.state, job.end_s = JobState.FAILED, event.at_s
             end(state, job)
         else:
-            state.enqueue(Job(job.spec, job.number, job.least, seen=job.seen, speedup=job.speedup))
+            state.enqueue(_again(job))
     names, shared = event.nodes, event.shared
     site = Site(len(names), event.power, shared=shared, levels=event.levels, names=names)
     use_cluster(state, site, set(event.down))

@@ -1,11 +1,17 @@
-"""An engine driven by hand: starts begin at once, resizes take no time."""
+"""An engine driven by hand: starts begin at once, resizes take no time. Streams for simulations."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from rms.core.engine import Engine
 from rms.core.events import Decision, Event, Resize, ResizeBegun, Resized, Start, Started, Submitted
 from rms.core.model import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import named
+from rms.sim.simulator import Simulation
 
 FIXED, MOLDABLE, MALLEABLE, FLEXIBLE = Mode
 
@@ -75,3 +81,73 @@ class Driven:
         later = self.engine.explain(JobId(str(number)))
         assert later is not None
         return later.reason
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the jobs of a stream may be.
+
+    Attributes:
+        longer: how many times its run time at the preferred size a job requests; None for no limit.
+        laws: whether a speedup is stated; else only the run time at the preferred size is known.
+        prices, points: of their resizes, in s.
+        arrays: names and limits of their arrays.
+        accounts, priorities: of their users.
+        most: so many jobs at most.
+        nodes: of the cluster.
+        low: the least size of those that have several, or None for any.
+    """
+
+    modes: tuple[Mode, ...] = tuple(Mode)
+    longer: tuple[float | None, ...] = (None, 1.0, 1.5, 4.0)
+    laws: tuple[bool, ...] = (False, True)
+    prices: tuple[float, ...] = (0.0,)
+    points: tuple[float | None, ...] = (1.0, 7.0)
+    arrays: tuple[tuple[str | None, int | None], ...] = ((None, None),)
+    accounts: tuple[str, ...] = ("",)
+    priorities: tuple[int, ...] = (0,)
+    most: int = 25
+    nodes: int = 8
+    low: int | None = None
+
+
+@st.composite
+def streams(draw: st.DrawFn, kind: Kind) -> list[JobSpec]:
+    """Jobs of a kind, several of them at one instant."""
+    specs, at_s = [], 0.0
+    for number in range(draw(st.integers(2, kind.most))):
+        at_s += draw(st.sampled_from([0.0, 0.0, 1.0, 5.0, 30.0]))
+        low, preferred, high = sorted(draw(st.tuples(*[st.integers(1, kind.nodes)] * 3)))
+        speedup = Speedup(
+            law=(float(draw(st.integers(1, 200))), draw(st.sampled_from([0.0, 3.0])))
+        )
+        run_s = speedup.time(preferred)
+        longer = draw(st.sampled_from(kind.longer))
+        array, limit = draw(st.sampled_from(kind.arrays))
+        spec = job(
+            number,
+            (low if kind.low is None else kind.low, preferred, high),
+            draw(st.sampled_from(kind.modes)),
+            at_s=at_s,
+            limit_s=None if longer is None else longer * run_s,
+            every_s=draw(st.sampled_from(kind.points)),
+            price_s=draw(st.sampled_from(kind.prices)),
+            array=array,
+            array_limit=limit,
+        )
+        law = draw(st.sampled_from(kind.laws))
+        specs.append(
+            replace(
+                spec,
+                speedup=speedup if law else None,
+                run_s=None if law else run_s,
+                account=draw(st.sampled_from(kind.accounts)),
+                priority=draw(st.sampled_from(kind.priorities)),
+            )
+        )
+    return specs
+
+
+def starts(simulation: Simulation) -> dict[str, float | None]:
+    """Return when each job of a simulation that is over has started."""
+    return {str(job_id): each.start_s for job_id, each in simulation.engine.state.ended.items()}

@@ -161,23 +161,31 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if found.free < narrowest:
                 return found
         donors: Iterator[tuple[float, int]] | None = None
+        worth = True  # until a job is not worth the room: none makes any that comes later
         taken = set(map(id, found.jobs))
         for job in queue:
+            least = job.least
             if job.spec.id in due or id(job) in taken or job is found.first:
                 continue
-            if not found.fits(job, job.least):
+            if not found.fits(job, least):
                 if found.first is None:
                     found.first = job
                 continue
             size = _start_size(state, job, found, self.energy)
-            lacking = size - max(0, base - found.used)
-            if lacking > 0:
+            free = base - found.used
+            if size > free:
                 if donors is None:
-                    donors = _donors(state.running_by("loss", self._loss), found.used - base)
-                if not _is_worth(self._start_worth(state, job, size), lacking, donors):
+                    donors = _donors(state.running_by("loss", self._loss), -free)
+                lacking = size - max(0, free)
+                worth = worth and _is_worth(self._start_worth(state, job, size), lacking, donors)
+                if not worth:
                     if found.first is None:
                         found.first = job
+                    if free < narrowest:
+                        break
                     continue
+            if found.first is not None and found.delays(state, room, job):
+                continue
             found.take(state, room, job, size)
             if found.free < narrowest and found.first is not None:
                 break
@@ -475,6 +483,11 @@ class Backfilled:
         """Return whether nodes and power suffice for a job."""
         return size <= self.free and (self.budget is None or self.budget.starts(job, size))
 
+    def delays(self, state: State, room: Room, job: Job) -> bool:
+        """Return whether a job delays ``first``, even at its least size."""
+        at_s = self.reserve(state, room)
+        return job.least > self.extra and state.now_s + job.longest_s > at_s
+
     def take(self, state: State, room: Room, job: Job, size: int) -> None:
         """Let a job start, unless it delays ``first``."""
         if self.first is not None:
@@ -543,6 +556,8 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
         (now + _longest_s(job, nodes), job.number, job, nodes)
         for job, nodes in zip(found.jobs, found.sizes, strict=True)
     )
+    if budget is None and not starting and not room.passed:
+        return _reserve_nodes(state, found, running, size)
     free, left_w, own_w = found.free, inf, 0.0
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
@@ -574,6 +589,21 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     return reserved
 
 
+def _reserve_nodes(state: State, found: Backfilled, running: list[End], size: int) -> float:
+    """Return :func:`_reserve` where only nodes count and nothing starts in this pass."""
+    free, reserved = found.free, inf
+    for end_s, _, job in running:
+        if end_s > reserved:
+            break
+        free += job.size - job.callable
+        if job.requested_size is not None:
+            free += job.gain - job.loss
+        if free >= size and reserved == inf:
+            reserved = max(end_s, state.now_s)  # who ends at that time counts too
+    found.extra = 0 if reserved == inf else free - size
+    return reserved
+
+
 def _least_end_s(state: State, job: Job) -> float:
     """Return when a running job is expected to end if it is shrunk to its least size now."""
     end_s, now = job.expected_end_s, state.now_s
@@ -596,13 +626,13 @@ def _donors(losses: Iterable[End], promised: int) -> Iterator[tuple[float, int]]
 
 
 def _is_worth(worth: float, lacking: int, donors: Iterator[tuple[float, int]]) -> bool:
-    """Return whether a start is worth the nodes that it takes from others."""
+    """Return whether a start is worth the nodes that it takes from others, if these suffice."""
     for loss, nodes in donors:
         worth -= loss * min(lacking, nodes)
         lacking -= nodes
         if lacking <= 0 or worth <= 0.0:
             break
-    return worth > 0.0
+    return lacking <= 0 and worth > 0.0
 
 
 def _to_go_s(job: Job, size: int, now: float) -> float:
@@ -670,10 +700,7 @@ def _longest_s(job: Job, size: int) -> float:
 
     One that can be resized counts with its least size from then on: it may have to lend the rest.
     """
-    whole_s = job.spec.expected_s(size)
-    if not job.spec.mode.resizable:
-        return whole_s
-    return max(whole_s, job.spec.expected_s(job.spec.sizes()[0]))
+    return job.spec.expected_s(size) if job.spec.mode is Mode.MOLDABLE else job.longest_s
 
 
 def _can(job: Job, here: Set[int]) -> bool:

@@ -42,7 +42,7 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         depth: how many jobs are looked at in a pass.
     """
 
-    depth: int = 1000
+    depth: int = 200
     twin: ClassVar[Fcfs] = Fcfs()
 
     def __post_init__(self) -> None:
@@ -68,19 +68,21 @@ class SmallestQueue:
 
     def _all(self) -> Iterator[Job]:
         state = self._state
+        jobs = state.queue_by(size)
         full = _full_arrays(state) if state.array_limited else ()
-        waiting = [job for _, _, job in state.queue_by(size) if job.spec.array not in full]
-        most = state.nodes / max(1, len(state.accounts))
-        above = {account for account, nodes in state.held_by.items() if nodes >= most}
-        if not above or len(state.accounts) < 2:
-            yield from waiting
+        above: set[str] = set()
+        if len(state.accounts) > 1:
+            most = state.nodes / len(state.accounts)
+            above = {account for account, nodes in state.held_by.items() if nodes >= most}
+        if not above and not full:
+            for _, _, job in jobs:
+                yield job
             return
-        for job in waiting:
-            if job.spec.account not in above:
-                yield job
-        for job in waiting:
-            if job.spec.account in above:
-                yield job
+        for later in (False, True):
+            for _, _, job in jobs:
+                spec = job.spec
+                if (spec.account in above) is later and spec.array not in full:
+                    yield job
 
 
 def _full_arrays(state: State) -> set[str | None]:

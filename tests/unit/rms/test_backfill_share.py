@@ -19,14 +19,14 @@ from rms.core.events import (
 )
 from rms.core.model import JobId, JobSpec, Mode, Site
 from rms.core.policies import adjusted, named
-from rms.core.policies.backfill_share import backfilled
+from rms.core.policies.backfill_share import BackfillShare
 from rms.core.policies.order import SmallestFirst
 from rms.core.policies.policy import PolicyError
 from rms.sim.simulator import Simulation
 
 
 def order(driven: Driven, made: SmallestFirst | None = None) -> list[str]:
-    return [str(j.spec.id) for j in (made or SmallestFirst(resizable=0.0))(driven.engine.state)]
+    return [str(j.spec.id) for j in (made or SmallestFirst())(driven.engine.state)]
 
 
 # --- order -----------------------------------------------------------------------------------
@@ -109,7 +109,8 @@ def test_jobs_without_a_time_limit_come_last_in_the_order_they_came() -> None:
 def found(driven: Driven) -> tuple[list[str], str | None, float, int]:
     state, policy = driven.engine.state, driven.engine.policy
     room = policy.placement(state)
-    each = backfilled(state, policy.order(state), room)
+    assert isinstance(policy.sizing, BackfillShare)
+    each = policy.sizing.backfilled(state, policy.order(state), room)
     first = None if each.first is None else str(each.first.spec.id)
     return [str(j.spec.id) for j in each.jobs], first, each.reserve(state, room), each.free
 
