@@ -77,6 +77,7 @@ class Engine:
         elif self.state.idle is None:
             self.state.idle = Idle()
         self.state.use_estimates(exact=policy.exact)
+        self._rank()
 
     def _count_usage(self) -> None:
         """Count what accounts use, from now on, where the policy goes by it."""
@@ -88,6 +89,11 @@ class Engine:
             state.usage.know((*state.waiting.values(), *state.running.values()))
         else:
             state.usage.half_life_s = half_life_s
+
+    def _rank(self) -> None:
+        """Keep the running jobs sorted by what the policy needs, while it decides for itself."""
+        state = self.state
+        state.rank(self._policy.running_keys if state.due is not None else {})
 
     def handle(self, event: Event) -> list[Decision]:
         """Take in what happened; return what to do, already entered as requested."""
@@ -107,6 +113,8 @@ class Engine:
         transition.apply(state, event)
         if self.twin is not None:
             self.twin.follow(state, event)
+            if state.ranks is (state.due is None):
+                self._rank()
         self._explained = self._view = None
 
     def decide(self, events: Sequence[Event]) -> list[Decision]:

@@ -121,6 +121,7 @@ class Image(msgspec.Struct):
     reasons: dict[JobId, str]
     resizes: dict[JobId, int]
     twin: TwinImage | None = None
+    ranked: dict[str, dict[int, float]] = {}
 
 
 _image = msgspec.msgpack.Decoder(Image)
@@ -140,6 +141,7 @@ def freeze(scheduler: Scheduler) -> bytes:
         state=_written(state, _STATE, jobs),
         energy=_energy(energy, jobs),
         twin=_twin(scheduler.engine.twin, jobs),
+        ranked=state.ranked,
         jobs=jobs.all,
         timeline=_timeline(scheduler.timeline),
         history=scheduler.history,
@@ -170,6 +172,8 @@ def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
         _read(state, _STATE, image.state, image.jobs)
         engine = scheduler.engine
         engine.state = state
+        if state.due is not None:
+            state.restore_ranks(engine.policy.running_keys, image.ranked)
         if engine.twin is not None and image.twin is not None:
             _restore_twin(engine.twin, state, image.twin, image.jobs)
         elif engine.policy.twin is not None:

@@ -11,7 +11,7 @@ are (and a short copy in memory), not their number nor that of the nodes.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import inf
@@ -30,6 +30,9 @@ End = tuple[float, int, Job]
 NodeLists = tuple[tuple[str, ...], tuple[str, ...]]
 Key = Callable[[Job], float]
 """What waiting jobs are sorted by."""
+
+Ranked = dict[int, float]
+"""Keys of running jobs by their numbers."""
 
 RunningKey = Callable[["State", Job], float]
 """What running jobs are sorted by; inf for those that are left out."""
@@ -275,23 +278,45 @@ class State:
             self._queues[key] = queue
         return queue
 
-    def running_by(self, name: str, key: RunningKey) -> list[End]:
-        """Return the running jobs by a key, without those of which it is inf.
+    def rank(self, keys: Mapping[str, RunningKey]) -> None:
+        """Keep the running jobs sorted by these keys from now on, and by no others.
 
-        The list is kept sorted from the first time on; a job's key is computed again whenever its
-        size or its progress is entered anew, and not as time goes by.
+        A job's key is computed whenever its size or its progress is entered anew, not as time goes
+        by: so whoever follows the same events has the same keys.
         """
-        ranking = self._rankings.get(name)
-        if ranking is None:
-            ranking = self._rankings[name] = Ranking(key)
+        self._rankings = {name: Ranking(key) for name, key in keys.items()}
+        for ranking in self._rankings.values():
             for job in self.running.values():
                 ranking.enter(self, job)
-        return ranking.entries
+
+    def running_by(self, name: str) -> list[End]:
+        """Return the running jobs by a key, without those of which it is inf."""
+        return self._rankings[name].entries
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the running jobs are kept sorted by keys of a policy."""
+        return bool(self._rankings)
+
+    @property
+    def ranked(self) -> dict[str, Ranked]:
+        """The keys of running jobs, by name and by number of the job."""
+        return {name: ranking.keys for name, ranking in self._rankings.items()}
+
+    def restore_ranks(self, keys: Mapping[str, RunningKey], ranked: Mapping[str, Ranked]) -> None:
+        """Take keys that were computed before (``ranked``); those that are missing are computed."""
+        self.rank({name: key for name, key in keys.items() if name not in ranked})
+        jobs = {job.number: job for job in self.running.values()}
+        for name, key in keys.items():
+            if name in ranked:
+                known = {number: value for number, value in ranked[name].items() if number in jobs}
+                entries = sorted((value, number, jobs[number]) for number, value in known.items())
+                self._rankings[name] = Ranking(key, entries, known)
 
     def keep_sizes(self) -> None:
         """Let no running job be resized: of a copy of a state."""
-        self.shrinkable, self.expandable, self._rankings = [], [], {}
-        self.callable, self.sizes_stay = 0, True
+        self.shrinkable, self.expandable, self.callable, self.sizes_stay = [], [], 0, True
+        self.rank({name: ranking.key for name, ranking in self._rankings.items()})
 
     def by_priority(self, jobs: Iterable[Job]) -> Iterable[Job]:
         """Return jobs by priority, the highest first; a stable sort."""
@@ -510,9 +535,8 @@ class State:
 
     def use_estimates(self, *, exact: bool) -> None:
         """Let expected ends follow what is known of run times, or limits."""
-        self.needs_pass = True
+        self.needs_pass, self._rankings = True, {}
         self._queues.clear()
-        self._rankings.clear()
         if exact == self.exact:
             return
         self.exact = exact

@@ -171,6 +171,7 @@ class Twin:
             return
         for spec in event.specs:
             self.entered[spec.id] = at_s
+            self.past.pop(spec.id, None)  # it is requeued
         transition.apply(self.state, event)
         self._pass(state, event)
 

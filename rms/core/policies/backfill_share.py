@@ -40,7 +40,7 @@ from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
 from rms.core.policies.sizing import Plan
 from rms.core.powercap import PowerBudget, why_power
 from rms.core.speedup import Speedup, some_sizes
-from rms.core.state import End, State
+from rms.core.state import End, RunningKey, State
 
 UNKNOWN_S = 1e9
 """Time to the end, on one node, of a job of which nothing is known."""
@@ -88,6 +88,11 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if not 0.0 < self.short <= 1.0:
             raise ValueError(f"expected short above 0 and at most 1, got {self.short}")
+
+    @property
+    def keys(self) -> dict[str, RunningKey]:
+        """What running jobs are sorted by."""
+        return {"loss": self._loss, "gain": self._gain, "least end": _least_end_s}
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
@@ -175,7 +180,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             free = base - found.used
             if size > free:
                 if donors is None:
-                    donors = _donors(state.running_by("loss", self._loss), -free)
+                    donors = _donors(state.running_by("loss"), -free)
                 lacking = size - max(0, free)
                 worth = worth and _is_worth(self._start_worth(state, job, size), lacking, donors)
                 if not worth:
@@ -206,7 +211,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _loss(self, state: State, job: Job) -> float:
         """Return what a node costs that a running job gives, all above its least size given."""
         least = job.size - job.callable
-        if job.callable <= 0:
+        if job.callable <= 0 or state.sizes_stay:
             return inf
         now, price_s = state.now_s, job.spec.resize_price_s
         left_s = _to_go_s(job, job.size, now)
@@ -265,7 +270,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Shrink jobs: those at a resize point if a due job waits, else those that lose least."""
         short, short_w = lacking
         here = set(map(id, state.reached_resize_point))
-        losses = state.running_by("loss", self._loss)
+        losses = state.running_by("loss")
         most = state.resizes_left
         able: Iterable[End] = losses
         due = state.due or {}
@@ -306,7 +311,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 steps = self._steps(state, job, job.least)
                 if steps.goes_on():
                     heappush(heap, (-steps.worth, steps.size, job.number, steps))
-        gains = state.running_by("gain", self._gain)
+        gains = state.running_by("gain")
         if not heap and not gains:
             return
         now, at, most = state.now_s, 0, min(self.look, len(gains))
@@ -551,7 +556,7 @@ def _in_order(state: State, queue: Iterable[Job]) -> Iterable[Job]:
 def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     """Return when a job can start, all others at their least sizes; enter what is left then."""
     now, budget, size = state.now_s, found.budget, first.least
-    running = state.running_by("least end", _least_end_s)
+    running = state.running_by("least end")
     starting = sorted(
         (now + _longest_s(job, nodes), job.number, job, nodes)
         for job, nodes in zip(found.jobs, found.sizes, strict=True)

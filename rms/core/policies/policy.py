@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
@@ -33,7 +33,7 @@ from rms.core.policies.node_power import (
 from rms.core.policies.placement import Lowest, Room
 from rms.core.policies.sizing import AsAsked, Plan
 from rms.core.powercap import PowerBudget, never_fits, why_power
-from rms.core.state import State
+from rms.core.state import RunningKey, State
 
 Order = Callable[[State], Iterable[Job]]
 """What may be gone through more than once: a view or a list, not a generator."""
@@ -163,6 +163,12 @@ class Policy:
         object.__setattr__(self, "clocked", aware or getattr(self.frequency, "sets", True))
         object.__setattr__(self, "ranks", hasattr(self.order, "priority"))
         object.__setattr__(self, "counted", bool(getattr(self.placement, "counted", False)))
+
+    @property
+    def running_keys(self) -> Mapping[str, RunningKey]:
+        """What the running jobs are sorted by for its sizing."""
+        keys: Mapping[str, RunningKey] = getattr(self.sizing, "keys", {})
+        return keys if self.twin is not None else {}
 
     @property
     def key(self) -> str:
