@@ -45,8 +45,12 @@ from rms.core.state import End, RunningKey, State
 UNKNOWN_S = 1e9
 """Time to the end, on one node, of a job of which nothing is known."""
 
-START = 3.0
-"""Worth of a start over that of a running job of the same size: who waits makes no progress."""
+WIDE = 0.25
+"""The oldest flexible job goes first, as any other, if it needs more than this share of nodes."""
+
+START, FIXED_START = 3.0, 0.05
+"""Worth of a start over that of a running job of the same size: who waits makes no progress. That
+of a fixed job is so low that others hardly make room for it before it is due: it makes none."""
 
 REST_S, REST_SHARE = 60.0, 0.05
 """Where no price of a resize is stated, a job is not widened for so long after one, but at most for
@@ -155,11 +159,15 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     found.first = found.first or job
                     continue
             else:
-                # Who is not due waits in the queue's order; the oldest is protected, not first,
-                # unless it can neither start on fewer nodes nor give some back.
-                if found.first is None and not found.fits(job, job.least):
+                # Who is not due waits in the queue's order; the oldest is protected, and first if
+                # it cannot start on few nodes and is worth those that others give.
+                wide = job.spec.mode is not Mode.FLEXIBLE or job.least > WIDE * state.nodes
+                if found.first is None and not (
+                    found.fits(job, job.least)
+                    and self._may_make_room(state, job, base - found.used)
+                ):
                     found.first = job
-                elif found.first is None and job.spec.mode is not Mode.FLEXIBLE:
+                elif found.first is None and wide:
                     found.take(state, room, job, _start_size(state, job, found, self.energy))
                 break
             found.take(state, room, job, _start_size(state, job, found, self.energy))
@@ -196,13 +204,21 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 break
         return found
 
+    def _may_make_room(self, state: State, job: Job, free: int) -> bool:
+        """Return whether a fixed job that is not due is worth the nodes that it lacks."""
+        if job.spec.mode is not Mode.FIXED or job.least <= free:
+            return True
+        donors = _donors(state.running_by("loss"), -free)
+        return _is_worth(self._start_worth(state, job, job.least), job.least - max(0, free), donors)
+
     # --- what jobs are worth -----------------------------------------------------------------
 
     def _weight(self, state: State, job: Job) -> float:
         return (1.0 + len(state.pending) * job.spec.smallest / state.nodes) / self.short
 
     def _start_worth(self, state: State, job: Job, size: int) -> float:
-        return START * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
+        start = FIXED_START if job.spec.mode is Mode.FIXED else START
+        return start * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
 
     def _stall(self, left_s: float, price_s: float) -> float:
         """Return what a resize costs, in parts of the worth of the job."""
@@ -563,7 +579,7 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     )
     if budget is None and not starting and not room.passed:
         return _reserve_nodes(state, found, running, size)
-    free, left_w, own_w = found.free, inf, 0.0
+    free, left_w, own_w = found.free + _in_flight(state), inf, 0.0
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
     at, begun, passed = 0, 0, {job.number for _, _, job in state.ends[: room.passed]}
@@ -574,8 +590,7 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
             at += 1
             if number in passed:
                 continue
-            nodes = job.size if job.requested_size is None else job.size + job.gain - job.loss
-            nodes -= job.callable
+            nodes = _least(job)
             watts = 0.0 if budget is None else budget.at_w(job, nodes)
         else:
             end_s, _, job, nodes = starting[begun]
@@ -596,28 +611,32 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
 
 def _reserve_nodes(state: State, found: Backfilled, running: list[End], size: int) -> float:
     """Return :func:`_reserve` where only nodes count and nothing starts in this pass."""
-    free, reserved = found.free, inf
+    free, reserved = found.free + _in_flight(state), inf
     for end_s, _, job in running:
         if end_s > reserved:
             break
-        free += job.size - job.callable
-        if job.requested_size is not None:
-            free += job.gain - job.loss
+        free += _least(job)
         if free >= size and reserved == inf:
             reserved = max(end_s, state.now_s)  # who ends at that time counts too
     found.extra = 0 if reserved == inf else free - size
     return reserved
 
 
+def _in_flight(state: State) -> int:
+    """Return the nodes above their least sizes of jobs that can be shrunk once a resize is over."""
+    resizing = (job for job in state.running.values() if job.requested_size is not None)
+    return sum(job.size + job.gain - job.loss - _least(job) for job in resizing)
+
+
 def _least_end_s(state: State, job: Job) -> float:
     """Return when a running job is expected to end if it is shrunk to its least size now."""
-    end_s, now = job.expected_end_s, state.now_s
-    if job.callable <= 0 or end_s == inf:
+    end_s, now, least = job.expected_end_s, state.now_s, _least(job)
+    if least >= job.size or end_s == inf:
         return end_s
     whole_s = job.spec.expected_s(job.size)
     if not 0.0 < whole_s < inf:
         return end_s
-    return now + max(0.0, end_s - now) * job.spec.expected_s(job.size - job.callable) / whole_s
+    return now + max(0.0, end_s - now) * job.spec.expected_s(least) / whole_s
 
 
 def _donors(losses: Iterable[End], promised: int) -> Iterator[tuple[float, int]]:
@@ -718,7 +737,9 @@ def _can(job: Job, here: Set[int]) -> bool:
 
 def _least(job: Job) -> int:
     """Return the least size of a running job, without those to which it could not be brought."""
-    return job.size - job.callable
+    if job.requested_size is None or job.refused_sizes:
+        return job.size - job.callable
+    return min(job.requested_size, job.spec.smallest)
 
 
 def _lends(job: Job, first: Job | None) -> bool:
@@ -780,8 +801,10 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> tuple[JobId, float] | None:
         """Return the job that has a reservation and its time, or None."""
         share = _share(plan)
-        backfill = None if share is None else _backfilled(share, state, queue, room)
-        if backfill is None or backfill.first is None:
+        if share is None or share.easy:
+            return None
+        backfill = _backfilled(share, state, queue, room)
+        if backfill.first is None:
             return None
         return backfill.first.spec.id, backfill.reserve(state, room)
 
@@ -792,6 +815,8 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         share = _share(plan)
         if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
+        if share.easy:
+            return _EASY.explain(state, job, _in_order(state, queue), plan, room)
         backfill = _backfilled(share, state, queue, room)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"

@@ -140,18 +140,26 @@ class ByAccount:
         queues: dict[str, list[Job]] = {}
         for job in state.pending.values():
             queues.setdefault(job.spec.account, []).append(job)
-        fair, heads = order.factors(state, queues), []
-        for jobs in queues.values():
+        fair, now = order.factors(state, queues), state.now_s
+        age, most_s = order.age, order.max_age_days * DAY_S
+        heads = []
+        for account, jobs in queues.items():
+            own = order.fair_share * fair.get(account, (1.0,))[0]
             waiting = iter(jobs)
-            first = next(waiting)
-            heads.append((-order.of(state, first, fair).value, first.number, first, waiting))
+            job = next(waiting)
+            value = own + age * min(1.0, max(0.0, now - job.spec.submit_s) / most_s)
+            heads.append((-value, job.number, own, job, waiting))
+        if len(heads) == 1:
+            yield from next(iter(queues.values()))
+            return
         heapify(heads)
         while heads:
-            _, _, job, waiting = heads[0]
+            _, _, own, job, waiting = heads[0]
             yield job
             following = next(waiting, None)
             if following is None:
                 heappop(heads)
             else:
-                value = -order.of(state, following, fair).value
-                heapreplace(heads, (value, following.number, following, waiting))
+                waited_s = max(0.0, now - following.spec.submit_s)
+                value = own + age * min(1.0, waited_s / most_s)
+                heapreplace(heads, (-value, following.number, own, following, waiting))
