@@ -187,7 +187,7 @@ class Job(msgspec.Struct, gc=False):
         end_s, expected_end_s: when it was over, or None; when, running, it is expected to be.
         pays_until_s: until when the next larger size saves more time than the resize costs.
         done, rate, since_s: share done at ``since_s``, and how much a second it does since then.
-        resize_count, resized_s: how often it was resized so far, and when last.
+        resize_count, widened_s: how often it was resized so far, and when it was widened last.
         longest_s: how long it may hold nodes, by what it requests, on as few as it may have.
         callable: nodes above its least size, while it may be shrunk (of ``State.callable``).
         seen: of sizes at which it was seen to step, ``(steps, seconds that they took)``; None
@@ -222,7 +222,7 @@ class Job(msgspec.Struct, gc=False):
     rate: float = 0.0
     since_s: float = 0.0
     resize_count: int = 0
-    resized_s: float = -inf
+    widened_s: float = -inf
     callable: int = 0
     longest_s: float = inf
     seen: Mapping[int, tuple[int, float]] | None = None

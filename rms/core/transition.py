@@ -186,7 +186,8 @@ def _resized(state: State, event: Resized) -> None:
             enter_bandwidth(state, job, 1)
     assert job.requested_size is not None
     job.resize_count += 1
-    job.resized_s = event.at_s
+    if job.requested_size > job.size:
+        job.widened_s = event.at_s
     state.unindex_running(job)
     job.size = job.requested_size
     _resume(state, job, rests=event.rests)

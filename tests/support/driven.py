@@ -148,6 +148,21 @@ def streams(draw: st.DrawFn, kind: Kind) -> list[JobSpec]:
     return specs
 
 
+def rigid(spec: JobSpec) -> JobSpec:
+    """Return a job as EASY has it: at its preferred size, with its run time and request there."""
+    size = spec.preferred
+    limit_s, run_s = spec.expected_s(size), spec.time_s(size)
+    return replace(
+        spec,
+        nodes_min=size,
+        nodes_max=size,
+        mode=FIXED,
+        speedup=None,
+        run_s=run_s,
+        limit_s=limit_s,
+    )
+
+
 def starts(simulation: Simulation) -> dict[str, float | None]:
     """Return when each job of a simulation that is over has started."""
     return {str(job_id): each.start_s for job_id, each in simulation.engine.state.ended.items()}

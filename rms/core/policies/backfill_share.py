@@ -53,8 +53,8 @@ START, FIXED_START = 3.0, 0.05
 of a fixed job is so low that others hardly make room for it before it is due: it makes none."""
 
 REST_S, REST_SHARE = 60.0, 0.05
-"""Where no price of a resize is stated, a job is not widened for so long after one, but at most for
-a share of the time to its end."""
+"""Where no price of a resize is stated, a job is not widened again for so long, but at most for a
+share of the time to its end."""
 
 GAIN = 2.0
 """How many times its cost a resize of a running job must bring."""
@@ -70,7 +70,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         node_hours: how many more node hours than at its preferred size a job may take at the size
             to which it is widened, as a share.
         short: exponent of the time to the end in the worth of a job, above 0 and at most 1.
-        rest: for how many times the price of a resize a job is not widened after one.
+        rest: for how many times the price of a resize a job is not widened again after it was.
         horizon_s: for how long a size is counted on while others wait.
     """
 
@@ -336,7 +336,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             if at < most and (not heap or gains[at][0] <= heap[0][0]):
                 job = gains[at][2]
                 at += 1
-                if now < job.resized_s + self._rest_s(job, now):
+                if now < job.widened_s + self._rest_s(job, now):
                     plan.awaits.append(job)
                     continue
                 steps = self._steps(state, job, job.size)
@@ -367,7 +367,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 plan.changes.append((job, steps.size, "takes idle nodes", Reason.IDLE_NODES))
 
     def _rest_s(self, job: Job, now: float) -> float:
-        """Return for how long a job is not widened after a resize."""
+        """Return for how long a job is not widened again after it was."""
         if job.spec.resize_price_s > 0.0:
             return self.rest * job.spec.resize_price_s
         return min(REST_S, REST_SHARE * _to_go_s(job, job.size, now))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf, sqrt
 
+import msgspec
 import pytest
 from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, job
 
@@ -17,9 +18,9 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import adjusted, named
-from rms.core.policies.backfill_share import BackfillShare
+from rms.core.policies.backfill_share import GAIN, BackfillShare
 from rms.core.policies.order import SmallestFirst
 from rms.core.policies.policy import PolicyError
 from rms.sim.simulator import Simulation
@@ -27,6 +28,19 @@ from rms.sim.simulator import Simulation
 
 def order(driven: Driven, made: SmallestFirst | None = None) -> list[str]:
     return [str(j.spec.id) for j in (made or SmallestFirst())(driven.engine.state)]
+
+
+def sized(**parameters: float) -> str:
+    """Return the default policy with other parameters of its sizing."""
+    return adjusted(named("backfill-share"), sizing=parameters).text
+
+
+def ends(driven: Driven, number: int, at_s: float) -> list[tuple[str, int]]:
+    return driven.happen(Ended(at_s, JobId(str(number)), "COMPLETED"))
+
+
+def point(driven: Driven, number: int, at_s: float) -> list[tuple[str, int]]:
+    return driven.happen(ResizePoint(at_s, JobId(str(number))))
 
 
 # --- order -----------------------------------------------------------------------------------
@@ -41,47 +55,74 @@ def full(*waiting: JobSpec) -> Driven:
     return driven
 
 
-def test_small_jobs_come_first_but_for_the_oldest_that_is_not_flexible() -> None:
+def test_small_jobs_come_first() -> None:
     wide, tiny, long_ = job(2, (8,)), job(3, (1,), run_s=50), job(4, (1,), run_s=900)
-    assert order(full(wide, long_, tiny)) == ["2", "3", "4"]
+    assert order(full(wide, long_, tiny)) == ["3", "4", "2"]
     flexible = job(2, (4, 8, 8), FLEXIBLE)
     assert order(full(flexible, long_, tiny)) == ["3", "4", "2"]
 
 
-def test_small_is_least_nodes_times_the_root_of_the_time_asked_for() -> None:
+def test_small_is_least_nodes_times_the_root_of_the_time_requested() -> None:
     jobs = [job(2, (8,)), job(3, (2,), run_s=100), job(4, (1,), run_s=399), job(5, (1,), run_s=401)]
-    assert order(full(*jobs)) == ["2", "4", "3", "5"]
+    assert order(full(*jobs)) == ["4", "3", "5", "2"]
     assert 1 * sqrt(399) < 2 * sqrt(100) < 1 * sqrt(401)
 
 
-def test_who_has_waited_long_is_overtaken_no_more() -> None:
-    made = SmallestFirst(stretch=2.0, least_s=100.0, resizable=0.0)
-    wide = job(2, (4, 8, 8), FLEXIBLE, run_s=300.0)
-    short = job(3, (3, 6, 8), FLEXIBLE, run_s=10.0, at_s=1.0)
-    tiny = job(4, (1, 1, 2), FLEXIBLE, run_s=1000.0, at_s=2.0)
-    driven = full(wide, short, tiny)
-    assert [made.due_s(s) for s in driven.engine.state.pending.values()] == [600.0, 201.0, 2002.0]
-    driven.happen(Ticked(200.0))
-    assert order(driven, made) == ["3", "4", "2"]  # by size
-    driven.happen(Ticked(601.0))
-    assert order(driven, made) == ["3", "2", "4"]  # the first due first
-    assert [n for _, n, _ in driven.engine.state.queue_by(made.due_s)] == [3, 2, 4]
+@pytest.mark.promise("default-policy")
+def test_who_is_due_starts_before_who_is_smaller() -> None:
+    """In the twin the first is over at 50 s, too, and its nodes go to the oldest."""
+    driven = Driven(4)
+    early = msgspec.structs.replace(job(1, (4,), limit_s=100.0), speedup=None, run_s=50.0)
+    driven.submit(early)
+    wide, tiny = job(2, (4, 4, 4), FLEXIBLE, run_s=50), job(3, (1, 1, 1), FLEXIBLE, run_s=10)
+    assert driven.submit(wide) == driven.submit(tiny) == []
+    assert driven.engine.state.due == {} and order(driven) == ["3", "2"]
+    assert ends(driven, 1, 50.0) == [("2", 4)]
+    assert driven.engine.state.due == {} and order(driven) == ["3"]
+    assert ends(driven, 2, 100.0) == [("3", 1)]
 
 
-def test_rigid_jobs_alone_come_in_the_order_of_submission() -> None:
+def test_a_due_job_that_cannot_start_says_for_how_long() -> None:
+    driven = Driven(4)
+    driven.submit(job(1, (1, 2, 4), FLEXIBLE, run_s=100))
+    assert driven.submit(job(2, (2,), run_s=50)) == []  # the twin has two nodes left
+    driven.happen(Ticked(4.0))
+    assert driven.why(2) == "Resources: waits for running jobs to give 2 nodes; due for 4 s"
+    assert point(driven, 1, 10.0) == [("1", 2), ("2", 2)]
+
+
+def test_jobs_of_accounts_that_hold_less_than_an_equal_share_come_first() -> None:
+    def of(account: str, spec: JobSpec) -> JobSpec:
+        return msgspec.structs.replace(spec, account=account)
+
+    driven = Driven(8)
+    driven.submit(*(of("many", job(n, (1, 4, 4), FLEXIBLE, run_s=1e6)) for n in (1, 2)))
+    for number in (3, 4):
+        driven.submit(of("many", job(number, (3,), run_s=50)))
+    for number in (5, 6):
+        driven.submit(of("few", job(number, (5,), run_s=100)))
+    state = driven.engine.state
+    assert state.held_by == {"many": 2} and order(driven) == ["3", "4", "5", "6"]
+    driven = full(of("few", job(2, (5,))), job(3, (1,)), of("few", job(4, (3,))))
+    assert order(driven) == ["4", "2", "3"]  # the account without a name holds all
+
+
+def test_jobs_of_one_account_only_come_by_size() -> None:
+    assert order(full(job(2, (5,)), job(3, (1,)))) == ["3", "2"]
+
+
+@pytest.mark.promise("default-policy")
+def test_rigid_jobs_alone_start_in_the_order_of_submission() -> None:
     wide, tiny, long_ = job(2, (8,)), job(3, (1,), run_s=50), job(4, (1,), run_s=900)
     driven = full(wide, long_, tiny)
-    assert order(driven, SmallestFirst()) == ["2", "4", "3"]
-    driven = Driven(8)
-    driven.submit(job(1, (8, 8, 8), MALLEABLE, run_s=1e9))
-    for spec in (wide, long_, tiny):
-        driven.submit(spec)
-    assert order(driven, SmallestFirst()) == ["2", "3", "4"]
+    assert driven.engine.state.due is None
+    assert ends(driven, 1, 1.0) == [("2", 8)]
+    assert ends(driven, 2, 101.0) == [("4", 1), ("3", 1)]
 
 
 def test_no_more_jobs_are_looked_at_than_depth() -> None:
     driven = full(*(job(n, (1,)) for n in range(2, 9)))
-    assert order(driven, SmallestFirst(depth=3, resizable=0.0)) == ["2", "3", "4"]
+    assert order(driven, SmallestFirst(depth=3)) == ["2", "3", "4"]
 
 
 def test_tasks_that_their_arrays_limit_holds_back_hide_no_other_job() -> None:
@@ -100,19 +141,21 @@ def test_jobs_without_a_time_limit_come_last_in_the_order_they_came() -> None:
     unknown = [
         JobSpec(JobId(str(n)), 0.0, size, size, size, FIXED) for n, size in ((2, 3), (3, 5), (4, 1))
     ]
-    assert order(full(job(9, (8,)), *unknown, job(5, (6,)))) == ["9", "5", "2", "3", "4"]
+    assert order(full(job(9, (8,)), *unknown, job(5, (6,)))) == ["5", "9", "2", "3", "4"]
 
 
 # --- EASY over least sizes -------------------------------------------------------------------
 
 
 def found(driven: Driven) -> tuple[list[str], str | None, float, int]:
+    """Return who could start, who has a reservation and when, and how many nodes can be had."""
     state, policy = driven.engine.state, driven.engine.policy
-    room = policy.placement(state)
     assert isinstance(policy.sizing, BackfillShare)
-    each = policy.sizing.backfilled(state, policy.order(state), room)
-    first = None if each.first is None else str(each.first.spec.id)
-    return [str(j.spec.id) for j in each.jobs], first, each.reserve(state, room), each.free
+    each = policy.sizing.backfilled(state, policy.order(state), policy.placement(state))
+    view = policy.view(state)
+    reserved = None if view is None else policy.reservation(view)
+    first, at_s = (None, inf) if reserved is None else (str(reserved[0]), reserved[1])
+    return [str(j.spec.id) for j in each.jobs], first, at_s, each.free
 
 
 def test_a_short_job_overtakes_and_a_long_one_does_not() -> None:
@@ -215,33 +258,47 @@ def test_jobs_of_no_length_or_without_limit_have_reservations_too() -> None:
 
 
 def test_of_those_at_a_resize_point_who_loses_least_gives() -> None:
+    """A node less delays all by the same share, and counts least where most is left to do."""
     driven = Driven(12)
     specs = [job(n, (1, 4, 4), FLEXIBLE, run_s=s, every_s=None) for n, s in ((1, 90), (2, 30))]
     driven.submit(*specs, job(3, (1, 4, 4), FLEXIBLE, run_s=5, every_s=None))
     for number in (1, 2, 3):
-        driven.happen(ResizePoint(0.0, JobId(str(number))))
+        point(driven, number, 0.0)
     assert [j.size for j in driven.engine.state.running.values()] == [4, 4, 4]
-    # Three nodes less cost the second 3 x 30 s, the first 3 x 90 s; the third 3 x 5 s.
-    assert driven.submit(job(4, (5,))) == [("3", 1), ("2", 2), ("4", 5)]
+    assert driven.submit(job(4, (5,))) == [("1", 1), ("2", 2), ("4", 5)]
 
 
-def test_nobody_gives_who_is_not_at_a_resize_point_or_is_as_good_as_over() -> None:
+def test_for_a_job_that_is_not_due_who_loses_least_is_waited_for() -> None:
     driven = Driven(8)
-    driven.submit(job(1, (1, 4, 4), FLEXIBLE, run_s=1000), job(2, (1, 4, 4), FLEXIBLE, run_s=1000))
+    driven.submit(job(1, (1, 4, 4), FLEXIBLE, run_s=2000), job(2, (1, 4, 4), FLEXIBLE, run_s=1000))
     assert driven.submit(job(3, (2,))) == []
-    assert driven.happen(ResizePoint(10.0, JobId("2"))) == [("2", 2), ("3", 2)]
+    assert driven.engine.state.due == {}
+    assert point(driven, 2, 10.0) == []
+    assert point(driven, 1, 20.0) == [("1", 2), ("3", 2)]
+
+
+def test_for_a_due_job_whoever_comes_to_a_resize_point_gives() -> None:
+    driven = Driven(8)
+    driven.submit(job(1, (1, 2, 4), FLEXIBLE, run_s=2000), job(2, (1, 2, 4), FLEXIBLE, run_s=1000))
+    assert [j.size for j in driven.engine.state.running.values()] == [4, 4]
+    assert driven.submit(job(3, (2,))) == []
+    assert driven.engine.state.due == {"3": 0.0}
+    assert point(driven, 2, 10.0) == [("2", 2), ("3", 2)]
+
+
+def test_nobody_gives_who_is_as_good_as_over() -> None:
     driven = Driven(4)
-    driven.submit(job(1, (1, 4, 4), FLEXIBLE, run_s=12, price_s=3.0))
+    driven.submit(job(1, (1, 4, 4), FLEXIBLE, run_s=2.5, price_s=3.0))
     driven.submit(job(2, (1,)))
-    assert driven.happen(ResizePoint(10.0, JobId("1"))) == []
+    assert point(driven, 1, 1.0) == []
 
 
 def test_one_gives_no_more_than_is_needed_and_the_others_nothing() -> None:
     driven = Driven(8)
     driven.submit(*(job(n, (1, 4, 4), FLEXIBLE, run_s=1000) for n in (1, 2)))
     driven.submit(job(3, (1,)))
-    assert driven.happen(ResizePoint(10.0, JobId("1"))) == [("1", 3), ("3", 1)]
-    assert driven.happen(ResizePoint(10.0, JobId("2"))) == []
+    assert point(driven, 1, 10.0) == [("1", 3), ("3", 1)]
+    assert point(driven, 2, 10.0) == []
 
 
 def test_no_more_jobs_are_resized_at_once_than_allowed() -> None:
@@ -254,22 +311,73 @@ def test_no_more_jobs_are_resized_at_once_than_allowed() -> None:
     assert driven.happen(Ticked(1.0)) == []
 
 
-def test_idle_nodes_go_to_whoever_has_longest_to_go_at_its_resize_point() -> None:
+def test_idle_nodes_go_first_to_whom_they_bring_most() -> None:
+    """Both need two thirds of the time on a node more: that counts more for the shorter one."""
     driven = Driven(8)
-    driven.submit(job(1, (2, 2, 4), MALLEABLE, run_s=100), job(2, (2, 2, 4), MALLEABLE, run_s=300))
+    driven.submit(job(1, (2, 2, 4), MALLEABLE, run_s=300), job(2, (2, 2, 4), MALLEABLE, run_s=100))
+    driven.submit(job(3, (1,), run_s=10.0), job(4, (3,), run_s=1e4))
+    assert ends(driven, 3, 10.0) == []
+    assert point(driven, 1, 10.0) == []  # the node waits for the other
+    assert point(driven, 2, 20.0) == [("2", 3)]
+
+
+def test_nodes_that_suffice_for_all_go_to_whoever_comes_first() -> None:
+    driven = Driven(8)
+    driven.submit(job(1, (2, 2, 4), MALLEABLE, run_s=300), job(2, (2, 2, 4), MALLEABLE, run_s=100))
     driven.submit(job(3, (4,), run_s=10.0))
-    assert driven.happen(Ended(10.0, JobId("3"), "COMPLETED")) == []
-    assert driven.happen(ResizePoint(10.0, JobId("1"))) == [("1", 4)]  # the other has two left
-    assert driven.happen(ResizePoint(20.0, JobId("2"))) == [("2", 4)]
+    assert ends(driven, 3, 10.0) == []
+    assert point(driven, 1, 10.0) == [("1", 4)]
+    assert point(driven, 2, 20.0) == [("2", 4)]
 
 
-def test_a_resize_that_saves_less_than_it_costs_is_not_made() -> None:
-    for price_s, expected in ((29.0, [("1", 3)]), (31.0, [])):
+@pytest.mark.parametrize("price_s", [18.0, 19.0])
+@pytest.mark.promise("default-policy")
+def test_a_resize_that_brings_less_than_it_costs_is_not_made(price_s: float) -> None:
+    """It ends in 60 s instead of 90 s: worth (90 / 60)^a - 1, the price a price / 90, twice."""
+    driven = Driven(4)
+    driven.submit(job(1, (2, 2, 3), MALLEABLE, run_s=100, price_s=price_s))
+    driven.submit(job(2, (2,), run_s=10.0))
+    ends(driven, 2, 10.0)
+    pays = (90.0 / 60.0) ** 0.1 - 1.0 > GAIN * 0.1 * price_s / 90.0
+    assert pays is (price_s == 18.0)
+    assert point(driven, 1, 10.0) == ([("1", 3)] if pays else [])
+
+
+@pytest.mark.promise("default-policy")
+def test_no_job_is_widened_beyond_the_node_hours_it_may_take() -> None:
+    """With 50 s serial on 4 nodes, 4 (50 + 50) node seconds, 5 take 450 and 6 500."""
+    for more, size in ((0.1, 4), (0.13, 5), (0.26, 6), (10.0, 8)):
+        driven = Driven(8, sized(node_hours=more))
+        law = Speedup(law=(200.0, 50.0))
+        spec = msgspec.structs.replace(job(1, (1, 4, 8), FLEXIBLE), speedup=law)
+        assert driven.submit(spec) == [("1", size)]
+        driven = Driven(8, sized(node_hours=more))
+        table = Speedup((1, 2, 4, 5, 6, 8), tuple(law.time(n) for n in (1, 2, 4, 5, 6, 8)))
+        assert driven.submit(msgspec.structs.replace(spec, speedup=table)) == [("1", size)]
+
+
+@pytest.mark.promise("default-policy")
+def test_a_job_is_not_widened_for_ten_times_its_price_after_a_resize() -> None:
+    driven = Driven(4)
+    driven.submit(job(1, (2, 4, 4), FLEXIBLE, run_s=1e5, price_s=3.0))
+    assert driven.submit(job(2, (2,), run_s=5.0)) == []
+    assert point(driven, 1, 10.0) == [("1", 2), ("2", 2)]
+    assert ends(driven, 2, 15.0) == []
+    assert point(driven, 1, 20.0) == point(driven, 1, 39.9) == []
+    assert point(driven, 1, 40.0) == [("1", 4)]
+
+
+@pytest.mark.promise("default-policy")
+def test_where_resizes_have_no_price_a_job_is_not_widened_for_a_share_of_its_time() -> None:
+    """60 s, or 5 % of what is left then on two nodes: (2 x 390 s - 37.1 s) / 20."""
+    for run_s, rest_s in ((400.0, 37.1), (1e5, 60.0)):
         driven = Driven(4)
-        driven.submit(job(1, (2, 2, 3), MALLEABLE, run_s=100, price_s=price_s))
-        driven.submit(job(2, (2,), run_s=10.0))
-        driven.happen(Ended(10.0, JobId("2"), "COMPLETED"))
-        assert driven.happen(ResizePoint(10.0, JobId("1"))) == expected  # saves 30 s
+        driven.submit(job(1, (2, 4, 4), FLEXIBLE, run_s=run_s))
+        driven.submit(job(2, (2,), run_s=5.0))
+        assert point(driven, 1, 10.0) == [("1", 2), ("2", 2)]
+        ends(driven, 2, 15.0)
+        assert point(driven, 1, 10.0 + rest_s - 1.0) == []
+        assert point(driven, 1, 10.0 + rest_s + 1.0) == [("1", 4)]
 
 
 def test_a_flexible_job_starts_on_idle_nodes_and_gives_them_back() -> None:
@@ -285,8 +393,8 @@ def test_a_moldable_job_has_what_it_prefers_or_fits_and_delays_no_reservation() 
     assert driven.submit(job(2, (6,))) == []
     # Two nodes are left beside those reserved at 100 s.
     assert driven.submit(job(3, (1, 3, 8), MOLDABLE, run_s=200)) == []
-    assert driven.submit(job(4, (1, 3, 8), MOLDABLE, run_s=50)) == [("4", 3)]
-    assert driven.submit(job(5, (1, 3, 8), MOLDABLE, run_s=200)) == [("3", 1)]  # what fits now
+    # The next is over before, on as many; then one node is left, which the other may have.
+    assert driven.submit(job(4, (1, 3, 8), MOLDABLE, run_s=50)) == [("4", 3), ("3", 1)]
 
 
 def test_where_points_are_unknown_nothing_reserved_for_a_rigid_job_is_lent_at_the_start() -> None:
@@ -302,32 +410,31 @@ def test_where_points_are_unknown_nothing_reserved_for_a_rigid_job_is_lent_at_th
     assert started(job(2, (8, 8, 8), FLEXIBLE, run_s=1e6), None) == 4
 
 
+@pytest.mark.parametrize("array", [None, "a"])
 @pytest.mark.promise("default-policy")
-def test_a_job_that_was_resized_often_is_widened_no_more() -> None:
+def test_a_job_that_was_resized_often_is_widened_where_nobody_waits(array: str | None) -> None:
     """Short jobs come and go beside a long one, whether or not that is an array's task."""
-    for array in (None, "a"):
-        driven = Driven(4)
-        driven.submit(job(1, (2, 4, 4), FLEXIBLE, run_s=1e6, array=array))
-        for turn in range(40):
-            at_s = 20.0 * turn
-            driven.submit(job(turn + 2, (2,), run_s=10.0, at_s=at_s))
-            driven.happen(ResizePoint(at_s + 1, JobId("1")))
-            assert JobId(str(turn + 2)) in driven.engine.state.running
-            driven.happen(Ended(at_s + 11, JobId(str(turn + 2)), "COMPLETED"))
-            driven.happen(ResizePoint(at_s + 12, JobId("1")))
-        assert driven.engine.state.running[JobId("1")].resize_count == 25  # the last gave
+    driven = Driven(4)
+    driven.submit(job(1, (2, 4, 4), FLEXIBLE, run_s=1e6, array=array))
+    for turn in range(40):
+        at_s = 100.0 * turn
+        driven.submit(job(turn + 2, (2,), run_s=10.0, at_s=at_s))
+        point(driven, 1, at_s + 1)
+        assert JobId(str(turn + 2)) in driven.engine.state.running
+        ends(driven, turn + 2, at_s + 11)
+        point(driven, 1, at_s + 61)
+        assert driven.engine.state.running[JobId("1")].size == 4
+    assert driven.engine.state.running[JobId("1")].resize_count == 80
 
 
 def test_who_may_be_widened_is_not_hidden_by_those_that_may_not() -> None:
-    policy = adjusted(named("backfill-share"), sizing={"resizes": 1, "look": 2})
-    driven = Driven(10)
-    driven.engine.policy = policy
-    driven.submit(*(job(n, (1, 2, 3), MALLEABLE, run_s=1e4 + n) for n in (1, 2, 3)))
+    """The two that bring more rest for a while, and have no other size."""
+    driven = Driven(10, sized(look=1))
+    driven.submit(job(1, (2, 2, 3), MALLEABLE, run_s=1e4))
+    driven.submit(job(2, (2, 2, 2), MALLEABLE, run_s=10.0), job(3, (2, 2, 2), MALLEABLE, run_s=10))
     driven.submit(job(4, (4,), run_s=5.0))
-    for each in driven.engine.state.running.values():
-        each.resize_count = 1 if each.spec.id != "1" else 0
-    driven.happen(Ended(5.0, JobId("4"), "COMPLETED"))
-    assert driven.happen(ResizePoint(10.0, JobId("1"))) == [("1", 3)]
+    ends(driven, 4, 5.0)
+    assert point(driven, 1, 10.0) == [("1", 3)]
 
 
 # --- arrays, TOML, jobs as a daemon has them -------------------------------------------------
@@ -355,14 +462,19 @@ def test_on_an_array_alone_it_decides_as_array_share(price_s: float, low: int, n
 @pytest.mark.parametrize(
     ("kind", "part", "message"),
     [
-        ("sizing", {"resizes": -1}, "expected resizes of at least 0, got -1"),
-        ("sizing", {"resizes": 1.5}, "Expected `int`, got `float`"),
+        ("sizing", {"resizes": 1}, "unknown field `resizes`"),
+        ("sizing", {"look": 1.5}, "Expected `int`, got `float`"),
+        ("sizing", {"look": 0}, "expected energy of 0 to 1 and look of at least 1"),
         ("sizing", {"energy": 2.0}, "expected energy of 0 to 1"),
+        ("sizing", {"node_hours": -0.1}, "expected node_hours and rest of at least 0"),
+        ("sizing", {"node_hours": float("nan")}, "expected node_hours and rest of at least 0"),
+        ("sizing", {"rest": -1.0}, "expected node_hours and rest of at least 0"),
+        ("sizing", {"horizon_s": 0.0}, "horizon_s above 0"),
+        ("sizing", {"short": 0.0}, "expected short above 0 and at most 1, got 0.0"),
+        ("sizing", {"short": 1.5}, "expected short above 0 and at most 1, got 1.5"),
         ("sizing", {"widest": 3}, "unknown field `widest`"),
-        ("order", {"stretch": 0.0}, "expected stretch, least_s and depth above 0"),
-        ("order", {"stretch": float("nan")}, "expected stretch, least_s and depth above 0"),
-        ("order", {"least_s": -1.0}, "expected stretch, least_s and depth above 0"),
-        ("order", {"depth": 0}, "expected stretch, least_s and depth above 0"),
+        ("order", {"stretch": 1.0}, "unknown field `stretch`"),
+        ("order", {"depth": 0}, "expected depth above 0"),
         ("admission", {"estimates": "exact"}, "Invalid enum value 'exact'"),
     ],
 )
@@ -383,12 +495,12 @@ def test_nothing_known_of_a_job_but_its_sizes() -> None:
     assert driven.happen(ResizePoint(3.0, JobId("1"))) == [("1", 4), ("2", 4)]
     assert driven.submit(unknown(3, 2, 6)) == [("1", 2), ("3", 2)]
     assert driven.submit(unknown(4, 8, 8, FIXED)) == []
-    assert driven.happen(Ended(9.0, JobId("2"), "COMPLETED")) == [("1", 6)]
+    assert ends(driven, 2, 70.0) == [("1", 6)]
     # What was asked for and taken back is asked for again; what was refused is not.
     driven.prompt = False
-    driven.happen(Ended(9.5, JobId("4"), "CANCELLED"))
+    driven.happen(Ended(70.5, JobId("4"), "CANCELLED"))
     assert driven.submit(unknown(5, 2, 2, FIXED)) == [("1", 4)]
-    driven.happen(ResizeRolledBack(10.0, JobId("1"), later=True))
-    assert driven.happen(ResizePoint(11.0, JobId("1"))) == []
+    driven.happen(ResizeRolledBack(71.0, JobId("1"), later=True))
+    assert driven.happen(ResizePoint(72.0, JobId("1"))) == []
     assert driven.engine.state.running[JobId("1")].requested_size == 4
-    assert driven.happen(ResizeRolledBack(12.0, JobId("1"))) == [("1", 3)]
+    assert driven.happen(ResizeRolledBack(73.0, JobId("1"))) == [("1", 3)]
