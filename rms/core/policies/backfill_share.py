@@ -787,7 +787,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if share is None:
             return _IN_ORDER(state, queue, plan, room)
         if share.easy:
-            return _EASY(state, _in_order(state, queue), plan, room)
+            return _EASY(state, queue, plan, room)
         starts = []
         for job_id in share.sizes:
             job = state.pending[job_id]
@@ -816,7 +816,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
         if share.easy:
-            return _EASY.explain(state, job, _in_order(state, queue), plan, room)
+            return _EASY.explain(state, job, queue, plan, room)
         backfill = _backfilled(share, state, queue, room)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"
