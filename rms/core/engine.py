@@ -70,7 +70,7 @@ class Engine:
             raise rules.RuleError("expected a policy that places jobs as the one before did")
         self._policy, self._explained, self._view = policy, None, None
         self._count_usage()
-        self.state.due, self.state.rigid = None, False
+        self.state.due = None
         self.twin = None if policy.twin is None else Twin.of(self.state, policy.twin)
         if policy.always_on:
             self.state.idle = None

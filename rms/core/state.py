@@ -97,7 +97,6 @@ class State:
         usage: what accounts have used, where the policy goes by it.
         due: waiting jobs that EASY would have started, all jobs rigid, in that order, and when
             (:mod:`rms.core.twin`); None where EASY decides, or no policy goes by it.
-        rigid: every job is fixed and what runs is what EASY would run, so EASY decides.
         outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
         estimated: an expected end in ``ends`` is an estimate, from progress or from an assumed run
@@ -162,7 +161,6 @@ class State:
     wanted: dict[JobId, ResizeAsked] = field(default_factory=dict)
     usage: Usage | None = None
     due: dict[JobId, float] | None = field(default=None, compare=False)
-    rigid: bool = field(default=False, compare=False)
     outcomes: dict[str, tuple[int, int, int]] = field(default_factory=dict, compare=False)
     ends: list[End] = field(default_factory=list)
     shrinkable: list[End] = field(default_factory=list)

@@ -84,7 +84,6 @@ class Twin:
         """Return the twin of a state, which runs what runs there."""
         twin = cls(policy, State(Site(state.nodes), counted=True))
         twin.flexible = {job.spec.id for job in _left(state) if job.spec.mode is not Mode.FIXED}
-        state.rigid = not twin.flexible
         if twin.flexible:
             twin._begin(state)
         return twin
@@ -121,7 +120,7 @@ class Twin:
         if kind in _OF_NODES:
             self._count_nodes(state)
         if not self.flexible and not state.due and self._runs_what_runs(state):
-            self.follows, state.due, state.rigid = False, None, True
+            self.follows, state.due = False, None
 
     def _begin(self, state: State) -> None:
         """Follow from here on: run what runs, let wait what waits."""
@@ -136,7 +135,7 @@ class Twin:
         if state.usage is not None:
             own.usage = Usage(state.usage.half_life_s, now_s, state.usage.now())
         own.now_s, self.nodes = now_s, state.nodes
-        state.due, state.rigid = {}, False
+        state.due = {}
         self.ends, self.past, self.entered, self.late = [], {}, {}, {}
         self._count_nodes(state)
 

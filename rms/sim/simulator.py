@@ -31,7 +31,7 @@ from rms.core.events import (
     Ticked,
 )
 from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, NodePower, Site
+from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import Policy
 from rms.core.powercap import expected_w
 from rms.sim.agenda import IDLE, RANK, Phase, submissions
@@ -283,6 +283,10 @@ class Simulation:
                     self.events.append(started)
                 self.engine.apply(started)
                 self._schedule_end(running[decision.job], event.at_s)
+                job = running[decision.job]
+                if self._lazy and self._state.pending and job.spec.mode is Mode.MALLEABLE:
+                    # It may give nodes to who waits, which no policy has seen yet.
+                    self._state.awaited[decision.job] = job
             elif type(decision) is Resize:
                 self.resized += 1
             elif type(decision) is PowerOn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from math import inf
@@ -281,3 +282,13 @@ def _expected_s(job: Job, size: int, room: Room, exact: bool) -> float:
     """Return how long a job is expected to run where it would start now."""
     span = job.spec.expected_s(size, exact=exact)
     return span * expected_slowdown(room, job, size) if hasattr(room, "slowdown") else span
+
+
+def within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
+    """Hold back tasks of arrays that may run only so many at once."""
+    running = Counter(job.spec.array for job in state.running.values())
+    for job in queue:
+        limit = job.spec.array_limit
+        if limit is None or running[job.spec.array] < limit:
+            running[job.spec.array] += 1
+            yield job

@@ -32,13 +32,13 @@ import msgspec
 
 from rms.core.events import Later, Reason, Start, node_words
 from rms.core.model import Job, JobId, Mode
-from rms.core.policies.admission import Easy, InOrder, start
+from rms.core.policies.admission import Easy, InOrder, start, within_limits
 from rms.core.policies.capped import CappedPlan, budget_of
 from rms.core.policies.listed import ListedPlan
 from rms.core.policies.placement import Room
 from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
 from rms.core.policies.sizing import Plan
-from rms.core.powercap import PowerBudget, why_power
+from rms.core.powercap import PowerBudget, never_fits, why_power
 from rms.core.speedup import Speedup, some_sizes
 from rms.core.state import End, RunningKey, State
 
@@ -569,6 +569,16 @@ def _in_order(state: State, queue: Iterable[Job]) -> Iterable[Job]:
     return [job for job in jobs if id(job) in there]
 
 
+def _by_age(state: State, queue: Iterable[Job]) -> Iterable[Job]:
+    """Return the waiting jobs in the order of EASY, of arrays as many as may run."""
+    if state.usage is not None or not state.array_limited:
+        return _in_order(state, queue)
+    jobs = (job for job in state.pending.values() if job.least <= state.nodes)
+    if state.power_cap_w is not None:
+        jobs = (job for job in jobs if not never_fits(state, job))
+    return list(within_limits(state, state.by_priority(jobs)))
+
+
 def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     """Return when a job can start, all others at their least sizes; enter what is left then."""
     now, budget, size = state.now_s, found.budget, first.least
@@ -787,7 +797,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if share is None:
             return _IN_ORDER(state, queue, plan, room)
         if share.easy:
-            return _EASY(state, queue, plan, room)
+            return _EASY(state, _by_age(state, queue), plan, room)
         starts = []
         for job_id in share.sizes:
             job = state.pending[job_id]
@@ -816,7 +826,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
         if share.easy:
-            return _EASY.explain(state, job, queue, plan, room)
+            return _EASY.explain(state, job, _by_age(state, queue), plan, room)
         backfill = _backfilled(share, state, queue, room)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"

@@ -36,8 +36,7 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Small by the least nodes a job can start on times the square root of the time it requests (one
     of the orders that Carastan-Santos & de Camargo, SC'17, found to wait least). Among n accounts
     with jobs, one whose jobs hold less than a share of 1 / n of the nodes, at their least sizes,
-    comes first, so that many jobs of one user do not hold up those of others. While EASY decides
-    (``state.rigid``) jobs come in the order of submission.
+    comes first, so that many jobs of one user do not hold up those of others.
 
     Attributes:
         depth: how many jobs are looked at in a pass.
@@ -52,8 +51,7 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __call__(self, state: State) -> Iterable[Job]:
         """Return the queue."""
-        by_age = state.one_array or state.rigid
-        return state.pending.values() if by_age else SmallestQueue(self, state)
+        return state.pending.values() if state.one_array else SmallestQueue(self, state)
 
 
 class SmallestQueue:

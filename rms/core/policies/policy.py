@@ -11,6 +11,7 @@ from typing import Protocol
 
 from rms.core.events import Decision, Event, Later, Never, Reason, Resize, Start, Submitted
 from rms.core.model import Job, JobId, JobSpec, Node, Site
+from rms.core.policies.admission import within_limits
 from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
 from rms.core.policies.frequency import NOMINAL, FrequencyPart
 from rms.core.policies.listed import (
@@ -370,7 +371,7 @@ class Policy:
         if refused:
             gone = {decision.job for decision in refused if isinstance(decision, Never)}
             queue = [job for job in queue if job.spec.id not in gone]
-        return list(_within_limits(state, queue)) if state.array_limited else queue
+        return list(within_limits(state, queue)) if state.array_limited else queue
 
 
 def _awaited(plan: Plan) -> Iterator[tuple[JobId, Job]]:
@@ -388,7 +389,7 @@ def _prioritised(state: State, queue: Iterable[Job]) -> tuple[Job, ...]:
     most = len(jobs)
     if most < len(state.pending):
         queued, ranked = set(map(id, jobs)), (job for _, _, job in state.queue_by(_rank))
-        highest = islice(_within_limits(state, ranked), most)
+        highest = islice(within_limits(state, ranked), most)
         jobs += [job for job in highest if id(job) not in queued]
     return tuple(state.by_priority(jobs))[:most]
 
@@ -419,13 +420,3 @@ def _unplaceable(
         if state.pending[spec.id].least <= state.site.nodes
         and (reason := refusal(state.site, spec)) is not None
     ]
-
-
-def _within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
-    """Hold back tasks of arrays that may run only so many at once."""
-    running = Counter(job.spec.array for job in state.running.values())
-    for job in queue:
-        limit = job.spec.array_limit
-        if limit is None or running[job.spec.array] < limit:
-            running[job.spec.array] += 1
-            yield job
