@@ -41,6 +41,9 @@ PRICED = ("easy-share", "array-share", DEFAULT)
 """Those that resize: also run with resizes that cost something and points that are rarer."""
 
 PRICED_S, PRICED_EVERY_S = 10.0, 60.0
+DEAR_S = 60.0
+"""Price of a resize by which the default policy runs too."""
+
 
 AGREES: Mapping[str, float] = {
     "turnaround_s": 1e-4,
@@ -119,6 +122,7 @@ def cases(seeds: Sequence[str]) -> list[Case]:
             found += [Case(mix, seed, name) for name in (*theirs, *OURS)]
             if mix != RIGID_MIX:
                 found += [Case(mix, seed, name, PRICED_S) for name in PRICED]
+                found.append(Case(mix, seed, DEFAULT, DEAR_S))
     return found
 
 
