@@ -118,9 +118,7 @@ def streams(draw: st.DrawFn, kind: Kind) -> list[JobSpec]:
     for number in range(draw(st.integers(2, kind.most))):
         at_s += draw(st.sampled_from([0.0, 0.0, 1.0, 5.0, 30.0]))
         low, preferred, high = sorted(draw(st.tuples(*[st.integers(1, kind.nodes)] * 3)))
-        speedup = Speedup(
-            law=(float(draw(st.integers(1, 200))), draw(st.sampled_from([0.0, 3.0])))
-        )
+        speedup = Speedup(law=(float(draw(st.integers(1, 200))), draw(st.sampled_from([0.0, 3.0]))))
         run_s = speedup.time(preferred)
         longer = draw(st.sampled_from(kind.longer))
         array, limit = draw(st.sampled_from(kind.arrays))

@@ -31,7 +31,7 @@ class ShortestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Small jobs first; before all others those of accounts that hold less than an equal share.
+    """Due jobs first, then small ones; of these, first accounts that hold less than their share.
 
     Small by the least nodes a job can start on times the square root of the time it requests (one
     of the orders that Carastan-Santos & de Camargo, SC'17, found to wait least). Among n accounts
@@ -74,14 +74,20 @@ class SmallestQueue:
         if len(state.accounts) > 1:
             most = state.nodes / len(state.accounts)
             above = {account for account, nodes in state.held_by.items() if nodes >= most}
+        due = state.due or {}
+        for job_id in due:  # first of all, so that they are among those that limits let through
+            if (first := state.pending.get(job_id)) is not None:
+                yield first
         if not above and not full:
             for _, _, job in jobs:
-                yield job
+                if not due or job.spec.id not in due:
+                    yield job
             return
         for later in (False, True):
             for _, _, job in jobs:
                 spec = job.spec
-                if (spec.account in above) is later and spec.array not in full:
+                own = (spec.account in above) is later and spec.array not in full
+                if own and spec.id not in due:
                     yield job
 
 

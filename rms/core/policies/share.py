@@ -32,6 +32,10 @@ Entry = tuple[float, int, int, Job]
 """A job that may be expanded: minus its time to go, its size, its number."""
 
 
+RESTS_S = 300.0
+"""Time between widenings of a job that was resized often, where its resizes cost nothing."""
+
+
 @dataclass(slots=True)
 class SharePlan:
     """Sizes of jobs that should start, and of running ones that should change.
@@ -80,8 +84,9 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rotate: exchange small and large sizes now and then, where that pays.
         look: at most this many jobs are looked at for a change, so that a pass costs no more on a
             large cluster than on a small one.
-        resizes: a job whose resizes cost it nothing, as far as is known, is widened no more once it
-            was resized so often; else nothing bounds them where others come and go.
+        resizes: a job whose resizes cost it nothing, as far as is known, is widened only once in
+            ``RESTS_S`` after it was resized so often; else nothing bounds them where others come
+            and go.
         sizes: to which sizes a running job is resized: ``any`` of its sizes, or by ``doubling``,
             only to twice or half of its size, as DMR does by default (Iserte & Rojek, section
             4). Then a job whose size is odd is not shrunk, and a job is shrunk to a quarter in
@@ -142,7 +147,8 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for until, number, job in reversed(state.expandable):
             if until <= now or len(found) >= look:
                 break
-            if job.spec.resize_price_s or job.resize_count < self.resizes:
+            often = job.resize_count >= self.resizes and not job.spec.resize_price_s
+            if not often or now >= job.widened_s + RESTS_S:
                 found.append((now - job.expected_end_s, job.size, number, job))
         found.sort(key=itemgetter(0, 1, 2))
         return found[: state.resizes_left]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import inf
 
 import pytest
@@ -44,10 +45,14 @@ class First:
     Attributes:
         reserved_s: its reservation when it became the first: now, if it waits for lent nodes only.
         latest_s: the latest reservation worked out since.
+        before: how many resizes there had been when it became the first.
+        resizes: how many there have been since.
     """
 
     reserved_s: float
     latest_s: float
+    before: int = 0
+    resizes: int = 0
 
 
 @dataclass
@@ -106,7 +111,9 @@ class Watched:
         waiting = [state.pending[i] for i in state.due or {} if i in state.pending]
         first = next(iter(state.by_priority(waiting)), None)
         name = "" if first is None else str(first.spec.id)
-        for other in [each for each in self.firsts if each != name and JobId(each) in state.pending]:
+        for other in [
+            each for each in self.firsts if each != name and JobId(each) in state.pending
+        ]:
             del self.firsts[other]
         if first is None or state.one_array:
             return
@@ -115,8 +122,10 @@ class Watched:
         if not found.jobs and found.first is None:
             found.first = first
         at_s = found.reserve(state, room) if found.first is first else state.now_s
-        known = self.firsts.setdefault(name, First(at_s, at_s))
+        resized = self.simulation.resized
+        known = self.firsts.setdefault(name, First(at_s, at_s, resized))
         known.latest_s = max(known.latest_s, at_s)
+        known.resizes = resized - known.before
 
     def start_s(self, name: str) -> float:
         start_s = self.state.ended[JobId(name)].start_s
@@ -145,7 +154,9 @@ RIGID = Kind(
 )
 
 
-def begun(specs: list[JobSpec], name: str, *, counted: bool, ahead: bool) -> dict[str, float | None]:
+def begun(
+    specs: list[JobSpec], name: str, *, counted: bool, ahead: bool
+) -> dict[str, float | None]:
     policy = chosen(named(name), counted=counted, ahead=ahead)
     simulation = Simulation(specs, Site(NODES), policy, hooks=Hooks(record=False))
     simulation.run()
@@ -192,6 +203,33 @@ def test_the_first_due_job_starts_by_its_reservation_once_all_came_to_a_point(
     for name, first in watched.firsts.items():
         assert first.latest_s <= first.reserved_s + more_s + 1e-6
         assert watched.start_s(name) <= first.reserved_s + more_s + 1e-6
+
+
+@settings(max_examples=60)
+@given(streams(Kind(prices=(0.0, 4.0))))
+@pytest.mark.promise("default-policy")
+def test_each_resize_delays_the_first_due_job_by_its_price_at_most(specs: list[JobSpec]) -> None:
+    """Whoever is resized stands still meanwhile, and the first waits for some of them to end."""
+    watched, more_s, price_s = Watched(specs), interval_s(specs), prices_s(specs)
+    for name, first in watched.firsts.items():
+        most_s = first.reserved_s + more_s + (1 + first.resizes) * price_s
+        assert watched.start_s(name) <= most_s + 1e-6
+
+
+@settings(max_examples=60)
+@given(streams(Kind(modes=(FLEXIBLE,), low=1, longer=(None, 1.0, 1.5))))
+@pytest.mark.promise("default-policy")
+def test_flexible_jobs_of_one_node_start_once_as_many_as_there_are_nodes_have_ended(
+    specs: list[JobSpec],
+) -> None:
+    """Each starts an interval and the longest run on one node after EASY would, at most."""
+    watched = Watched(specs)
+    simulation = Simulation([rigid(s) for s in specs], Site(NODES), named("easy"))
+    simulation.run()
+    longest_s = max(s.expected_s(1) for s in specs)
+    for name, easy_s in starts(simulation).items():
+        assert easy_s is not None
+        assert watched.start_s(name) <= easy_s + longest_s + interval_s(specs) + 1e-6
 
 
 @settings(max_examples=60)
@@ -292,10 +330,10 @@ def test_no_job_is_widened_too_far_or_too_soon(specs: list[JobSpec]) -> None:
             most = max(n for n, _ in had)
             allowed = 1.1 * size * speedup.time(size) * (1.0 + 1e-9)
             assert most <= size or most * speedup.time(most) <= allowed
-        widened = [at_s for (a, _), (b, at_s) in zip(had, had[1:], strict=False) if b > a]
+        widened = [at_s for (a, _), (b, at_s) in pairwise(had) if b > a]
         if spec.array is None and not alone:
             rest_s = SIZING.rest * spec.resize_price_s
-            for before_s, after_s in zip(widened, widened[1:], strict=False):
+            for before_s, after_s in pairwise(widened):
                 assert after_s - before_s >= rest_s - 1e-6
 
 
