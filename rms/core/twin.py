@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from operator import attrgetter
 
 from msgspec.structs import replace
 
@@ -104,7 +103,8 @@ class Twin:
                 self.flexible |= new
                 self._begin(state)
             return
-        self._advance(state, event.at_s, before=kind is Submitted)
+        # Submissions come before the ends of their instant, whatever starts by them.
+        self._advance(state, event.at_s, before=kind is Submitted or kind is Started)
         if kind is Submitted:
             specs = event.specs  # type: ignore[union-attr]
             self.flexible.update(s.id for s in specs if s.mode is not Mode.FIXED)
@@ -147,6 +147,8 @@ class Twin:
 
     def _runs_what_runs(self, state: State) -> bool:
         own = self.state.running
+        if self.state.pending.keys() != state.pending.keys():
+            return False
         return own.keys() == state.running.keys() and all(
             own[job_id].start_s == job.start_s for job_id, job in state.running.items()
         )
@@ -159,6 +161,7 @@ class Twin:
         job = own.running[spec.id]
         own.unindex_running(job)
         job.state, job.start_s, job.since_s = JobState.RUNNING, begun_s, begun_s
+        job.set_rate()
         own.index_running(job)
         own.new_jobs.clear()
         self.entered.setdefault(spec.id, begun_s)
@@ -221,18 +224,25 @@ class Twin:
         begun = [*old.running.values(), *past.values()]
         self._clear(state, at_s)
         waits = [*old.pending.values()]
-        for job in sorted(begun, key=attrgetter("number")):
+
+        def number(job: Job) -> int:  # of the job itself: its twin has another each time
+            known = state.job(job.spec.id)
+            return job.number if known is None else known.number
+
+        for job in sorted(begun, key=number):
             start_s, end_s = job.start_s or 0.0, inf if job.end_s is None else job.end_s
+            if job.spec.id == job_id:
+                job.end_s, end_s = at_s, at_s
             if start_s > at_s:
                 waits.append(job)
-            elif end_s > at_s and job.spec.id != job_id:
-                self.entered[job.spec.id] = entered[job.spec.id]
+                continue
+            self.entered[job.spec.id] = entered[job.spec.id]
+            if end_s > at_s:
                 self._run(state, job.spec, start_s)
-            elif job.spec.id != job_id:
+            else:
                 self.past[job.spec.id] = job
-                self.entered[job.spec.id] = entered[job.spec.id]
         self.late.update((i, s) for i, s in late.items() if i in self.state.running)
-        waits.sort(key=lambda job: (entered[job.spec.id], job.number))
+        waits.sort(key=lambda job: (entered[job.spec.id], number(job)))
         before = [job.spec for job in waits if entered[job.spec.id] <= at_s]
         known = {spec.id: entered[spec.id] for spec in before}
         self._submit(state, before, at_s)

@@ -439,7 +439,10 @@ def test_a_job_that_was_resized_often_is_widened_where_nobody_waits(array: str |
         point(driven, 1, at_s + 61)
         # Of an array's task, whose resizes have no price, once in 300 s after the first of them.
         assert array or driven.engine.state.running[JobId("1")].size == 4
-    point(driven, 1, 100.0 * 40 + RESTS_S)
+    at_s = 100.0 * 40 + RESTS_S
+    driven.submit(job(99, (2,), run_s=10.0, at_s=at_s))
+    ends(driven, 99, at_s + 11)
+    point(driven, 1, at_s + 61)
     assert driven.engine.state.running[JobId("1")].size == 4
     assert driven.engine.state.running[JobId("1")].resize_count > 30
 
