@@ -389,11 +389,7 @@ class Simulation:
     def _await(self, now: float) -> None:
         """Let the jobs come to their next resize points that the policy waits for there."""
         for job_id, job in self._state.awaited.items():
-            if (
-                job_id in self._due_points
-                or job.requested_size is not None
-                or job.end_s is not None
-            ):
+            if job_id in self._due_points or job.resize_begun or job.end_s is not None:
                 continue
             at_s = self._point_after(job, now)
             if at_s < inf:

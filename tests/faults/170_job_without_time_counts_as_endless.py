@@ -27,7 +27,7 @@ def test_a_job_behind_it_is_expected_to_start_after_the_assumed_time() -> None:
     starts = driven.engine.expected_starts(10)
     assert sorted(starts.items()) == [("2", 3600.0), ("3", 7200.0)]
     later = driven.engine.explain(JobId("2"))
-    assert later is not None and "reserved in 3590 s" in later.reason
+    assert later is not None and "reserved for it in 3590 s" in later.reason
 
 
 def test_a_short_job_with_a_limit_starts_beside_one_without() -> None:

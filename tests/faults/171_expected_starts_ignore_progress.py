@@ -30,7 +30,7 @@ def test_a_waiting_job_is_expected_to_start_after_the_last_step(limit_s: float |
     driven = waiting(limit_s)
     assert driven.engine.expected_starts(1) == {TWO: pytest.approx(400.0)}
     later = driven.engine.explain(TWO)
-    assert later is not None and "reserved in 4 s" in later.reason
+    assert later is not None and "reserved for it in 4 s" in later.reason
 
 
 def test_no_end_is_expected_after_the_time_limit() -> None:

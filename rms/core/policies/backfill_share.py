@@ -101,7 +101,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
         """Return the plan of a pass."""
         if state.due is None:
-            return BackfillPlan(in_order=False, easy=True)
+            return BackfillPlan(in_order=False, easy=True, queue=_by_age(state, queue))
         if state.one_array:
             share = EqualShare(energy=self.energy, rotate=self.rotate, look=self.look)
             plan = share(state, queue, room)
@@ -465,11 +465,13 @@ class BackfillPlan(SharePlan):
         sizing: that has made it.
         found: None until that is worked out.
         easy: EASY decides who starts; no job is resized.
+        queue: what it is in the order of, then.
     """
 
     sizing: BackfillShare = field(default_factory=BackfillShare)
     found: Backfilled | None = None
     easy: bool = False
+    queue: Iterable[Job] | None = None
 
     def start(self, job: Job, free: int) -> int:
         """Return the size at which a waiting job should start."""
@@ -593,7 +595,7 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
     if budget is not None:
         left_w, own_w = budget.for_reservation_w, budget.start_w(first, size)
     at, begun, passed = 0, 0, {job.number for _, _, job in state.ends[: room.passed]}
-    reserved = inf
+    reserved = now if free >= size and left_w >= own_w else inf
     while at < len(running) or begun < len(starting):
         if begun >= len(starting) or (at < len(running) and running[at][0] <= starting[begun][0]):
             end_s, number, job = running[at]
@@ -610,7 +612,7 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
             break
         free += nodes
         left_w += watts
-        if free >= size and left_w >= own_w:
+        if free >= size and left_w >= own_w and reserved == inf:
             reserved = max(end_s, now)  # who ends at that time counts too
     if reserved == inf:
         found.extra, found.extra_w = 0, 0.0
@@ -621,7 +623,8 @@ def _reserve(state: State, room: Room, found: Backfilled, first: Job) -> float:
 
 def _reserve_nodes(state: State, found: Backfilled, running: list[End], size: int) -> float:
     """Return :func:`_reserve` where only nodes count and nothing starts in this pass."""
-    free, reserved = found.free + _in_flight(state), inf
+    free = found.free + _in_flight(state)
+    reserved = state.now_s if free >= size else inf
     for end_s, _, job in running:
         if end_s > reserved:
             break
@@ -797,7 +800,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if share is None:
             return _IN_ORDER(state, queue, plan, room)
         if share.easy:
-            return _EASY(state, _by_age(state, queue), plan, room)
+            return _EASY(state, share.queue or queue, plan, room)
         starts = []
         for job_id in share.sizes:
             job = state.pending[job_id]
@@ -826,7 +829,7 @@ class Planned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if share is None:
             return _IN_ORDER.explain(state, job, queue, plan, room)
         if share.easy:
-            return _EASY.explain(state, job, _by_age(state, queue), plan, room)
+            return _EASY.explain(state, job, share.queue or queue, plan, room)
         backfill = _backfilled(share, state, queue, room)
         at_s = backfill.reserve(state, room)
         when = "" if at_s == inf else f", reserved in {at_s - state.now_s:.0f} s"

@@ -311,6 +311,7 @@ class Policy:
         room = room if capped is None else capped
         queue = self._queue(state, [])
         plan = self.sizing(state, queue, room)
+        queue = getattr(plan, "queue", None) or queue
         if capped is not None:
             plan = CappedPlan(plan, capped.budget)
         return View(state, running, room, capped, queue, plan)

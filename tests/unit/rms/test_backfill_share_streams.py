@@ -55,6 +55,18 @@ class First:
     resizes: int = 0
 
 
+class EveryPoint(Simulation):
+    """A simulation in which all resize points happen, whether or not the policy waits there."""
+
+    def run(self) -> None:
+        """Run until nothing is left to happen."""
+        self._lazy = False
+        super().run()
+
+    def _await(self, now: float) -> None:
+        self._state.awaited.clear()
+
+
 @dataclass
 class Watched:
     """A simulation, looked at after every event.
@@ -83,14 +95,13 @@ class Watched:
             failures = failing(
                 self.nodes, mtbf_s=self.mtbf_s, repair_s=50.0, horizon_s=300.0, seed=1
             )
-        self.simulation = Simulation(
+        self.simulation = (Simulation if self.lazy else EveryPoint)(
             self.specs,
             Site(self.nodes, (NodePower(1.0, 2.0, 3.0),) * self.nodes),
             self.policy,
             hooks=Hooks(record=False, observer=self.look),
             failures=failures,
         )
-        self.simulation._lazy = self.lazy
         self.state = self.simulation.engine.state
         self.state.max_concurrent_resizes = self.at_once
         self.simulation.run()
@@ -305,6 +316,15 @@ def test_a_job_that_has_just_started_gives_nodes_at_its_next_resize_point() -> N
     for lazy in (False, True):
         watched = Watched(specs, lazy=lazy)
         assert (watched.start_s("1"), watched.start_s("2")) == (10.0, 20.0)
+
+
+@pytest.mark.promise("default-policy")
+def test_a_task_of_an_array_gives_nodes_at_its_next_resize_point() -> None:
+    """Among tasks of one array a resize is decided on when another comes, between two points."""
+    one = replace(job(1, (2, 2, 7), FLEXIBLE, array="a"), speedup=None, run_s=84.5)
+    specs = [one, job(2, (6,), run_s=4.5, at_s=32.0, array="a")]
+    for lazy in (False, True):
+        assert Watched(specs, lazy=lazy).start_s("2") == 40.0
 
 
 # --- resizes ---------------------------------------------------------------------------------
