@@ -203,7 +203,9 @@ class Twin:
         begun_s = self.late.pop(job_id, None)
         twin, job = self.state.running.get(job_id), state.ended.get(job_id)
         if twin is not None:
-            end_s = (twin.start_s or 0.0) + (0.0 if job is None else _run_s(job))
+            end_s = self.state.now_s  # unless the job has run
+            if job is not None and job.start_s is not None:
+                end_s = (twin.start_s or 0.0) + _run_s(job)
             if begun_s is not None and end_s < self.state.now_s:
                 self._work_out_again(state, job_id, end_s)
             else:

@@ -264,8 +264,9 @@ def _pool(
     if workers == 1:
         _begin(streams)
         return lambda todo: map(_run, todo)
-    context = get_context("fork")
-    pool = ProcessPoolExecutor(workers, context, initializer=_begin_worker, initargs=(streams,))
+    pool = ProcessPoolExecutor(
+        workers, get_context("fork"), initializer=_begin_worker, initargs=(streams,)
+    )
     stack.enter_context(pool)
     return lambda todo: pool.map(_run, todo)
 
