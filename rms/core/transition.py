@@ -234,8 +234,14 @@ def _requeued(state: State, event: Requeued) -> None:
 
 def _again(job: Job) -> Job:
     """Return a job that starts from its beginning again, as it waits."""
-    known = {"seen": job.seen, "speedup": job.speedup, "longest_s": job.longest_s}
-    return Job(job.spec, job.number, job.least, **known)  # type: ignore[arg-type]
+    return Job(
+        job.spec,
+        job.number,
+        job.least,
+        seen=job.seen,
+        speedup=job.speedup,
+        longest_s=job.longest_s,
+    )
 
 
 def _ended(state: State, event: Ended) -> None:

@@ -43,13 +43,16 @@ from rms.core.policies import Policy
 from rms.core.state import State
 from rms.core.usage import Usage
 
-_RENEWS = frozenset((HeldByUser, Freed, Withdrawn, Requeued, NodesLeased, TasksHold))
+_RENEWS = (HeldByUser, Freed, Withdrawn, Requeued, NodesLeased, TasksHold)
 """Events by which jobs come into the queue or leave it, beside submissions, starts and ends."""
 _MOST_PAST = 256
+"""When so many ended jobs are kept, those that cannot matter any more are dropped."""
+
 _MOST_OVER = 1000
 """So many jobs that are over may wait in the twin: where EASY is slower for long, it skips them."""
 
-_OF_NODES = frozenset((NodeDown, NodeUp, TasksHold))
+_OF_NODES = (NodeDown, NodeUp, TasksHold)
+"""Events that change how many nodes there are for jobs."""
 
 
 @dataclass(slots=True)
@@ -82,7 +85,8 @@ class Twin:
     def of(cls, state: State, policy: Policy) -> Twin:
         """Return the twin of a state, which runs what runs there."""
         twin = cls(policy, State(Site(state.nodes), counted=True))
-        twin.flexible = {job.spec.id for job in _left(state) if job.spec.mode is not Mode.FIXED}
+        jobs = (*state.pending.values(), *state.running.values())
+        twin.flexible = {job.spec.id for job in jobs if job.spec.mode is not Mode.FIXED}
         if twin.flexible:
             twin._begin(state)
         return twin
@@ -94,33 +98,33 @@ class Twin:
 
     def follow(self, state: State, event: Event) -> None:
         """Follow what has happened; enter in ``state`` who is due."""
-        kind = type(event)
         if not self.follows:
-            if kind is not Submitted:
-                return
-            new = {s.id for s in event.specs if s.mode is not Mode.FIXED}  # type: ignore[union-attr]
-            if new:
-                self.flexible |= new
+            if isinstance(event, Submitted) and self._enter_flexible(event):
                 self._begin(state)
             return
         # Submissions come before the ends of their instant, whatever starts by them.
-        self._advance(state, event.at_s, before=kind is Submitted or kind is Started)
-        if kind is Submitted:
-            specs = event.specs  # type: ignore[union-attr]
-            self.flexible.update(s.id for s in specs if s.mode is not Mode.FIXED)
-            self._submit(state, [s for s in specs if s.id in state.pending], event.at_s)
-        elif kind is Ended:
-            self._over(state, event.job)  # type: ignore[union-attr]
-        elif kind is Started:
-            (state.due or {}).pop(event.job, None)  # type: ignore[union-attr]
-        elif kind is Reopened:
+        self._advance(state, event.at_s, before=isinstance(event, Submitted | Started))
+        if isinstance(event, Submitted):
+            self._enter_flexible(event)
+            self._submit(state, [s for s in event.specs if s.id in state.pending], event.at_s)
+        elif isinstance(event, Ended):
+            self._over(state, event.job)
+        elif isinstance(event, Started):
+            (state.due or {}).pop(event.job, None)
+        elif isinstance(event, Reopened):
             self._begin(state)
-        elif kind in _RENEWS:
+        elif isinstance(event, _RENEWS):
             self._renew(state)
-        if kind in _OF_NODES:
+        if isinstance(event, _OF_NODES):
             self._count_nodes(state)
         if not self.flexible and not state.due and self._runs_what_runs(state):
             self.follows, state.due = False, None
+
+    def _enter_flexible(self, event: Submitted) -> bool:
+        """Enter the new jobs that are not fixed; return whether there are any."""
+        new = {spec.id for spec in event.specs if spec.mode is not Mode.FIXED}
+        self.flexible |= new
+        return bool(new)
 
     def _begin(self, state: State) -> None:
         """Follow from here on: run what runs, let wait what waits."""
@@ -302,17 +306,10 @@ class Twin:
             job = state.running.get(job_id) or state.ended.get(job_id)
         run_s = 0.0 if job is None else _run_s(job)
         if run_s < inf:
-            end_s, number = (
-                max(begun_s + run_s, self.state.now_s),
-                self.state.running[job_id].number,
-            )
-            heappush(self.ends, (end_s, number, job_id))
+            end_s = max(begun_s + run_s, self.state.now_s)
+            heappush(self.ends, (end_s, self.state.running[job_id].number, job_id))
         elif job is not None and (job.start_s is None or job.start_s > begun_s):
             self.late[job_id] = begun_s
-
-
-def _left(state: State) -> Iterable[Job]:
-    return (*state.pending.values(), *state.running.values())
 
 
 def _rigid(spec: JobSpec, nodes: int) -> JobSpec:
