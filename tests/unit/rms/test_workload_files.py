@@ -18,9 +18,8 @@ from sentences import one_sentence
 from rms.cli.main import main
 from rms.core.model import JobId, JobSpec, Mode
 from rms.formats import config
-from rms.formats.config import FileError, read_workload
+from rms.formats.config import COLUMNS, FileError, read_workload
 from rms.formats.joblog import LoggedJob
-from rms.formats.jobrows import COLUMNS
 from rms.formats.swf import read_trace
 
 JOBS = Path(__file__).parents[3] / "jobs"
