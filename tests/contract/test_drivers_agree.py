@@ -53,10 +53,10 @@ def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
     )
 
 
-def stream() -> list[JobSpec]:
+def stream(jobs: int = 32) -> list[JobSpec]:
     """Jobs of all modes, with and without a limit, a speedup, resize points and a price."""
     found = []
-    for number in range(1, 33):
+    for number in range(1, jobs + 1):
         low, mode = 1 + number % 3, Mode(list(Mode)[number * 7 % 4])
         law = Speedup(law=(30.0 + 11.0 * (number % 5), 2.0)) if number % 6 else None
         found.append(
@@ -148,10 +148,10 @@ def test_on_nodes_that_jobs_share(tmp_path: Path, part: str, node_power: str) ->
 @pytest.mark.promise("shared-nodes")
 def test_on_shared_nodes_with_jobs_that_are_resized(tmp_path: Path, part: str) -> None:
     """What a job has done by a resize point is in the event, so the daemon counts with the same."""
-    specs = [structs.replace(s, bandwidth_gb_s=float(2 * (int(s.id) % 4))) for s in stream()]
+    specs = [structs.replace(s, bandwidth_gb_s=float(2 * (int(s.id) % 4))) for s in stream(64)]
     policy = adjusted(POLICIES["backfill-share"], placement={"part": part}).key
     decisions = agree(tmp_path, policy, specs, gb_s=8.0)
-    assert sum(isinstance(d, Resize) for _, d in decisions) > 5
+    assert sum(isinstance(d, Resize) for _, d in decisions) > 10
 
 
 @pytest.mark.promise("consolidate")

@@ -163,6 +163,14 @@ RIGID = Kind(
     priorities=(0, 0, 0, 5),
     most=40,
 )
+IN_TIME = Kind(
+    modes=(FIXED,),
+    longer=(None, 1.0, 1.5, 4.0),
+    arrays=ARRAYS,
+    priorities=(0, 0, 0, 5),
+    most=40,
+)
+"""Jobs that end within their requests."""
 
 
 def begun(
@@ -184,6 +192,15 @@ def test_rigid_jobs_start_just_when_easy_starts_them(
     counted, ahead = nodes
     ours = begun(specs, "backfill-share", counted=counted, ahead=ahead)
     assert ours == begun(specs, "easy", counted=counted, ahead=ahead)
+
+
+@settings(max_examples=60)
+@given(streams(IN_TIME))
+@pytest.mark.promise("default-policy")
+def test_rigid_jobs_start_as_by_easy_that_goes_by_expected_ends(specs: list[JobSpec]) -> None:
+    """As ``rms simulate`` does: a start may come before the end that makes it possible."""
+    ours = begun(specs, "backfill-share", counted=True, ahead=True)
+    assert ours == begun(specs, "easy", counted=True, ahead=True)
 
 
 @settings(max_examples=60)

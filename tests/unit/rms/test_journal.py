@@ -527,7 +527,7 @@ class Journalling(Engine):
 
 def simulated(path: Path, policy: str, policies: dict[int, str]) -> Engine:
     modes = list(Mode)
-    specs = [job(n, 7.0 * (n // 3), modes[n % 4]) for n in range(12)]
+    specs = [job(n, 7.0 * (n // 3), modes[n % 4]) for n in range(16)]
     simulation = Simulation(specs, [NodePower()] * len(NODES), named(policy))
     with begun(path, policy) as journal:
         simulation.engine = Journalling(journal, simulation.engine, policies)
@@ -545,8 +545,8 @@ def test_a_replay_decides_the_same(tmp_path: Path, policy: str, policies: dict[i
         found = replay(journal.read())
     assert isinstance(engine, Journalling)
     assert (found.differing, found.unrecorded, found.refused) == ([], {}, [])
-    assert found.events == engine.handled > 20
-    assert len(found.engine.state.ended) == 12
+    assert found.events == engine.handled > 30
+    assert len(found.engine.state.ended) == 16
     assert found.engine.state == engine.state
     assert found.engine.policy is named("fifo")
 
