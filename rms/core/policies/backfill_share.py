@@ -48,9 +48,10 @@ UNKNOWN_S = 1e9
 WIDE = 0.25
 """The oldest flexible job goes first, as any other, if it needs more than this share of nodes."""
 
-START, FIXED_START = 3.0, 0.05
+START, FIXED_START, LAST_START = 3.0, 0.05, 0.15
 """Worth of a start over that of a running job of the same size: who waits makes no progress. That
-of a fixed job is so low that others hardly make room for it before it is due: it makes none."""
+of a fixed job is so low that others hardly make room for it before it is due: it makes none. It is
+higher while all waiting jobs fit beside the running ones at their least sizes: none comes next."""
 
 REST_S, REST_SHARE = 60.0, 0.05
 """Where no price of a resize is stated, a job is not widened again for so long, but at most for a
@@ -152,6 +153,9 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         narrowest = state.queue_by(_width)[0][0]
         if found.free < narrowest:
             return found  # ``first`` is worked out when it is needed
+        found.all_fit = len(state.pending) * narrowest <= found.free and (
+            sum(job.least for job in state.pending.values()) <= found.free
+        )
         due = state.due or {}
         for job in _in_turn(state, queue):
             if job.spec.id in due:
@@ -164,7 +168,7 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 wide = job.spec.mode is not Mode.FLEXIBLE or job.least > WIDE * state.nodes
                 if found.first is None and not (
                     found.fits(job, job.least)
-                    and self._may_make_room(state, job, base - found.used)
+                    and self._may_make_room(state, job, base - found.used, found)
                 ):
                     found.first = job
                 elif found.first is None and wide:
@@ -190,7 +194,9 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if donors is None:
                     donors = _donors(state.running_by("loss"), -free)
                 lacking = size - max(0, free)
-                worth = worth and _is_worth(self._start_worth(state, job, size), lacking, donors)
+                worth = worth and _is_worth(
+                    self._start_worth(state, job, size, found), lacking, donors
+                )
                 if not worth:
                     if found.first is None:
                         found.first = job
@@ -204,20 +210,23 @@ class BackfillShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 break
         return found
 
-    def _may_make_room(self, state: State, job: Job, free: int) -> bool:
+    def _may_make_room(self, state: State, job: Job, free: int, found: Backfilled) -> bool:
         """Return whether a fixed job that is not due is worth the nodes that it lacks."""
         if job.spec.mode is not Mode.FIXED or job.least <= free:
             return True
         donors = _donors(state.running_by("loss"), -free)
-        return _is_worth(self._start_worth(state, job, job.least), job.least - max(0, free), donors)
+        worth = self._start_worth(state, job, job.least, found)
+        return _is_worth(worth, job.least - max(0, free), donors)
 
     # --- what jobs are worth -----------------------------------------------------------------
 
     def _weight(self, state: State, job: Job) -> float:
         return (1.0 + len(state.pending) * job.spec.smallest / state.nodes) / self.short
 
-    def _start_worth(self, state: State, job: Job, size: int) -> float:
-        start = FIXED_START if job.spec.mode is Mode.FIXED else START
+    def _start_worth(self, state: State, job: Job, size: int, found: Backfilled) -> float:
+        start = START
+        if job.spec.mode is Mode.FIXED:
+            start = LAST_START if found.all_fit else FIXED_START
         return start * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
 
     def _stall(self, left_s: float, price_s: float) -> float:
@@ -486,6 +495,7 @@ class Backfilled:
         jobs, sizes: in order, with the nodes each counts with.
         first: the first that may not, or None.
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
+        all_fit: whether all waiting jobs fit on those at first.
         used: nodes that those of ``jobs`` take.
         at_s: the reservation of ``first``; None as long as nobody could have delayed it.
         extra: how many nodes are free then beside those reserved.
@@ -496,6 +506,7 @@ class Backfilled:
     sizes: list[int] = field(default_factory=list)
     first: Job | None = None
     free: int = 0
+    all_fit: bool = False
     used: int = 0
     at_s: float | None = None
     extra: int = 0

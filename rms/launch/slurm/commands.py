@@ -394,6 +394,10 @@ class Slurm:
             donor = self.allocate(nodes, donor_name, f"--dependency=expand:{job}", *named, *options)
             if self.job(donor).has_gres:  # all of a node's, as it is exclusive
                 raise SlurmError("the free nodes have GRES, and Slurm cannot give those away")
+            # Slurm 22.05 also merges a donor into a job that is completing, which then has its
+            # nodes for good.
+            if (state := self.job(job).state) != "RUNNING":
+                raise SlurmError(f"job {job} is {state}, no longer RUNNING", Meaning.GONE)
             self.call("scontrol", "update", f"jobid={donor}", "NumNodes=0")
         except BaseException:
             self.cancel_named(donor_name)

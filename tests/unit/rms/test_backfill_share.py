@@ -283,12 +283,21 @@ def test_for_a_job_that_is_not_due_who_loses_least_is_waited_for() -> None:
     assert point(driven, 1, 20.0) == [("1", 2), ("3", 2)]
 
 
-def test_hardly_any_room_is_made_for_a_fixed_job_before_it_is_due() -> None:
+def test_hardly_any_room_is_made_for_a_fixed_job_while_more_wait_than_fit() -> None:
     driven = Driven(8)
     driven.submit(job(1, (4, 8, 8), FLEXIBLE, run_s=100))
-    assert driven.submit(job(2, (4,), run_s=1e6)) == []
+    assert driven.submit(job(2, (4,), run_s=1e6), job(3, (1,), run_s=1e6)) == []
     assert driven.engine.state.due == {}
     assert point(driven, 1, 10.0) == []
+
+
+def test_room_is_made_for_fixed_jobs_while_all_that_wait_fit() -> None:
+    """An urgent job beside one that has the machine waits for a resize, not for an end."""
+    driven = Driven(8)
+    driven.submit(job(1, (4, 8, 8), FLEXIBLE, run_s=100))
+    assert driven.submit(job(2, (4,), run_s=100)) == []
+    assert driven.engine.state.due == {}
+    assert point(driven, 1, 10.0) == [("1", 4), ("2", 4)]
 
 
 def test_for_a_due_job_whoever_comes_to_a_resize_point_gives() -> None:

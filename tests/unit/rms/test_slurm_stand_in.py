@@ -166,6 +166,27 @@ def test_the_batch_host_stays(bed: Bed) -> None:
     assert bed.slurm.job(job).hosts == ("n1", "n2")
 
 
+def test_nothing_is_merged_into_a_job_that_ends_while_its_donor_starts(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm 22.05 leaves the nodes with a completing job for good."""
+    job = bed.running("--nodes=1")
+    allocate = bed.slurm.allocate
+
+    def granted(nodes: int, name: str, *options: str) -> int:
+        donor = allocate(nodes, name, *options)
+        bed.controller.finish(job)
+        return donor
+
+    monkeypatch.setattr(bed.slurm, "allocate", granted)
+    with pytest.raises(SlurmError, match="no longer RUNNING") as refused:
+        bed.slurm.grow(job, 1, "donor")
+    assert refused.value.meaning is Meaning.GONE
+    bed.controller.advance()
+    assert len(bed.idle()) == 4
+    assert bed.controller.donors == []
+
+
 def test_a_job_that_is_over_is_neither_expanded_nor_merged_into(bed: Bed) -> None:
     job = bed.running("--nodes=1")
     donor = bed.slurm.allocate(1, "donor", f"--dependency=expand:{job}")
