@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rms.core.joules import BOOT, OFF
+from rms.core.books.spans import BOOT, OFF
 from rms.wire.users import NodeSpan
 
 LANE_PX = 22

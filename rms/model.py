@@ -1,3 +1,3 @@
-"""The words of :mod:`rms.core.model`, under the name that users' policies know."""
+"""The words of :mod:`rms.core.model.jobs`, under the name that users' policies know."""
 
-from rms.core.model import *  # noqa: F403
+from rms.core.model.jobs import *  # noqa: F403

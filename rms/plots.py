@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rms.core.model import sort_key
+from rms.core.model.jobs import sort_key
 from rms.wire.files import write_output
 from rms.wire.users import NodeSpan
 

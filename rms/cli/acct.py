@@ -15,8 +15,8 @@ import msgspec
 from rms.cli.queue import add_filters, selection
 from rms.cli.show import elapsed
 from rms.client.connection import ask, server_address
-from rms.core.joules import BalanceError
-from rms.core.lending import TASKS, is_task
+from rms.core.books.spans import BalanceError
+from rms.core.state import TASKS, is_task
 from rms.drawings import clock
 from rms.formats.config import FileError
 from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words

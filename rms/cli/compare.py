@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from rms.cli.engines import add_engine, add_policy, check_engine, local_nodes
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError
 from rms.formats.jobscript import ScriptError

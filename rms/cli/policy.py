@@ -10,7 +10,7 @@ import msgspec
 
 from rms.client.connection import ask, server_address
 from rms.formats.jobscript import ScriptError, parse_power_cap
-from rms.wire.tasks import TASK_STRATEGIES
+from rms.kernels.wire import TASK_STRATEGIES
 from rms.wire.terminal import CommandError, columns, completed_by, publish, refuse_on
 from rms.wire.users import PolicyName, PowerCap, PowerCapRow
 

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from rms.cli.engines import add_policy
 from rms.cli.workloads import Workload, candidates, log_lines, read_inputs
-from rms.core.events import NodeDown, NodeUp
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
-from rms.core.powercap import added_w, check_cap, is_unknown
+from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
 from rms.formats.joblog import Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap

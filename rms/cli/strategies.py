@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from rms.client.connection import ask, server_address
-from rms.core.tasks import Governor, Resource, Strategy
-from rms.core.tasks.record import Record, RecordEntry, past_tasks
-from rms.core.tasks.rules import ChoiceError
-from rms.core.tasks.strategies import STRATEGIES
 from rms.formats.config import FileError
-from rms.sim.tasks import Outcome, as_it_was, tried
+from rms.kernels.model import ChoiceError, Governor
+from rms.kernels.record import Record, RecordEntry, past_tasks
+from rms.kernels.scheduler import STRATEGIES, Strategy
+from rms.kernels.simulator import Outcome, as_it_was, tried
+from rms.kernels.wire import Resource
 from rms.wire.terminal import CommandError, columns, publish, refuse_on
 
 UNUSED = ("workload", "trace", "sacct", "cluster", "processors", "mode", "order", "estimates")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rms.client import commands
 from rms.client.connection import server_address
-from rms.core.modes import Mode
+from rms.core.model.jobs import Mode
 from rms.formats.jobscript import Options, ScriptError, parse_text, read_option
 from rms.wire.terminal import Parser, printable, publish, refuse_on, tell
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.criteria import LABELS, parse_criteria
 from rms.formats.joblog import JobLog, read_log

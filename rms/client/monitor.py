@@ -10,7 +10,7 @@ import msgspec
 
 from rms.client.connection import ServerError, ask
 from rms.client.report import Report, watts_by_owner, watts_of
-from rms.core.joules import BALANCE, BalanceError
+from rms.core.books.spans import BALANCE, BalanceError
 from rms.drawings import clock
 from rms.formats.energy import Account, accounts, check_accounts
 from rms.formats.nodelist import fold_slots

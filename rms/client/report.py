@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rms import drawings
 from rms.client.page import heading, page, paragraph, table
-from rms.core.joules import BOOT, OFF
+from rms.core.books.spans import BOOT, OFF
 from rms.drawings import Window
 from rms.plots import History, gantt, power_over_time
 from rms.wire.files import csv_text, write_whole

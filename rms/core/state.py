@@ -1,12 +1,4 @@
-"""The state of the engine, and the indices that make a look at it cheap.
-
-A policy reads it and changes nothing; only :mod:`rms.core.transition` calls what changes it. Beside
-the jobs it keeps what would otherwise be recomputed after every event: how many nodes are free,
-when running jobs are expected to end, which of them could be expanded or shrunk, the queue by
-estimate.
-Each index is a sorted list, kept by bisection, so an event costs the logarithm of the jobs there
-are (and a short copy in memory), not their number nor that of the nodes.
-"""
+"""Since when nodes have been idle, and how many were powered off and on in the last minute."""
 
 from __future__ import annotations
 
@@ -14,15 +6,126 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import inf
+from math import inf, log
 
 from msgspec.structs import replace
 
-from rms.core.contention import Pools
-from rms.core.events import NodesLeased, ResizeAsked
-from rms.core.idle import Idle
-from rms.core.model import Job, JobId, Node, NodePower, Site
-from rms.core.usage import Usage
+from rms.core.model.cluster import Cluster
+from rms.core.model.contention import Pools
+from rms.core.model.events import NodesLeased, ResizeAsked, TasksHold
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.kernels.model import Device
+from rms.kernels.wire import Resource
+
+MINUTE_S = 60.0
+"""The time over which switches are counted, as Slurm's SuspendRate and ResumeRate count them."""
+
+
+@dataclass(slots=True)
+class Idle:
+    """Kept while a policy may power nodes off.
+
+    Attributes:
+        since_s: when each node was last given back; of those never held, when this began.
+        off_s, on_s: when hosts were powered off, and on, an entry for each, of the last minute.
+    """
+
+    since_s: dict[Node, float] = field(default_factory=dict)
+    off_s: list[float] = field(default_factory=list)
+    on_s: list[float] = field(default_factory=list)
+
+    def begin(self, nodes: int, now_s: float) -> None:
+        """Take all nodes for idle from now on, as far as is known."""
+        self.since_s = dict.fromkeys(map(Node, range(nodes)), now_s)
+
+    def free(self, nodes: Iterable[Node], now_s: float) -> None:
+        """Enter that nodes were given back."""
+        self.since_s.update(dict.fromkeys(nodes, now_s))
+
+    def whole_since_s(self, slots: Iterable[Node]) -> float:
+        """Return since when all slots of a host have been idle, which they are."""
+        return max([self.since_s.get(node, -inf) for node in slots])
+
+    def switch(self, now_s: float, *, on: bool) -> None:
+        """Enter that a host was powered on or off."""
+        times = self.on_s if on else self.off_s
+        times[:] = [*_recent(times, now_s), now_s]
+
+    def switches_left(self, at_most: int, now_s: float, *, on: bool) -> int:
+        """Return how many more hosts may be powered on or off now."""
+        return at_most - len(_recent(self.on_s if on else self.off_s, now_s))
+
+    def next_s(self, at_most: int, now_s: float) -> float:
+        """Return when more may be, where no more may now."""
+        full = [_recent(times, now_s) for times in (self.off_s, self.on_s)]
+        return min([times[0] + MINUTE_S for times in full if len(times) >= at_most], default=inf)
+
+
+def _recent(times: list[float], now_s: float) -> list[float]:
+    return [at_s for at_s in times if at_s + MINUTE_S > now_s]
+
+
+# FUSED rms.core.state: What accounts have used of the nodes, halved over time, as Slurm's multifactor plugin counts.
+
+_MOST_HALF_LIVES = 64.0
+
+
+@dataclass
+class Usage:
+    """Node-seconds of each account; those of a half-life ago count half.
+
+    Attributes:
+        half_life_s: of what was used.
+        at_s: up to when it is counted.
+        used: by account, as it counts at ``since_s``: what is used later counts more there, so
+            nothing need be halved as time goes by; of all that have handed in jobs since.
+    """
+
+    half_life_s: float
+    at_s: float
+    used: dict[str, float] = field(default_factory=dict)
+    since_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.since_s = self.since_s or self.at_s
+
+    def know(self, jobs: Iterable[Job]) -> None:
+        """Let the accounts of these jobs be known: shares are counted among those."""
+        for job in jobs:
+            self.used.setdefault(job.spec.account, 0.0)
+
+    def now(self) -> dict[str, float]:
+        """Return the node-seconds of each account as they count at ``at_s``."""
+        left = 0.5 ** ((self.at_s - self.since_s) / self.half_life_s)
+        return {account: used * left for account, used in self.used.items()}
+
+    def advance(self, running: Iterable[Job], now_s: float) -> None:
+        """Count what running jobs have held up to now, at the sizes that they have.
+
+        With h the half-life, a node held from s to now counts h / ln 2 (1 - 2^(-(now - s) / h)).
+        """
+        if now_s <= self.at_s:
+            return
+        half_life_s = self.half_life_s
+        if now_s - self.since_s > _MOST_HALF_LIVES * half_life_s:
+            self.used, self.since_s = self.now(), self.at_s
+        before = 2.0 ** ((self.at_s - self.since_s) / half_life_s)
+        grown = 2.0 ** min(1000.0, (now_s - self.since_s) / half_life_s)
+        node_s, used = half_life_s / log(2.0) * (grown - before), self.used
+        for job in running:
+            account = job.spec.account
+            used[account] = used.get(account, 0.0) + job.size * node_s
+        self.at_s = now_s
+
+
+# FUSED rms.core.state: The state of the engine, and the indices that make a look at it cheap.
+#
+# A policy reads it and changes nothing; only :mod:`rms.core.rules.transition` calls what changes it. Beside
+# the jobs it keeps what would otherwise be recomputed after every event: how many nodes are free,
+# when running jobs are expected to end, which of them could be expanded or shrunk, the queue by
+# estimate.
+# Each index is a sorted list, kept by bisection, so an event costs the logarithm of the jobs there
+# are (and a short copy in memory), not their number nor that of the nodes.
 
 End = tuple[float, int, Job]
 """When a job is expected to end, its number (no two are alike), the job."""
@@ -78,7 +181,7 @@ class State:
         counted: nodes are counted, not placed: jobs have sizes and no nodes.
         exact: expected ends follow what is known of a job's run time, not its limit.
         free_count: nodes nobody holds. Below 0 only while an instant lasts in which starts go by
-            expected ends (see :mod:`rms.core.rules`).
+            expected ends (see :mod:`rms.core.rules.checks`).
         releasing: nodes that shrinks under way are about to free.
         vacant: of each node, whether nobody holds it and it is up; empty where counted.
         down: nodes that have failed or are drained.
@@ -88,15 +191,15 @@ class State:
         asleep: in the view of :func:`rms.core.policies.node_power.all_on` only: vacant nodes that
             are off or booting, in the order in which they should be taken, after all others.
         reclocked: jobs whose frequencies, and so rates, changed since the driver last looked.
-        lent: nodes that tasks hold, and whose (:class:`rms.core.events.TasksHold`).
+        lent: nodes that tasks hold, and whose (:class:`rms.core.model.events.TasksHold`).
         switched: nodes powered off or on, or booted, since the energy ledger was last written.
-        lease: until when which nodes are held (:mod:`rms.core.lease`); None: for good.
+        lease: until when which nodes are held (:mod:`rms.core.rules.checks`); None: for good.
         too_wide: jobs that wait for a wider cluster than the one that there is now.
-        held: jobs that may not start yet (see :mod:`rms.core.holds`).
+        held: jobs that may not start yet (see :mod:`rms.core.rules.transition`).
         wanted: resizes that users want of jobs that have come to no resize point yet.
         usage: what accounts have used, where the policy goes by it.
         due: waiting jobs that EASY would have started, all jobs rigid, in that order, and when
-            (:mod:`rms.core.twin`); None where EASY decides, or no policy goes by it.
+            (:mod:`rms.core.scheduler.twin`); None where EASY decides, or no policy goes by it.
         outcomes: of each array: how many jobs there are, are over, are so without success.
         ends: running jobs by expected end.
         estimated: an expected end in ``ends`` is an estimate, from progress or from an assumed run
@@ -126,13 +229,13 @@ class State:
         power_models, idle_w: of its nodes, each once; what all of them draw when idle.
         settable_frequencies: a daemon has not found that it cannot set what policies decide; else
             policies decide none, and all run at the highest.
-        clocked: nodes have a frequency each (see :mod:`rms.core.clocks`).
+        clocked: nodes have a frequency each (see :mod:`rms.core.rules.transition`).
         pools: processors that share bandwidth, or None.
         pool_free, pool_gb_s: of each, processors nobody holds, bandwidth expected to be asked for.
         contended: processes slow one another down there.
         beside: running jobs that may be resized there: their rates follow their neighbours.
         listed: jobs, not over, that may have some nodes only; ``allowed`` which those are, by
-            their lists, once somebody asked (:mod:`rms.core.node_lists`).
+            their lists, once somebody asked (:mod:`rms.core.rules.checks`).
         max_concurrent_resizes: how many jobs should be resized at once at most, 0 for any number.
             Policies that choose among resizes keep to it; no resize is refused for it.
     """
@@ -570,3 +673,91 @@ def _remove(index: list[End], key: float, job: Job) -> None:
     at = bisect_left(index, (key, job.number))
     if at < len(index) and index[at][2] is job:
         del index[at]
+
+
+# FUSED rms.core.state: Nodes of the cluster that tasks hold (:mod:`rms.core.tasks`), and the power they take there.
+
+TASKS = "task:"
+"""What the owners of tasks' energy begin with: ``task:mine.py[4711]``, program and process."""
+
+TASK = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED)
+"""A task as a job of which nothing is known, on one slot."""
+
+
+def is_task(owner: str) -> bool:
+    """Return whether an owner of energy is a program with tasks."""
+    return owner.startswith(TASKS)
+
+
+def devices_of(cluster: Cluster) -> list[Device]:
+    """Return the devices of this machine: GPU nodes, all cores together, each core, each node.
+
+    A node here is a virtual one: a kernel for another node runs there in a process of its own.
+    """
+    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
+    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
+    found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
+    if cpus:
+        found.append(Device("cores", Resource.CORES, tuple(cpus)))
+    found += [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
+    return found + [each for each in nodes_as_devices(cluster) if set(cpus).issuperset(each.units)]
+
+
+def nodes_as_devices(cluster: Cluster) -> list[Device]:
+    """Return each node, or host that jobs share, as a device of kernels for another node."""
+    return [
+        Device(f"node-{host}", Resource.NODE, tuple(map(int, cluster.nodes_of[host])))
+        for host in cluster.hosts
+    ]
+
+
+def can_hold(state: State, event: TasksHold) -> bool:
+    """Return whether tasks may hold these nodes: each is free, or theirs already."""
+    vacant, lent = state.vacant, state.lent
+    if state.counted or len(event.owners) not in (0, len(event.nodes)):
+        return False
+    return all(node in lent or (0 <= node < len(vacant) and vacant[node]) for node in event.nodes)
+
+
+def hold(state: State, event: TasksHold) -> None:
+    """Give tasks these nodes and no others, and let the books know whose energy that is."""
+    before = state.lent
+    state.lent = held = dict(
+        zip(event.nodes, event.owners or ("",) * len(event.nodes), strict=True)
+    )
+    more, less = sorted(held.keys() - before.keys()), sorted(before.keys() - held.keys())
+    state.free_count += len(less) - len(more)
+    state.take(tuple(more))
+    state.give_back(tuple(less))
+    for owner in owners_changed(before, held):
+        state.changed[owner] = as_job(state, owner)
+
+
+def owners_changed(before: dict[Node, str], now: dict[Node, str]) -> list[JobId]:
+    """Return the programs that hold other nodes than before."""
+    both = sorted(before.keys() | now.keys())
+    pairs = [(before.get(node, ""), now.get(node, "")) for node in both]
+    owners = [owner for pair in pairs if pair[0] != pair[1] for owner in pair if owner]
+    return [JobId(owner) for owner in dict.fromkeys(owners)]
+
+
+def as_job(state: State, owner: JobId) -> Job:
+    """Return what a program's tasks hold in the form in which the energy books know jobs.
+
+    Its power is that of a job of which nothing is known.
+    """
+    nodes = tuple([node for node, who in sorted(state.lent.items()) if who == owner])
+    spec = JobSpec(owner, 0.0, 1, 1, 1, Mode.FIXED)
+    return Job(spec, nodes=nodes, size=len(nodes), start_s=state.now_s)
+
+
+def task_w(state: State) -> float:
+    """Return what a task is expected to add to the idle power of a node, in W, at most."""
+    return max(model.slot_w(TASK, 1, state.least_slots) for model in state.power_models)
+
+
+def tasks_w(state: State) -> float:
+    """Return what tasks are expected to add to the idle power of the nodes they hold, in W."""
+    if not state.lent:
+        return 0.0
+    return task_w(state) * sum([bool(owner) for owner in state.lent.values()])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from math import inf
 
-from rms.core.model import Job, JobId
+from rms.core.model.jobs import Job, JobId
 from rms.daemon.context import Context
 from rms.wire.users import EnergyRow
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from rms.core.cluster import Cluster
-from rms.core.events import Decision, Event
-from rms.core.model import JobId
-from rms.core.scheduler import Scheduler
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Event
+from rms.core.model.jobs import JobId
+from rms.core.scheduler.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.clock import Clock
 from rms.daemon.jobs import JobRuntime

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import Any
 
-from rms.core.events import (
+from rms.core.model.events import (
     NO_RESIZE,
     Decision,
     Ended,
@@ -32,10 +32,10 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.model import Job, JobId, JobSpec, JobState
+from rms.core.model.jobs import Job, JobId, JobSpec, JobState
 from rms.core.policies import PolicyError, placing
-from rms.core.powercap import check_cap
-from rms.core.validity import check
+from rms.core.rules.powercap import check_cap
+from rms.core.rules.transition import check
 from rms.daemon.context import Context, Notes
 from rms.daemon.dispatch import Dispatcher
 from rms.daemon.endings import Endings

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from rms.core.events import Decision, Event
-from rms.core.validity import check
+from rms.core.model.events import Decision, Event
+from rms.core.rules.transition import check
 from rms.daemon.context import Context, Notes
 from rms.daemon.endings import Endings
 from rms.daemon.exposition import observe

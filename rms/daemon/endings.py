@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from rms.core.events import Ended, Event, Reopened
-from rms.core.model import Job, JobId
+from rms.core.model.events import Ended, Event, Reopened
+from rms.core.model.jobs import Job, JobId
 from rms.daemon.accounts import is_settled, job_rows
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from rms.core.events import Ended, Event, Resized, ResizeRolledBack, Started, Withdrawn
-from rms.core.joules import MODEL
+from rms.core.books.spans import MODEL
+from rms.core.model.events import Ended, Event, Resized, ResizeRolledBack, Started, Withdrawn
 from rms.daemon.context import Context
 from rms.daemon.metrics import family, histogram, label
 

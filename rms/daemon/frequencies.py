@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 
-from rms.core.events import FrequenciesSettable
+from rms.core.model.events import FrequenciesSettable
 from rms.core.state import State
 from rms.daemon.context import Context, Handle
 from rms.power.frequency import FrequencyError

@@ -12,10 +12,10 @@ from typing import Literal, get_args
 
 import msgspec
 
-from rms.core.powercap import under_cap
-from rms.core.tasks import Governor
+from rms.core.rules.powercap import under_cap
 from rms.daemon.context import Context
 from rms.formats.prices import Prices
+from rms.kernels.model import Governor
 
 LOOK_S = 1.0
 """How often a rule is looked at."""

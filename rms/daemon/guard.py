@@ -21,12 +21,12 @@ from typing import TypeVar
 
 import msgspec
 
-from rms.core.cluster import Cluster
-from rms.core.events import Decision, Event, Later, Reason
-from rms.core.model import Job, JobId, Node
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Event, Later, Reason
+from rms.core.model.jobs import Job, JobId, Node
 from rms.core.policies import DEFAULT, POLICIES, Policy, View, adjusted
 from rms.core.policies.compose import UserPart
-from rms.core.rules import RuleError
+from rms.core.rules.checks import RuleError
 from rms.core.state import State
 from rms.daemon.forks import fork
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from rms.core import holds
-from rms.core.events import Ended, Event, Freed, HeldByUser, Reopened, Submitted, Withdrawn
-from rms.core.model import JobId
+from rms.core.model.events import Ended, Event, Freed, HeldByUser, Reopened, Submitted, Withdrawn
+from rms.core.model.jobs import JobId
+from rms.core.rules import transition
 from rms.daemon.context import Context, Handle
 
-_CHANGES = holds.EVENTS | {Submitted, Ended, Withdrawn, Reopened}
+_CHANGES = transition.EVENTS | {Submitted, Ended, Withdrawn, Reopened}
 """Events after which another job may be the next whose time comes."""
 
 
@@ -32,9 +32,9 @@ class Holds:
         at_s, state = context.time(), context.state
         if self._next_s > at_s:
             return
-        if found := holds.due(state, at_s):
+        if found := transition.due(state, at_s):
             self._handle(Freed(at_s, found))
-        self._next_s = holds.next_s(state)
+        self._next_s = transition.next_s(state)
 
     def hold(self, jobs: Sequence[JobId]) -> None:
         """Hold jobs that wait."""

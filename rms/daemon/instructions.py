@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 
 
 @dataclass(frozen=True)

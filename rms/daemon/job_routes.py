@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from starlette.requests import Request
 
-from rms.core.model import Job, JobId, sort_key
+from rms.core.model.jobs import Job, JobId, sort_key
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import RefusedError

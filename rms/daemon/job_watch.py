@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from operator import itemgetter
 
-from rms.core.model import Job, JobState
+from rms.core.model.jobs import Job, JobState
 from rms.daemon.context import Context
 from rms.daemon.faults import Faults, describe
 from rms.daemon.jobs import JobRuntime

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.formats.jobscript import OutputNames, expand_output
 from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest

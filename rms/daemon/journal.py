@@ -7,7 +7,7 @@ open, until it closes or dies. Its tables:
   ``body`` (MessagePack of an event, :class:`Opened` or :class:`PolicySet`; JSON has no infinity).
 - ``decisions``: ``seq`` of the event they answer, ``body`` (MessagePack of all of them, in order).
 - ``notes``: ``key``, ``value`` (JSON): the present facts outside the engine.
-- ``snapshots``: ``seq`` of an entry, ``body``: the scheduler after it (:mod:`rms.core.snapshot`).
+- ``snapshots``: ``seq`` of an entry, ``body``: the scheduler after it (:mod:`rms.core.scheduler.snapshot`).
   A start goes on from the newest that is whole. Entries up to an older one may be gone, but for
   the first header: what is left begins there.
 - ``over``: jobs that have been over for long (:mod:`rms.daemon.retirement`), a row each.
@@ -17,7 +17,7 @@ open, until it closes or dies. Its tables:
   the model since the last report or change of hands are missing until it is started again. A row
   that does not fit its checksum counts nowhere: the sums tell that it is missing.
 - ``tasks``: ``seq``, ``at_s``, ``kind``, ``body`` (MessagePack of a
-  :data:`rms.core.tasks.record.RecordEntry`): what happened to tasks, the newest
+  :data:`rms.kernels.record.RecordEntry`): what happened to tasks, the newest
   :data:`rms.daemon.journal_writer.MOST_RECORDED` entries.
   Nothing is decided by it; a power cut may cost its last seconds.
 
@@ -38,8 +38,8 @@ from typing import Any
 
 import msgspec
 
-from rms.core.cluster import Cluster
-from rms.core.events import Decision, Event
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Event
 from rms.core.policies import named
 from rms.daemon.journal_entries import Entry, Opened, PolicySet, Seen, decode
 from rms.daemon.journal_file import FORMAT, JournalError, JournalFullError, checksum, prepare, said

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from rms.core.contention import SharedNode
-from rms.core.events import Decision, Event
-from rms.core.model import NodePower
+from rms.core.model.contention import SharedNode
+from rms.core.model.events import Decision, Event
+from rms.core.model.jobs import NodePower
 from rms.daemon.journal_file import FORMAT, checksum
 from rms.wire.users import EnergyRow, HistoryEntry, JobRow
 

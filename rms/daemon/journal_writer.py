@@ -16,7 +16,6 @@ from typing import Any, Self
 
 import msgspec
 
-from rms.core.tasks.record import RecordEntry
 from rms.daemon.journal_entries import (
     BOOK,
     BOOKED,
@@ -35,6 +34,7 @@ from rms.daemon.journal_file import (
     checksum,
     said,
 )
+from rms.kernels.record import RecordEntry
 from rms.wire.files import sync_folder
 from rms.wire.users import EnergyRow
 

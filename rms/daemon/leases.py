@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from rms.core.events import NodesLeased, ResizeAsked
-from rms.core.lease import LEAST_S, needs_s
-from rms.core.model import Job, JobId, Node
+from rms.core.model.events import NodesLeased, ResizeAsked
+from rms.core.model.jobs import Job, JobId, Node
+from rms.core.rules.checks import LEAST_S, needs_s
 from rms.daemon.context import Context, Handle
 from rms.daemon.jobs import REQUEUED
 from rms.daemon.scripts import Scripts

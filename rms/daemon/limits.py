@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from rms.core.model import Job
+from rms.core.model.jobs import Job
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.scripts import Scripts

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, groupby, islice
 from typing import Any
 
-from rms.core.joules import BOOT, OFF
-from rms.core.model import Job, JobId, sort_key
+from rms.core.books.spans import BOOT, MOST, OFF
+from rms.core.model.jobs import Job, JobId, sort_key
 from rms.core.state import State
-from rms.core.timeline import MOST
 from rms.daemon import views
 from rms.daemon.context import Context
 from rms.daemon.news import news

@@ -7,10 +7,10 @@ from math import inf
 
 import msgspec
 
-from rms.core.cluster import Cluster
-from rms.core.joules import WHOLE
-from rms.core.measured import Host, Measured
-from rms.core.scheduler import Scheduler
+from rms.core.books.measured import Host, Measured
+from rms.core.books.spans import WHOLE
+from rms.core.model.cluster import Cluster
+from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.context import Context
 from rms.daemon.journal import Journal
 from rms.daemon.log import warning

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rms.core.events import (
+from rms.core.model.events import (
     Ended,
     Event,
     HeldByUser,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from rms.core.model import JobSpec
-from rms.core.node_lists import allowed
-from rms.core.policies.consolidate import Consolidate
+from rms.core.model.jobs import JobSpec
+from rms.core.policies.node_power import Consolidate
 from rms.core.policies.placement import FirstFit
+from rms.core.rules.checks import allowed
 from rms.core.state import State
 from rms.daemon.context import Context
 from rms.formats.jobscript import Options, ScriptError

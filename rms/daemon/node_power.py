@@ -15,8 +15,8 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rms.core.events import NodeBooted, NodePowerFailed, PowerOff, PowerOn
-from rms.core.model import Node
+from rms.core.model.events import NodeBooted, NodePowerFailed, PowerOff, PowerOn
+from rms.core.model.jobs import Node
 from rms.daemon.context import Context, Handle
 from rms.daemon.log import warning
 from rms.launch.power import PowerCommands

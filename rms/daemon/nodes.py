@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rms.core.cluster import Cluster
-from rms.core.events import NodeDown, NodeUp
-from rms.core.model import Node
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.jobs import Node
 from rms.core.policies import Policy, PolicyError
 from rms.daemon.context import Context, Handle
 from rms.daemon.log import warning

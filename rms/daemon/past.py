@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon import views
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from rms.core.events import (
+from rms.core.model.events import (
     Ended,
     Event,
     PowerMeasured,
@@ -14,7 +14,7 @@ from rms.core.events import (
     ResizeRolledBack,
     TasksHold,
 )
-from rms.core.powercap import expected_w, matters
+from rms.core.rules.powercap import expected_w, matters
 from rms.daemon.context import Context, Handle
 from rms.wire.messages import Metered
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from rms.core.cluster import Cluster
-from rms.core.events import Reopened, Started
-from rms.core.model import Job, JobId, JobState
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Reopened, Started
+from rms.core.model.jobs import Job, JobId, JobState
 from rms.core.policies import placing
-from rms.core.scheduler import Scheduler
+from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon import endings, limits
 from rms.daemon.context import Context, Notes, Settings
 from rms.daemon.daemon import Daemon

@@ -14,14 +14,14 @@ from itertools import zip_longest
 
 import msgspec
 
-from rms.core.cluster import Cluster
-from rms.core.engine import Engine
-from rms.core.events import Decision
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision
 from rms.core.policies import Policy, PolicyError, named
-from rms.core.rules import RuleError
-from rms.core.scheduler import Scheduler
-from rms.core.snapshot import SnapshotError, thaw
-from rms.core.transition import TransitionError
+from rms.core.rules.checks import RuleError
+from rms.core.rules.transition import TransitionError
+from rms.core.scheduler.engine import Engine
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import SnapshotError, thaw
 from rms.daemon.guard import guarded, stand_ins
 from rms.daemon.journal import Entry, Journal, JournalError, Opened, PolicySet, Seen
 

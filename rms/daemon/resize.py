@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.inputs import Facts

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from rms.core.model import Job
+from rms.core.model.jobs import Job
 from rms.daemon.context import Context
 from rms.daemon.journal_entries import Archived
 from rms.daemon.rows import row

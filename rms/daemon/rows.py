@@ -6,9 +6,9 @@ import time
 
 import msgspec
 
-from rms.core.events import Later, Reason
-from rms.core.model import Job, JobId, JobState
-from rms.core.policies.multifactor import Multifactor, Priority
+from rms.core.model.events import Later, Reason
+from rms.core.model.jobs import Job, JobId, JobState
+from rms.core.policies.order import Multifactor, Priority
 from rms.daemon.context import Context
 from rms.daemon.jobs import JobRuntime
 from rms.wire.users import JobRow, ResizeRow, SeenSteps, SlurmRow

@@ -18,8 +18,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from rms.core.events import Ended
-from rms.core.model import JobState
+from rms.core.model.events import Ended
+from rms.core.model.jobs import JobState
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal
 from rms.daemon.journal_file import RECORDS, Count, DamagedError, prepare, said

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from rms.core.events import Ended, Requeued, Start, Started
-from rms.core.model import JobId, JobState, Node
+from rms.core.model.events import Ended, Requeued, Start, Started
+from rms.core.model.jobs import JobId, JobState, Node
 from rms.daemon.context import Context, Handle, Notes
 from rms.daemon.faults import describe
 from rms.daemon.jobs import REQUEUED, JobRuntime

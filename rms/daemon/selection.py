@@ -5,8 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Iterator, Mapping
 
-from rms.core.model import Job, JobId
-from rms.core.modes import JobState
+from rms.core.model.jobs import Job, JobId, JobState
 from rms.core.state import State
 from rms.daemon.context import Context
 from rms.formats.ids import IdSelection, parse_id_list

@@ -16,7 +16,7 @@ import uvicorn
 import uvloop
 
 from rms.core.policies import modules_of, placing
-from rms.core.powercap import check_cap
+from rms.core.rules.powercap import check_cap
 from rms.daemon import salvage, sockets
 from rms.daemon.clock import Clock
 from rms.daemon.connections import BACKLOG, REQUEST_S, bounded

@@ -10,9 +10,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from rms.core.events import Reason
-from rms.core.model import JobId
-from rms.core.tasks.record import RecordEntry
+from rms.core.model.events import Reason
+from rms.core.model.jobs import JobId
 from rms.daemon import views
 from rms.daemon.daemon import Daemon
 from rms.daemon.endpoints import (
@@ -33,6 +32,7 @@ from rms.daemon.selection import UnknownJobError
 from rms.daemon.sockets import is_loopback, raise_open_files
 from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
+from rms.kernels.record import RecordEntry
 from rms.launch.base import LaunchCommand
 from rms.wire.live import LIVE_PATH, LONGEST_HOLD_S, Live, LiveQuery
 from rms.wire.messages import (

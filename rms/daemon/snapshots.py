@@ -10,8 +10,8 @@ import time
 from dataclasses import dataclass
 from typing import IO
 
-from rms.core.scheduler import Scheduler
-from rms.core.snapshot import freeze
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import freeze
 from rms.daemon.context import Context
 from rms.daemon.forks import fork
 from rms.daemon.journal import JournalFullError

@@ -24,12 +24,10 @@ from typing import IO
 
 import msgspec
 
-from rms.core.tasks.model import Choice
-from rms.core.tasks.scheduler import Strategy
-from rms.core.tasks.state import TaskState
-from rms.core.tasks.strategies import STRATEGIES
+from rms.kernels.model import Choice, TaskState
+from rms.kernels.scheduler import STRATEGIES, Strategy
+from rms.kernels.wire import Resource
 from rms.wire.files import write_whole
-from rms.wire.tasks import Resource
 
 LIMIT_S = 2.0
 """How long a call may take; until then the daemon waits for it."""

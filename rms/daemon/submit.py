@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rms.core.dependencies import is_met, unknown
-from rms.core.events import node_words
-from rms.core.lease import needs_s
-from rms.core.model import Dependency, JobId, JobSpec, JobState, Mode
-from rms.core.powercap import is_unknown, within_limit
-from rms.core.speedup import OperatingPoint
+from rms.core.model.events import node_words
+from rms.core.model.jobs import Dependency, JobId, JobSpec, JobState, Mode
+from rms.core.model.speedup import OperatingPoint
+from rms.core.rules.checks import needs_s
+from rms.core.rules.powercap import is_unknown, within_limit
+from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
 from rms.daemon.context import Context, Notes
 from rms.daemon.daemon import Daemon

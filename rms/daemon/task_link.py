@@ -7,11 +7,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rms.core.lending import TASKS
-from rms.core.tasks import TaskId
-from rms.core.tasks.scheduler import TaskError
+from rms.core.state import TASKS
 from rms.daemon.context import Context
-from rms.wire import tasks as wire
+from rms.kernels import wire
+from rms.kernels.model import TaskId
+from rms.kernels.scheduler import TaskError
 
 _decode = msgspec.msgpack.Decoder(wire.ProcessMessage).decode
 

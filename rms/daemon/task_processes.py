@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rms.core.tasks import TaskId
 from rms.daemon.context import Context
+from rms.kernels import wire
+from rms.kernels.model import TaskId
 from rms.launch.base import LaunchError, ManagedProcess, ScriptLaunch
-from rms.wire import tasks as wire
 
 PRINTED = 4096
 """So much of what a process printed last is looked at for why it ended."""

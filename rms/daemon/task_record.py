@@ -5,11 +5,11 @@ Nothing follows from it but what other strategies would have done (``rms simulat
 
 from __future__ import annotations
 
-from rms.core.cluster import Cluster
-from rms.core.tasks import TaskScheduler
-from rms.core.tasks.record import RecordEntry, Recording, UnitPower
-from rms.core.tasks.state import OTHERS
+from rms.core.model.cluster import Cluster
 from rms.daemon.context import Context
+from rms.kernels.model import OTHERS
+from rms.kernels.record import RecordEntry, Recording, UnitPower
+from rms.kernels.scheduler import TaskScheduler
 
 RECORD_S = 1.0
 """How long entries are kept in memory: a daemon that is killed loses those."""

@@ -19,12 +19,20 @@ from itertools import islice
 from math import inf
 from pathlib import Path
 
-from rms.core.events import TasksHold
-from rms.core.lending import devices_of, nodes_as_devices
-from rms.core.model import Node
-from rms.core.powercap import tasks_in_the_way, under_cap
-from rms.core.tasks import Device, Resource, TaskId, TaskScheduler, TaskSpec
-from rms.core.tasks.model import (
+from rms.core.model.events import TasksHold
+from rms.core.model.jobs import Node
+from rms.core.rules.powercap import tasks_in_the_way, under_cap
+from rms.core.state import devices_of, nodes_as_devices
+from rms.daemon.context import Context, Handle
+from rms.daemon.governor import LOOK_S, GovernorRule, governor_of
+from rms.daemon.strategies import FileStrategy, StrategyFiles
+from rms.daemon.task_link import Link
+from rms.daemon.task_processes import TaskProcesses
+from rms.daemon.task_record import TaskRecord
+from rms.kernels import wire
+from rms.kernels.model import (
+    OTHERS,
+    Device,
     Drop,
     Finished,
     GoOn,
@@ -36,23 +44,17 @@ from rms.core.tasks.model import (
     Stop,
     TaskDecision,
     TaskEvent,
+    TaskId,
+    TaskSpec,
     UnitsFreed,
     UnitsTaken,
     Woken,
     Yielded,
 )
-from rms.core.tasks.record import Ran, StrategySet
-from rms.core.tasks.scheduler import Strategy, TaskError
-from rms.core.tasks.state import OTHERS
-from rms.core.tasks.strategies import ShortTerm
-from rms.daemon.context import Context, Handle
-from rms.daemon.governor import LOOK_S, GovernorRule, governor_of
-from rms.daemon.strategies import FileStrategy, StrategyFiles
-from rms.daemon.task_link import Link
-from rms.daemon.task_processes import TaskProcesses
-from rms.daemon.task_record import TaskRecord
+from rms.kernels.record import Ran, StrategySet
+from rms.kernels.scheduler import ShortTerm, Strategy, TaskError, TaskScheduler
+from rms.kernels.wire import Resource
 from rms.launch.base import LaunchError
-from rms.wire import tasks as wire
 from rms.wire.users import TaskRow
 
 LINGER_S = 0.5

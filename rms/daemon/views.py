@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 
-from rms.core.cluster import Cluster
-from rms.core.joules import MODEL
-from rms.core.model import Job, JobId, Node, sort_key
-from rms.core.powercap import expected_w
-from rms.core.scheduler import repeats
+from rms.core.books.spans import MODEL
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import Job, JobId, Node, sort_key
+from rms.core.rules.powercap import expected_w
+from rms.core.scheduler.scheduler import repeats
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context
 from rms.daemon.rows import priority, stalled, waits_for

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
-from rms.core.model import JobId, Node
+from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.jobs import JobId, Node
 from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.context import Context, Handle, Notes

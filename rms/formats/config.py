@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rms.core.contention import Processors, SharedNode, shared_nodes
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
-from rms.core.speedup import OperatingPoint, fit_law
+from rms.core.model.contention import Processors, SharedNode, shared_nodes
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model.speedup import OperatingPoint, fit_law
 from rms.formats.nodelist import NodeListError, expand
 from rms.formats.profiles import Profile, ProfileError
 from rms.formats.profiles import named as read_named

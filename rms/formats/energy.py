@@ -8,8 +8,8 @@ from decimal import Decimal
 
 import msgspec
 
-from rms.core.joules import check_balance
-from rms.core.lending import is_task
+from rms.core.books.spans import check_balance
+from rms.core.state import is_task
 from rms.formats.prices import Cost, Prices
 from rms.wire.users import Accounts, EnergyPart, EnergyRow, SlurmRow
 

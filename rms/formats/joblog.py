@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, sort_key
+from rms.core.model.jobs import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
 from rms.formats.ids import ScriptError, parse_ids
 from rms.formats.jobtables import csv_records, is_table, parquet_records

@@ -15,7 +15,7 @@ from operator import mul
 from pathlib import Path
 from typing import Any
 
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.formats.begin import parse_begin
 from rms.formats.dependency import parse_dependency
 from rms.formats.ids import SHOWN, match, parse_array

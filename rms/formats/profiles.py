@@ -16,7 +16,7 @@ from statistics import median
 
 import msgspec
 
-from rms.core.speedup import Speedup, fit_law
+from rms.core.model.speedup import Speedup, fit_law
 from rms.wire.files import write_output
 
 FORMAT = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 
-from rms.core.model import Job, JobId, JobSpec, Mode
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode
 from rms.formats.config import FileError
 from rms.wire.files import write_output
 

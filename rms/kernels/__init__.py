@@ -18,7 +18,7 @@ data. Where no daemon answers, the best kernel runs here.
 from rms.kernels.collection import Kernel, KernelCollection, on_device
 from rms.kernels.connection import TaskDroppedError
 from rms.kernels.places import Place, place
-from rms.wire.tasks import Affinity, Resource
+from rms.kernels.wire import Affinity, Resource
 
 __all__ = [
     "Affinity",

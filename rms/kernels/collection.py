@@ -19,8 +19,8 @@ from typing import Any, Generic, TypeVar
 from rms.kernels.connection import Entry, TaskDroppedError, connection
 from rms.kernels.places import Place, bound, go_on, to_gpu, to_host, use_threads, work
 from rms.kernels.remote import check_sendable, run_remotely
+from rms.kernels.wire import Affinity, Drop, KernelSpec, Register, Resource, Run
 from rms.wire.messages import JOB_VARIABLE
-from rms.wire.tasks import Affinity, Drop, KernelSpec, Register, Resource, Run
 
 T = TypeVar("T")
 

@@ -19,8 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from rms.wire.messages import JOB_VARIABLE
-from rms.wire.tasks import (
+from rms.kernels.wire import (
     Begin,
     DaemonMessage,
     Drop,
@@ -39,6 +38,7 @@ from rms.wire.tasks import (
     frame,
     tasks_path,
 )
+from rms.wire.messages import JOB_VARIABLE
 
 AGAIN_S = 0.1
 """How long to wait before a daemon that is gone is looked for again."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rms.wire.tasks import Resource
+from rms.kernels.wire import Resource
 
 
 @dataclass(frozen=True)

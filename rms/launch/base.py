@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from rms.core.cluster import Cluster
+from rms.core.model.cluster import Cluster
 from rms.formats.config import FileError
 from rms.launch.demand import Demand, Leases
 from rms.launch.processes import alive

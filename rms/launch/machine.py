@@ -12,8 +12,8 @@ from functools import cache, partial
 from itertools import count
 from pathlib import Path
 
-from rms.core.cluster import Cluster
-from rms.core.model import NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
 from rms.formats.config import read_cluster
 from rms.formats.profiles import Machine
 from rms.launch.base import Engine

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from rms.core.events import (
+from rms.core.model.events import (
     Ended,
     NodeBooted,
     NodeDown,
@@ -16,7 +16,7 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.model import JobId, JobSpec
+from rms.core.model.jobs import JobId, JobSpec
 
 
 class Phase(msgspec.Struct, frozen=True):

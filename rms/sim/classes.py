@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median_low
 from typing import Any
 
-from rms.core.model import Job, JobId, JobSpec
+from rms.core.model.jobs import Job, JobId, JobSpec
 from rms.sim.simulator import Simulation
 
 SIZES = (1, 4, 16, 64, 256, 1024)

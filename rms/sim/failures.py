@@ -5,8 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 from random import Random
 
-from rms.core.events import NodeDown, NodeUp
-from rms.core.model import Node
+from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.jobs import Node
 
 
 def failing(

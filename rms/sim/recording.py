@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rms.core.model import JobSpec, Site
+from rms.core.books.spans import Timeline
+from rms.core.model.jobs import JobSpec, Site
 from rms.core.policies import Policy
-from rms.core.timeline import Timeline
 from rms.sim.simulator import Hooks, Simulation
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rms.core.events import NodeDown, NodeUp
-from rms.core.model import Job, JobSpec, NodePower, Site
+from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.jobs import Job, JobSpec, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
 from rms.sim.simulator import Hooks, Passes, Simulation

@@ -9,9 +9,8 @@ from math import floor, inf
 from operator import attrgetter
 from typing import Literal
 
-from rms.core import holds
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.books.ledger import Ledger
+from rms.core.model.events import (
     Decision,
     Ended,
     Event,
@@ -30,12 +29,13 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import Policy
-from rms.core.powercap import expected_w
+from rms.core.rules import transition
+from rms.core.rules.powercap import expected_w
+from rms.core.scheduler.engine import Engine
 from rms.sim.agenda import IDLE, RANK, Phase, submissions
-from rms.sim.beside import Beside
+from rms.sim.contended import Beside
 
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
 """How often the policy is asked, and what comes first within an instant.
@@ -74,7 +74,7 @@ class Simulation:
             runs on a node that goes down starts again from its beginning, elsewhere.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their
-    neighbours (:class:`rms.core.rates.Contention`). One that is resized stands still meanwhile
+    neighbours (:class:`rms.sim.contended.Contention`). One that is resized stands still meanwhile
     and goes on with what was left of all its processes. No node fails there.
 
     Attributes:
@@ -212,7 +212,7 @@ class Simulation:
     @property
     def _over(self) -> bool:
         state = self._state
-        return not (state.running or state.pending or holds.next_s(state) < inf)
+        return not (state.running or state.pending or transition.next_s(state) < inf)
 
     @property
     def _goes_on(self) -> bool:
@@ -300,12 +300,12 @@ class Simulation:
 
     def _free(self, now: float) -> None:
         """Let jobs start whose time has come; look again when the next one's has."""
-        if found := holds.due(self._state, now):
+        if found := transition.due(self._state, now):
             freed = Freed(now, found)
             if self._record:
                 self.events.append(freed)
             self._follow(freed, self.engine.handle(freed))
-        next_s = holds.next_s(self._state)
+        next_s = transition.next_s(self._state)
         if next_s < inf and next_s not in self._looks:
             self._looks.add(next_s)
             self._push(Ticked(next_s))

@@ -4,7 +4,7 @@ Copies of the program run side by side on the cores of this machine, one a core,
 probes (:mod:`rms.studies.triad`), which alone tell what the machine has. All of it in rounds, one
 after the other, so that what else goes on touches all alike; errors are from round to round.
 
-The model is that of :mod:`rms.core.contention`: as long as less is asked for than there is, nobody
+The model is that of :mod:`rms.core.model.contention`: as long as less is asked for than there is, nobody
 is slowed; else all are, by what is asked for over what there is. So with C what there is, p what a
 probe moves alone, r beside a copy, and k probes, a copy asks for C p / r - k p; and n copies that
 take T(n) for C T(n) / (n T(1)) each. Where nobody is slowed these are the most that it can be. What
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.formats.jobscript import Options
 from rms.formats.profiles import Bandwidth, SideBySide
 from rms.studies import triad

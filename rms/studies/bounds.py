@@ -22,7 +22,7 @@ from collections.abc import Collection, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
-from rms.core.model import JobSpec
+from rms.core.model.jobs import JobSpec
 
 
 class Work(NamedTuple):

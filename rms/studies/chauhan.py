@@ -20,14 +20,13 @@ from typing import Any
 
 import msgspec
 
-from rms.core.clocks import set_clocks
-from rms.core.contention import Processors, SharedNode
-from rms.core.events import PowerOff, PowerOn, Resize, Start, Started
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import PowerOff, PowerOn, Resize, Start, Started
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
-from rms.core.policies.consolidate import Consolidate, Host, feasible, migrations
+from rms.core.policies.node_power import Consolidate, Host, feasible, migrations
+from rms.core.rules.transition import apply, set_clocks, take
 from rms.core.state import State
-from rms.core.transition import apply, take
 from rms.sim.simulator import Hooks, Simulation
 from rms.studies import statements
 from rms.studies.chauhan_model import (

@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
-from rms.core.contention import Processors, SharedNode
-from rms.core.events import PowerOn
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import PowerOn
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.speedup import OperatingPoint, Speedup
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.placement import Lowest
-from rms.core.speedup import OperatingPoint, Speedup
 from rms.core.state import State
 from rms.sim.simulator import Hooks, Simulation
 

@@ -21,12 +21,12 @@ from typing import Any
 
 import msgspec
 
-from rms.core.events import Start, Started
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.events import Start, Started
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import adjusted, named
-from rms.core.policies.power import PowerSlot
+from rms.core.policies.power_slot import PowerSlot
+from rms.core.rules.transition import apply, take
 from rms.core.state import State
-from rms.core.transition import apply, take
 from rms.sim.simulator import Hooks, Simulation
 from rms.studies import statements
 from rms.wire.terminal import columns

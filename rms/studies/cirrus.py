@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named
-from rms.core.policies.sizing import AsAsked
+from rms.core.policies.placement import AsAsked
 from rms.formats.config import FileError
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Passes, Simulation

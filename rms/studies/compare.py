@@ -22,8 +22,8 @@ from typing import Any
 
 from rms.client.commands import read_script, submit
 from rms.client.connection import ask
-from rms.core.joules import BalanceError, check_balance
-from rms.core.model import Mode
+from rms.core.books.spans import BalanceError, check_balance
+from rms.core.model.jobs import Mode
 from rms.formats.ids import parse_array
 from rms.formats.jobscript import Options, parse_script
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over

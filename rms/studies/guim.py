@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rms.core.contention import Pools, Processors, SharedNode
-from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.model.contention import Pools, Processors, SharedNode
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.formats.config import FileError
 from rms.sim.run import simulated
 from rms.studies.guim_model import (

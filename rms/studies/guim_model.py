@@ -17,8 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from rms.core.contention import Pools, Processors, SharedNode
-from rms.core.model import Job, JobSpec, Site
+from rms.core.model.contention import Pools, Processors, SharedNode
+from rms.core.model.jobs import Job, JobSpec, Site
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.shared import FirstFitShared, LessConsume
 from rms.formats.config import FileError
@@ -47,7 +47,7 @@ class Variant:
             limit beside the node's.
         fastest_first: first fit takes fast processors first. Default: in the order of the
             reservation table, which lists processors by node (section III-A-1).
-        whole_demand: see :class:`rms.core.contention.SharedNode`. Default: run times take demand
+        whole_demand: see :class:`rms.core.model.contention.SharedNode`. Default: run times take demand
             over capacity times as long; section IV-A-1 has a factor of 1 for no penalty, and the
             example of section III-C one of 10/4 where 10 of 4 GB/s are in demand.
         exact_pa: EASY-PA sets frequencies by real bandwidths. Section VI states that the error

@@ -18,12 +18,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rms.core.events import Reason, Start
-from rms.core.model import Job
+from rms.core.model.events import Reason, Start
+from rms.core.model.jobs import Job
 from rms.core.policies.admission import reservation, start
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import Plan, Room
 from rms.core.policies.shared import Alike, SharedRoom
-from rms.core.policies.sizing import Plan
 from rms.core.state import State
 
 

@@ -13,7 +13,7 @@ from itertools import product
 from math import sqrt
 from typing import Any
 
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import Policy, adjusted, named
 from rms.sim.recording import Recording, record
 from rms.sim.simulator import Hooks, Simulation

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import DEFAULT, Policy, named
 from rms.sim.classes import averages, by_class
 from rms.sim.run import chosen, figures, simulated

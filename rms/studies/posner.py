@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rms.core.model import JobSpec
+from rms.core.model.jobs import JobSpec
 from rms.core.policies import DEFAULT, named
 from rms.sim.run import chosen, simulated
 from rms.studies import statements

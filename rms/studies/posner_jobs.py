@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.formats.config import FileError
 from rms.studies.external import read_rows
 

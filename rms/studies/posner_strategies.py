@@ -20,12 +20,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rms.core.events import Ended, Reason, Resize, ResizePoint, Start, Submitted, Ticked, Withdrawn
-from rms.core.model import Job, JobId, Node
+from rms.core.model.events import (
+    Ended,
+    Reason,
+    Resize,
+    ResizePoint,
+    Start,
+    Submitted,
+    Ticked,
+    Withdrawn,
+)
+from rms.core.model.jobs import Job, JobId, Node
 from rms.core.policies import Policy
 from rms.core.policies.order import Fcfs
-from rms.core.policies.placement import FirstFit, Room
-from rms.core.policies.sizing import Plan
+from rms.core.policies.placement import FirstFit, Plan, Room
 from rms.core.state import State
 
 Size = Callable[[Job], int]

@@ -17,8 +17,8 @@ from typing import Any
 
 from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
-from rms.core.joules import MODEL
-from rms.core.model import Mode
+from rms.core.books.spans import MODEL
+from rms.core.model.jobs import Mode
 from rms.formats.jobscript import Options
 from rms.formats.profiles import MALLEABLE, PROFILES_VARIABLE, SEPARATE, Point
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over

@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import DEFAULT, POLICIES, named
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace

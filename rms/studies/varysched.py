@@ -22,9 +22,8 @@ from typing import Any
 
 import msgspec
 
-from rms.core.tasks import Governor
-from rms.core.tasks.scheduler import Strategy
-from rms.core.tasks.strategies import Banking, Constraint, LongTerm, ShortTerm
+from rms.kernels.model import Governor
+from rms.kernels.scheduler import Banking, Constraint, LongTerm, ShortTerm, Strategy
 from rms.studies import statements
 from rms.studies.varysched_model import DEVICES, NAMES, Outcome, simulate
 from rms.wire.terminal import columns

@@ -7,9 +7,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rms.core.tasks import Affinity, Device, Governor, KernelSpec, Resource, TaskId, TaskSpec
-from rms.core.tasks.model import Finished, GovernorSet, Registered, Run, TaskEvent, Woken
-from rms.core.tasks.scheduler import Strategy, TaskScheduler
+from rms.kernels.model import (
+    Device,
+    Finished,
+    Governor,
+    GovernorSet,
+    Registered,
+    Run,
+    TaskEvent,
+    TaskId,
+    TaskSpec,
+    Woken,
+)
+from rms.kernels.scheduler import Strategy, TaskScheduler
+from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 DEVICES = (
     Device("gpu", Resource.GPU, (0,)),

@@ -25,8 +25,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from rms.core.cluster import Cluster
-from rms.core.model import NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
 from rms.daemon import server
 from rms.daemon.log import Log
 from rms.daemon.serve import ServeOptions, run_daemon

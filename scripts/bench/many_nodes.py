@@ -25,10 +25,10 @@ from typing import Any
 from standin import Controller
 from standin import Job as SlurmsJob
 
-from rms.core.cluster import Cluster
-from rms.core.events import Decision, Event, Resize, ResizeRolledBack, Start
-from rms.core.ledger import NodePower
-from rms.core.model import JobId
+from rms.core.books.ledger import NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Event, Resize, ResizeRolledBack, Start
+from rms.core.model.jobs import JobId
 from rms.daemon.context import Context, Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal

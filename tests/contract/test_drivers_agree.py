@@ -10,9 +10,18 @@ from unittest import mock
 import pytest
 from msgspec import structs
 
-from rms.core.cluster import Cluster
-from rms.core.events import Decision, PowerOff, PowerOn, Reason, Resize, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import (
+    Decision,
+    PowerOff,
+    PowerOn,
+    Reason,
+    Resize,
+    Start,
+    Started,
+    Submitted,
+)
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon

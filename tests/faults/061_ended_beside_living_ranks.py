@@ -9,7 +9,7 @@ import pytest
 from killed import COMMAND, Bench
 from killed import bench as open_bench
 
-from rms.core.model import JobId, Mode
+from rms.core.model.jobs import JobId, Mode
 from rms.daemon import views
 from rms.daemon.resize import MOVE_S
 from rms.daemon.worlds import UNTOLD_S

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from killed import Bench, bench
 
-from rms.core.model import JobId, JobState, Mode
+from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.jobs import REQUEUED
 
 ONE = JobId("1")

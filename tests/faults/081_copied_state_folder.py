@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 from routed import SCRIPT, Idle, Routed
 
-from rms.core.cluster import Cluster
-from rms.core.model import JobId, JobState, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import JobId, JobState, NodePower
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.endings import COPIED

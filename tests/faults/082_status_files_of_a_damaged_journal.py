@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from killed import NOTE, Bench, Outliving, bench
 
-from rms.core.model import JobId, JobSpec, JobState, Mode
+from rms.core.model.jobs import JobId, JobSpec, JobState, Mode
 
 
 def look(opened: Bench) -> None:

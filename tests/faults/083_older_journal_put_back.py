@@ -7,7 +7,7 @@ from pathlib import Path
 
 from killed import bench
 
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.daemon.salvage import settle
 
 

@@ -14,7 +14,7 @@ from processes import called
 from rms.cli.main import main
 from rms.cli.show import known_lines
 from rms.client.actions import actions
-from rms.core.model import JobId, JobState, Mode
+from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon import views
 from rms.daemon.jobs import REQUEUED
 from rms.launch.base import NODES_LOST

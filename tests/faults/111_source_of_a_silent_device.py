@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from routed import Routed, routed
 
-from rms.core.cluster import Cluster
-from rms.core.joules import MODEL
-from rms.core.model import NodePower
+from rms.core.books.spans import MODEL
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
 from rms.daemon import views
 from rms.wire.messages import DeviceEnergy, Metered
 

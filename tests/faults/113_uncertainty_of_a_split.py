@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from routed import Routed, routed
 
-from rms.core.cluster import Cluster
-from rms.core.joules import IDLE, Span
-from rms.core.measured import Measured
-from rms.core.model import NodePower
+from rms.core.books.measured import Measured
+from rms.core.books.spans import IDLE, Span
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
 from rms.core.policies import adjusted, named
 from rms.daemon import views
 from rms.formats.energy import accounts, check_accounts

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from routed import SCRIPT, routed
 
-from rms.core.engine import Engine
-from rms.core.events import Ended, Submitted, Ticked
-from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.model.events import Ended, Submitted, Ticked
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import POLICIES, named
+from rms.core.scheduler.engine import Engine
 from rms.formats.jobscript import Options, ScriptError, read_option
 
 PLAIN = sorted(

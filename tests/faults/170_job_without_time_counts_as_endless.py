@@ -7,8 +7,8 @@ from math import inf
 import msgspec
 from driven import Driven, job
 
-from rms.core.events import Ticked
-from rms.core.model import Job, JobId, JobSpec
+from rms.core.model.events import Ticked
+from rms.core.model.jobs import Job, JobId, JobSpec
 from rms.daemon.jobs import JobRuntime
 from rms.daemon.limits import Limits
 

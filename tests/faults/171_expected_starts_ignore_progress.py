@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from driven import Driven, job
 
-from rms.core.events import Stepped, Ticked
-from rms.core.model import JobId, JobSpec
+from rms.core.model.events import Stepped, Ticked
+from rms.core.model.jobs import JobId, JobSpec
 
 ONE, TWO = JobId("1"), JobId("2")
 

@@ -9,7 +9,7 @@ import pytest
 from routed import SCRIPT, routed
 
 from rms.cli.main import main
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 
 
 @pytest.mark.parametrize(

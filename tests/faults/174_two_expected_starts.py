@@ -7,8 +7,8 @@ import re
 import pytest
 from driven import FLEXIBLE, MALLEABLE, Driven, job
 
-from rms.core.events import Ticked
-from rms.core.model import JobId, Mode
+from rms.core.model.events import Ticked
+from rms.core.model.jobs import JobId, Mode
 
 
 @pytest.mark.parametrize("mode", [MALLEABLE, FLEXIBLE])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from routed import SCRIPT, Routed
 
-from rms.core.cluster import Cluster
-from rms.core.model import JobId
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import JobId
 from rms.formats.jobscript import Options, ScriptError, nodes_with_gpus
 
 CORES = {"n1": ("cpu:0",), "n2": ("cpu:1",)}

@@ -16,8 +16,8 @@ from processes import called
 from routed import Routed
 
 from rms.cli.main import main
-from rms.core.cluster import Cluster
-from rms.core.model import NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
 from rms.daemon.context import Settings
 from rms.daemon.journal import Journal
 from rms.daemon.recovery import resume

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from routed import SCRIPT, Routed
 
-from rms.core.model import JobId, JobSpec
+from rms.core.model.jobs import JobId, JobSpec
 
 
 def spec(server: Routed, job: str) -> JobSpec:

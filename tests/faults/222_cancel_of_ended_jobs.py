@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from terminals import Terminal
 
-from rms.core.events import Ended
-from rms.core.model import JobId
+from rms.core.model.events import Ended
+from rms.core.model.jobs import JobId
 
 
 def end(terminal: Terminal, *jobs: str) -> None:

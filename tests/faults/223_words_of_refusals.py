@@ -8,10 +8,10 @@ import time
 import pytest
 from terminals import Terminal
 
-from rms.core.engine import Engine
-from rms.core.events import ResizeAsked, ResizePoint, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model.events import ResizeAsked, ResizePoint, Started, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.core.policies import POLICIES
+from rms.core.scheduler.engine import Engine
 from rms.formats.jobscript import Options, ScriptError, nodes_of_tasks
 
 A = JobId("1")

@@ -9,8 +9,8 @@ import pytest
 from routed import SCRIPT, routed
 from terminals import Terminal
 
-from rms.core.cluster import Cluster
-from rms.core.contention import Processors, SharedNode
+from rms.core.model.cluster import Cluster
+from rms.core.model.contention import Processors, SharedNode
 
 
 def test_wrap_is_a_script_of_one_line(terminal: Terminal) -> None:

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 from driven import Driven, job
 
-from rms.core import engine
-from rms.core.events import Ticked
+from rms.core.model.events import Ticked
+from rms.core.scheduler import engine
 
 
 def test_they_are_computed_once_after_each_change() -> None:

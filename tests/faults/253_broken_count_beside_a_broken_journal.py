@@ -6,7 +6,7 @@ from pathlib import Path
 
 from killed import bench
 
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.daemon.journal_file import Count
 from rms.daemon.salvage import open_journal
 

@@ -11,8 +11,8 @@ from processes import called
 from terminals import Terminal
 
 from dmr.cli import main as dmr
-from rms.core.events import Ended
-from rms.core.model import JobId
+from rms.core.model.events import Ended
+from rms.core.model.jobs import JobId
 from rms.daemon.endings import end_words
 from rms.formats.jobscript import ScriptError, read_option
 from rms.wire.messages import Resize

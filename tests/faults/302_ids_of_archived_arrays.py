@@ -7,7 +7,7 @@ from time import process_time
 from msgspec.structs import replace
 from routed import Routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon import views
 from rms.daemon.journal_entries import Archived
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from routed import Idle, routed
 
-from rms.core.cluster import Cluster
-from rms.core.model import NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import NodePower
 from rms.daemon import scripts
 from rms.daemon.context import Settings
 from rms.daemon.journal import Journal

@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rms.core.engine import Engine
-from rms.core.events import Decision, Event, Resize, ResizeBegun, Resized, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, Speedup
+from rms.core.model.events import (
+    Decision,
+    Event,
+    Resize,
+    ResizeBegun,
+    Resized,
+    Start,
+    Started,
+    Submitted,
+)
+from rms.core.model.jobs import JobId, JobSpec, Mode, Speedup
 from rms.core.policies import named
+from rms.core.scheduler.engine import Engine
 from rms.sim.simulator import Simulation
 
 FIXED, MOLDABLE, MALLEABLE, FLEXIBLE = Mode

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rms.core.cluster import Cluster
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon
 from rms.daemon.journal import Journal

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from rms.core.cluster import Cluster
-from rms.core.model import JobId, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import JobId, NodePower
 from rms.daemon.connections import PEER, Peer
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon

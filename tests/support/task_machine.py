@@ -5,21 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from rms.core.tasks import (
-    Affinity,
-    Device,
-    Governor,
-    KernelSpec,
-    Resource,
-    TaskId,
-    TaskScheduler,
-    TaskSpec,
-    TaskState,
-)
-from rms.core.tasks.model import (
+from rms.kernels.model import (
+    OTHERS,
     Choice,
+    Device,
     Finished,
     GoOn,
+    Governor,
     GovernorSet,
     OwnerGone,
     Phase,
@@ -29,14 +21,16 @@ from rms.core.tasks.model import (
     Stop,
     TaskDecision,
     TaskEvent,
+    TaskId,
+    TaskSpec,
+    TaskState,
     UnitsFreed,
     UnitsTaken,
     Woken,
     Yielded,
 )
-from rms.core.tasks.scheduler import Strategy
-from rms.core.tasks.state import OTHERS
-from rms.core.tasks.strategies import ShortTerm
+from rms.kernels.scheduler import ShortTerm, Strategy, TaskScheduler
+from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 CORE, CORES, GPU = Resource.CORE, Resource.CORES, Resource.GPU
 DEVICES = (

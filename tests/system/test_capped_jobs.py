@@ -13,11 +13,11 @@ from daemon import LocalRms, closing
 from powercap import Counters
 from processes import ROOT, program
 
-from rms.core.cluster import Cluster
-from rms.core.events import PowerCapSet, PowerMeasured
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import PowerCapSet, PowerMeasured
 from rms.core.policies import named
-from rms.core.powercap import expected_w
-from rms.core.scheduler import Scheduler
+from rms.core.rules.powercap import expected_w
+from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.journal import Journal, Opened, Seen
 
 PACED = " ".join([*program("paced"), str(ROOT / "mpdata" / "__main__.py")])

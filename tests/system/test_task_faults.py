@@ -17,11 +17,10 @@ import pytest
 from daemon import DEADLINE_S, LocalRms, closing
 from processes import program, started
 
-from rms.core.tasks.strategies import STRATEGIES
-from rms.kernels import Affinity, Kernel, KernelCollection, Resource, on_device, place
+from rms.kernels import Affinity, Kernel, KernelCollection, Resource, on_device, place, wire
 from rms.kernels import connection as link
-from rms.wire import tasks as wire
-from rms.wire.tasks import KernelSpec
+from rms.kernels.scheduler import STRATEGIES
+from rms.kernels.wire import KernelSpec
 from rms.wire.terminal import columns
 
 CORE, CORES = Resource.CORE, Resource.CORES
@@ -262,7 +261,7 @@ def a_process_that_talks_nonsense(bed: Bed) -> None:
         bed.row("any", f"process says {words}", "not listened to")
 
 
-SHORT_TERM = "from rms.core.tasks.strategies import ShortTerm\nfrom rms.core.tasks import Start\n"
+SHORT_TERM = "from rms.kernels.scheduler import ShortTerm\nfrom rms.core.tasks import Start\n"
 WRONG = {
     "raises": ("    raise KeyError('queue')", "it raised KeyError('queue')"),
     "loops for ever": ("    while state.tasks: pass", "expected an answer within 2 s, got none"),

@@ -18,7 +18,6 @@ import remote_kernels
 from daemon import DEADLINE_S, LocalRms, closing
 from processes import program, started
 
-from rms.core.tasks.strategies import STRATEGIES
 from rms.kernels import (
     Affinity,
     Kernel,
@@ -30,6 +29,7 @@ from rms.kernels import (
 )
 from rms.kernels import connection as link
 from rms.kernels.remote import RemoteError
+from rms.kernels.scheduler import STRATEGIES
 
 
 class Bed:

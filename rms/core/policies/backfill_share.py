@@ -1,6 +1,6 @@
 """Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
 
-1. Jobs that EASY would have started by now, were all jobs rigid, are *due* (:mod:`rms.core.twin`).
+1. Jobs that EASY would have started by now, were all jobs rigid, are *due* (:mod:`rms.core.scheduler.twin`).
    They start before all others, in the order in which they became due, at their least sizes. The
    first that cannot start has a reservation, by the requests of the running jobs at their least
    sizes, that no later job may delay.
@@ -30,16 +30,13 @@ from typing import ClassVar, Literal
 
 import msgspec
 
-from rms.core.events import Later, Reason, Start, node_words
-from rms.core.model import Job, JobId, Mode
+from rms.core.model.events import Later, Reason, Start, node_words
+from rms.core.model.jobs import Job, JobId, Mode
+from rms.core.model.speedup import Speedup, some_sizes
 from rms.core.policies.admission import Easy, InOrder, start, within_limits
-from rms.core.policies.capped import CappedPlan, budget_of
-from rms.core.policies.listed import ListedPlan
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import CappedPlan, ListedPlan, Plan, Room, budget_of
 from rms.core.policies.share import EqualShare, SharePlan, balanced, freeing
-from rms.core.policies.sizing import Plan
-from rms.core.powercap import PowerBudget, never_fits, why_power
-from rms.core.speedup import Speedup, some_sizes
+from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import End, RunningKey, State
 
 UNKNOWN_S = 1e9

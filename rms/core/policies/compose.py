@@ -14,19 +14,14 @@ import msgspec
 from rms.core.policies import (
     admission,
     backfill_share,
-    conservative,
-    consolidate,
-    frequency,
-    multifactor,
     node_power,
     order,
     paper,
-    passes,
     placement,
-    power,
+    policy,
+    power_slot,
     share,
     shared,
-    sizing,
     strategy,
 )
 from rms.core.policies.policy import MissingPartError, Policy, PolicyError
@@ -37,18 +32,18 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "fcfs": order.Fcfs,
         "shortest": order.ShortestFirst,
         "smallest": order.SmallestFirst,
-        "multifactor": multifactor.Multifactor,
+        "multifactor": order.Multifactor,
     },
     "admission": {
         "in-order": admission.InOrder,
         "easy": admission.Easy,
-        "conservative": conservative.Conservative,
+        "conservative": admission.Conservative,
         "first-fit": admission.FirstFitting,
         "planned": backfill_share.Planned,
         "strategy": strategy.ByStrategy,
     },
     "sizing": {
-        "as-asked": sizing.AsAsked,
+        "as-asked": placement.AsAsked,
         "equal-share": share.EqualShare,
         "backfill-share": backfill_share.BackfillShare,
         "paper-share": paper.PaperShare,
@@ -56,16 +51,16 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
     "placement": {
         "first-fit": placement.FirstFit,
         "count": placement.Count,
-        "power-slot": power.PowerSlot,
+        "power-slot": power_slot.PowerSlot,
         "first-fit-shared": shared.FirstFitShared,
         "less-consume": shared.LessConsume,
-        "consolidate": consolidate.Consolidate,
+        "consolidate": node_power.Consolidate,
     },
-    "passes": {"events": passes.Events, "ticks": passes.Ticks},
+    "passes": {"events": policy.Events, "ticks": policy.Ticks},
     "frequency": {
-        "nominal": frequency.Nominal,
-        "power-aware": frequency.PowerAware,
-        "optimal-operating-point": frequency.OptimalOperatingPoint,
+        "nominal": node_power.Nominal,
+        "power-aware": node_power.PowerAware,
+        "optimal-operating-point": node_power.OptimalOperatingPoint,
     },
     "node_power": {"always-on": node_power.AlwaysOn, "off-when-idle": node_power.OffWhenIdle},
 }
@@ -203,10 +198,10 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}), modules)
-    if isinstance(made["frequency"], frequency.PowerAware):
+    if isinstance(made["frequency"], node_power.PowerAware):
         _check_shared(made["placement"], raw)
     always_on = isinstance(made["node_power"], node_power.AlwaysOn)
-    if always_on and isinstance(made["placement"], consolidate.Consolidate):
+    if always_on and isinstance(made["placement"], node_power.Consolidate):
         expected = "node_power of off-when-idle for placement consolidate"
         raise PolicyError(f"expected {expected}, which frees hosts to go off, got always-on")
     if not always_on:
@@ -216,10 +211,10 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
         made["twin"] = Policy(
             name="easy",
             order=getattr(made["order"], "twin", made["order"]),
-            sizing=sizing.AsAsked(),
+            sizing=placement.AsAsked(),
             admission=admission.Easy(),
             placement=placement.Count(),
-            passes=passes.Events(),
+            passes=policy.Events(),
             text="",
         )
     try:

@@ -14,8 +14,8 @@ from typing import Literal
 
 import msgspec
 
-from rms.core.events import Reason, Resize
-from rms.core.model import Job
+from rms.core.model.events import Reason, Resize
+from rms.core.model.jobs import Job
 from rms.core.policies.placement import Room
 from rms.core.state import State
 

@@ -1,4 +1,4 @@
-"""A policy: one function per part, and how they are asked."""
+"""Part ``passes``: after which events the policy decides."""
 
 from __future__ import annotations
 
@@ -9,32 +9,119 @@ from itertools import islice
 from math import inf
 from typing import Protocol
 
-from rms.core.events import Decision, Event, Later, Never, Reason, Resize, Start, Submitted
-from rms.core.model import Job, JobId, JobSpec, Node, Site
-from rms.core.policies.admission import within_limits
-from rms.core.policies.capped import CappedPlan, CappedRoom, yielding
-from rms.core.policies.frequency import NOMINAL, FrequencyPart
-from rms.core.policies.listed import (
-    MOST_TRIES,
-    ListedPlan,
-    kept,
-    lacking,
-    listed_room,
-    seen,
-    within_lists,
+import msgspec
+
+from rms.core.model.events import (
+    Decision,
+    Ended,
+    Event,
+    Later,
+    Never,
+    NodeBooted,
+    NodePowerFailed,
+    NodesLeased,
+    NodeUp,
+    PowerCapSet,
+    PowerMeasured,
+    Reason,
+    Reopened,
+    Requeued,
+    Resize,
+    Resized,
+    ResizePoint,
+    ResizeRolledBack,
+    Start,
+    Stepped,
+    Submitted,
+    TasksHold,
+    Ticked,
+    Withdrawn,
 )
+from rms.core.model.jobs import Job, JobId, JobSpec, Node, Site
+from rms.core.policies.admission import within_limits
 from rms.core.policies.node_power import (
     ALWAYS_ON,
+    NOMINAL,
     AlwaysOn,
+    FrequencyPart,
     PowerPart,
     after_ends,
     all_on,
     switched,
 )
-from rms.core.policies.placement import Lowest, Room
-from rms.core.policies.sizing import AsAsked, Plan
-from rms.core.powercap import PowerBudget, never_fits, why_power
+from rms.core.policies.placement import (
+    MOST_TRIES,
+    AsAsked,
+    CappedPlan,
+    CappedRoom,
+    ListedPlan,
+    Lowest,
+    Plan,
+    Room,
+    kept,
+    lacking,
+    listed_room,
+    seen,
+    within_lists,
+    yielding,
+)
+from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import RunningKey, State
+
+POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
+"""Events after which jobs may have to yield to a power cap, whenever a policy looks."""
+
+TRIGGERS: frozenset[type] = POWER | frozenset(
+    (
+        *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
+        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold, NodesLeased),
+        Withdrawn,
+    )
+)
+"""Events after which there may be something to decide."""
+
+
+class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy decides after every event that can change what it decides.
+
+    Attributes:
+        every_s: also at multiples of this time, while there are jobs; None for never.
+    """
+
+    every_s: float | None = None
+
+    @property
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
+        return TRIGGERS
+
+    @property
+    def start_triggers(self) -> frozenset[type]:
+        """Events after which it starts jobs."""
+        return TRIGGERS
+
+
+class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The policy decides at regular times and at each end; for running jobs at resize points.
+
+    Attributes:
+        every_s: time between regular passes.
+    """
+
+    every_s: float = 10.0
+
+    @property
+    def triggers(self) -> frozenset[type]:
+        """Events after which it decides."""
+        return POWER | frozenset((Ended, Withdrawn, Ticked, ResizePoint))
+
+    @property
+    def start_triggers(self) -> frozenset[type]:
+        """Events after which it starts jobs."""
+        return frozenset((Ended, Withdrawn, Ticked))
+
+
+# FUSED rms.core.policies.policy: A policy: one function per part, and how they are asked.
 
 Order = Callable[[State], Iterable[Job]]
 """What may be gone through more than once: a view or a list, not a generator."""
@@ -118,7 +205,7 @@ class Policy:
         refusal: why the placement can never take a job, or None where it can; None if it takes any.
         migrations: resizes of running jobs to other nodes that the placement wants, or None.
         twin: EASY in the same order, if the sizing goes by what it would do
-            (:mod:`rms.core.twin`).
+            (:mod:`rms.core.scheduler.twin`).
         triggers, start_triggers: events after which it decides, and after which it starts jobs.
     """
 

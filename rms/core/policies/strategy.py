@@ -1,4 +1,4 @@
-"""Part ``admission``: jobs decided by a strategy of tasks (:mod:`rms.core.tasks.strategies`).
+"""Part ``admission``: jobs decided by a strategy of tasks (:mod:`rms.kernels.scheduler`).
 
 To it a job is a collection with a kernel "n nodes" for each size at which it may start, the fastest
 preferred, and any n free nodes are a device for that. So the strategies of Süß et al. (sections 4.1
@@ -14,15 +14,14 @@ from typing import Literal, cast
 
 import msgspec
 
-from rms.core.events import Later, Reason, Start, node_words
-from rms.core.model import Job
+from rms.core.model.events import Later, Reason, Start, node_words
+from rms.core.model.jobs import Job
 from rms.core.policies.admission import start
-from rms.core.policies.placement import Room
-from rms.core.policies.sizing import Plan
+from rms.core.policies.placement import Plan, Room
 from rms.core.state import State
-from rms.core.tasks import Device, KernelSpec, Resource, TaskId, TaskScheduler, TaskSpec
-from rms.core.tasks.model import Registered, Run, UnitsTaken
-from rms.core.tasks.strategies import STRATEGIES
+from rms.kernels.model import Device, Registered, Run, TaskId, TaskSpec, UnitsTaken
+from rms.kernels.scheduler import STRATEGIES, TaskScheduler
+from rms.kernels.wire import KernelSpec, Resource
 
 LOOKED_AT = 100
 """Of so many waiting jobs, the first, a strategy is told."""
@@ -110,4 +109,4 @@ def _kernels(job: Job) -> dict[int, float]:
 @cache
 def _kind(size: int) -> Resource:
     """Return the resource "n nodes": of tasks there is no such one, to strategies all are alike."""
-    return cast(Resource, f"{size} nodes")
+    return cast("Resource", f"{size} nodes")

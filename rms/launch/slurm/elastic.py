@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rms.core.lease import LEAST_S
+from rms.core.rules.checks import LEAST_S
 from rms.launch.base import LaunchError, PendingCall
 from rms.launch.demand import Demand, Leases
 from rms.launch.slurm.allocations import Allocations

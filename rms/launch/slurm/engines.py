@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rms.core.cluster import Cluster
-from rms.core.contention import Processors
-from rms.core.lease import LEAST_S
-from rms.core.model import NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.contention import Processors
+from rms.core.model.jobs import NodePower
+from rms.core.rules.checks import LEAST_S
 from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from rms.core.lease import LEAST_S
+from rms.core.rules.checks import LEAST_S
 from rms.launch.demand import WaitingJob
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rms.cli.main import main
-from rms.core.events import Resize
+from rms.core.model.events import Resize
 from rms.daemon.journal import Journal
 
 STATE, MARKER = sys.argv[1], Path(sys.argv[2])

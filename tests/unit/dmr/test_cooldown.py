@@ -8,8 +8,7 @@ import pytest
 
 from dmr.errors import UsageError
 from dmr.plan import check_seconds
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.model.events import (
     Later,
     Resize,
     ResizeAsked,
@@ -19,8 +18,9 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.core.policies import placing
+from rms.core.scheduler.engine import Engine
 from rms.formats.jobscript import ScriptError, parse_script
 
 JOB = JobId("1")

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, job
 
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.model.events import (
     Decision,
     Ended,
     ResizeBegun,
@@ -19,12 +18,13 @@ from rms.core.events import (
     Submitted,
     Ticked,
 )
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import adjusted, named
 from rms.core.policies.backfill_share import GAIN, BackfillShare
 from rms.core.policies.order import SmallestFirst
 from rms.core.policies.policy import PolicyError
 from rms.core.policies.share import RESTS_S
+from rms.core.scheduler.engine import Engine
 from rms.sim.simulator import Simulation
 
 

@@ -22,8 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rms.core.events import NodeDown, NodeUp
-from rms.core.model import JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.events import NodeDown, NodeUp
+from rms.core.model.jobs import JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.backfill_share import REST_S, BackfillShare
 from rms.core.policies.order import SmallestFirst

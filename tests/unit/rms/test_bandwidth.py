@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rms.core.contention import Pools, Processors, SharedNode
+from rms.core.model.contention import Pools, Processors, SharedNode
 from rms.formats import profiles
 from rms.formats.profiles import Bandwidth, Machine, Point, Profile, Program
 from rms.studies import triad

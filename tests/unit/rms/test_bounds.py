@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named
 from rms.sim.run import chosen, simulated
 from rms.studies.bounds import (

@@ -12,7 +12,7 @@ import pytest
 from stated import assert_statements
 
 from rms.cli.main import main
-from rms.core.model import JobSpec
+from rms.core.model.jobs import JobSpec
 from rms.studies import chiesi as study
 from rms.studies.chiesi import (
     Schedule,

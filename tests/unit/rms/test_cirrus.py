@@ -10,7 +10,7 @@ from external import external
 from stated import assert_statements
 
 from rms.cli.main import main
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.formats.config import FileError
 from rms.studies.cirrus import (
     CORES,

@@ -10,7 +10,7 @@ import pytest
 from faults import Fault
 from routed import routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon import views
 from rms.daemon.clock import NOTE, Clock, boot_id, uptime_s
 from rms.daemon.journal import Journal

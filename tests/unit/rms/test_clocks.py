@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rms.core.cluster import Cluster
-from rms.core.events import Start
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Start
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.speedup import OperatingPoint, at_frequency
 from rms.core.policies import Policy, PolicyError, adjusted, named
-from rms.core.policies.frequency import OptimalOperatingPoint
-from rms.core.rules import RuleError, check
-from rms.core.speedup import OperatingPoint, at_frequency
+from rms.core.policies.node_power import OptimalOperatingPoint
+from rms.core.rules.checks import RuleError, check
 from rms.core.state import State
 from rms.daemon.daemon import check_placement
 from rms.formats.config import FileError, read_cluster, read_workload

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rms.cli.main import main
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.studies.compare import causes, draw, middle, orders, problems, relations, table
 
 FOUR = list(Mode)

@@ -7,8 +7,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.model import Site
-from rms.core.policies.conservative import Profile
+from rms.core.model.jobs import Site
+from rms.core.policies.admission import Profile
 from rms.core.policies.placement import Counts
 from rms.core.state import State
 

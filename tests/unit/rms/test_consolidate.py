@@ -9,15 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from rms.core.contention import Processors, SharedNode
-from rms.core.events import Decision, PowerOff, PowerOn, Reason, Resize, Start, Started
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
-from rms.core.node_events import power_off
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import Decision, PowerOff, PowerOn, Reason, Resize, Start, Started
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import Policy, PolicyError, adjusted, named
-from rms.core.policies.consolidate import Consolidate, Host, feasible, migrations
-from rms.core.speedup import OperatingPoint
+from rms.core.policies.node_power import Consolidate, Host, feasible, migrations
+from rms.core.rules.transition import apply, power_off, take
 from rms.core.state import State
-from rms.core.transition import apply, take
 from rms.sim.simulator import Hooks, Simulation
 
 POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=20.0, boot_j=3000.0)

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rms.core.contention import Processors, SharedNode
-from rms.core.engine import Engine
-from rms.core.events import Ended, Started, Stepped, Submitted
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Site, Speedup
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import Ended, Started, Stepped, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
+from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.sim.simulator import Hooks, Simulation
 

@@ -8,14 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.contention import (
-    Pools,
-    Processors,
-    SharedNode,
-    dynamic_power,
-    parts,
-)
-from rms.core.rates import Contention, Part
+from rms.core.model.contention import Pools, Processors, SharedNode, dynamic_power, parts
+from rms.sim.contended import Contention, Part
 
 LEVELS = ((0.9, 0.7), (2.0, 0.8), (4.0, 1.0))
 GPU = (Processors(6), Processors(32, 3.0, 4.0))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.cluster import Cluster
-from rms.core.events import Ended, Later, Reason, Resize
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Ended, Later, Reason, Resize
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon import views
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon

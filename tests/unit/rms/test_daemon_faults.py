@@ -14,7 +14,7 @@ from killed import COMMAND, Bench
 from killed import bench as opened
 from routed import SCRIPT, Routed, routed
 
-from rms.core.model import JobId, Mode
+from rms.core.model.jobs import JobId, Mode
 from rms.daemon import views
 from rms.daemon.journal import Seen
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch

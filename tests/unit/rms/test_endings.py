@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from routed import Routed, routed
 
-from rms.core.events import Reopened
-from rms.core.model import JobId, NodePower
+from rms.core.model.events import Reopened
+from rms.core.model.jobs import JobId, NodePower
 from rms.daemon import endings
 from rms.formats.prices import Prices, Series
 from rms.wire.users import ResizeRow

@@ -14,8 +14,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rms.core.cluster import Cluster
-from rms.core.events import (
+from rms.core.books.measured import ReplacedAgentError
+from rms.core.books.spans import IDLE, MODEL
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import (
     Ended,
     Event,
     Reopened,
@@ -29,11 +31,9 @@ from rms.core.events import (
     Submitted,
     TasksHold,
 )
-from rms.core.joules import IDLE, MODEL
-from rms.core.lending import is_task
-from rms.core.measured import ReplacedAgentError
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
-from rms.core.snapshot import freeze
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
+from rms.core.scheduler.snapshot import freeze
+from rms.core.state import is_task
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Context, Settings
 from rms.daemon.journal import Journal

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.joules import BalanceError
+from rms.core.books.spans import BalanceError
 from rms.formats.energy import (
     Account,
     accounts,

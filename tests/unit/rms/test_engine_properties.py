@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.books.ledger import Ledger
+from rms.core.model.events import (
     Ended,
     Event,
     Freed,
@@ -38,12 +38,12 @@ from rms.core.events import (
     Ticked,
     Withdrawn,
 )
-from rms.core.holds import due, next_s
-from rms.core.lease import needs_s
-from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, adjusted, named
 from rms.core.policies.admission import reservation
+from rms.core.rules.checks import needs_s
+from rms.core.rules.transition import due, next_s
+from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Simulation

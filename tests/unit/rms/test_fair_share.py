@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from routed import Routed, routed
 
-from rms.core.engine import Engine
-from rms.core.events import Ended, Start, Submitted
-from rms.core.model import Job, JobId, JobSpec, Mode
+from rms.core.model.events import Ended, Start, Submitted
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode
 from rms.core.policies import named, read_policy
-from rms.core.policies.multifactor import Multifactor
-from rms.core.usage import Usage
+from rms.core.policies.order import Multifactor
+from rms.core.scheduler.engine import Engine
+from rms.core.state import Usage
 
 FAIR = Path(__file__).parents[3] / "jobs" / "fair-share.toml"
 DAY_S = 86_400.0

@@ -11,7 +11,7 @@ import pytest
 from faults import Fault
 from routed import SCRIPT, Routed, routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon import submit
 from rms.daemon.journal import Journal
 from rms.daemon.recovery import replay

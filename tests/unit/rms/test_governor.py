@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from rms.cli.main import main
-from rms.core.engine import Engine
-from rms.core.events import PowerCapSet, Started, Submitted, TasksHold
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
+from rms.core.model.events import PowerCapSet, Started, Submitted, TasksHold
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import named
-from rms.core.powercap import expected_w, tasks_in_the_way, under_cap
+from rms.core.rules.powercap import expected_w, tasks_in_the_way, under_cap
+from rms.core.scheduler.engine import Engine
 from rms.core.state import State
-from rms.core.tasks import Governor
 from rms.daemon.governor import GovernorRule, governor_of
 from rms.formats.prices import Prices, Series
+from rms.kernels.model import Governor
 
 HIGH, LOW = Governor.HIGH, Governor.LOW
 POWER = NodePower(idle_w=10.0, static_w=30.0)

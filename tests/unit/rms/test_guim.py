@@ -18,7 +18,7 @@ from stated import assert_statements
 from traces import trace
 
 from rms.cli.main import main
-from rms.core.model import Job, JobId, JobSpec, Mode
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode
 from rms.sim.simulator import Simulation
 from rms.studies import guim
 from rms.studies.guim import DATA, View, orderings

@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from rms.core.engine import Engine
-from rms.core.events import Ended, Freed, HeldByUser, Reopened, Start, Submitted
-from rms.core.holds import due
-from rms.core.model import Dependency, JobId, JobSpec, Mode, NodePower
+from rms.core.model.events import Ended, Freed, HeldByUser, Reopened, Start, Submitted
+from rms.core.model.jobs import Dependency, JobId, JobSpec, Mode, NodePower
 from rms.core.policies import POLICIES
-from rms.core.transition import TransitionError
+from rms.core.rules.transition import TransitionError, due
+from rms.core.scheduler.engine import Engine
 from rms.formats.begin import parse_begin
 from rms.formats.dependency import parse_dependency
 from rms.formats.ids import ScriptError

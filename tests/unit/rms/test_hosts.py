@@ -7,9 +7,9 @@ from driven import job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rms.core.contention import Processors, SharedNode
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.books.ledger import Ledger
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import (
     NodeBooted,
     NodeDown,
     NodePowerFailed,
@@ -19,12 +19,12 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.ledger import Ledger
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
-from rms.core.node_events import boots, power_off
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import Policy, adjusted, named
-from rms.core.powercap import added_w, expected_w, within_limit
-from rms.core.rules import RuleError, check
+from rms.core.rules.checks import RuleError, check
+from rms.core.rules.powercap import added_w, expected_w, within_limit
+from rms.core.rules.transition import boots, power_off
+from rms.core.scheduler.engine import Engine
 from rms.sim.simulator import Hooks, Simulation
 
 POWER = NodePower(100.0, 200.0, 0.0, off_w=10.0, boot_s=20.0, boot_j=3000.0)

@@ -12,8 +12,8 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from stated import assert_statements
 
-from rms.core.events import Resize
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model.events import Resize
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import PolicyError, adjusted, named
 from rms.sim.recording import Recording, record
 from rms.sim.simulator import Simulation

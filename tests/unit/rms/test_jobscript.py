@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentences import one_sentence
 
-from rms.core.model import Mode
+from rms.core.model.jobs import Mode
 from rms.formats.ids import MAX_TASKS, Array, IdSelection, fold_ids, parse_array, parse_ids
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,

@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import one_sentence
 
-from rms.core.cluster import Cluster
-from rms.core.contention import Processors, SharedNode
-from rms.core.engine import Engine
-from rms.core.events import Decision, Ended, Event, Later, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.cluster import Cluster
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import Decision, Ended, Event, Later, Start, Started, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import POLICIES, PolicyError, named
-from rms.core.speedup import OperatingPoint
+from rms.core.scheduler.engine import Engine
 from rms.daemon.journal import (
     FORMAT,
     Journal,

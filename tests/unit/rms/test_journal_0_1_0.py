@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.cluster import Cluster
-from rms.core.events import Resized
-from rms.core.model import JobId, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Resized
+from rms.core.model.jobs import JobId, NodePower
 from rms.daemon import views
 from rms.daemon.context import Settings
 from rms.daemon.daemon import Daemon

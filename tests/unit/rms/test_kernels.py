@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rms.core.tasks import Device, Start, Task, TaskId, TaskSpec, TaskState
 from rms.kernels import (
     Affinity,
     Kernel,
@@ -26,8 +25,9 @@ from rms.kernels import (
 )
 from rms.kernels import collection as collections
 from rms.kernels import connection as link
+from rms.kernels.model import Device, Start, Task, TaskId, TaskSpec, TaskState
 from rms.kernels.places import Place, bound
-from rms.wire.tasks import GoOn, KernelSpec, Run
+from rms.kernels.wire import GoOn, KernelSpec, Run
 
 ROOT = Path(__file__).parents[3]
 JOBS = ROOT / "jobs"

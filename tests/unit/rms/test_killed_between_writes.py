@@ -15,8 +15,8 @@ from faults import Fault
 from killed import COMMAND, Bench, KilledError
 from killed import bench as opened
 
-from rms.core.events import Resize as ResizeDecision
-from rms.core.model import JobId, JobState, Mode
+from rms.core.model.events import Resize as ResizeDecision
+from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.jobs import REQUEUED
 from rms.daemon.replay import replayed
 from rms.daemon.snapshots import EVERY

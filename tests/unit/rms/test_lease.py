@@ -6,14 +6,14 @@ from math import inf
 
 import pytest
 
-from rms.core.cluster import Cluster
-from rms.core.events import Decision, Ended, Event, NodesLeased, Start, Started, Submitted
-from rms.core.lease import LEAST_S, needs_s
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower
-from rms.core.node_events import TransitionError
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Ended, Event, NodesLeased, Start, Started, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower
 from rms.core.policies import named
-from rms.core.scheduler import Scheduler
-from rms.core.snapshot import freeze, thaw
+from rms.core.rules.checks import LEAST_S, needs_s
+from rms.core.rules.transition import TransitionError
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import freeze, thaw
 
 
 def scheduler(nodes: int = 4) -> Scheduler:

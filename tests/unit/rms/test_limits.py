@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from routed import SCRIPT, Routed, routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon import limits
 from rms.formats.ids import ScriptError
 from rms.formats.jobscript import Options, parse_text, read_option

@@ -11,8 +11,8 @@ from unittest.mock import patch
 import pytest
 from routed import Routed, routed
 
-from rms.core.events import Ended
-from rms.core.model import JobId
+from rms.core.model.events import Ended
+from rms.core.model.jobs import JobId
 from rms.daemon import live, retirement
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.cluster import Cluster
-from rms.core.engine import Engine
-from rms.core.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
+from rms.core.scheduler.engine import Engine
 from rms.daemon.context import Settings
 from rms.daemon.job_watch import LOOK_S
 from rms.daemon.jobs import JobRuntime, PendingResize

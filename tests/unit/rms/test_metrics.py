@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from routed import METRICS_TOKEN, USERS_TOKEN, Routed, routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon.metrics import Histogram, label
 
 SAMPLE = re.compile(r'([a-z_]+)(?:{([a-z]+)="((?:[^"\\\n]|\\["\\n])*)"})? (\S+)')

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from routed import SCRIPT, routed
 
-from rms.core.cluster import Cluster
-from rms.core.engine import Engine
-from rms.core.events import Decision, Ended, Event, NodeDown, Resize, Start, Submitted
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
-from rms.core.node_lists import allowed
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Decision, Ended, Event, NodeDown, Resize, Start, Submitted
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import adjusted, named
 from rms.core.policies.admission import reservation
-from rms.core.rules import RuleError, check
-from rms.core.scheduler import Scheduler
-from rms.core.snapshot import freeze, thaw
+from rms.core.rules.checks import RuleError, allowed, check
+from rms.core.scheduler.engine import Engine
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import freeze, thaw
 from rms.sim.simulator import Hooks, Simulation
 
 NODES = 6

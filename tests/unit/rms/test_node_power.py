@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rms.cli.main import main
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.model.events import (
     Decision,
     Ended,
     NodeBooted,
@@ -27,12 +26,12 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.model import JobId, JobSpec, Mode, Node, NodePower, Site
-from rms.core.node_events import power_off
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site
 from rms.core.policies import POLICIES, Policy, adjusted, named
-from rms.core.powercap import expected_w
-from rms.core.rules import RuleError, check
-from rms.core.transition import TransitionError
+from rms.core.rules.checks import RuleError, check
+from rms.core.rules.powercap import expected_w
+from rms.core.rules.transition import TransitionError, power_off
+from rms.core.scheduler.engine import Engine
 from rms.formats.config import FileError, read_cluster
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Simulation

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from processes import called
 
 from rms.cli.main import main
-from rms.core.lease import LEAST_S
+from rms.core.rules.checks import LEAST_S
 from rms.launch.demand import WaitingJob
 from rms.launch.slurm.ondemand import (
     Action,

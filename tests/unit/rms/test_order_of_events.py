@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import named
 from rms.sim.simulator import Hooks, Passes, Simulation
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rms.core.engine import Engine
-from rms.core.events import Never, Resize, Start, Submitted
-from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Speedup
+from rms.core.model.events import Never, Resize, Start, Submitted
+from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Speedup
 from rms.core.policies import POLICIES, PolicyError, adjusted, named
-from rms.core.rules import RuleError, check
+from rms.core.rules.checks import RuleError, check
+from rms.core.scheduler.engine import Engine
 from rms.formats.config import read_cluster, read_workload
 from rms.sim.run import simulate
 from rms.sim.simulator import Simulation

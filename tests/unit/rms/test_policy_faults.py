@@ -13,8 +13,8 @@ from killed import Bench
 from killed import bench as opened
 
 from rms.cli.daemon import _policy
-from rms.core.events import Start
-from rms.core.model import JobId, Mode
+from rms.core.model.events import Start
+from rms.core.model.jobs import JobId, Mode
 from rms.core.policies import MissingPartError, PolicyError, named, read_policy
 from rms.daemon import guard, views
 from rms.daemon.guard import FailedPolicyError, GuardedPolicy, forked, guarded

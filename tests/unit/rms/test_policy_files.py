@@ -7,19 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.engine import Engine
-from rms.core.events import (
-    Later,
-    Resize,
-    ResizeAsked,
-    ResizePoint,
-    Start,
-    Started,
-    Submitted,
-)
-from rms.core.model import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.events import Later, Resize, ResizeAsked, ResizePoint, Start, Started, Submitted
+from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, PolicyError, adjusted, modules_of, named, read_policy
-from rms.core.policies.power import PowerRoom, PowerSlot
+from rms.core.policies.power_slot import PowerRoom, PowerSlot
+from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 
 OWN = '''

@@ -18,7 +18,7 @@ from selection import all_wide_but
 from stated import assert_statements
 
 from rms.cli.main import main
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, Site, Speedup
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, Site, Speedup
 from rms.core.policies import DEFAULT
 from rms.formats.config import FileError
 from rms.sim.simulator import Simulation

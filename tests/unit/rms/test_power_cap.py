@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec import structs
 
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.books.ledger import Ledger
+from rms.core.model.events import (
     Decision,
     Ended,
     Event,
@@ -39,12 +39,11 @@ from rms.core.events import (
     TasksHold,
     Ticked,
 )
-from rms.core.ledger import Ledger
-from rms.core.model import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
+from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site, Speedup
 from rms.core.policies import POLICIES, Policy, adjusted, named
-from rms.core.policies.placement import Room
-from rms.core.policies.sizing import Plan
-from rms.core.powercap import (
+from rms.core.policies.placement import Plan, Room
+from rms.core.rules.checks import RuleError, check
+from rms.core.rules.powercap import (
     ROUNDING,
     added_w,
     expected_w,
@@ -52,7 +51,7 @@ from rms.core.powercap import (
     under_cap,
     within_limit,
 )
-from rms.core.rules import RuleError, check
+from rms.core.scheduler.engine import Engine
 from rms.core.state import State
 from rms.sim.run import chosen, simulate
 from rms.sim.simulator import Hooks, Simulation

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.cluster import Cluster
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named, placing
 from rms.daemon import views
 from rms.daemon.context import Settings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
-from rms.core.cluster import Cluster
-from rms.core.events import (
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import (
     Decision,
     Ended,
     Event,
@@ -18,9 +18,9 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
-from rms.core.scheduler import Scheduler
+from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.context import Context, Notes
 from rms.daemon.power import LAG_S, STALE_S, PowerWatch
 from rms.wire.messages import DeviceEnergy, Metered
@@ -42,7 +42,7 @@ class Watched:
             now=lambda: self.now_s,
             time=lambda: self.now_s,
         )
-        self.watch = PowerWatch(cast(Context, context), self.handle)
+        self.watch = PowerWatch(cast("Context", context), self.handle)
         self.handle(PowerCapSet(self.now_s, 300.0))
         spec = JobSpec(JobId("1"), self.now_s, 1, 4, 4, Mode.MALLEABLE)
         for decision in self.handle(Submitted(self.now_s, (spec,))):

@@ -14,7 +14,7 @@ import pytest
 from routed import SCRIPT, routed
 from sentences import one_sentence
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon.private import Private, make_folder, secret
 from rms.daemon.sockets import ServeError, check_loopback
 from rms.launch.base import LaunchError

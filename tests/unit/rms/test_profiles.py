@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.speedup import Speedup, corrected
+from rms.core.model.speedup import Speedup, corrected
 from rms.formats import profiles
 from rms.formats.config import FileError, read_workload
 from rms.formats.profiles import Machine, Point, Profile, ProfileError, Program

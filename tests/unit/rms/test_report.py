@@ -17,7 +17,7 @@ from routed import routed
 
 from rms.cli.main import main
 from rms.client.report import Report, watts_by_owner, watts_of
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.plots import History
 from rms.wire.users import EnergyRow, NodeSpan
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from rms.core.events import ResizeBegun, Resized, ResizeRolledBack
-from rms.core.model import JobId
+from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.jobs import JobId
 from rms.daemon import inputs
 from rms.daemon import instructions as do
 from rms.daemon.inputs import Facts, Input

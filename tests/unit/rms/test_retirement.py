@@ -11,8 +11,8 @@ from faults import Fault
 from killed import Bench, KilledError
 from killed import bench as opened
 
-from rms.core.dependencies import ANY, NOT_OK, OK, is_met
-from rms.core.model import JobId, JobState, Mode
+from rms.core.model.jobs import JobId, JobState, Mode
+from rms.core.rules.transition import ANY, NOT_OK, OK, is_met
 from rms.daemon import views
 from rms.daemon.journal import JournalFullError
 from rms.daemon.past import past

@@ -13,8 +13,8 @@ from terminals import HERE, Terminal, terminals
 
 from rms.cli.main import COMMANDS
 from rms.client import commands
-from rms.core.events import Ended
-from rms.core.model import JobId
+from rms.core.model.events import Ended
+from rms.core.model.jobs import JobId
 from rms.drawings import clock
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program

@@ -16,9 +16,9 @@ from faults import Fault
 from routed import SCRIPT, Idle, Routed
 from sentences import one_sentence
 
-from rms.core.cluster import Cluster
-from rms.core.events import Ended
-from rms.core.model import JobId, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Ended
+from rms.core.model.jobs import JobId, NodePower
 from rms.daemon.context import Settings
 from rms.daemon.journal import Journal, JournalError
 from rms.daemon.recovery import resume

@@ -8,8 +8,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from rms.core.cluster import Cluster
-from rms.core.events import (
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import (
     Ended,
     Event,
     NodeBooted,
@@ -24,9 +24,9 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import adjusted, named
-from rms.core.scheduler import Scheduler
+from rms.core.scheduler.scheduler import Scheduler
 from rms.wire.messages import DeviceEnergy, Metered
 
 ONE = JobId("1")

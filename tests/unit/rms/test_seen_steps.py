@@ -11,13 +11,13 @@ from driven import FLEXIBLE, MOLDABLE, Driven, job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.cluster import Cluster
-from rms.core.engine import Engine
-from rms.core.events import Event, ResizePoint, Stepped, Submitted
-from rms.core.model import Job, JobId, JobSpec, NodePower, Site
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Event, ResizePoint, Stepped, Submitted
+from rms.core.model.jobs import Job, JobId, JobSpec, NodePower, Site
+from rms.core.model.speedup import Speedup
 from rms.core.policies import adjusted, named
-from rms.core.speedup import Speedup
-from rms.core.transition import TransitionError
+from rms.core.rules.transition import TransitionError
+from rms.core.scheduler.engine import Engine
 from rms.daemon.jobs import COUNTS_AT_ONCE, PACE_S, CountPace, JobRuntime, Step
 from rms.daemon.journal import Journal, Opened, Seen
 from rms.daemon.recovery import replay

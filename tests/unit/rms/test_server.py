@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from routed import SCRIPT, USERS_TOKEN, Routed, routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon.connections import Peer
 from rms.wire.signing import USER, Session, digest, job_name
 

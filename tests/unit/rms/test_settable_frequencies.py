@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rms.core.engine import Engine
-from rms.core.events import Decision, Event, FrequenciesSettable, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.events import Decision, Event, FrequenciesSettable, Start, Started, Submitted
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import named
-from rms.core.speedup import OperatingPoint
+from rms.core.scheduler.engine import Engine
 
 POLICY = '{"name": "p", "frequency": {"part": "optimal-operating-point"}}'
 LEVELS = ((1.0, 0.8), (2.0, 1.2))

@@ -13,13 +13,21 @@ from processes import ROOT
 from routed import SCRIPT, routed
 from test_daemon import Idle
 
-from rms.core.cluster import Cluster
-from rms.core.contention import Processors, SharedNode
-from rms.core.events import Ended, Later, PowerCapSet, Resize, ResizeBegun, Resized, ResizePoint
-from rms.core.measured import Measured
-from rms.core.model import JobId, JobSpec, Mode, NodePower
+from rms.core.books.measured import Measured
+from rms.core.model.cluster import Cluster
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import (
+    Ended,
+    Later,
+    PowerCapSet,
+    Resize,
+    ResizeBegun,
+    Resized,
+    ResizePoint,
+)
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named
-from rms.core.snapshot import freeze, thaw
+from rms.core.scheduler.snapshot import freeze, thaw
 from rms.daemon import views
 from rms.daemon.accounts import energy_rows
 from rms.daemon.context import Settings

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.contention import Processors, SharedNode
-from rms.core.model import JobId, JobSpec, Mode, Site
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.sim.simulator import Hooks, Simulation
 

@@ -10,13 +10,13 @@ from hypothesis.stateful import invariant, rule
 from msgspec import structs
 from test_engine_properties import Cluster, powers, specs_of
 
-from rms.core.contention import Processors, SharedNode
-from rms.core.engine import Engine
-from rms.core.events import Reopened, Submitted
-from rms.core.ledger import Ledger
-from rms.core.model import JobId, Site
+from rms.core.books.ledger import Ledger
+from rms.core.model.contention import Processors, SharedNode
+from rms.core.model.events import Reopened, Submitted
+from rms.core.model.jobs import JobId, Site
+from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import adjusted, named
-from rms.core.speedup import OperatingPoint
+from rms.core.scheduler.engine import Engine
 
 MEMORY = (OperatingPoint(1.0, 1.25, 0.4), OperatingPoint(2.0, 1.0, 1.0))
 OFF = {"part": "off-when-idle"}

@@ -10,7 +10,7 @@ import pytest
 from processes import called
 
 from rms.cli.main import main
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Site
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import POLICIES
 from rms.sim.failures import failing
 from rms.sim.simulator import Simulation

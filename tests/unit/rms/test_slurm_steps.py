@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon.context import Context, Settings
 from rms.daemon.inputs import Facts, Observed
 from rms.daemon.instructions import KillLaunch

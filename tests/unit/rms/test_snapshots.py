@@ -16,12 +16,21 @@ import msgspec
 import pytest
 from killed import bench as opened
 
-from rms.core.cluster import Cluster
-from rms.core.events import Ended, Event, Resize, Resized, ResizePoint, Start, Started, Submitted
-from rms.core.model import JobId, JobSpec, Mode, NodePower, Speedup
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import (
+    Ended,
+    Event,
+    Resize,
+    Resized,
+    ResizePoint,
+    Start,
+    Started,
+    Submitted,
+)
+from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import named
-from rms.core.scheduler import Scheduler
-from rms.core.snapshot import freeze
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import freeze
 from rms.daemon.forks import fork
 from rms.daemon.journal import Journal, JournalFullError
 from rms.daemon.replay import replayed, restored

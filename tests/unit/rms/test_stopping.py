@@ -42,7 +42,7 @@ class Stuck:
         self.told.append("hurry")
 
     def run(self) -> None:
-        daemon, cycles = cast(Daemon, cast(Any, self)), Cycles(inf)
+        daemon, cycles = cast("Daemon", cast("Any", self)), Cycles(inf)
         watching = serve._watch(daemon, self.stopping, None, Notifier({}), cycles)
         asyncio.run(asyncio.wait_for(watching, 120.0))
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.tasks import Affinity, Device, KernelSpec, Resource, TaskId, TaskScheduler, TaskSpec
-from rms.core.tasks.model import Finished, Registered, Run, Woken
-from rms.core.tasks.strategies import ShortTerm
 from rms.daemon import strategies
 from rms.daemon.strategies import FileStrategy, StrategyError
+from rms.kernels.model import Device, Finished, Registered, Run, TaskId, TaskSpec, Woken
+from rms.kernels.scheduler import ShortTerm, TaskScheduler
+from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 FEWEST = '''
-from rms.core.tasks import Resource, Start
+from rms.wire.tasks import Resource
+from rms.core.tasks.model import Start
 
 CAPACITY = {Resource.GPU: 4}
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.formats.config import FileError
 from rms.studies.malleability import Change, malleable
 from rms.studies.streams import (

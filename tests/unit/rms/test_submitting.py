@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from routed import SCRIPT, Routed, routed
 
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.daemon.journal import Journal, JournalFullError
 from rms.daemon.submit import exported
 from rms.formats.jobscript import ScriptError

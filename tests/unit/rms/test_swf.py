@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rms.core.model import Site
+from rms.core.model.jobs import Site
 from rms.core.policies import named
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace, write_trace

@@ -14,32 +14,27 @@ from processes import called
 from task_machine import CORE, CORES, DEVICES, GPU
 
 from rms.cli.main import main
-from rms.core.tasks import (
-    Affinity,
-    Governor,
-    KernelSpec,
-    TaskId,
-    TaskScheduler,
-    TaskSpec,
-)
-from rms.core.tasks.model import (
+from rms.daemon.journal import Journal
+from rms.kernels.model import (
     Finished,
+    Governor,
     GovernorSet,
     OwnerGone,
     Registered,
     Run,
     TaskDecision,
     TaskEvent,
+    TaskId,
+    TaskSpec,
     UnitsFreed,
     UnitsTaken,
     Woken,
     Yielded,
 )
-from rms.core.tasks.record import Ran, RecordEntry, Recording, UnitPower, past_tasks
-from rms.core.tasks.scheduler import Strategy
-from rms.core.tasks.strategies import STRATEGIES
-from rms.daemon.journal import Journal
-from rms.sim.tasks import as_it_was, tried
+from rms.kernels.record import Ran, RecordEntry, Recording, UnitPower, past_tasks
+from rms.kernels.scheduler import STRATEGIES, Strategy, TaskScheduler
+from rms.kernels.simulator import as_it_was, tried
+from rms.kernels.wire import Affinity, KernelSpec
 
 KERNELS = (KernelSpec(GPU), KernelSpec(CORES, Affinity.MED), KernelSpec(CORE, Affinity.LOW))
 SECONDS = {GPU: 1.0, CORES: 2.5, CORE: 4.0}

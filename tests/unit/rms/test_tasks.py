@@ -9,39 +9,41 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from task_machine import ALL, APART, CORE, CORES, DEVICES, GPU, Machine, Wrong, kernels
 
-from rms.core.tasks import (
-    Affinity,
-    Governor,
-    Interrupt,
-    KernelSpec,
-    Remember,
-    Resize,
-    Resource,
-    Start,
-    TaskId,
-    TaskScheduler,
-    TaskSpec,
-    rules,
-)
-from rms.core.tasks.model import (
+from rms.kernels import model
+from rms.kernels.model import (
+    ChoiceError,
     Drop,
     Finished,
     GoOn,
+    Governor,
     GovernorSet,
+    Interrupt,
     OwnerGone,
     Registered,
+    Remember,
+    Resize,
     Resized,
     Run,
+    Start,
     Stop,
     TaskDecision,
+    TaskId,
+    TaskSpec,
     UnitsFreed,
     UnitsTaken,
     Woken,
     Yielded,
 )
-from rms.core.tasks.rules import ChoiceError
-from rms.core.tasks.scheduler import TaskError
-from rms.core.tasks.strategies import STRATEGIES, Banking, Constraint, LongTerm, ShortTerm
+from rms.kernels.scheduler import (
+    STRATEGIES,
+    Banking,
+    Constraint,
+    LongTerm,
+    ShortTerm,
+    TaskError,
+    TaskScheduler,
+)
+from rms.kernels.wire import Affinity, KernelSpec, Resource
 
 
 @pytest.mark.promise("tasks")
@@ -141,16 +143,16 @@ def test_a_malleable_task_narrows_to_one_core_while_others_wait_and_goes_wide_ag
     assert runs(machine.add(wide)) == {0: "cores"}
     for device, words in (("gpu", "a device of cores"), ("cores", "more cores than cores or some")):
         with pytest.raises(ChoiceError, match=words):
-            rules.check(machine.state, Resize(TaskId(0), device))
+            model.check(machine.state, Resize(TaskId(0), device))
     assert machine.add(TaskSpec(0, kernels(CORE))) == [GoOn(TaskId(0), "core0")]
     assert machine.add(TaskSpec(0, kernels(CORE))) == []  # one core is coming, no more are
     with pytest.raises(ChoiceError, match="that was told nothing yet"):
-        rules.check(machine.state, Resize(TaskId(0), "core1"))
+        model.check(machine.state, Resize(TaskId(0), "core1"))
     with pytest.raises(TaskError, match="expected a task told to go on on core1"):
         machine.scheduler.handle(Resized(1.0, TaskId(0), "core1"))
     assert runs(machine.feed(Resized(1.0, TaskId(0), "core0"))) == {1: "core1"}
     with pytest.raises(ChoiceError, match="expected free cores for task 0 to grow"):
-        rules.check(machine.state, Resize(TaskId(0), "cores"))
+        model.check(machine.state, Resize(TaskId(0), "cores"))
     assert runs(machine.feed(Finished(2.0, TaskId(1)))) == {2: "core1"}
     assert machine.feed(Finished(3.0, TaskId(2))) == [GoOn(TaskId(0), "cores")]
     assert machine.add(TaskSpec(0, kernels(CORE))) == []  # until it says that it is wide

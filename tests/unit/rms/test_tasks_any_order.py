@@ -11,19 +11,24 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from task_machine import CORE, CORES, GPU, Machine, kernels
 
-from rms.core.tasks import Governor, Resource, Start, TaskId, TaskSpec, TaskState
-from rms.core.tasks.model import (
+from rms.kernels.model import (
+    OTHERS,
     Choice,
     Finished,
+    Governor,
     GovernorSet,
     OwnerGone,
+    Start,
+    TaskId,
+    TaskSpec,
+    TaskState,
     UnitsFreed,
     UnitsTaken,
     Woken,
     Yielded,
 )
-from rms.core.tasks.state import OTHERS
-from rms.core.tasks.strategies import STRATEGIES, ShortTerm
+from rms.kernels.scheduler import STRATEGIES, ShortTerm
+from rms.kernels.wire import Resource
 
 OWNERS = st.integers(0, 2)
 SPECS = st.builds(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.model.events import (
     Later,
     Resize,
     ResizeAsked,
@@ -19,8 +18,9 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.model import JobId, JobSpec, Mode, Site, Speedup
+from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named, placing
+from rms.core.scheduler.engine import Engine
 from rms.sim.simulator import Hooks, Simulation
 
 JOB = JobId("1")

@@ -19,7 +19,7 @@ from rms.cli import screen
 from rms.cli.jobtable import COLUMNS, JobTable, head_at, heads, widths
 from rms.cli.screen import Top
 from rms.client import connection
-from rms.core.model import JobId
+from rms.core.model.jobs import JobId
 from rms.wire.http import UnreachableError
 
 DEADLINE_S = 180.0

@@ -16,10 +16,10 @@ from driven import FIXED, FLEXIBLE, MALLEABLE, MOLDABLE, Driven, Kind, job, rigi
 from hypothesis import given, settings
 from msgspec.structs import replace
 
-from rms.core.events import Ended, Ticked
-from rms.core.model import JobId, JobSpec, Site, Speedup
+from rms.core.model.events import Ended, Ticked
+from rms.core.model.jobs import JobId, JobSpec, Site, Speedup
 from rms.core.policies import named
-from rms.core.twin import Twin
+from rms.core.scheduler.twin import Twin
 from rms.sim.run import chosen
 from rms.sim.simulator import Simulation
 

@@ -14,12 +14,12 @@ from driven import FIXED, FLEXIBLE, MALLEABLE, Driven, job
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rms.core.cluster import Cluster
-from rms.core.events import Ended, Event, Requeued
-from rms.core.model import JobId, JobSpec, NodePower
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Ended, Event, Requeued
+from rms.core.model.jobs import JobId, JobSpec, NodePower
 from rms.core.policies import named
-from rms.core.scheduler import Scheduler
-from rms.core.snapshot import freeze, thaw
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import freeze, thaw
 from rms.daemon.journal import Journal
 from rms.daemon.replay import replayed, restored
 from rms.sim.failures import failing

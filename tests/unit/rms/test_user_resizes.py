@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.model.events import (
     Decision,
     Ended,
     Event,
@@ -21,8 +20,9 @@ from rms.core.events import (
     Started,
     Submitted,
 )
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.core.policies import POLICIES
+from rms.core.scheduler.engine import Engine
 
 A, B = JobId("1"), JobId("2")
 

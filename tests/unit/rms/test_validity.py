@@ -12,9 +12,7 @@ import pytest
 from faults import Fault
 from killed import bench as opened
 
-from rms.core import transition
-from rms.core.engine import Engine
-from rms.core.events import (
+from rms.core.model.events import (
     Ended,
     Event,
     Freed,
@@ -36,10 +34,11 @@ from rms.core.events import (
     Submitted,
     TasksHold,
 )
-from rms.core.model import JobId, JobSpec, Mode, Node
+from rms.core.model.jobs import JobId, JobSpec, Mode, Node
 from rms.core.policies import named
-from rms.core.transition import TransitionError
-from rms.core.validity import check
+from rms.core.rules import transition
+from rms.core.rules.transition import TransitionError, check
+from rms.core.scheduler.engine import Engine
 from rms.daemon.replay import replayed
 
 NODES = 4

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from stated import assert_statements
 
-from rms.core.tasks import Governor
-from rms.core.tasks.strategies import ShortTerm
+from rms.kernels.model import Governor
+from rms.kernels.scheduler import ShortTerm
 from rms.studies.varysched import varysched
 from rms.studies.varysched_model import NAMES, simulate
 

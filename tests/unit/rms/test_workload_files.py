@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sentences import one_sentence
 
 from rms.cli.main import main
-from rms.core.model import JobId, JobSpec, Mode
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.formats import config
 from rms.formats.config import COLUMNS, FileError, read_workload
 from rms.formats.joblog import LoggedJob

@@ -1,0 +1,367 @@
+"""The energy books as they are shown: the model's, and what measurements put in its place.
+
+The model's books (:mod:`rms.core.books.ledger`) follow from events alone, so that a replay has the same.
+To them is added, owner by owner and node by node, what was measured less what the model had said
+of the same time (:mod:`rms.core.books.measured`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from rms.core.books.ledger import Ledger, drawing
+from rms.core.books.measured import Measured
+from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, check_balance
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.jobs import Job, JobId, Node
+from rms.core.state import State, as_job, is_task
+from rms.wire.messages import Metered
+from rms.wire.users import Books, EnergyPart, EnergyRow
+
+_OF_RESIZES = (ResizeBegun, Resized, ResizeRolledBack)
+
+ROUNDING = 1e-9
+"""Of an owner's energy: less than that is left of the model's where all was measured."""
+
+
+@dataclass(frozen=True)
+class ResizeEnergy:
+    """Energy of a resize, by the model.
+
+    Attributes:
+        job_j: what the job had from the moment it stopped stepping until it went on.
+        saved_j: what the rest of the job costs less at its new size, None where its run time
+            there is not known.
+    """
+
+    job_j: float
+    saved_j: float | None
+
+
+@dataclass(frozen=True)
+class ResizeBefore:
+    """A job at the beginning of a resize: its energy so far, and its nodes."""
+
+    job_j: float
+    nodes: tuple[Node, ...]
+
+
+class EnergyBooks:
+    """Model and measurements.
+
+    Where jobs share nodes, a host is booked by several names (:meth:`Cluster.booked`): its own has
+    its idle power, or that of being off or booting, and those of its slots what jobs add to it.
+
+    Args:
+        cluster: the nodes.
+
+    Attributes:
+        ledger: the model's books.
+        measured: meters' reports.
+        resizes: energy of each resize that is over, by job and number.
+        begun_resizes: of each job that is being resized, how it was before.
+        closed_by_model: the model's books as of the end of the last job, None before the first.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        site = cluster.site
+        self.ledger = Ledger(site.models, site.host, site.levels)
+        self.measured = Measured()
+        self.resizes: dict[tuple[JobId, int], ResizeEnergy] = {}
+        self._use(cluster)
+        self.begun_resizes: dict[JobId, ResizeBefore] = {}
+        self.closed_by_model: Books | None = None
+
+    def _use(self, cluster: Cluster) -> None:
+        """Book by the names of these nodes."""
+        self._names, self._shared = cluster.names, bool(cluster.shared)
+        self._index = {name: host for host, name in enumerate(cluster.hosts)}
+        self._hosts = {cluster.nodes_of[name][0]: name for name in cluster.hosts}
+        idle_w = {name: 0.0 for host in cluster.hosts for name in cluster.booked(host)}
+        for name, model in zip(self._index, self.ledger.power, strict=True):
+            idle_w[name] = model.idle_w
+        self.measured.idle_w = idle_w
+
+    # --- what happens ------------------------------------------------------------------------
+
+    def advance(self, state: State, at_s: float) -> None:
+        """Book the time until an event that is about to happen."""
+        if self.ledger.at_s is None:
+            self._open(at_s)
+        self.ledger.advance(state, at_s)
+
+    def follow(
+        self, state: State, event: Event, jobs: Iterable[JobId], numbers: Mapping[JobId, int]
+    ) -> None:
+        """Enter what an event and the decisions on it have changed.
+
+        Args:
+            jobs: whom that concerns.
+            numbers: of each job, that of its newest resize.
+        """
+        at_s, spans = event.at_s, self.measured.spans
+        if isinstance(event, _OF_RESIZES):
+            self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
+        switched = [n for n in sorted(state.switched) if n in self._hosts] if state.switched else ()
+        for node in switched:
+            model, name = state.model(node), self._hosts[node]
+            up = spans.on(name)[-1].owner == OFF and node not in state.off
+            if up and model.boot_s <= 0.0 and model.boot_j:
+                spans.booted(at_s, name, model.boot_j)
+        self.ledger.follow(state)
+        over = not state.running and not state.pending
+        if over:
+            spans.count_from(at_s, self.measured.until_s)
+        if self._shared:  # a neighbour's start may change the clock of a host, and so their power
+            tasks = [JobId(owner) for owner in state.lent.values() if owner]
+            jobs = dict.fromkeys((*jobs, *state.running, *tasks))
+        holdings = {job: self._holding(_holder(state, job), numbers) for job in jobs}
+        spans.follow(at_s, holdings, self._slot_w(holdings) if self._shared else self._node_w)
+        if switched:
+            owners = {self._hosts[node]: _owner(state, node) for node in switched}
+            spans.switch(at_s, owners, self._node_w)
+        if over:
+            spans.split(self.measured.nodes, at_s)
+            self.closed_by_model = self.ledger.books(at_s)
+
+    def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:
+        """Go on with other nodes; the time between belongs to nobody."""
+        at_s = self.ledger.at_s
+        if at_s is not None:
+            self.measured.spans.close(at_s)
+        self.ledger.reopen(state, cluster.site, event.at_s)
+        self._use(cluster)
+        self.begun_resizes.clear()
+        if at_s is not None:
+            self._open(event.at_s)
+
+    def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
+        """Take in a report of meters; return whether it is news.
+
+        Args:
+            nodes: those that each device belongs to.
+
+        Raises:
+            ReplacedAgentError: another agent reports in its place.
+        """
+        return self.measured.take(said, now_s, lambda device: nodes.get(device, ()))
+
+    def restore(self, sums: Iterable[EnergyRow], rows: Iterable[EnergyRow]) -> None:
+        """Go on from what was written, after all events have been followed again.
+
+        The hosts of meters are back already.
+
+        Args:
+            sums: of all rows that were written, as :meth:`Totals.load` takes them.
+            rows: the newest ones, see :meth:`Spans.restore`.
+        """
+        measured, spans = self.measured, self.measured.spans
+        booked_s = measured.booked_s
+        measured.until_s = max(booked_s.values(), default=measured.until_s)
+        for host in measured.hosts.values():
+            for device in host.devices.values():
+                for source, error_j in device.errors_j.items():
+                    measured.errors_j[source] = measured.errors_j.get(source, 0.0) + error_j
+        for row in sums:
+            spans.totals.load(row)
+        spans.restore(rows, booked_s)
+        if self.closed_by_model is not None:
+            spans.split(booked_s, spans.totals.since_s)
+
+    def forget(self, jobs: Collection[JobId]) -> None:
+        """Tell jobs that are over no more apart: their energy stays in all sums."""
+        totals = self.measured.spans.totals
+        for job in jobs:
+            self.ledger.forget(job)
+            totals.forget(job)
+        gone = frozenset(jobs)
+        for key in [key for key in self.resizes if key[0] in gone]:
+            del self.resizes[key]
+        for name in [name for name in totals.resize_j if name[0] in gone]:
+            del totals.resize_j[name]
+
+    def owners(self) -> set[JobId]:
+        """Return the jobs whose energy is told apart."""
+        totals = self.measured.spans.totals
+        found = {*self.ledger.busy_j, *totals.owner_j, *totals.measured, *totals.since_j}
+        others = (IDLE, OFF, BOOT, PAST)
+        return {JobId(each) for each in found if each not in others and not is_task(each)}
+
+    def _open(self, at_s: float) -> None:
+        self.measured.spans.open(at_s, self.measured.idle_w)
+
+    def _node_w(self, name: str) -> float:
+        """Return what the model says of a node (of a shared host: without its jobs)."""
+        host = self._index[name]
+        return self.ledger.base_w(host) if self._shared else self.ledger.node_w(Node(host))
+
+    def _slot_w(self, jobs: Iterable[JobId]) -> Callable[[str], float]:
+        """Return what says how much jobs add on each slot to the power of its host."""
+        found: dict[str, float] = {}
+        for job_id in jobs:
+            for node, watts in self.ledger.slots_w(job_id).items():
+                found[self._names[node]] = watts
+        return lambda name: found.get(name, 0.0)
+
+    def _holding(
+        self, job: Job | None, numbers: Mapping[JobId, int]
+    ) -> tuple[tuple[str, ...], int]:
+        if job is None or job.start_s is None:
+            return (), 0
+        number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
+        return tuple(self._names[node] for node in drawing(job)), number
+
+    def _resizing(self, job: Job, event: Event, number: int) -> None:
+        """Enter the beginning of a resize, or what it has cost and will save."""
+        job_id, job_j = job.spec.id, self.ledger.job_j(job.spec.id, event.at_s)
+        if isinstance(event, ResizeBegun):
+            self.begun_resizes[job_id] = ResizeBefore(job_j, job.nodes)
+            return
+        before = self.begun_resizes.pop(job_id, None)
+        if before is None:
+            return
+        old_j = self._to_go_j(job, before.nodes, event.at_s)
+        new_j = self._to_go_j(job, job.nodes, event.at_s)
+        saved_j = None if old_j is None or new_j is None else old_j - new_j
+        self.resizes[job_id, number] = ResizeEnergy(job_j - before.job_j, saved_j)
+
+    def _to_go_j(self, job: Job, nodes: Sequence[Node], now_s: float) -> float | None:
+        """Return the energy of what is left of a job on these nodes, None where unknown."""
+        if job.speedup is None or not job.speedup.allows(len(nodes)):
+            return None
+        left_s = job.remaining_s(len(nodes), now_s) or 0.0
+        return left_s * self.ledger.job_w(job, nodes)
+
+    # --- what is asked -----------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was an event."""
+        return self.ledger.at_s is not None
+
+    @property
+    def power_w(self) -> float:
+        """What the cluster draws: measured nodes as last read, the others by the model."""
+        measured_w = self.measured.node_w
+        if not measured_w:
+            return self.ledger.power_w
+        spans, shared = self.measured.spans, self._shared
+        return self.ledger.power_w + sum(
+            watts - (spans.on(name)[-1].watts if shared else self._node_w(name))
+            for name, watts in measured_w.items()
+            if name in self.measured.idle_w
+        )
+
+    @property
+    def power_source(self) -> str:
+        """Where power comes from now: what measures nodes, ``model`` where not all are."""
+        sources = self.measured.sources
+        names = {
+            source
+            for node in self.measured.idle_w
+            for source in sources.get(node, MODEL).split(" and ")
+        }
+        return " and ".join(sorted(names, key=lambda source: (source == MODEL, source)))
+
+    def job_j(self, job_id: JobId, now_s: float) -> float:
+        """Return a job's energy up to a time, should nothing happen until then."""
+        modelled = self.ledger.job_j(job_id, max(now_s, self.measured.until_s))
+        return modelled + self.measured.spans.totals.owner_j.get(job_id, 0.0)
+
+    def resize_j(self, job_id: JobId, number: int) -> float | None:
+        """Return what a job had while it was being resized, None where that is not known."""
+        found = self.resizes.get((job_id, number))
+        if found is None:
+            return None
+        return found.job_j + self.measured.spans.totals.resize_j.get((job_id, number), 0.0)
+
+    def books(self, now_s: float) -> Books:
+        """Return the energy books up to a time, should nothing happen until then."""
+        if not self.begun:
+            return self.ledger.books(now_s, self.power_source)
+        model = self.ledger.books(max(now_s, self.measured.until_s))
+        found = self._corrected(model, {})
+        parts = self._parts(self.measured.spans.totals.measured, found.cluster_j)
+        errors_j = self.measured.errors_j  # without the uncertainty of the split
+        parts = [
+            msgspec.structs.replace(part, uncertainty_j=errors_j.get(part.source, 0.0))
+            for part in parts
+        ]
+        return msgspec.structs.replace(found, sources=parts)
+
+    @property
+    def closed(self) -> Books | None:
+        """The books as of the end of the last job, reports since then included."""
+        if self.closed_by_model is None:
+            return None
+        return self._corrected(self.closed_by_model, self.measured.spans.totals.since_j)
+
+    def check(self, now_s: float) -> None:
+        """Refuse books whose two sums differ.
+
+        Raises:
+            BalanceError: they do.
+        """
+        books = self.books(now_s)
+        owned_j = books.busy_j + books.tasks_j + books.idle_j + books.off_j + books.boot_j
+        what = "owners' and nodes' energies to agree"
+        check_balance(what, owned_j, books.cluster_j, books.cluster_j)
+
+    def parts(self, job_id: JobId, job_j: float) -> list[EnergyPart]:
+        """Return a job's energy by source.
+
+        Args:
+            job_j: all of it.
+        """
+        return self._parts([job_id], job_j)
+
+    def _corrected(self, model: Books, later_j: Mapping[str, float]) -> Books:
+        """Return books of the model with measurements, but those of spans that came later."""
+        totals = self.measured.spans.totals
+        more_j = {
+            owner: joules - later_j.get(owner, 0.0) for owner, joules in totals.owner_j.items()
+        }
+        idle_j, off_j, boot_j = (more_j.pop(owner, 0.0) for owner in (IDLE, OFF, BOOT))
+        tasks_j = sum([more_j.pop(owner) for owner in list(more_j) if is_task(owner)])
+        nodes_j = sum(totals.node_j.values()) - sum(later_j.values())
+        return msgspec.structs.replace(
+            model,
+            busy_j=model.busy_j + sum(more_j.values()),
+            tasks_j=model.tasks_j + tasks_j,
+            idle_j=model.idle_j + idle_j,
+            off_j=model.off_j + off_j,
+            boot_j=model.boot_j + boot_j,
+            cluster_j=model.cluster_j + nodes_j,
+            power_source=self.power_source,
+        )
+
+    def _parts(self, owners: Iterable[str], whole_j: float) -> list[EnergyPart]:
+        found: dict[str, EnergyPart] = {}
+        for owner in owners:
+            for source, share in self.measured.spans.totals.measured.get(owner, {}).items():
+                so_far = found.get(source, EnergyPart(source, 0.0))
+                found[source] = EnergyPart(
+                    source,
+                    so_far.joules + share.joules,
+                    so_far.uncertainty_j + share.uncertainty_j,
+                    so_far.estimate or share.estimate,
+                )
+        parts = [found[source] for source in sorted(found)]
+        left_j = whole_j - sum(part.joules for part in parts)
+        if not parts or abs(left_j) > ROUNDING * max(1.0, abs(whole_j)):
+            parts.append(EnergyPart(MODEL, left_j))
+        return parts
+
+
+def _holder(state: State, owner: JobId) -> Job | None:
+    """Return a running job, or what the tasks of a program hold."""
+    return as_job(state, owner) if is_task(owner) else state.running.get(owner)
+
+
+def _owner(state: State, node: Node) -> str:
+    """Return the owner of a node's energy that no job holds."""
+    return OFF if node in state.off else BOOT if node in state.booting else IDLE

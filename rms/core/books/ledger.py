@@ -1,0 +1,412 @@
+"""The energy books by the model of power. Every joule has an owner, the sums are kept twice.
+
+Once by owner: each running job, each program with tasks, idle nodes, nodes that are off or booting.
+Once node by node (of counted nodes: all together), knowing nothing of owners. The two must agree.
+Only what changed is booked at an event: a job's power when it starts, ends or is resized, never
+that of all nodes.
+They follow from events alone; what meters say is beside them (:mod:`rms.core.books.measured`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rms.core.books.spans import PAST, check_balance
+from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
+from rms.core.rules.transition import host_powers, node_powers
+from rms.core.state import State, is_task
+from rms.wire.users import Books
+
+_NO_HOSTS: Mapping[int, float] = {}
+
+
+@dataclass(slots=True)
+class Draw:
+    """What a job draws since when: total power, on which nodes, or on how many counted ones.
+
+    Of shared hosts ``hosts`` says how much of it is drawn on each.
+    """
+
+    since_s: float
+    watts: float
+    nodes: tuple[Node, ...]
+    size: int
+    hosts: Mapping[int, float] = field(default_factory=lambda: _NO_HOSTS)
+
+
+@dataclass
+class Ledger:
+    """Integrates power over time; call :meth:`advance` before the state changes.
+
+    Attributes:
+        power: one model per node, or per host where ``host`` says which slot is whose.
+        host: the host of each slot; empty where nodes are not shared. On a shared host a job's
+            power comes on top of the host's idle power, which is nobody's: it is in ``idle_j``.
+        levels: frequencies and voltages; power on slots of lower ones is as V^2 f.
+        idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
+        off_j, boot_j: energy of nodes while they are off, and while they boot.
+        busy_node_s: node-seconds held by running jobs, and by tasks.
+        peak_w: highest power each host has had, where hosts are shared.
+    """
+
+    power: Sequence[NodePower]
+    host: Sequence[int] = ()
+    levels: Sequence[tuple[float, float]] = ()
+    idle_j: float = 0.0
+    off_j: float = 0.0
+    boot_j: float = 0.0
+    busy_node_s: float = 0.0
+    at_s: float | None = None
+    peak_w: list[float] = field(default_factory=list)
+    _busy_j: dict[JobId, float] = field(default_factory=dict)
+    _draws: dict[JobId, Draw] = field(default_factory=dict)
+    _shares: dict[JobId, float] = field(default_factory=dict)
+    _rescaled: dict[JobId, Job] = field(default_factory=dict)
+    _watts: float = 0.0
+    _idle_w: float = 0.0
+    _off_w: float = 0.0
+    _boot_w: float = 0.0
+    _asleep: dict[int, bool] = field(default_factory=dict)
+    _busy: int = 0
+    _counted_j: float = 0.0
+    _past_j: float = 0.0
+    _counted: bool = False
+    _unpowered: bool = False
+    _powerless: dict[JobId, int] = field(default_factory=dict)
+    _alike: bool = False
+    _slots: Mapping[int, int] = field(default_factory=dict)
+    _node_w: list[float] = field(default_factory=list)
+    _node_j: list[float] = field(default_factory=list)
+    _node_s: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._idle_w = self._watts = sum(model.idle_w for model in self.power)
+        self._node_w = [model.idle_w for model in self.power]
+        self._node_j = [0.0] * len(self.power)
+        self._node_s = [0.0] * len(self.power)
+        self._slots = Counter(self.host)
+        self._alike = not self.host and len(set(self.power)) == 1
+        self._unpowered = set(self.power) == {NodePower()}
+        self.peak_w = list(self._node_w) if self.host else []
+
+    def advance(self, state: State, now_s: float) -> None:
+        """Book the time since the last call under the state as it was until now."""
+        at = self.at_s
+        if at is None:
+            self.at_s, self._counted = now_s, state.counted
+            self._node_s = [now_s] * len(self.power)
+            return
+        if now_s <= at:
+            return  # also where the clock went back: no second is booked twice
+        if state.changed or self._rescaled or state.switched:
+            self._enter(state, at)
+        span = now_s - at
+        self.at_s = now_s
+        self.idle_j += span * self._idle_w
+        if self._asleep:
+            self.off_j += span * self._off_w
+            self.boot_j += span * self._boot_w
+        self.busy_node_s += span * self._busy
+        if self._counted:
+            self._counted_j += span * self._watts
+
+    def reopen(self, state: State, site: Site, now_s: float) -> None:
+        """Go on with another cluster: nothing is booked for the time since the last entry."""
+        at = self.at_s
+        if at is not None:
+            self._enter(state, at)
+            for job_id in list(self._draws):
+                self._leave_job(job_id, at)
+            self._past_j, self.at_s = self.cluster_j, now_s
+        self._draws.clear()
+        self._shares.clear()
+        self._powerless.clear()
+        self._asleep.clear()
+        self._off_w = self._boot_w = 0.0
+        self.power, self.host, self.levels = site.models, site.host, site.levels
+        self._busy = 0
+        self.__post_init__()
+        self._node_s = [now_s] * len(self.power)
+
+    @property
+    def busy_j(self) -> dict[JobId, float]:
+        """The energy of each job, from its start to its end, resizes included; of tasks too."""
+        return self._busy_at(self.at_s or 0.0)
+
+    @property
+    def cluster_j(self) -> float:
+        """The cluster's energy, summed over nodes."""
+        return self._cluster_at(self.at_s or 0.0)
+
+    @property
+    def owned_j(self) -> float:
+        """The same, summed over owners."""
+        return sum(self.busy_j.values()) + self.idle_j + self.off_j + self.boot_j
+
+    def check(self) -> None:
+        """Refuse books whose two sums differ.
+
+        Raises:
+            BalanceError: they do.
+        """
+        cluster_j = self.cluster_j
+        check_balance("owners' and nodes' energies to agree", self.owned_j, cluster_j, cluster_j)
+
+    @property
+    def power_w(self) -> float:
+        """What the cluster draws, as of the last :meth:`follow` or :meth:`advance`."""
+        return self._watts
+
+    def node_w(self, node: Node) -> float:
+        """Return what a node (or host) draws, as of the last :meth:`follow`; of placed ones."""
+        return self._node_w[node]
+
+    def base_w(self, host: int) -> float:
+        """Return what a host draws without its jobs."""
+        model, boots = self.power[host], self._asleep.get(host)
+        return model.idle_w if boots is None else model.boot_w if boots else model.off_w
+
+    def slots_w(self, job_id: JobId) -> dict[Node, float]:
+        """Return what a job adds on each of its slots to what their hosts draw."""
+        draw = self._draws.get(job_id)
+        if draw is None:
+            return {}
+        there = Counter([self.host[node] for node in draw.nodes])
+        of_host = {host: draw.hosts[host] / number for host, number in there.items()}
+        return {node: of_host[self.host[node]] for node in draw.nodes}
+
+    def job_w(self, job: Job, nodes: Sequence[Node]) -> float:
+        """Return what a job would draw on these nodes."""
+        if self.host:
+            return sum(self._by_host(job, nodes).values())
+        return sum(node_powers(self.power, self.levels, job, nodes))
+
+    def follow(self, state: State) -> None:
+        """Enter what has changed in the instant of the books, so that they can be looked at."""
+        if self.at_s is not None:
+            self._enter(state, self.at_s)
+
+    def job_j(self, job_id: JobId, now_s: float) -> float:
+        """Return a job's energy up to ``now_s``, should nothing change until then; books nothing.
+
+        Args:
+            now_s: a time no earlier than that of the books; else that of the books.
+        """
+        draw = self._draws.get(job_id)
+        booked = self._busy_j.get(job_id, 0.0)
+        if draw is None or self.at_s is None:
+            return booked
+        return booked + draw.watts * (max(now_s, self.at_s) - draw.since_s)
+
+    def books(self, now_s: float, power_source: str = "model") -> Books:
+        """Return all sums up to ``now_s``, should nothing change until then; books nothing.
+
+        Of the state as of the last :meth:`follow`. Where nothing was ever booked, all are 0.
+
+        Args:
+            now_s: a time no earlier than that of the books; else that of the books.
+            power_source: what to say of where the power comes from.
+        """
+        if self.at_s is None:
+            return Books(now_s, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, power_source)
+        at = max(now_s, self.at_s)
+        span, owned = at - self.at_s, self._busy_at(at)
+        tasks_j = sum([owned.pop(owner) for owner in list(owned) if is_task(owner)])
+        return Books(
+            at,
+            sum(owned.values()),
+            self.idle_j + span * self._idle_w,
+            self.off_j + span * self._off_w,
+            self.boot_j + span * self._boot_w,
+            self._cluster_at(at),
+            self.busy_node_s + span * self._busy,
+            power_source,
+            tasks_j=tasks_j,
+        )
+
+    def _busy_at(self, at: float) -> dict[JobId, float]:
+        found = dict(self._busy_j)
+        for job_id, draw in self._draws.items():
+            found[job_id] = found.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
+        return found
+
+    def _cluster_at(self, at: float) -> float:
+        if self._counted:
+            return self._counted_j + self._watts * (at - (self.at_s or 0.0))
+        return self._past_j + sum(
+            joules + watts * (at - since)
+            for joules, watts, since in zip(self._node_j, self._node_w, self._node_s, strict=True)
+        )
+
+    def scale(self, job: Job, share: float) -> None:
+        """Let a job draw this share of its power from the time of the books on."""
+        self._shares[job.spec.id] = share
+        self._rescaled[job.spec.id] = job
+
+    def forget(self, job_id: JobId) -> None:
+        """Let the energy of a job that is over be in one sum with that of others."""
+        if job_id in self._busy_j:
+            past = JobId(PAST)
+            self._busy_j[past] = self._busy_j.get(past, 0.0) + self._busy_j.pop(job_id)
+
+    # --- what changed ------------------------------------------------------------------------
+
+    def _enter(self, state: State, at: float) -> None:
+        """Enter what changed in the instant ``at``, which is over (or being looked at)."""
+        if len(state.changed) == 1 and not (self._rescaled or state.switched):  # most frequent
+            job_id, job = state.changed.popitem()
+            self._leave_job(job_id, at)
+            self._enter_job(job, at)
+            return
+        # First all leave their nodes, then all enter: within an instant nodes change hands.
+        changed = self._rescaled | state.changed if self._rescaled else state.changed
+        jobs = list(changed.values())
+        state.changed.clear()
+        self._rescaled.clear()
+        for job in jobs:
+            self._leave_job(job.spec.id, at)
+        if state.switched:
+            for slot in sorted(state.switched):
+                if slot == state.together(slot)[0]:  # one stands for its host
+                    self._switch(state, slot, at)
+            state.switched.clear()
+        for job in jobs:
+            self._enter_job(job, at)
+
+    def _switch(self, state: State, slot: Node, at: float) -> None:
+        """Enter that a node (or the host of a slot), held by nobody, is off, boots, or is up."""
+        node = self.host[slot] if self.host else slot
+        model, booted = self.power[node], self._asleep.pop(node, None)
+        if booted is None:
+            self._idle_w -= model.idle_w
+        elif booted:
+            self._boot_w -= model.boot_w
+        else:
+            self._off_w -= model.off_w
+            if slot not in state.off and model.boot_s <= 0.0:  # all of it in no time
+                self.boot_j += model.boot_j
+                self._node_j[node] += model.boot_j
+        watts = model.idle_w
+        if slot in state.off:
+            watts, self._asleep[node] = model.off_w, False
+            self._off_w += watts
+        elif slot in state.booting:
+            watts, self._asleep[node] = model.boot_w, True
+            self._boot_w += watts
+        else:
+            self._idle_w += watts
+        if not self._asleep:
+            self._off_w = self._boot_w = 0.0  # no rest of rounding
+        self._watts += watts - self._node_w[node]
+        self._set_nodes((node,), watts, at)
+        if self.host:
+            self.peak_w[node] = max(self.peak_w[node], watts)
+
+    def _leave_job(self, job_id: JobId, at: float) -> None:
+        if self._powerless and (size := self._powerless.pop(job_id, 0)):
+            self._busy -= size
+            return
+        draw = self._draws.pop(job_id, None)
+        if draw is not None:
+            self._book(job_id, draw, at)
+            self._leave(draw, at)
+
+    def _enter_job(self, job: Job, at: float) -> None:
+        job_id = job.spec.id
+        if job.start_s is None or job.end_s is not None or job.size == 0:
+            if self._shares:
+                self._shares.pop(job_id, None)
+            return
+        unknown = job.spec.speedup is None and job.spec.power_w is None
+        if unknown and self._unpowered and (self._counted or self.host):
+            self._powerless[job_id] = size = _holds(job)  # nodes, and costs nothing
+            self._busy += size
+            return
+        if self._counted:
+            size = _holds(job)
+            model = self.power[0]
+            watts = size * model.busy_w(job.spec, size)
+            self._draws[job_id] = Draw(at, watts, (), size)
+            self._busy += size
+            self._idle_w -= size * model.idle_w
+            self._watts += watts - size * model.idle_w
+            return
+        nodes = drawing(job)
+        hosts = _NO_HOSTS
+        if self._alike and not job.frequencies:
+            own = self.power[0].busy_w(job.spec, len(nodes))
+            watts = own * len(nodes)
+            self._idle_w -= self.power[0].idle_w * len(nodes)
+            self._watts += watts - self.power[0].idle_w * len(nodes)
+            self._set_nodes(nodes, own, at)
+        elif self.host:
+            hosts = self._by_host(job, nodes)
+            watts = sum(hosts.values())
+            self._watts += watts
+            for host, own in hosts.items():
+                self._set_nodes((host,), self._node_w[host] + own, at)
+                self.peak_w[host] = max(self.peak_w[host], self._node_w[host])
+        else:
+            each = node_powers(self.power, self.levels, job, nodes)
+            watts = sum(each)
+            self._watts += watts
+            for node, own in zip(nodes, each, strict=True):
+                self._idle_w -= self._node_w[node]
+                self._watts -= self._node_w[node]
+                self._set_nodes((node,), own, at)
+        self._draws[job_id] = Draw(at, watts, nodes, len(nodes), hosts)
+        self._busy += len(nodes)
+
+    def _by_host(self, job: Job, nodes: Sequence[Node]) -> dict[int, float]:
+        """Return what a job adds to the idle power of each of its hosts."""
+        share = self._shares.get(job.spec.id, 1.0)
+        where = {node: (self.host[node], self._slots[self.host[node]]) for node in nodes}
+        found = host_powers(self.power, self.levels, job, where)
+        return {host: own * share for host, own in found.items()}
+
+    def _book(self, job_id: JobId, draw: Draw, at: float) -> None:
+        books = self._busy_j
+        books[job_id] = books.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
+
+    def _leave(self, draw: Draw, at: float) -> None:
+        """Take a job's power off its nodes."""
+        self._busy -= draw.size
+        self._watts -= draw.watts
+        if self._counted:
+            idle = draw.size * self.power[0].idle_w
+            self._idle_w += idle
+            self._watts += idle
+            return
+        if self._alike:
+            idle = self.power[0].idle_w
+            self._idle_w += idle * draw.size
+            self._watts += idle * draw.size
+            self._set_nodes(draw.nodes, idle, at)
+            return
+        for host, own in draw.hosts.items():
+            self._set_nodes((host,), self._node_w[host] - own, at)
+        for node in () if self.host else draw.nodes:
+            idle = self.power[node].idle_w
+            self._idle_w += idle
+            self._watts += idle
+            self._set_nodes((node,), idle, at)
+
+    def _set_nodes(self, nodes: Iterable[int], watts: float, at: float) -> None:
+        joules, powers, since = self._node_j, self._node_w, self._node_s
+        for node in nodes:
+            if since[node] != at:  # else it has changed hands in this instant
+                joules[node] += powers[node] * (at - since[node])
+                since[node] = at
+            powers[node] = watts
+
+
+def _holds(job: Job) -> int:
+    """Return how many nodes a job holds: while it is being resized, those of both worlds."""
+    return job.size + job.gain if job.resize_begun else job.size
+
+
+def drawing(job: Job) -> tuple[Node, ...]:
+    """Return the nodes a job keeps busy: while it is being resized, both worlds'."""
+    return job.held if job.resize_begun else job.nodes

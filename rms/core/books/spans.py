@@ -1,0 +1,669 @@
+"""Energy of a node in one pair of hands, modelled and measured, and the sums of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+
+from rms.core.model.jobs import JobId, Node
+from rms.core.state import State
+from rms.wire.users import EnergyRow, NodeSpan
+
+IDLE = "idle"
+"""Owner of what nobody's nodes draw."""
+
+OFF = "off"
+"""Owner of what nodes draw that are powered off."""
+
+BOOT = "boot"
+"""Owner of what nodes draw while they boot."""
+
+PAST = "past"
+"""Owner of what jobs have had that are no more told apart."""
+
+MODEL = "model"
+"""Source of what was not measured."""
+
+WHOLE = "node"
+"""Device of a span as a whole, of which the model speaks."""
+
+
+BALANCE = 1e-9
+"""Sums of one energy in two ways may differ by this much of the cluster's."""
+
+
+class BalanceError(RuntimeError):
+    """Two sums of one energy differ: a defect of the program."""
+
+
+def check_balance(what: str, got_j: float, expected_j: float, cluster_j: float) -> None:
+    """Refuse two sums of one energy that differ by more than rounding.
+
+    Raises:
+        BalanceError: they do.
+    """
+    if abs(got_j - expected_j) > BALANCE * max(1.0, cluster_j):
+        raise BalanceError(f"expected {what}, got {got_j} J and {expected_j} J")
+
+
+@dataclass(slots=True)
+class Share:
+    """Measured energy of one owner or span from one source.
+
+    Attributes:
+        uncertainty_j: half-width of ``joules``, about 95 %, plus the largest possible error of the
+            split for an estimate; a sum, as if all errors were fully correlated.
+        estimate: some of it is a part of a device that several nodes share.
+    """
+
+    joules: float = 0.0
+    uncertainty_j: float = 0.0
+    estimate: bool = False
+
+    def add(self, more: Share) -> None:
+        """Add what was measured beside it."""
+        self.joules += more.joules
+        self.uncertainty_j += more.uncertainty_j
+        self.estimate |= more.estimate
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """A node in one pair of hands.
+
+    Attributes:
+        owner: a job's id, or :data:`IDLE`.
+        world: number of the job's launch on this node, None where there is none.
+        resize: number of the resize that the job is in, 0 for none.
+        watts: power by the model.
+        end_s: None while it lasts.
+        booked_s: until when meters have reported.
+        replaced_j: what of the model's energy a measurement stands for.
+        measured: by device and source.
+        saved: rows of it were written.
+        at_once_j: energy of the model that took no time: of a boot of a node that is up at once.
+        lasted_s: how long it has lasted by what was written, where it was read back.
+    """
+
+    node: str
+    owner: str
+    world: int | None
+    resize: int
+    watts: float
+    begin_s: float
+    end_s: float | None = None
+    booked_s: float = -inf
+    replaced_j: float = 0.0
+    measured: dict[tuple[str, str], Share] = field(default_factory=dict)
+    saved: bool = False
+    at_once_j: float = 0.0
+    lasted_s: float = 0.0
+
+    def seconds(self, since_s: float, until_s: float) -> float:
+        """Return how much of a time it lasts."""
+        end = until_s if self.end_s is None else min(self.end_s, until_s)
+        return max(0.0, end - max(self.begin_s, since_s))
+
+    def rows(self, now_s: float | None = None) -> Iterable[EnergyRow]:
+        """Yield its rows: the model's, less what was replaced, and each device's.
+
+        Args:
+            now_s: until when the model speaks of one that lasts; None for as long as meters have.
+        """
+        end_s = self.end_s
+        if end_s is None:
+            end_s = max(self.begin_s, self.booked_s if now_s is None else now_s)
+        modelled_j = self.watts * (end_s - self.begin_s) + self.at_once_j
+        model = Share(modelled_j - self.replaced_j)
+        yield self._row(WHOLE, MODEL, end_s, model, self.replaced_j)
+        measured_s = max(self.begin_s, min(end_s, self.booked_s))
+        for (device, source), found in self.measured.items():
+            yield self._row(device, source, measured_s, found, 0.0)
+
+    def _row(
+        self, device: str, source: str, end_s: float, share: Share, replaced_j: float
+    ) -> EnergyRow:
+        return EnergyRow(
+            owner=self.owner,
+            world=self.world,
+            resize=self.resize,
+            node=self.node,
+            device=device,
+            source=source,
+            begin_s=self.begin_s,
+            end_s=end_s,
+            joules=share.joules,
+            uncertainty_j=share.uncertainty_j,
+            estimate=share.estimate,
+            replaced_j=replaced_j,
+        )
+
+
+@dataclass
+class Totals:
+    """What measurements add to the model's books, and take from them.
+
+    Attributes:
+        measured: of each owner, by source.
+        owner_j: of each owner, measured less replaced.
+        node_j: of each node, the same, added up on its own.
+        resize_j: of each job and resize, the same.
+        since_s: the time since which ``since_j`` counts.
+        since_j: of owners, the same, of spans that began then or later.
+    """
+
+    measured: dict[str, dict[str, Share]] = field(default_factory=dict)
+    owner_j: dict[str, float] = field(default_factory=dict)
+    node_j: dict[str, float] = field(default_factory=dict)
+    resize_j: dict[tuple[str, int], float] = field(default_factory=dict)
+    since_s: float = inf
+    since_j: dict[str, float] = field(default_factory=dict)
+
+    def count_from(self, at_s: float) -> None:
+        """Let ``since_j`` count from a time on."""
+        self.since_s = at_s
+        self.since_j.clear()
+
+    def enter(self, span: Span, joules: float) -> None:
+        """Add to a span's owner what a measurement adds to (or takes from) the model's energy."""
+        owner = span.owner
+        self.owner_j[owner] = self.owner_j.get(owner, 0.0) + joules
+        if span.resize:
+            key = owner, span.resize
+            self.resize_j[key] = self.resize_j.get(key, 0.0) + joules
+        if span.begin_s >= self.since_s:
+            self.since_j[owner] = self.since_j.get(owner, 0.0) + joules
+
+    def enter_node(self, node: str, joules: float) -> None:
+        """Add the same to a node."""
+        self.node_j[node] = self.node_j.get(node, 0.0) + joules
+
+    def enter_source(self, owner: str, source: str, more: Share) -> None:
+        """Add to what was measured of an owner from a source."""
+        self.measured.setdefault(owner, {}).setdefault(source, Share()).add(more)
+
+    def forget(self, owner: str) -> None:
+        """Let an owner that is over be one of those of before, all of whom have one sum."""
+        for sums in (self.owner_j, self.since_j):
+            if owner in sums:
+                sums[PAST] = sums.get(PAST, 0.0) + sums.pop(owner)
+        for source, share in self.measured.pop(owner, {}).items():
+            self.enter_source(PAST, source, share)
+
+    def load(self, row: EnergyRow) -> None:
+        """Take in a row that was written, or the sum of several of one owner, node and resize."""
+        span = Span(row.node, row.owner, None, row.resize, 0.0, row.begin_s)
+        joules = -row.replaced_j
+        if row.source != MODEL:
+            joules = row.joules
+            share = Share(row.joules, row.uncertainty_j, row.estimate)
+            self.enter_source(row.owner, row.source, share)
+        self.enter(span, joules)
+        self.enter_node(row.node, joules)
+
+
+# FUSED rms.core.books.spans: Who held which node when, and the cluster's power over time: of a daemon and of a simulation.
+
+MOST = 20_000
+"""How many points and spans are kept at least when older ones are forgotten."""
+
+RESOLUTION_S = 1.0
+"""Of readings that follow one another faster than this, the first and the newest are kept."""
+
+_NONE: frozenset[Node] = frozenset()
+
+
+class Timeline:
+    """What has happened on the nodes of a cluster.
+
+    Args:
+        names: the nodes.
+
+    Attributes:
+        spans: in the order in which they began.
+        past: those of them that are over, in the order in which they ended.
+        power_spans: of nodes that were off or booted, in that order too.
+        power_w: ``(time, power of the cluster from then on)``, rising in time, each time once.
+        open, asleep: of each node, its span that lasts, of ``spans`` and ``power_spans``.
+        held: the nodes of each job.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.spans: list[NodeSpan] = []
+        self.past: list[NodeSpan] = []
+        self.power_spans: list[NodeSpan] = []
+        self.power_w: list[tuple[float, float]] = []
+        self.open: dict[Node, NodeSpan] = {}
+        self.held: dict[JobId, frozenset[Node]] = {}
+        self.asleep: dict[Node, NodeSpan] = {}
+        self._ends_with_reading = False
+
+    def hold(self, state: State, now_s: float, jobs: Iterable[JobId]) -> None:
+        """Enter who holds which node now, after something has happened to ``jobs``.
+
+        A job holds its nodes; while it is being resized, those of both worlds.
+        """
+        now: dict[JobId, frozenset[Node]] = {}
+        for job_id in dict.fromkeys(jobs):
+            job = state.running.get(job_id)
+            nodes = () if job is None else job.held if job.resize_begun else job.nodes
+            now[job_id] = frozenset(nodes)
+            for node in self.held.get(job_id, frozenset()) - now[job_id]:
+                span = self.open.pop(node)
+                span.end_s = now_s
+                self.past.append(span)
+        for job_id, held in now.items():
+            for node in sorted(held - self.held.get(job_id, _NONE)):
+                span = NodeSpan(self.names[node], str(job_id), now_s, None)
+                self.open[node] = span
+                self.spans.append(span)
+            if held:
+                self.held[job_id] = held
+            else:
+                self.held.pop(job_id, None)
+
+    def switch(self, state: State, now_s: float) -> None:
+        """Enter which nodes are off or boot now."""
+        now = dict.fromkeys(sorted(state.off), OFF) | dict.fromkeys(sorted(state.booting), BOOT)
+        for node, span in list(self.asleep.items()):
+            if now.get(node) == span.job:
+                del now[node]
+            else:
+                self.asleep.pop(node).end_s = now_s
+        for node, what in now.items():
+            self.asleep[node] = NodeSpan(self.names[node], what, now_s, None)
+            self.power_spans.append(self.asleep[node])
+
+    def present(self) -> list[NodeSpan]:
+        """Return the spans of jobs that last."""
+        return list(self.open.values())
+
+    def holders(self) -> list[JobId]:
+        """Return the jobs that held nodes when they were last looked at."""
+        return list(self.held)
+
+    def power(self, now_s: float, watts: float) -> None:
+        """Enter what the cluster draws from now on, after an event."""
+        self._ends_with_reading = False
+        if self.power_w and self.power_w[-1][0] == now_s:
+            self.power_w[-1] = now_s, watts
+        else:
+            self.power_w.append((now_s, watts))
+
+    def reading(self, now_s: float, watts: float) -> None:
+        """Enter what the cluster draws from now on, after a meter was read."""
+        curve = self.power_w
+        if self._ends_with_reading and len(curve) > 1 and now_s < curve[-2][0] + RESOLUTION_S:
+            curve.pop()
+        self.power(now_s, watts)
+        self._ends_with_reading = True
+
+    def forget(self, jobs: Collection[str]) -> None:
+        """Drop what jobs that are over held, and what is longest ago of all else."""
+        self.spans = [span for span in self.spans if span.job not in jobs or span.end_s is None]
+        del self.past[:-MOST]
+        del self.power_w[:-MOST]
+        old = self.power_spans[:-MOST]
+        if old:
+            left = [span for span in old if span.end_s is None]
+            self.power_spans = left + self.power_spans[-MOST:]
+
+    def reopen(self, names: Sequence[str], at_s: float | None) -> None:
+        """Go on with the nodes of another cluster; nothing holds those before after ``at_s``."""
+        for span in (*self.open.values(), *self.asleep.values()):
+            span.end_s = at_s
+        self.past += self.open.values()
+        self.open.clear()
+        self.asleep.clear()
+        self.held.clear()
+        self.names = names
+
+
+# FUSED rms.core.books.spans: Who held which node when, with the energy of each such span: modelled, measured, and the sums.
+#
+# A span is a node in one pair of hands: those of a job (and of one of its worlds, and of a resize
+# while that lasts) or nobody's. It begins and ends with a change of hands, so there are as many as
+# there are changes, however often a meter reports. By the model it has its power times its time; what
+# was measured takes the place of that (:mod:`rms.core.books.measured`). All that is said of one owner and
+# all that is said of one node are summed apart, so that the two sums can be compared.
+
+Carry = tuple[float, float] | None
+"""Until when meters have reported after the end of a span, and what share of the model's energy
+they replaced: the next span's from its beginning."""
+
+
+class Spans:
+    """The spans of all nodes, and their sums.
+
+    Attributes:
+        totals: see there.
+        changed: spans with rows to be written.
+        held: the nodes of each job.
+    """
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self.changed: dict[Span, None] = {}
+        self._of: dict[str, list[Span]] = {}
+        self.held: dict[JobId, Sequence[str]] = {}
+        self._worlds: dict[JobId, dict[str, int]] = {}
+        self._over: set[str] = set()
+
+    # --- changes of hands --------------------------------------------------------------------
+
+    def open(self, at_s: float, watts: Mapping[str, float]) -> None:
+        """Begin with nodes that nobody holds, which draw this power."""
+        self.held.clear()
+        self._worlds.clear()
+        for node, power_w in watts.items():
+            self._begin(Span(node, IDLE, None, 0, power_w, at_s), None)
+
+    def close(self, at_s: float) -> None:
+        """End all spans: these nodes are gone, or nobody's concern any more."""
+        for spans in self._of.values():
+            if spans and spans[-1].end_s is None:
+                self._end(spans[-1], at_s)
+
+    def follow(
+        self,
+        at_s: float,
+        holdings: Mapping[JobId, tuple[Sequence[str], int]],
+        watts: Callable[[str], float],
+    ) -> None:
+        """Enter which nodes some jobs hold from now on, and in which resize (0 for none).
+
+        Args:
+            watts: power of a node by the model.
+        """
+        changes: dict[str, tuple[str, int]] = {}
+        for job in holdings:
+            changes.update(dict.fromkeys(self.held.get(job, ()), (IDLE, 0)))
+        for job, (nodes, resize) in holdings.items():
+            changes.update(dict.fromkeys(nodes, (job, resize)))
+            if nodes:
+                self.held[job] = nodes
+            else:
+                self.held.pop(job, None)
+                self._worlds.pop(job, None)
+        for node, (owner, resize) in changes.items():
+            power_w, now = watts(node), self._of[node][-1]
+            if (now.owner, now.resize, now.watts) != (owner, resize, power_w):
+                world = self._world(owner, node)
+                self._replace(now, Span(node, owner, world, resize, power_w, at_s))
+
+    def switch(self, at_s: float, owners: Mapping[str, str], watts: Callable[[str], float]) -> None:
+        """Enter that nodes were powered off or on, or have booted: by whom each is owned now.
+
+        Those that a job holds by now are left as they are.
+
+        Args:
+            owners: of each node :data:`IDLE`, :data:`OFF` or :data:`BOOT`.
+            watts: power of a node by the model.
+        """
+        for node, owner in owners.items():
+            power_w, now = watts(node), self._of[node][-1]
+            if now.owner in (IDLE, OFF, BOOT) and (now.owner, now.watts) != (owner, power_w):
+                self._replace(now, Span(node, owner, None, 0, power_w, at_s))
+
+    def booted(self, at_s: float, node: str, joules: float) -> None:
+        """Enter the energy of a boot that takes no time."""
+        span = Span(node, BOOT, None, 0, 0.0, at_s, at_s, at_once_j=joules)
+        self._of[node].insert(-1, span)
+        self._over.add(node)
+        self.changed[span] = None
+
+    def launched(self, at_s: float, job: JobId, worlds: Mapping[str, int]) -> None:
+        """Enter which launch of a job is on which node; on others it is the newest."""
+        self._worlds.setdefault(job, {}).update(worlds)
+        for node in self.held.get(job, ()):
+            now, world = self._of[node][-1], self._world(job, node)
+            if now.world is None:
+                now.world = world
+            elif now.world != world:
+                self._replace(now, Span(node, job, world, now.resize, now.watts, at_s))
+
+    def split(self, nodes: Iterable[str], at_s: float) -> None:
+        """Let a new span begin on each of these nodes, in the same hands."""
+        for node in nodes:
+            spans = self._of.get(node)
+            if spans and spans[-1].end_s is None and spans[-1].begin_s < at_s:
+                now = spans[-1]
+                new = Span(node, now.owner, now.world, now.resize, now.watts, at_s)
+                self._replace(now, new)
+
+    def _world(self, owner: str, node: str) -> int | None:
+        known = self._worlds.get(JobId(owner))
+        return known.get(node, max(known.values())) if known else None
+
+    def _replace(self, now: Span, new: Span) -> None:
+        carry = self._end(now, new.begin_s)
+        if now in self.changed and (now.begin_s, now.owner) == (new.begin_s, new.owner):
+            self._drop(now)  # rows are told apart by what these have in common
+            del self.changed[now]
+            new.measured, new.saved = now.measured, now.saved
+        self._begin(new, carry)
+
+    def _end(self, span: Span, at_s: float) -> Carry:
+        """End a span, even at a time that a meter has already spoken of."""
+        span.end_s = end_s = max(span.begin_s, at_s)
+        self.changed[span] = None
+        self._over.add(span.node)
+        carry, until_s = None, span.booked_s
+        if until_s > end_s:
+            late_s = until_s - end_s
+            joules = span.replaced_j * late_s / (until_s - span.begin_s)
+            self.replaced(span, -joules, end_s)
+            span.booked_s = end_s
+            carry = until_s, joules / (span.watts * late_s) if span.watts else 1.0
+        if end_s == span.begin_s and not (span.measured or span.saved):
+            self._drop(span)
+            del self.changed[span]
+        return carry
+
+    def _drop(self, span: Span) -> None:
+        own = self._of[span.node]
+        if own[-1] is span:  # a restart keeps thousands before it
+            own.pop()
+        else:
+            own.remove(span)
+
+    def _begin(self, span: Span, carry: Carry) -> None:
+        self._of.setdefault(span.node, []).append(span)
+        if carry is not None and carry[0] > span.begin_s:
+            until_s, share = carry
+            self.replaced(span, share * span.watts * (until_s - span.begin_s), until_s)
+
+    def kept(self) -> Iterable[Span]:
+        """Return all spans that are kept in mind, those of a node rising."""
+        return [span for spans in self._of.values() for span in spans]
+
+    def keep(self, span: Span, *, changed: bool) -> None:
+        """Keep a span in mind again, the next of its node."""
+        self._of.setdefault(span.node, []).append(span)
+        if changed:
+            self.changed[span] = None
+        if span.end_s is not None:
+            self._over.add(span.node)
+
+    # --- energy ------------------------------------------------------------------------------
+
+    def count_from(self, at_s: float, booked_s: float) -> None:
+        """Let the totals count from a time on.
+
+        Args:
+            booked_s: until when meters have reported.
+        """
+        self.totals.count_from(at_s)
+        if booked_s > at_s:
+            since_j = self.totals.since_j
+            for span in self.kept():
+                if span.begin_s >= at_s:
+                    joules = sum(share.joules for share in span.measured.values())
+                    more_j = joules - span.replaced_j
+                    since_j[span.owner] = since_j.get(span.owner, 0.0) + more_j
+
+    def pieces(self, node: str, since_s: float, until_s: float) -> list[tuple[Span, float]]:
+        """Return the spans of a time on a node, each with the seconds it has of it, rising.
+
+        Of no time at all it is the present span, with none.
+        """
+        spans = self._of.get(node, [])
+        if until_s <= since_s:
+            return [(spans[-1], 0.0)] if spans and spans[-1].end_s is None else []
+        found = []
+        for span in reversed(spans):
+            if span.end_s is not None and span.end_s <= since_s:
+                break
+            seconds = span.seconds(since_s, until_s)
+            if seconds > 0.0:
+                found.append((span, seconds))
+        return found[::-1]
+
+    def replaced(self, span: Span, joules: float, until_s: float) -> None:
+        """Take from a span what of the model's energy a measurement stands for."""
+        span.replaced_j += joules
+        span.booked_s = max(span.booked_s, until_s)
+        self.totals.enter(span, -joules)
+        self.totals.enter_node(span.node, -joules)
+        self.changed[span] = None
+
+    def measured(self, span: Span, device: str, source: str, more: Share) -> None:
+        """Add to a span, and to its owner, what was measured; its node is summed apart."""
+        span.measured.setdefault((device, source), Share()).add(more)
+        self.totals.enter(span, more.joules)
+        self.totals.enter_source(span.owner, source, more)
+        self.changed[span] = None
+
+    # --- rows --------------------------------------------------------------------------------
+
+    def on(self, node: str) -> Sequence[Span]:
+        """Return the spans of a node that are kept in mind, rising."""
+        return self._of.get(node, ())
+
+    def present(self, now_s: float, jobs: Iterable[str] | None = None) -> list[EnergyRow]:
+        """Return the rows of spans that are not written as they are now, up to now.
+
+        Args:
+            jobs: of these only; of all owners where None.
+        """
+        found: Iterable[Span]
+        if jobs is None:
+            found = self.kept()
+        else:
+            owners = frozenset(jobs)
+            held = [self._of[node][-1] for job in owners for node in self.held.get(JobId(job), ())]
+            found = dict.fromkeys([*(s for s in self.changed if s.owner in owners), *held])
+        return [row for span in found for row in span.rows(now_s)]
+
+    def rows(self, now_s: float | None = None) -> list[EnergyRow]:
+        """Return the rows that are new or have changed since they were last asked for.
+
+        Args:
+            now_s: spans that last have rows too, up to then; None for those that meters spoke of.
+        """
+        if now_s is not None:
+            lasting = (spans[-1] for spans in self._of.values() if spans)
+            self.changed.update(dict.fromkeys(s for s in lasting if s.end_s is None))
+        found = [row for span in self.changed for row in span.rows(now_s)]
+        for span in self.changed:
+            span.saved = True
+        self.changed.clear()
+        return found
+
+    def forget(self, kept_s: Mapping[str, float]) -> None:
+        """Drop spans that are over and written.
+
+        Args:
+            kept_s: of nodes that have meters, the time from which spans are kept: a report may
+                tell of it.
+        """
+        for node in list(self._over):
+            from_s = kept_s.get(node, inf)
+            left = [
+                span
+                for span in self._of[node]
+                if not span.saved or span.end_s is None or span.end_s > from_s
+            ]
+            self._of[node] = left
+            if all(span.end_s is None for span in left):
+                self._over.discard(node)
+
+    def restore(self, rows: Iterable[EnergyRow], booked_s: Mapping[str, float]) -> None:
+        """Go on from the newest rows that were written, after all events were followed again.
+
+        What was written has worlds, which no event has; before it nothing is of interest any more.
+
+        Args:
+            rows: of each node the last span's at least; rising in time. They are in ``totals``.
+            booked_s: until when meters have reported, for nodes that have any.
+        """
+        written: dict[str, dict[tuple[float, str], list[EnergyRow]]] = {}
+        for row in rows:
+            of_node = written.setdefault(row.node, {})
+            of_node.setdefault((row.begin_s, row.owner), []).append(row)
+        for node, groups in written.items():
+            followed = self._of.get(node)
+            if not followed:
+                continue
+            from_s = followed[0].begin_s  # a snapshot has none of those before
+            known = [rows for (at_s, _), rows in groups.items() if at_s >= from_s]
+            if known:
+                booked = booked_s.get(node, -inf)
+                self._restore_node(node, [_written(rows, booked) for rows in known])
+
+    def _restore_node(self, node: str, written: Sequence[Span]) -> None:
+        """Let what was written of a node take the place of what was followed of that time."""
+        followed, known, carry = self._of[node], list[Span](), None
+        self._of[node] = known
+        under = {span: _at(followed, span.begin_s) for span in written}
+        lasted = [s for s, found in under.items() if found is not None and found.owner == s.owner]
+        for span in written:  # others have lasted no time, by events that came late
+            if span not in lasted and span.lasted_s:
+                known.append(span)
+                carry = self._end(span, span.begin_s)
+        from_s = written[0].begin_s  # what was before is written
+        for number, span in enumerate(lasted, 1):
+            found = under[span]
+            assert found is not None
+            span.watts = found.watts
+            known.append(span)
+            next_s = lasted[number].begin_s if number < len(lasted) else inf
+            from_s = min(next_s, inf if found.end_s is None else found.end_s)
+            carry = carry if from_s == inf else self._end(span, from_s)
+        rest = [span for span in followed if span.begin_s >= from_s]
+        for span in set(followed).difference(rest):
+            self.changed.pop(span, None)
+        known.extend(rest)
+        known.sort(key=lambda span: span.begin_s)  # those without time before others
+        for span in rest:
+            if carry is not None and carry[0] > span.begin_s:
+                seconds = span.seconds(span.begin_s, carry[0])
+                self.replaced(span, carry[1] * span.watts * seconds, span.begin_s + seconds)
+
+
+def _written(rows: Sequence[EnergyRow], booked_s: float) -> Span:
+    """Return a span as its rows have it, without its end."""
+    first = rows[0]
+    whose = first.node, first.owner, first.world, first.resize
+    span = Span(*whose, 0.0, first.begin_s, saved=True)
+    for row in rows:
+        span.replaced_j += row.replaced_j
+        span.lasted_s = max(span.lasted_s, row.end_s - row.begin_s)
+        if row.source != MODEL:
+            share = Share(row.joules, row.uncertainty_j, row.estimate)
+            span.measured[row.device, row.source] = share
+        elif row.end_s > row.begin_s:
+            span.watts = (row.joules + row.replaced_j) / (row.end_s - row.begin_s)
+    if span.replaced_j or span.measured:
+        span.booked_s = min(booked_s, max(row.end_s for row in rows))
+    return span
+
+
+def _at(spans: Sequence[Span], at_s: float) -> Span | None:
+    """Return the span of a time, None where there is none."""
+    for span in reversed(spans):
+        if span.begin_s <= at_s:
+            return span if span.end_s is None or span.end_s > at_s else None
+    return None

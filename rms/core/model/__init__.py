@@ -1,0 +1,1 @@
+"""The words of the scheduler: sites, nodes, jobs, events, speedups, contention."""

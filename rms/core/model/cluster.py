@@ -1,0 +1,150 @@
+"""The nodes that jobs run on, by name: what stands behind the numbers the engine gives them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from rms.core.model.contention import Processors, SharedNode, shared_nodes
+from rms.core.model.jobs import Node, NodePower, Site
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Nodes with the slots they hold (``cpu:3``, ``gpu:0``), and power models if any.
+
+    Where jobs share nodes, what is given to one job at a time is a slot: each has an entry of its
+    own in ``names`` (``n1/0``) and ``slots`` then, and those of a host follow one another.
+
+    Attributes:
+        power: of each host; empty where nothing is known.
+        bandwidth_gb_s: memory bandwidth of each host, ``inf`` where it is not stated; empty where
+            that of none is.
+        shared: the hosts whose slots are given one by one; empty where nodes are given whole.
+        levels: frequencies (GHz) and voltages that nodes can be set to, rising; empty for none.
+        processors: kinds of processors of each host, in the order of its slots; empty where those
+            of each host are alike.
+    """
+
+    names: tuple[str, ...]
+    slots: tuple[tuple[str, ...], ...]
+    power: tuple[NodePower, ...]
+    bandwidth_gb_s: tuple[float, ...] = ()
+    shared: tuple[SharedNode, ...] = ()
+    levels: tuple[tuple[float, float], ...] = ()
+    processors: tuple[tuple[Processors, ...], ...] = ()
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """How many slots each node holds."""
+        return tuple(len(slots) for slots in self.slots)
+
+    @property
+    def site(self) -> Site:
+        """What the engine knows of it."""
+        names, shared = self.names, self.shared
+        return Site(len(names), self.power, shared=shared, levels=self.levels, names=names)
+
+    @cached_property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the hosts: the nodes, or those whose slots are given one by one."""
+        return tuple(dict.fromkeys(map(self.host_of, range(len(self.names)))))
+
+    @cached_property
+    def nodes_of(self) -> dict[str, tuple[Node, ...]]:
+        """What a name stands for: a node, or a slot, or all slots of a host."""
+        found: dict[str, tuple[Node, ...]] = {name: (Node(n),) for n, name in enumerate(self.names)}
+        if self.shared:
+            for node in range(len(self.names)):
+                host = self.host_of(node)
+                found[host] = (*found.get(host, ()), Node(node))
+        return found
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kind of processors of each slot: its name, else its number on its host, from 0.
+
+        Empty where the processors of every host are alike and have no name.
+        """
+        if not any(len(node.processors) > 1 or node.processors[0].name for node in self.shared):
+            return ()
+        return tuple(
+            kind.name or str(number)
+            for node in self.shared
+            for number, kind in enumerate(node.processors)
+            for _ in range(kind.number)
+        )
+
+    def kinds_of(self, nodes: Iterable[int]) -> tuple[str, ...]:
+        """Return the kinds of processors of slots, in order; empty where all are alike."""
+        return tuple(self.kinds[node] for node in nodes) if self.kinds else ()
+
+    def booked(self, host: str) -> tuple[str, ...]:
+        """Return by which names the energy of a host is booked.
+
+        Of one that jobs share: its own, for its idle power, and those of its slots, for what jobs
+        add to that.
+        """
+        if not self.shared:
+            return (host,)
+        return (host, *(self.names[node] for node in self.nodes_of[host]))
+
+    def host_of(self, node: int) -> str:
+        """Return the name of the host of a node, or slot."""
+        name = self.names[node]
+        return name.rpartition("/")[0] if self.shared else name
+
+    def hosts_of(self, nodes: Iterable[int]) -> list[str]:
+        """Return the hosts of nodes, each once, in order."""
+        return list(dict.fromkeys(map(self.host_of, nodes)))
+
+    @classmethod
+    def recorded(
+        cls,
+        names: tuple[str, ...],
+        power: tuple[NodePower, ...] = (),
+        widths: tuple[int, ...] = (),
+        shared: tuple[SharedNode, ...] = (),
+        levels: tuple[tuple[float, float], ...] = (),
+    ) -> Cluster:
+        """Return nodes as a journal knows them: how many slots they had, not which."""
+        each = widths or (1,) * len(names)
+        slots = tuple((f"{name}/",) * n for name, n in zip(names, each, strict=True))
+        return cls(names, slots, power, shared=shared, levels=levels)
+
+    def first(self, number: int) -> Cluster:
+        """Return the first nodes of those that are given whole."""
+        known = self.power[:number], self.bandwidth_gb_s[:number]
+        kinds = self.processors[:number]
+        own = self.names[:number], self.slots[:number]
+        return Cluster(*own, *known, levels=self.levels, processors=kinds)
+
+    def split(self) -> Cluster:
+        """Return the same hosts, their slots to be given one by one.
+
+        The slots of a kind of processors with a name are called by it: ``n1/gpu0``.
+        """
+        shared = shared_nodes(self.widths, self.bandwidth_gb_s, self.processors)
+        names = tuple(
+            f"{host}/{slot}"
+            for host, node in zip(self.names, shared, strict=True)
+            for slot in _slot_names(node)
+        )
+        slots = tuple((slot,) for each in self.slots for slot in each)
+        given = names, slots, self.power, self.bandwidth_gb_s, shared, self.levels
+        return Cluster(*given, self.processors)
+
+    def slots_of(self, nodes: Iterable[Node]) -> tuple[str, ...]:
+        """Return the slots of nodes, in order."""
+        return tuple(slot for node in nodes for slot in self.slots[node])
+
+
+def _slot_names(node: SharedNode) -> Iterable[str]:
+    """Yield the names of a host's slots, numbered by kind; kinds without a name count as one."""
+    numbers: Counter[str] = Counter()
+    for kind in node.processors:
+        for _ in range(kind.number):
+            yield f"{kind.name}{numbers[kind.name]}"
+            numbers[kind.name] += 1

@@ -1,0 +1,1 @@
+"""What an event changes, what may be decided, and the power cap."""

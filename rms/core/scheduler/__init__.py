@@ -1,0 +1,1 @@
+"""The engine, the scheduler that numbers decisions, its twin and its snapshots."""

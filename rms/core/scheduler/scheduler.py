@@ -1,0 +1,252 @@
+"""The scheduler: what decides, with everything that follows from its events alone.
+
+Engine, energy books, timeline and the history of decisions, fed by one event after the other. No
+I/O, no clock: a daemon feeds it what happens, a restarted one what its journal holds, and a replay
+compares what it decides with what was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from rms.core.books.books import EnergyBooks
+from rms.core.books.ledger import Ledger
+from rms.core.books.spans import Timeline
+from rms.core.model.cluster import Cluster
+from rms.core.model.events import (
+    NO_RESIZE,
+    Decision,
+    Event,
+    Freed,
+    FrequenciesSettable,
+    HeldByUser,
+    JobDecision,
+    NodeBooted,
+    NodeDown,
+    NodePowerFailed,
+    NodesLeased,
+    NodeUp,
+    PowerCapSet,
+    PowerMeasured,
+    PowerOff,
+    PowerOn,
+    Reopened,
+    Requeued,
+    Resize,
+    ResizeRolledBack,
+    Start,
+    Submitted,
+    TasksHold,
+    Ticked,
+    Withdrawn,
+)
+from rms.core.model.jobs import JobId
+from rms.core.policies import Policy
+from rms.core.rules.checks import RuleError
+from rms.core.scheduler.engine import Engine
+from rms.core.state import owners_changed
+from rms.wire.messages import Metered
+from rms.wire.users import Books, HistoryEntry
+
+_OF_NO_JOB = frozenset(
+    (
+        *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
+        *(TasksHold, NodesLeased, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
+        *(HeldByUser, Freed, Withdrawn),
+    )
+)
+
+_OF_POWER = frozenset((NodeBooted, NodePowerFailed))
+
+_OF_NODES = (PowerOff, PowerOn)
+
+_GOES = (Start, Resize)
+
+
+def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
+    """Return whether an entry of a history says no more than the one before it."""
+    return (entry.kind, entry.reason, entry.size) == (before.kind, before.reason, before.size)
+
+
+class Scheduler:
+    """Events in, decisions out; the books are kept on the way.
+
+    Args:
+        cluster: the nodes.
+        policy: what the scheduler does with all jobs.
+        where: what tells these nodes from others of the same names, or "".
+
+    Attributes:
+        engine, timeline: see there.
+        energy: the energy books.
+        history: of each job, in order; repeats of one reason once.
+        reasons: of each job, why it waits, or what was said of it last.
+        resizes: of each job, how many resizes were decided; the newest has that number.
+        present: where the daemon is and the nodes it has there, with slots that no event knows.
+        stand_ins: policies that decide instead of one that fails, the next where that fails too;
+            where there is none, a policy's error is the caller's.
+        failure: how the policy has failed on the newest event, "" where it has not.
+    """
+
+    def __init__(self, cluster: Cluster, policy: Policy, where: str = "") -> None:
+        self.cluster, self.where = cluster, where
+        self.engine = Engine(cluster.site, policy)
+        self.energy = EnergyBooks(cluster)
+        self.timeline = Timeline(cluster.names)
+        self.history: dict[JobId, list[HistoryEntry]] = {}
+        self.reasons: dict[JobId, str] = {}
+        self.resizes: dict[JobId, int] = {}
+        self.present: tuple[str, Cluster] | None = None
+        self.stand_ins: tuple[Policy, ...] = ()
+        self.failure = ""
+
+    def feed(self, event: Event, recorded: Sequence[Decision] | None = None) -> list[Decision]:
+        """Take in what happened; return what is decided on it.
+
+        Args:
+            recorded: what was decided on it at the time, to be followed; None to decide.
+
+        Raises:
+            TransitionError: it cannot have happened.
+            RuleError: the policy decided what cannot be, or it is recorded so.
+        """
+        kind = type(event)
+        if isinstance(event, Reopened):
+            self._reopen(event)
+        state, at_s = self.engine.state, event.at_s
+        lent = state.lent
+        self.energy.advance(state, at_s)
+        decisions = self._decide(event, recorded)
+        if isinstance(event, ResizeRolledBack):
+            self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
+        if isinstance(event, Requeued) and event.reason:
+            self._remember(event.job, HistoryEntry(at_s, "requeued", "Requeued", event.reason))
+        of_jobs = [each for each in decisions if not isinstance(each, _OF_NODES)]
+        for decision in of_jobs:
+            goes = isinstance(decision, _GOES)
+            self.reasons[decision.job] = "" if goes else decision.reason
+            self._remember(decision.job, self.entry(at_s, decision))
+            if isinstance(decision, Resize):
+                self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
+        jobs: list[JobId] = [] if kind in _OF_NO_JOB else [event.job]  # type: ignore[union-attr]
+        jobs.extend(decision.job for decision in of_jobs)
+        owners = [] if state.lent is lent else owners_changed(lent, state.lent)
+        self.energy.follow(state, event, [*jobs, *owners], self.resizes)
+        self.timeline.hold(state, at_s, jobs)
+        if kind in _OF_POWER or len(of_jobs) < len(decisions):
+            self.timeline.switch(state, at_s)
+        self.timeline.power(at_s, self.energy.power_w)
+        return decisions
+
+    def _decide(self, event: Event, recorded: Sequence[Decision] | None) -> list[Decision]:
+        """Decide on an event, or follow what was decided; a policy that fails is replaced."""
+        engine, self.failure = self.engine, ""
+        if recorded is not None:
+            engine.follow(event, recorded)
+            return list(recorded)
+        engine.apply(event)
+        found: list[Decision] = []
+        policies = iter(self.stand_ins)
+        while engine.asks(event):
+            try:
+                return found + engine.decide((event,))
+            except Exception as error:  # it may be anything that a user's own function raises
+                found += error.taken if isinstance(error, RuleError) else ()
+                if found and isinstance(event, Submitted):  # some of them may be refused by now
+                    left = tuple(s for s in event.specs if s.id in engine.state.pending)
+                    event = Submitted(event.at_s, left)
+                self.failure = self.failure or f"{engine.policy.name} failed: {error}"
+                instead = next((p for p in policies if p is not engine.policy), None)
+                if instead is None:
+                    if self.stand_ins:
+                        break
+                    raise
+                engine.policy, engine.state.needs_pass = instead, True
+        return found
+
+    def forget(self, jobs: Collection[JobId]) -> None:
+        """Tell jobs that are over no more apart; nothing is decided by them."""
+        state = self.engine.state
+        arrays = {job.spec.array for job_id in jobs if (job := state.ended.pop(job_id, None))}
+        for known in (self.history, self.reasons, self.resizes):
+            for job_id in jobs:
+                known.pop(job_id, None)
+        left = {job.spec.array for job in state.ended.values()} | state.arrays.keys()
+        for array in arrays - left:
+            state.outcomes.pop(array or "", None)
+        self.energy.forget(jobs)
+        self.timeline.forget(frozenset(jobs))
+
+    def entry(self, at_s: float, decision: JobDecision) -> HistoryEntry:
+        """Return a decision as the history has it."""
+        kind, code = type(decision).__name__.lower(), str(decision.code)
+        if decision.code in NO_RESIZE:
+            kind = "refused"
+        if not isinstance(decision, Start | Resize):
+            return HistoryEntry(at_s, kind, code, decision.reason)
+        names = [self.cluster.names[node] for node in decision.nodes]
+        size = len(self.cluster.slots_of(decision.nodes))
+        return HistoryEntry(at_s, kind, code, decision.reason, size, names)
+
+    def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
+        """Take in a report of a node's meters; return whether it is news.
+
+        Args:
+            now_s: the present time.
+            nodes: those that each device belongs to.
+
+        Raises:
+            ReplacedAgentError: another agent reports in its place.
+        """
+        news = self.energy.report(said, now_s, nodes)
+        if news and said.devices and self.energy.begun:
+            self._draw(now_s)
+        return news
+
+    def forget_meter(self, host: str, now_s: float) -> None:
+        """Let the model say again what the nodes of a host draw whose meters have fallen silent."""
+        self.energy.measured.forget_power(host)
+        if self.energy.begun:
+            self._draw(now_s)
+
+    def use_levels(self, levels: tuple[tuple[float, float], ...]) -> None:
+        """Let nodes have these frequencies from here on: a daemon was started again with them."""
+        if levels != self.cluster.levels:
+            self.cluster = replace(self.cluster, levels=levels)
+            self.engine.state.use_levels(levels)
+            self.ledger.levels = levels
+
+    def books(self, now_s: float) -> Books:
+        """Return the energy books up to a time, should nothing happen until then."""
+        return self.energy.books(now_s)
+
+    @property
+    def closed(self) -> Books | None:
+        """The books as they were when the last job was over, None before the first event."""
+        return self.energy.closed
+
+    @property
+    def ledger(self) -> Ledger:
+        """The books of the model."""
+        return self.energy.ledger
+
+    def _draw(self, now_s: float) -> None:
+        self.timeline.reading(max(now_s, self.engine.state.now_s), self.energy.power_w)
+
+    def _remember(self, job_id: JobId, entry: HistoryEntry) -> None:
+        known = self.history.setdefault(job_id, [])
+        if entry.kind == "rolledback" or not known or not repeats(entry, known[-1]):
+            known.append(entry)
+
+    def _reopen(self, event: Reopened) -> None:
+        """Go on elsewhere; the time between belongs to nobody."""
+        self.timeline.reopen(event.nodes, self.ledger.at_s)
+        self.where = event.where
+        given = event.nodes, event.power, event.widths, event.shared, event.levels
+        self.cluster = Cluster.recorded(*given)
+        self.energy.reopen(self.engine.state, event, self.cluster)
+        if self.present is not None:
+            where, cluster = self.present
+            if (where, cluster.names) == (event.where, event.nodes):
+                self.cluster = cluster

@@ -1,0 +1,319 @@
+"""The scheduler as a value that can be written down, so that a restart need not begin with event 1.
+
+Fields are written by name, as MessagePack: one that a later version adds is its default in what an
+earlier one wrote, one that it has dropped is passed over. Jobs are written once and named by their
+place among them elsewhere, for there they are the same object too. What follows from the rest (the
+queue by a key, what a site's power models add up to) is worked out again.
+
+Nothing that was measured is in it: as after a replay of all events, that is brought back from the
+rows of the books (:meth:`rms.core.books.books.EnergyBooks.restore`).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, get_type_hints
+
+import msgspec
+
+from rms.core.books.books import EnergyBooks, ResizeBefore, ResizeEnergy
+from rms.core.books.ledger import Ledger
+from rms.core.books.spans import Span, Timeline
+from rms.core.model.cluster import Cluster
+from rms.core.model.contention import SharedNode
+from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
+from rms.core.policies import Policy
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.twin import Twin
+from rms.core.state import End, State
+from rms.wire.users import Books, HistoryEntry, NodeSpan
+
+_STATE = get_type_hints(State)
+_LEDGER = get_type_hints(Ledger)
+_FOLLOWS = frozenset(
+    (
+        *("pools", "_queues", "_rankings", "awaited", "site", "counted", "power", "host"),
+        *("levels", "_slots", "allowed"),
+    )
+)
+"""Fields that the site, or another field, has already."""
+
+
+class SnapshotError(ValueError):
+    """What is no snapshot that this version can read."""
+
+
+class SpanImage(msgspec.Struct, array_like=True):
+    """A span as the events have it, and whether its rows are still to be written."""
+
+    node: str
+    owner: str
+    world: int | None
+    resize: int
+    watts: float
+    begin_s: float
+    end_s: float | None
+    at_once_j: float
+    changed: bool
+
+
+class EnergyImage(msgspec.Struct):
+    """The energy books, by the model."""
+
+    ledger: dict[str, Any]
+    resizes: dict[tuple[JobId, int], ResizeEnergy]
+    begun: dict[JobId, ResizeBefore]
+    closed: Books | None
+    spans: list[SpanImage]
+    held: dict[JobId, list[str]]
+    since_s: float
+
+
+class TimelineImage(msgspec.Struct):
+    """Who held which node; spans that last by their place among all."""
+
+    spans: list[NodeSpan]
+    power_spans: list[NodeSpan]
+    power_w: list[tuple[float, float]]
+    open: dict[Node, int]
+    asleep: dict[Node, int]
+    held: dict[JobId, frozenset[Node]]
+
+
+class ClusterImage(msgspec.Struct):
+    """The nodes, as events tell of them."""
+
+    names: tuple[str, ...]
+    power: tuple[NodePower, ...]
+    widths: tuple[int, ...]
+    shared: tuple[SharedNode, ...]
+    levels: tuple[tuple[float, float], ...]
+
+
+class TwinImage(msgspec.Struct):
+    """What EASY would run (:mod:`rms.core.scheduler.twin`); jobs that are over there by their places."""
+
+    state: dict[str, Any]
+    ends: list[tuple[float, int, JobId]]
+    flexible: list[JobId]
+    follows: bool
+    nodes: int
+    late: dict[JobId, float]
+    past: list[int]
+    entered: dict[JobId, float]
+
+
+class Image(msgspec.Struct):
+    """All of a scheduler but its policy, of which it is only said which that is."""
+
+    policy: str
+    where: str
+    cluster: ClusterImage
+    site: Site
+    counted: bool
+    jobs: list[Job]
+    state: dict[str, Any]
+    energy: EnergyImage
+    timeline: TimelineImage
+    history: dict[JobId, list[HistoryEntry]]
+    reasons: dict[JobId, str]
+    resizes: dict[JobId, int]
+    twin: TwinImage | None = None
+    ranked: dict[str, dict[int, float]] = {}
+
+
+_image = msgspec.msgpack.Decoder(Image)
+
+
+def freeze(scheduler: Scheduler) -> bytes:
+    """Return all that a scheduler has come to by its events."""
+    state, cluster, energy = scheduler.engine.state, scheduler.cluster, scheduler.energy
+    jobs = _Jobs()
+    given = cluster.power, cluster.widths, cluster.shared, cluster.levels
+    image = Image(
+        policy=scheduler.engine.policy.key,
+        where=scheduler.where,
+        cluster=ClusterImage(cluster.names, *given),
+        site=state.site,
+        counted=state.counted,
+        state=_written(state, _STATE, jobs),
+        energy=_energy(energy, jobs),
+        twin=_twin(scheduler.engine.twin, jobs),
+        ranked=state.ranked,
+        jobs=jobs.all,
+        timeline=_timeline(scheduler.timeline),
+        history=scheduler.history,
+        reasons=scheduler.reasons,
+        resizes=scheduler.resizes,
+    )
+    return zlib.compress(msgspec.msgpack.encode(image), 1)
+
+
+def thaw(body: bytes, policy_of: Callable[[str, Cluster], Policy]) -> Scheduler:
+    """Return the scheduler of a snapshot.
+
+    Args:
+        policy_of: returns the policy of a key, or what decides in its place, on these nodes.
+
+    Raises:
+        SnapshotError: it is none that this version can read.
+    """
+    try:
+        image = _image.decode(zlib.decompress(body))
+        nodes = image.cluster
+        cluster = Cluster.recorded(
+            nodes.names, nodes.power, nodes.widths, nodes.shared, nodes.levels
+        )
+        scheduler = Scheduler(cluster, policy_of(image.policy, cluster), image.where)
+        site = msgspec.structs.replace(image.site, names=nodes.names)  # those before had none
+        state = State(site, image.counted)
+        _read(state, _STATE, image.state, image.jobs)
+        engine = scheduler.engine
+        engine.state = state
+        if state.due is not None:
+            state.restore_ranks(engine.policy.running_keys, image.ranked)
+        if engine.twin is not None and image.twin is not None:
+            _restore_twin(engine.twin, state, image.twin, image.jobs)
+        elif engine.policy.twin is not None:
+            engine.twin = Twin.of(state, engine.policy.twin)
+        _restore_energy(scheduler.energy, state, image)
+        _restore_timeline(scheduler.timeline, image.timeline)
+    except (zlib.error, msgspec.MsgspecError, TypeError, ValueError, LookupError) as error:
+        raise SnapshotError(
+            f"expected a snapshot of this version or before, got: {error}"
+        ) from None
+    scheduler.history, scheduler.reasons = image.history, image.reasons
+    scheduler.resizes = image.resizes
+    return scheduler
+
+
+# --- fields by their types -----------------------------------------------------------------------
+
+
+class _Jobs:
+    """Jobs, each once, in the order in which they were first met."""
+
+    def __init__(self) -> None:
+        self.all: list[Job] = []
+        self._at: dict[int, int] = {}
+
+    def place(self, job: Job) -> int:
+        at = self._at.setdefault(id(job), len(self.all))
+        if at == len(self.all):
+            self.all.append(job)
+        return at
+
+
+def _written(of: object, hints: Mapping[str, Any], jobs: _Jobs) -> dict[str, Any]:
+    """Return the fields of an object, with jobs by their places."""
+    found: dict[str, Any] = {}
+    for name, hint in hints.items():
+        value = getattr(of, name)
+        if name in _FOLLOWS:
+            continue
+        if hint == dict[JobId, Job]:
+            value = [(job_id, jobs.place(job)) for job_id, job in value.items()]
+        elif hint == list[Job]:
+            value = [jobs.place(job) for job in value]
+        elif hint == list[End]:
+            value = [(key, number, jobs.place(job)) for key, number, job in value]
+        found[name] = value
+    return found
+
+
+def _read(of: object, hints: Mapping[str, Any], found: Mapping[str, Any], jobs: list[Job]) -> None:
+    """Set those fields of an object that were written."""
+    for name, hint in hints.items():
+        if name not in found or name in _FOLLOWS:
+            continue
+        value = found[name]
+        if hint == dict[JobId, Job]:
+            value = {JobId(job_id): jobs[at] for job_id, at in value}
+        elif hint == list[Job]:
+            value = [jobs[at] for at in value]
+        elif hint == list[End]:
+            value = [(float(key), number, jobs[at]) for key, number, at in value]
+        else:
+            value = msgspec.convert(value, hint)
+        setattr(of, name, value)
+
+
+def _twin(twin: Twin | None, jobs: _Jobs) -> TwinImage | None:
+    if twin is None:
+        return None
+    return TwinImage(
+        _written(twin.state, _STATE, jobs),
+        *(twin.ends, sorted(twin.flexible), twin.follows, twin.nodes, twin.late),
+        [jobs.place(job) for job in twin.past.values()],
+        twin.entered,
+    )
+
+
+def _restore_twin(twin: Twin, state: State, image: TwinImage, jobs: list[Job]) -> None:
+    twin.state = State(Site(state.nodes), counted=True)
+    _read(twin.state, _STATE, image.state, jobs)
+    twin.ends, twin.flexible, twin.follows = image.ends, set(image.flexible), image.follows
+    twin.nodes, twin.late, twin.entered = image.nodes, image.late, image.entered
+    twin.past = {jobs[at].spec.id: jobs[at] for at in image.past}
+
+
+# --- the books -----------------------------------------------------------------------------------
+
+
+def _energy(energy: EnergyBooks, jobs: _Jobs) -> EnergyImage:
+    spans = energy.measured.spans
+    found = [
+        SpanImage(
+            *(span.node, span.owner, span.world, span.resize, span.watts),
+            *(span.begin_s, span.end_s, span.at_once_j, span in spans.changed),
+        )
+        for span in spans.kept()
+    ]
+    return EnergyImage(
+        ledger=_written(energy.ledger, _LEDGER, jobs),
+        resizes=energy.resizes,
+        begun=energy.begun_resizes,
+        closed=energy.closed_by_model,
+        spans=found,
+        held={job: list(nodes) for job, nodes in spans.held.items()},
+        since_s=spans.totals.since_s,
+    )
+
+
+def _restore_energy(energy: EnergyBooks, state: State, image: Image) -> None:
+    written, site = image.energy, state.site
+    energy.ledger = Ledger(site.models, site.host, site.levels)
+    _read(energy.ledger, _LEDGER, written.ledger, image.jobs)
+    energy.resizes, energy.begun_resizes = written.resizes, written.begun
+    energy.closed_by_model = written.closed
+    spans = energy.measured.spans
+    spans.totals.since_s = written.since_s
+    spans.held.update(written.held)
+    for each in written.spans:
+        whose = each.node, each.owner, each.world, each.resize, each.watts
+        spans.keep(
+            Span(*whose, each.begin_s, each.end_s, at_once_j=each.at_once_j), changed=each.changed
+        )
+
+
+def _timeline(timeline: Timeline) -> TimelineImage:
+    places = {id(span): at for at, span in enumerate(timeline.spans)}
+    asleep = {id(span): at for at, span in enumerate(timeline.power_spans)}
+    return TimelineImage(
+        timeline.spans,
+        timeline.power_spans,
+        timeline.power_w,
+        {node: places[id(span)] for node, span in timeline.open.items()},
+        {node: asleep[id(span)] for node, span in timeline.asleep.items()},
+        timeline.held,
+    )
+
+
+def _restore_timeline(timeline: Timeline, image: TimelineImage) -> None:
+    timeline.spans, timeline.power_spans = image.spans, image.power_spans
+    timeline.power_w, timeline.held = image.power_w, image.held
+    timeline.open = {node: image.spans[at] for node, at in image.open.items()}
+    over = [span for span in image.spans if span.end_s is not None]
+    timeline.past = sorted(over, key=lambda span: span.end_s or 0.0)
+    timeline.asleep = {node: image.power_spans[at] for node, at in image.asleep.items()}

@@ -1,0 +1,313 @@
+"""How fast processes run that share bandwidth, as time goes on (see :mod:`rms.core.model.contention`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from rms.core.model.contention import Pools, dynamic_power, parts
+from rms.core.model.events import Ended, ResizePoint
+from rms.core.model.jobs import Job, JobId
+from rms.core.state import State
+
+
+class Part(NamedTuple):
+    """Processes of one job in one pool, all alike.
+
+    Attributes:
+        work_s: how long each takes alone on the fastest kind of processor at full frequency.
+        demand_gb_s: what each asks for there.
+        frequency: over the highest one.
+        power: of each while it computes, in any unit.
+    """
+
+    pool: int
+    processes: int
+    work_s: float
+    demand_gb_s: float
+    frequency: float = 1.0
+    power: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A part that runs: it is over when its pool's clock is at ``end``."""
+
+    job: str
+    part: Part
+    demand_gb_s: float
+    begun_s: float
+    end: float
+
+
+@dataclass(slots=True)
+class _Job:
+    """The parts of a job that run, and how many processes it has, those that are over included."""
+
+    groups: list[_Group] = field(default_factory=list)
+    processes: int = 0
+
+
+@dataclass(slots=True)
+class _Pool:
+    """The clock of a pool goes by ``rate`` seconds a second: slower while bandwidth is short."""
+
+    clock: float = 0.0
+    rate: float = 1.0
+    since_s: float = 0.0
+    version: int = 0
+    groups: list[tuple[float, int, _Group]] = field(default_factory=list)
+
+
+class Contention:
+    """Who runs how fast on shared nodes, and when each job is over.
+
+    Between two changes on a node all processes of a pool run at one rate, so a pool has a clock of
+    its own on which ends do not move: a change costs its node's pools, however many processes and
+    jobs there are. A process asks for nothing after its own end; its processor is held until the
+    last process of its job has ended. A job that is resized is stopped (:meth:`stop`) and started
+    again: what is left of all its processes is then shared out evenly.
+
+    Attributes:
+        energy: power times time of all processes that are over.
+        processor_s: time of them, idle waits for the job's last process left out.
+        followed: jobs of which ``moved`` tells.
+        moved: those of them whose rate may have changed since the driver last looked.
+        now_s: when anything last changed.
+    """
+
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
+        self._state = [_Pool() for _ in pools.node]
+        self._asked_gb_s = [0.0] * len(pools.node)
+        self._jobs: dict[str, _Job] = {}
+        self._next: list[tuple[float, int, int, int]] = []
+        self._number = 0
+        self.energy = self.processor_s = 0.0
+        self.followed: set[str] = set()
+        self.moved: set[str] = set()
+        self.now_s = 0.0
+
+    def start(self, job: str, parts: Iterable[Part], now_s: float) -> None:
+        """Let a job begin."""
+        nodes, own = {}, self._jobs.setdefault(job, _Job())
+        factor, node = self._pools.factor, self._pools.node
+        for part in parts:
+            at, pool = part.pool, self._state[part.pool]
+            self._advance(pool, now_s)
+            speed = part.frequency / factor[at]
+            demand = part.processes * part.demand_gb_s * speed
+            group = _Group(job, part, demand, now_s, pool.clock + part.work_s / speed)
+            self._number += 1
+            heappush(pool.groups, (group.end, self._number, group))
+            self._asked_gb_s[at] += demand
+            pool.version += 1
+            own.groups.append(group)
+            own.processes += part.processes
+            nodes[node[at]] = True
+        for each in nodes:
+            self._share(each, now_s)
+
+    def runs(self, job: str) -> bool:
+        """Return whether any of a job's processes do."""
+        return job in self._jobs
+
+    def left_s(self, job: str, now_s: float) -> float:
+        """Return what is left of a job: the mean of its processes' work, as ``work_s`` has it."""
+        own, left = self._jobs[job], 0.0
+        for group in own.groups:
+            pool = self._state[group.part.pool]
+            clock = pool.clock + pool.rate * (now_s - pool.since_s)
+            speed = group.part.frequency / self._pools.factor[group.part.pool]
+            left += group.part.processes * max(0.0, group.end - clock) * speed
+        return left / own.processes
+
+    def rate(self, job: str) -> float:
+        """Return how much of :meth:`left_s` is done in a second, at present."""
+        own, done = self._jobs[job], 0.0
+        for group in own.groups:
+            speed = group.part.frequency / self._pools.factor[group.part.pool]
+            done += group.part.processes * speed * self._state[group.part.pool].rate
+        return done / own.processes
+
+    def stop(self, job: str, now_s: float) -> None:
+        """Let a job's processes stand still: they ask for nothing and do nothing."""
+        nodes = {}
+        for group in self._jobs.pop(job).groups:
+            at, pool = group.part.pool, self._state[group.part.pool]
+            self._advance(pool, now_s)
+            pool.groups = [entry for entry in pool.groups if entry[2] is not group]
+            heapify(pool.groups)
+            self._leave(at, group)
+            pool.version += 1
+            self._book(group, now_s)
+            nodes[self._pools.node[at]] = True
+        for node in nodes:
+            self._share(node, now_s)
+
+    def counts(
+        self, slots: Sequence[int], frequencies: Sequence[float]
+    ) -> dict[tuple[int, float], int]:
+        """Return how many processes a job has by pool and frequency (:func:`parts`)."""
+        return parts(self._pools, slots, frequencies)
+
+    @property
+    def next_s(self) -> float:
+        """When the next processes are over, if nothing else happens before; inf if none run."""
+        ahead = self._next
+        while ahead and ahead[0][3] != self._state[ahead[0][2]].version:
+            heappop(ahead)
+        return ahead[0][0] if ahead else inf
+
+    def run(self, until_s: float, *, included: bool = False) -> tuple[float, str] | None:
+        """Let processes end before a time, or at it too; stop at the first job that is over.
+
+        And, with None, once there is something in :attr:`moved`.
+        """
+        while (at_s := self.next_s) < until_s or (included and at_s == until_s < inf):
+            job = self.finish()
+            if job is not None:
+                return at_s, job
+            if self.moved:
+                break
+        return None
+
+    def finish(self) -> str | None:
+        """Let the next processes end, at :attr:`next_s`; return their job if that is over too."""
+        now_s = self.next_s
+        _, _, at, _ = heappop(self._next)
+        pool = self._state[at]
+        end, _, group = heappop(pool.groups)
+        self._advance(pool, now_s)
+        pool.clock = end  # what it is but for rounding
+        self._leave(at, group)
+        pool.version += 1
+        self._book(group, now_s)
+        own = self._jobs[group.job].groups
+        own.remove(group)
+        self._share(self._pools.node[at], now_s)
+        if own:
+            if group.job in self.followed:
+                self.moved.add(group.job)
+            return None
+        del self._jobs[group.job]
+        self.followed.discard(group.job)
+        return group.job
+
+    def _leave(self, at: int, group: _Group) -> None:
+        left_gb_s = self._asked_gb_s[at] - group.demand_gb_s
+        self._asked_gb_s[at] = left_gb_s if self._state[at].groups else 0.0
+
+    def _book(self, group: _Group, now_s: float) -> None:
+        taken_s = group.part.processes * (now_s - group.begun_s)
+        self.processor_s += taken_s
+        self.energy += taken_s * group.part.power
+
+    def _share(self, node: int, now_s: float) -> None:
+        """Set the rates of a node's pools by what is asked of it now."""
+        members, state = self._pools.members[node], self._state
+        self.now_s = now_s
+        found = self._pools.slowdowns_among(node, self._asked_gb_s)
+        for at, slowdown in zip(members, found, strict=True):
+            pool, rate = state[at], 1.0 / slowdown
+            if rate != pool.rate:
+                pool.clock += pool.rate * (now_s - pool.since_s)
+                pool.since_s, pool.rate = now_s, rate
+                pool.version += 1
+                if self.followed:
+                    self.moved.update({each.job for *_, each in pool.groups} & self.followed)
+            elif pool.since_s != now_s:
+                continue  # neither its rate nor its processes have changed
+            if pool.groups:
+                self._number += 1
+                left = pool.groups[0][0] - pool.clock
+                ends_s = now_s + left / rate if left > 0.0 else now_s
+                heappush(self._next, (ends_s, self._number, at, pool.version))
+
+    @staticmethod
+    def _advance(pool: _Pool, now_s: float) -> None:
+        pool.clock += pool.rate * (now_s - pool.since_s)
+        pool.since_s = now_s
+
+
+def processes(
+    counts: Mapping[tuple[int, float], int],
+    work_s: float,
+    demand_gb_s: float,
+    levels: Sequence[tuple[float, float]],
+) -> list[Part]:
+    """Return the processes of a job, whose power is that of V^2 f.
+
+    Args:
+        counts: how many there are by pool and frequency.
+        work_s, demand_gb_s: of each, as :class:`Part` has them.
+        levels: frequencies and voltages, rising; empty where frequencies are not set.
+    """
+    power = {share: dynamic_power(levels, share) for share in {share for _, share in counts}}
+    return [
+        Part(pool, number, work_s, demand_gb_s, share, power[share])
+        for (pool, share), number in counts.items()
+    ]
+
+
+# FUSED rms.sim.contended: Jobs that run on nodes whose processes share bandwidth, on the virtual clock.
+
+
+class Beside:
+    """Runs jobs beside one another: what they have done is what their rates have brought so far.
+
+    Attributes:
+        contention: who runs how fast; there are pools of processors in the state.
+    """
+
+    def __init__(self, state: State) -> None:
+        assert state.pools is not None
+        self._state, self.contention = state, Contention(state.pools)
+
+    def start(self, job: Job, now: float) -> None:
+        """Let a job run from now on, at its size and with what is left of it."""
+        spec, whole_s = job.spec, job.time_s(job.size)
+        if whole_s is None:
+            raise ValueError(f"expected a run time of job {spec.id} to simulate, got none")
+        left_s = whole_s * job.remaining_share(now) if job.done else whole_s
+        counts = self.contention.counts(job.nodes, job.frequencies)
+        levels, asked_gb_s = self._state.site.levels, spec.bandwidth_gb_s or 0.0
+        self.contention.start(spec.id, processes(counts, left_s, asked_gb_s, levels), now)
+        if spec.resize_parts is not None and spec.mode.resizable:
+            self.contention.followed.add(spec.id)
+
+    def stop(self, job: Job, now: float) -> None:
+        """Let a job stand still while it is resized."""
+        self.contention.stop(job.spec.id, now)
+
+    def progress(self, job: Job, now: float) -> tuple[float, float]:
+        """Return the share of its work that a job has done, and how much a second it does now."""
+        whole_s = job.time_s(job.size)
+        if not whole_s:
+            return 1.0, 0.0
+        left_s = self.contention.left_s(job.spec.id, now)
+        return max(0.0, 1.0 - left_s / whole_s), self.contention.rate(job.spec.id) / whole_s
+
+    def told(self, event: ResizePoint) -> ResizePoint:
+        """Return a resize point with what the job has done by then."""
+        done, _ = self.progress(self._state.running[event.job], event.at_s)
+        return ResizePoint(event.at_s, event.job, done)
+
+    def first_end(self, until_s: float, *, included: bool) -> Ended | None:
+        """Return the end of a job before a time, or at it too, if it is the first to end.
+
+        Also stops, with None, where :meth:`moved` tells of jobs.
+        """
+        over = self.contention.run(until_s, included=included)
+        return None if over is None else Ended(over[0], JobId(over[1]), "COMPLETED")
+
+    def moved(self) -> tuple[float, list[Job]]:
+        """Return whose rates have changed that come to resize points by their work, and when."""
+        found = sorted(self.contention.moved)
+        self.contention.moved.clear()
+        running = self._state.running
+        jobs = [running[JobId(job_id)] for job_id in found if self.contention.runs(job_id)]
+        return self.contention.now_s, jobs
