@@ -16,14 +16,14 @@ from typing import Any
 
 from rms.cli.engines import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
-from rms.daemon.governor import GovernorRule
-from rms.daemon.journal import Journal, JournalError
-from rms.daemon.log import LEVELS, Log, warning
-from rms.daemon.nodes import POWERED_BY_SLURM
-from rms.daemon.replay import replayed
+from rms.daemon.kernels import GovernorRule
+from rms.daemon.nodes.nodes import POWERED_BY_SLURM
+from rms.daemon.restart.replay import replayed
 from rms.daemon.serve import ServeOptions, check_start, run_daemon
-from rms.daemon.snapshots import KEEP
-from rms.daemon.sockets import ServeError
+from rms.daemon.store.context import LEVELS, Log, warning
+from rms.daemon.store.journal import Journal, JournalError
+from rms.daemon.store.private import ServeError
+from rms.daemon.store.snapshots import KEEP
 from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time

@@ -93,8 +93,8 @@ def _of_jobs(arguments: argparse.Namespace) -> int:
 
 
 def _of_journal(path: Path) -> Snapshot:
-    from rms.daemon.journal import JournalError
-    from rms.daemon.past import past
+    from rms.daemon.ask.views import past
+    from rms.daemon.store.journal import JournalError
 
     if not path.is_file():
         raise CommandError(f"expected a journal, got {path}, which does not exist")

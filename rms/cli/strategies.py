@@ -58,7 +58,7 @@ def _record(arguments: argparse.Namespace) -> Record:
         server = server_address(arguments.server, os.environ)
         entries = ask(list[RecordEntry], server, "GET", "/tasks/record")
     else:
-        from rms.daemon.journal import Journal, JournalError
+        from rms.daemon.store.journal import Journal, JournalError
 
         if arguments.server is not None:
             raise FileError("expected --journal or --server, got both")
@@ -81,7 +81,7 @@ def _loaded(name: str) -> Iterator[Strategy]:
     if not name.endswith(".py"):
         known = ", ".join(STRATEGIES)
         raise FileError(f"expected a strategy of {known} or FILE.py, got {name!r}")
-    from rms.daemon.strategies import FileStrategy, StrategyError
+    from rms.daemon.kernels import FileStrategy, StrategyError
 
     with refuse_on(StrategyError):
         strategy = FileStrategy(Path(name))

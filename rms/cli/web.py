@@ -11,8 +11,8 @@ import sys
 import uvicorn
 
 from rms.client.connection import ask, server_address
-from rms.daemon.connections import BACKLOG, REQUEST_S, bounded
-from rms.daemon.sockets import raise_open_files
+from rms.daemon.ask.http import BACKLOG, REQUEST_S, bounded
+from rms.daemon.store.private import raise_open_files
 from rms.web.app import Bridge
 from rms.wire.live import LIVE_PATH, Live, LiveQuery
 from rms.wire.terminal import CommandError, at_least, publish

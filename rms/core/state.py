@@ -675,7 +675,7 @@ def _remove(index: list[End], key: float, job: Job) -> None:
         del index[at]
 
 
-# FUSED rms.core.state: Nodes of the cluster that tasks hold (:mod:`rms.core.tasks`), and the power they take there.
+# FUSED rms.core.state: Nodes of the cluster that tasks hold (:mod:`rms.kernels`), and the power they take there.
 
 TASKS = "task:"
 """What the owners of tasks' energy begin with: ``task:mine.py[4711]``, program and process."""

@@ -1,14 +1,18 @@
-"""A daemon from its start to its end: journal, sockets, HTTP server, and the loop that watches."""
+"""What systemd is told of a daemon (``Type=notify``, sd_notify(3)): a datagram to its socket."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import os
 import signal
 import socket
+import sys
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,32 +21,133 @@ import uvloop
 
 from rms.core.policies import modules_of, placing
 from rms.core.rules.powercap import check_cap
-from rms.daemon import salvage, sockets
-from rms.daemon.clock import Clock
-from rms.daemon.connections import BACKLOG, REQUEST_S, bounded
-from rms.daemon.context import Settings
-from rms.daemon.cycles import Cycles, few_looks
-from rms.daemon.daemon import Daemon
-from rms.daemon.governor import GovernorRule
-from rms.daemon.job_watch import JobWatch
-from rms.daemon.journal import Journal
-from rms.daemon.log import Log, warning
-from rms.daemon.nodes import check_placement
-from rms.daemon.notify import Notifier
-from rms.daemon.private import check_folder, make_folder, owner_only, secret
-from rms.daemon.recovery import resume
-from rms.daemon.resize import BOOT_S, GRACE_S
-from rms.daemon.server import WATCH_S, Routes
-from rms.daemon.snapshots import KEEP
-from rms.daemon.sockets import ServeError
-from rms.daemon.task_link import Link
-from rms.daemon.tasks import Tasks
+from rms.daemon.ask.http import BACKLOG, REQUEST_S, bounded
+from rms.daemon.ask.routes import WATCH_S, Routes
+from rms.daemon.heart import Daemon
+from rms.daemon.jobs.machine import BOOT_S, GRACE_S
+from rms.daemon.jobs.watch import JobWatch
+from rms.daemon.kernels import GovernorRule, Link, Tasks
+from rms.daemon.nodes.nodes import check_placement
+from rms.daemon.restart import recover
+from rms.daemon.restart.recover import resume
+from rms.daemon.store import private
+from rms.daemon.store.context import Clock, Log, Settings, warning
+from rms.daemon.store.journal import Journal
+from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
+from rms.daemon.store.snapshots import KEEP
 from rms.formats.prices import Prices
 from rms.launch.base import Engine
 from rms.launch.containment import uncontained
 from rms.launch.groups import escapes
 from rms.launch.power import PowerCommands
 from rms.wire.users import PowerCap
+
+SOCKET_VARIABLE = "NOTIFY_SOCKET"
+WATCHDOG_VARIABLE = "WATCHDOG_USEC"
+WATCHDOG_PID_VARIABLE = "WATCHDOG_PID"
+
+
+class Notifier:
+    """Tells the service manager how a daemon is; where there is none, nobody.
+
+    Args:
+        env: where the manager has said how it is reached, and how often it wants to hear.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        where = env.get(SOCKET_VARIABLE, "")
+        self._address = f"\0{where[1:]}" if where.startswith("@") else where
+        self._alive_s, self._told_s = _watchdog_s(env) / 2, -math.inf
+
+    def tell(self, *lines: str) -> None:
+        """Send ``READY=1``, ``STOPPING=1``, ``STATUS=...``; what cannot be sent is not."""
+        if not self._address.startswith(("/", "\0")):
+            return
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sending,
+        ):
+            sending.sendto("\n".join(lines).encode(), self._address)
+
+    def alive(self, now_s: float) -> None:
+        """Say that the daemon goes on, twice in the time in which that is to be heard.
+
+        Args:
+            now_s: a monotonic clock's time.
+        """
+        if now_s >= self._told_s + self._alive_s:
+            self._told_s = now_s
+            self.tell("WATCHDOG=1")
+
+
+def _watchdog_s(env: Mapping[str, str]) -> float:
+    """Return within which time the manager wants to hear of this process, else infinity."""
+    if env.get(WATCHDOG_PID_VARIABLE, str(os.getpid())) != str(os.getpid()):
+        return math.inf
+    try:
+        return int(env.get(WATCHDOG_VARIABLE, "")) / 1e6
+    except ValueError:
+        return math.inf
+
+
+# FUSED rms.daemon.serve: When Python looks for cycles of objects that nothing else holds, which it cannot free at once.
+#
+# Left to itself it looks whenever there are some hundred objects more than at the last time, first
+# through those that are new. Where thousands of ranks wait for an answer, each request for one that
+# is over, hardly any are more and hundreds of thousands are new: 0.2 s while everybody waits. A
+# daemon has hardly any such cycles, so it looks through all objects, and only when they have become
+# many more, or once in a long while.
+
+EVERY_S = 10.0
+"""How often it is seen how many there are."""
+
+GROWN = 2.0
+"""So many times as much memory in use, and all objects are looked through."""
+
+LEAST = 2_000_000
+"""In blocks of memory: a growth by less than that is no reason, some 200 MB."""
+
+ALL_S = 1_800.0
+"""How often all objects are looked through at least."""
+
+
+class Cycles:
+    """Looks for cycles seldom."""
+
+    def __init__(self, now_s: float) -> None:
+        self._next_s = self._all_s = self._most = 0.0
+        self._looked(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Do what is due now; to be called again and again."""
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + EVERY_S
+        grown = sys.getallocatedblocks() > self._most
+        if grown or now_s >= self._all_s:
+            gc.collect()
+            self._looked(now_s)
+
+    def _looked(self, now_s: float) -> None:
+        blocks = sys.getallocatedblocks()
+        self._most = max(GROWN * blocks, blocks + LEAST)
+        self._next_s, self._all_s = now_s + EVERY_S, now_s + ALL_S
+
+
+@contextmanager
+def few_looks(now_s: float) -> Iterator[Cycles]:
+    """Have no objects looked through meanwhile, but for what :meth:`Cycles.look` does."""
+    before = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield Cycles(now_s)
+    finally:
+        if before:
+            gc.enable()
+
+
+# FUSED rms.daemon.serve: A daemon from its start to its end: journal, sockets, HTTP server, and the loop that watches.
 
 HURRY_S = 5.0
 """How long a daemon that is told twice to stop waits for jobs that it has killed."""
@@ -99,8 +204,8 @@ def check_start(state: Path, engine: Engine, options: ServeOptions) -> None:
             raise ServeError(str(error)) from None
     check_placement(placing(options.policy), engine.cluster)
     if not engine.remote:
-        sockets.check_loopback(options.listen)
-    sockets.check_address(options.listen)
+        private.check_loopback(options.listen)
+    private.check_address(options.listen)
     check_folder(state)
 
 
@@ -113,14 +218,14 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
     check_start(state, engine, options)
     make_folder(state)
     with owner_only():
-        opened = salvage.open_journal(state / "journal.sqlite", say)
+        opened = recover.open_journal(state / "journal.sqlite", say)
     with opened as journal, contextlib.ExitStack() as stack:
-        salvage.restore_notes(journal, state / "jobs")
-        instance_id = salvage.own_mark(journal, state)
+        recover.restore_notes(journal, state / "jobs")
+        instance_id = recover.own_mark(journal, state)
         listening, address = [], ""
         for where in _addresses(state, options.listen, journal, remote=engine.remote):
-            sock, address = sockets.bind(where)
-            stack.callback(sockets.close, sock, where)
+            sock, address = private.bind(where)
+            stack.callback(private.close, sock, where)
             listening.append(sock)
         own = [sock.getsockname() for sock in listening if sock.family == socket.AF_UNIX]
         if engine.remote:
@@ -148,7 +253,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
         daemon = resume(engine.cluster, journal, launcher, settings)
         if options.meter_limit_w is not None:
             daemon.context.scheduler.energy.measured.most_w = options.meter_limit_w
-        salvage.settle(daemon)
+        recover.settle(daemon)
         daemon.frequencies.begin()
         _begin(daemon, options, "" if engine.remote else escapes(os.environ))
         token, metrics_token = secret(state / "token"), secret(state / "metrics-token")
@@ -197,11 +302,11 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
     if not tasks.scheduler.state.devices or not listen.startswith("unix:"):
         return None
     try:
-        found, _ = sockets.bind(f"{listen}-tasks")
+        found, _ = private.bind(f"{listen}-tasks")
     except ServeError as error:  # paths have a longest length
         tasks.context.say(f"no tasks with kernels: {error}")
         return None
-    stack.callback(sockets.close, found, f"{listen}-tasks")
+    stack.callback(private.close, found, f"{listen}-tasks")
     stack.callback(tasks.close)
     return found
 
@@ -221,7 +326,7 @@ def _server(routes: Routes) -> uvicorn.Server:
     """Return the HTTP server, signals left alone: the jobs are to end before it does."""
     config = uvicorn.Config(
         routes.app(),
-        http=bounded(sockets.raise_open_files() * 3 // 4),  # the rest is for files of jobs
+        http=bounded(private.raise_open_files() * 3 // 4),  # the rest is for files of jobs
         ws="none",
         timeout_keep_alive=int(REQUEST_S),
         backlog=BACKLOG,

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from rms import drawings
 from rms.client.connection import ServerError, ask
-from rms.daemon.connections import PEER, Peer
+from rms.daemon.ask.http import PEER, Peer
 from rms.web.asked import Asked, query
 from rms.web.content import Sent
 from rms.web.views import content

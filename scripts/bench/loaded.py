@@ -27,9 +27,9 @@ import uvloop
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
-from rms.daemon import server
-from rms.daemon.log import Log
+from rms.daemon.ask import routes
 from rms.daemon.serve import ServeOptions, run_daemon
+from rms.daemon.store.context import Log
 from rms.launch.base import Engine, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.http import RETRY_S
@@ -91,7 +91,7 @@ def serve(
     state: Path, nodes: int, polls_per_s: float, policy: str, profile: str | None = None
 ) -> None:
     """Serve until it is told to stop; jobs' polls are held so that all ask so often together."""
-    server.HOLD_S, server.POLLS_PER_S = 0.0, polls_per_s
+    routes.HOLD_S, routes.POLLS_PER_S = 0.0, polls_per_s
     names = tuple(f"n{n}" for n in range(1, nodes + 1))
     cluster = Cluster(names, tuple((f"{name}/cpu:0",) for name in names), (POWER,) * nodes)
     options = ServeOptions(policy, f"unix:{state / 'socket'}", parent=os.getppid())

@@ -29,12 +29,12 @@ from rms.core.books.ledger import NodePower
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Decision, Event, Resize, ResizeRolledBack, Start
 from rms.core.model.jobs import JobId
-from rms.daemon.context import Context, Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
-from rms.daemon.server import WATCH_S, holding_s
-from rms.daemon.submit import admit
+from rms.daemon.ask.routes import WATCH_S, holding_s
+from rms.daemon.heart import Daemon
+from rms.daemon.jobs.submit import admit
+from rms.daemon.restart.recover import resume
+from rms.daemon.store.context import Context, Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Slurm

@@ -23,10 +23,10 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import POLICIES, adjusted, named
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal, Seen
-from rms.daemon.recovery import replay, resume
+from rms.daemon.heart import Daemon
+from rms.daemon.restart.recover import replay, resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal, Seen
 from rms.launch.base import ManagedProcess
 from rms.launch.local import LocalLauncher
 from rms.sim.simulator import Simulation

@@ -17,8 +17,8 @@ from starlette.requests import Request
 from dmr.plan import parse_resizes
 from mpdata.options import parse_boundaries
 from rms.client.commands import launcher_words
-from rms.daemon.governor import GovernorRule
-from rms.daemon.submit import exported
+from rms.daemon.jobs.submit import exported
+from rms.daemon.kernels import GovernorRule
 from rms.formats import jobscript, prices
 from rms.formats.begin import parse_begin
 from rms.formats.criteria import parse_criteria

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from routed import SCRIPT, Routed
 
-from rms.daemon import submit, views
+from rms.daemon.ask import views
+from rms.daemon.jobs import submit
 
 
 def test_jobs_for_which_the_limit_leaves_no_memory_are_refused_for_now(

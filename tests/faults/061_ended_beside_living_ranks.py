@@ -10,9 +10,9 @@ from killed import COMMAND, Bench
 from killed import bench as open_bench
 
 from rms.core.model.jobs import JobId, Mode
-from rms.daemon import views
-from rms.daemon.resize import MOVE_S
-from rms.daemon.worlds import UNTOLD_S
+from rms.daemon.ask import views
+from rms.daemon.jobs.machine import MOVE_S
+from rms.daemon.jobs.worlds import UNTOLD_S
 from rms.launch.base import LaunchCommand
 from rms.wire.messages import LAUNCHES_VARIABLE, PER_NODE, Begun, Done, Poll, Ready, Resize
 

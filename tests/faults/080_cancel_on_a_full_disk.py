@@ -10,7 +10,7 @@ import pytest
 from killed import Bench, bench
 
 from rms.core.model.jobs import JobId, JobState, Mode
-from rms.daemon.jobs import REQUEUED
+from rms.daemon.store.record import REQUEUED
 
 ONE = JobId("1")
 

@@ -17,11 +17,10 @@ from routed import SCRIPT, Idle, Routed
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobState, NodePower
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.endings import COPIED
-from rms.daemon.recovery import resume
-from rms.daemon.salvage import open_journal, own_mark, restore_notes, settle
+from rms.daemon.heart import Daemon
+from rms.daemon.jobs.scripts import COPIED
+from rms.daemon.restart.recover import open_journal, own_mark, restore_notes, resume, settle
+from rms.daemon.store.context import Settings
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.groups import Groups
 from rms.launch.local import LocalLauncher

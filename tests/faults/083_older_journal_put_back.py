@@ -8,7 +8,7 @@ from pathlib import Path
 from killed import bench
 
 from rms.core.model.jobs import Mode
-from rms.daemon.salvage import settle
+from rms.daemon.restart.recover import settle
 
 
 def test_it_is_reported_with_the_jobs_that_are_missing(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from rms.cli.main import main
 from rms.cli.show import known_lines
 from rms.client.actions import actions
 from rms.core.model.jobs import JobId, JobState, Mode
-from rms.daemon import views
-from rms.daemon.jobs import REQUEUED
+from rms.daemon.ask import views
+from rms.daemon.store.record import REQUEUED
 from rms.launch.base import NODES_LOST
 from rms.wire.messages import Poll
 from rms.wire.rows import JobRow

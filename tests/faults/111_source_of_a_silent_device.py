@@ -10,7 +10,7 @@ from routed import Routed, routed
 from rms.core.books.spans import MODEL
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
-from rms.daemon import views
+from rms.daemon.ask import views
 from rms.wire.messages import DeviceEnergy, Metered
 
 POWER = NodePower(idle_w=50.0, static_w=100.0)

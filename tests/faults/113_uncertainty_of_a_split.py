@@ -14,7 +14,7 @@ from rms.core.books.spans import IDLE, Span
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
 from rms.core.policies import adjusted, named
-from rms.daemon import views
+from rms.daemon.ask import views
 from rms.formats.energy import accounts, check_accounts
 from rms.wire.messages import DeviceEnergy, Metered
 from rms.wire.rows import EnergyPart

@@ -8,7 +8,7 @@ import pytest
 from routed import Routed, routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon.jobs import Step
+from rms.daemon.store.record import Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import CompletionRecord, Poll, write_completion
 

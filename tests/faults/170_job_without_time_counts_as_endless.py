@@ -9,8 +9,8 @@ from driven import Driven, job
 
 from rms.core.model.events import Ticked
 from rms.core.model.jobs import Job, JobId, JobSpec
-from rms.daemon.jobs import JobRuntime
-from rms.daemon.limits import Limits
+from rms.daemon.jobs.watch import Limits
+from rms.daemon.store.record import JobRuntime
 
 ASSUMED_S = 3600.0
 

@@ -18,9 +18,9 @@ from routed import Routed
 from rms.cli.main import main
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
-from rms.daemon.context import Settings
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
+from rms.daemon.restart.recover import resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.slurm import commands, poller, submitted
 from rms.launch.slurm.commands import CommandResult, Slurm
 from rms.launch.slurm.executor import Executor

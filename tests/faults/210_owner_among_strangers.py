@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from http_servers import Receive, Send, send_empty, serving
 
-from rms.daemon.connections import PEER
+from rms.daemon.ask.http import PEER
 
 DEADLINE_S = 120.0
 MOST = 3

@@ -7,8 +7,8 @@ from pathlib import Path
 from killed import bench
 
 from rms.core.model.jobs import Mode
-from rms.daemon.journal_file import Count
-from rms.daemon.salvage import open_journal
+from rms.daemon.restart.recover import open_journal
+from rms.daemon.store.file import Count
 
 
 def test_what_is_left_of_the_journal_goes_on(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from terminals import Terminal
 from dmr.cli import main as dmr
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
-from rms.daemon.endings import end_words
+from rms.daemon.jobs.scripts import end_words
 from rms.formats.jobscript import ScriptError, read_option
 from rms.wire.messages import Resize
 from rms.wire.rows import ResizeRow

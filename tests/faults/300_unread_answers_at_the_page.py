@@ -18,7 +18,7 @@ import pytest
 import uvicorn
 
 from rms.cli import web
-from rms.daemon.connections import bounded
+from rms.daemon.ask.http import bounded
 
 DEADLINE_S = 120.0
 MOST, ANSWER_S = 3, 2.0

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from routed import Routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon import views
-from rms.daemon.journal_entries import Archived
+from rms.daemon.ask import views
+from rms.daemon.store.journal import Archived
 
 TASKS = 2_000
 ARRAY = "8"

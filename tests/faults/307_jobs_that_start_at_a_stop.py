@@ -9,10 +9,10 @@ from routed import Idle, routed
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import NodePower
-from rms.daemon import scripts
-from rms.daemon.context import Settings
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
+from rms.daemon.jobs import scripts
+from rms.daemon.restart.recover import resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
 
 OTHERS = Cluster(("m1",), (("cpu:0",),), (NodePower(5.0, 5.0),))
 

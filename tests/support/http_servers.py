@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from rms.daemon.connections import ANSWER_S, bounded
+from rms.daemon.ask.http import ANSWER_S, bounded
 
 Receive = Callable[[], Awaitable[dict[str, object]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]

@@ -18,10 +18,10 @@ from unittest.mock import patch
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
+from rms.daemon.heart import Daemon
+from rms.daemon.restart.recover import resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 

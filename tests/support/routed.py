@@ -13,12 +13,12 @@ from urllib.parse import unquote
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, NodePower
-from rms.daemon.connections import PEER, Peer
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import resume
-from rms.daemon.server import Routes
+from rms.daemon.ask.http import PEER, Peer
+from rms.daemon.ask.routes import Routes
+from rms.daemon.heart import Daemon
+from rms.daemon.restart.recover import resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.base import ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.signing import HELLO, HELLO_PATH, Session, digest, nonce, token_name

@@ -18,7 +18,7 @@ from rms.core.model.events import PowerCapSet, PowerMeasured
 from rms.core.policies import named
 from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.journal import Journal, Opened, Seen
+from rms.daemon.store.journal import Journal, Opened, Seen
 
 PACED = " ".join([*program("paced"), str(ROOT / "mpdata" / "__main__.py")])
 FLEXIBLE = f"""#SBATCH --nodes=1-3

@@ -261,7 +261,7 @@ def a_process_that_talks_nonsense(bed: Bed) -> None:
         bed.row("any", f"process says {words}", "not listened to")
 
 
-SHORT_TERM = "from rms.kernels.scheduler import ShortTerm\nfrom rms.core.tasks import Start\n"
+SHORT_TERM = "from rms.kernels.scheduler import ShortTerm\nfrom rms.kernels.model import Start\n"
 WRONG = {
     "raises": ("    raise KeyError('queue')", "it raised KeyError('queue')"),
     "loops for ever": ("    while state.tasks: pass", "expected an answer within 2 s, got none"),

@@ -235,7 +235,7 @@ class FrequenciesSettable(msgspec.Struct, frozen=True, tag=True):
 
 
 class TasksHold(msgspec.Struct, frozen=True, tag=True):
-    """From here on tasks (:mod:`rms.core.tasks`) hold these nodes and no others; jobs get none.
+    """From here on tasks (:mod:`rms.kernels`) hold these nodes and no others; jobs get none.
 
     Attributes:
         owners: of each node, the program whose tasks run there, "" where none does just now; empty

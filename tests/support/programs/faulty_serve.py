@@ -1,6 +1,6 @@
 """``rms serve`` that dies when a state is in the journal, once: faulty_serve.py STATE MARKER ...
 
-States are those of :class:`rms.daemon.jobs.PendingResize`; ``requested`` is the decision itself.
+States are those of :class:`rms.daemon.store.record.PendingResize`; ``requested`` is the decision itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from rms.cli.main import main
 from rms.core.model.events import Resize
-from rms.daemon.journal import Journal
+from rms.daemon.store.journal import Journal
 
 STATE, MARKER = sys.argv[1], Path(sys.argv[2])
 

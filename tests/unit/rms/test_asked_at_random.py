@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from routed import USERS_TOKEN, Routed, routed
 
 from rms.core.policies import POLICIES
-from rms.daemon import server
-from rms.daemon.recovery import replay
+from rms.daemon.ask import routes
+from rms.daemon.restart.recover import replay
 
 ODD: list[Any] = [
     *(None, True, "", "\0", "\x1b[2J", "[/b]", "\ud800", "x" * 5000, -1, 0, 10**30, -1e308, 1e308),
@@ -92,7 +92,7 @@ class Asked(RuleBasedStateMachine):
         self.stack.callback(os.chdir, Path.cwd())
         os.chdir(folder)
         for name in ("HOLD_S", "MOST_HOLD_S", "FIRST_HOLD_S", "WATCH_S"):
-            self.stack.enter_context(mock.patch.object(server, name, 0.0))
+            self.stack.enter_context(mock.patch.object(routes, name, 0.0))
         self.server: Routed = self.stack.enter_context(routed(Path(folder) / "state"))
         _, self.description = self.server.ask("GET", "/openapi.json")
 

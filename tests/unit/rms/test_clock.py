@@ -11,9 +11,9 @@ from faults import Fault
 from routed import routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon import views
-from rms.daemon.clock import NOTE, Clock, boot_id, uptime_s
-from rms.daemon.journal import Journal
+from rms.daemon.ask import views
+from rms.daemon.store.context import NOTE, Clock, boot_id, uptime_s
+from rms.daemon.store.journal import Journal
 from rms.wire.messages import DeviceEnergy, Metered
 
 DAY_S = 86_400.0

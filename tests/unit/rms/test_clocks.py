@@ -17,7 +17,7 @@ from rms.core.policies import Policy, PolicyError, adjusted, named
 from rms.core.policies.node_power import OptimalOperatingPoint
 from rms.core.rules.checks import RuleError, check
 from rms.core.state import State
-from rms.daemon.daemon import check_placement
+from rms.daemon.heart import check_placement
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.profiles import Machine, Point, Profile, Program, write
 from rms.sim.simulator import Hooks, Simulation

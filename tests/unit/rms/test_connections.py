@@ -11,7 +11,7 @@ import pytest
 from faults import Fault
 from http_servers import Application, Receive, Send, Stream, send_empty, serving
 
-from rms.daemon.connections import MOST_HEAD_BYTES
+from rms.daemon.ask.http import MOST_HEAD_BYTES
 
 DEADLINE_S = 120.0
 LIMIT = 3

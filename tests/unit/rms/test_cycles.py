@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from rms.daemon import cycles as module
-from rms.daemon.cycles import ALL_S, EVERY_S, Cycles, few_looks
+from rms.daemon import serve as module
+from rms.daemon.serve import ALL_S, EVERY_S, Cycles, few_looks
 
 
 class Itself:

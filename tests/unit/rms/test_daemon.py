@@ -11,11 +11,11 @@ import pytest
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Ended, Later, Reason, Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
-from rms.daemon import views
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import replay, resume
+from rms.daemon.ask import views
+from rms.daemon.heart import Daemon
+from rms.daemon.restart.recover import replay, resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import Begun, DeviceEnergy, Done, Metered, Poll

@@ -15,8 +15,8 @@ from killed import bench as opened
 from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId, Mode
-from rms.daemon import views
-from rms.daemon.journal import Seen
+from rms.daemon.ask import views
+from rms.daemon.store.journal import Seen
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import ApplicationResizeRequest, Done, Poll, Report, Resize

@@ -11,7 +11,7 @@ from routed import Routed, routed
 
 from rms.core.model.events import Reopened
 from rms.core.model.jobs import JobId, NodePower
-from rms.daemon import endings
+from rms.daemon.jobs import scripts
 from rms.formats.prices import Prices, Series
 from rms.wire.users import ResizeRow
 
@@ -97,7 +97,7 @@ def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled: set[str] = set()
-    monkeypatch.setattr(endings, "is_settled", lambda context, job: job.spec.id in settled)
+    monkeypatch.setattr(scripts, "is_settled", lambda context, job: job.spec.id in settled)
     output = tmp_path / "out"
     output.touch()
     with routed(tmp_path / "state") as server:
@@ -106,7 +106,7 @@ def test_it_waits_for_the_last_readings_but_not_for_ever_and_survives_a_kill(
         server.daemon.endings.watch()
         assert line(server, "1").startswith("job 1 COMPLETED")
         assert finished(server, output) == ""
-        server.clock[0] += endings.SETTLE_S + 0.1
+        server.clock[0] += scripts.SETTLE_S + 0.1
         server.daemon.endings.watch()
         assert line(server, "2").startswith("job 2 COMPLETED")
         assert finished(server, output) == ""

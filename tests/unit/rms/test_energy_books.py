@@ -34,11 +34,11 @@ from rms.core.model.events import (
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Speedup
 from rms.core.scheduler.snapshot import freeze
 from rms.core.state import is_task
-from rms.daemon.accounts import energy_rows
-from rms.daemon.context import Context, Settings
-from rms.daemon.journal import Journal
-from rms.daemon.meters import Meters
-from rms.daemon.recovery import restore
+from rms.daemon.nodes.energy import Meters
+from rms.daemon.restart.recover import restore
+from rms.daemon.store.archive import energy_rows
+from rms.daemon.store.context import Context, Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
 

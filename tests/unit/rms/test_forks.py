@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from rms.daemon.forks import fork
+from rms.daemon.store.sandbox import fork
 
 
 def ended(pid: int, within_s: float = 20.0) -> int:

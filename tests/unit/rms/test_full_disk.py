@@ -12,9 +12,9 @@ from faults import Fault
 from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon import submit
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import replay
+from rms.daemon.jobs import submit
+from rms.daemon.restart.recover import replay
+from rms.daemon.store.journal import Journal
 
 
 @pytest.fixture

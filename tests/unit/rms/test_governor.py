@@ -15,7 +15,7 @@ from rms.core.policies import named
 from rms.core.rules.powercap import expected_w, tasks_in_the_way, under_cap
 from rms.core.scheduler.engine import Engine
 from rms.core.state import State
-from rms.daemon.governor import GovernorRule, governor_of
+from rms.daemon.kernels import GovernorRule, governor_of
 from rms.formats.prices import Prices, Series
 from rms.kernels.model import Governor
 

@@ -27,7 +27,8 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, Node, NodePower, Site, Spe
 from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import POLICIES, PolicyError, named
 from rms.core.scheduler.engine import Engine
-from rms.daemon.journal import (
+from rms.daemon.restart.recover import replay
+from rms.daemon.store.journal import (
     FORMAT,
     Journal,
     JournalError,
@@ -36,7 +37,6 @@ from rms.daemon.journal import (
     PolicySet,
     Seen,
 )
-from rms.daemon.recovery import replay
 from rms.sim.simulator import Simulation
 from rms.wire.users import EnergyRow
 
@@ -617,8 +617,8 @@ from itertools import count
 from pathlib import Path
 from rms.core.cluster import Cluster
 from rms.core.engine import Engine
-from rms.core.events import Ended, Submitted
-from rms.daemon.journal import Journal
+from rms.core.model.events import Ended, Submitted
+from rms.daemon.store.journal import Journal
 from rms.core.model import JobId, JobSpec, Mode
 from rms.core.policies import named
 

@@ -16,11 +16,11 @@ import pytest
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Resized
 from rms.core.model.jobs import JobId, NodePower
-from rms.daemon import views
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import FORMAT, Journal, Seen
-from rms.daemon.recovery import replay, resume
+from rms.daemon.ask import views
+from rms.daemon.heart import Daemon
+from rms.daemon.restart.recover import replay, resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import FORMAT, Journal, Seen
 from rms.launch.base import ManagedProcess
 from rms.launch.local import LocalLauncher
 from rms.wire.messages import Begun, BootedWorld, Done, Resize, ResizeRequest

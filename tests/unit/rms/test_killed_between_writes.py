@@ -17,9 +17,9 @@ from killed import bench as opened
 
 from rms.core.model.events import Resize as ResizeDecision
 from rms.core.model.jobs import JobId, JobState, Mode
-from rms.daemon.jobs import REQUEUED
-from rms.daemon.replay import replayed
-from rms.daemon.snapshots import EVERY
+from rms.daemon.restart.replay import replayed
+from rms.daemon.store.record import REQUEUED
+from rms.daemon.store.snapshots import EVERY
 from rms.wire.messages import (
     Begun,
     CompletionRecord,
@@ -184,7 +184,7 @@ def told(
     """
     steps, state, scripts = STORIES[name]
     every = EVERY if keep is None else 1
-    with patch("rms.daemon.snapshots.EVERY", every), opened(folder, keep=keep) as bench:
+    with patch("rms.daemon.store.snapshots.EVERY", every), opened(folder, keep=keep) as bench:
         try:
             bench.start(at, after=after)
         except KilledError:

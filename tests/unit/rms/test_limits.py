@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon import limits
+from rms.daemon.jobs import watch
 from rms.formats.ids import ScriptError
 from rms.formats.jobscript import Options, parse_text, read_option
 from rms.formats.signals import SignalAsked, parse_signal
@@ -106,7 +106,7 @@ def test_a_job_over_its_memory_is_ended_at_once(
 ) -> None:
     killed: list[str] = []
     daemon, launcher = server.daemon, server.daemon.launcher
-    monkeypatch.setattr(limits, "sum_mib", lambda pids: 100.0)
+    monkeypatch.setattr(watch, "sum_mib", lambda pids: 100.0)
     monkeypatch.setattr(launcher, "terminate", lambda job, worlds: None)
     monkeypatch.setattr(launcher, "kill", lambda job, launch=None: killed.append(job))
     server.submit(memory_mib=200.0)
@@ -215,7 +215,7 @@ def test_who_was_ended_by_the_kernel_is_out_of_memory(
         return kills[job]
 
     monkeypatch.setattr(launcher, "limit_memory", limit)
-    monkeypatch.setattr(limits, "sum_mib", lambda pids: 1e9)  # nobody looks at that
+    monkeypatch.setattr(watch, "sum_mib", lambda pids: 1e9)  # nobody looks at that
     server.submit(memory_mib=50.0)
     server.clock[0] += 2.0
     daemon.watch()

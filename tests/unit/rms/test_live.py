@@ -13,7 +13,8 @@ from routed import Routed, routed
 
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
-from rms.daemon import live, retirement
+from rms.daemon.ask import live
+from rms.daemon.store import archive
 
 
 @pytest.fixture
@@ -78,8 +79,8 @@ def test_jobs_that_are_archived_are_there_too(server: Routed) -> None:
     server.clock[0] += 100.0
     server.daemon.meters.write_all()
     before = asked(server, jobs="over", array=array)
-    with patch.object(retirement, "KEPT", 2), patch.object(retirement, "AT_ONCE", 1):
-        while retirement.retire(server.daemon.context):
+    with patch.object(archive, "KEPT", 2), patch.object(archive, "AT_ONCE", 1):
+        while archive.retire(server.daemon.context):
             pass
     assert len(server.daemon.context.state.ended) == 2
     then = asked(server, jobs="over", array=array, job=f"{array}_1")

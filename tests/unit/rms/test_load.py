@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from routed import routed
 
-from rms.daemon.journal import Seen
+from rms.daemon.store.journal import Seen
 
 
 @pytest.mark.promise("large-arrays")

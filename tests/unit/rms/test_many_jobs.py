@@ -14,12 +14,12 @@ from rms.core.model.events import Decision, Ended, Resize, Resized, Start, Start
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.engine import Engine
-from rms.daemon.context import Settings
-from rms.daemon.job_watch import LOOK_S
-from rms.daemon.jobs import JobRuntime, PendingResize
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import replay, resume
-from rms.daemon.server import MOST_HOLD_S, POLLS_PER_S, holding_s
+from rms.daemon.ask.routes import MOST_HOLD_S, POLLS_PER_S, holding_s
+from rms.daemon.jobs.watch import LOOK_S
+from rms.daemon.restart.recover import replay, resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
+from rms.daemon.store.record import JobRuntime, PendingResize
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 

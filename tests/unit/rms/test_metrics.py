@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from routed import METRICS_TOKEN, USERS_TOKEN, Routed, routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon.metrics import Histogram, label
+from rms.daemon.store.context import Histogram, label
 
 SAMPLE = re.compile(r'([a-z_]+)(?:{([a-z]+)="((?:[^"\\\n]|\\["\\n])*)"})? (\S+)')
 DASHBOARD = Path(__file__).parents[3] / "jobs" / "grafana.json"

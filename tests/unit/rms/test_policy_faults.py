@@ -16,16 +16,17 @@ from rms.cli.daemon import _policy
 from rms.core.model.events import Start
 from rms.core.model.jobs import JobId, Mode
 from rms.core.policies import MissingPartError, PolicyError, named, read_policy
-from rms.daemon import guard, views
-from rms.daemon.guard import FailedPolicyError, GuardedPolicy, forked, guarded
-from rms.daemon.journal import PolicySet
-from rms.daemon.log import Log
-from rms.daemon.recovery import replay
+from rms.daemon.ask import views
+from rms.daemon.restart.recover import replay
+from rms.daemon.store import sandbox
+from rms.daemon.store.context import Log
+from rms.daemon.store.journal import PolicySet
+from rms.daemon.store.sandbox import FailedPolicyError, GuardedPolicy, forked, guarded
 
 PARTS = '''
 import os, sys, time
 from rms.cli.daemon import _policy
-from rms.core.events import Start
+from rms.core.model.events import Start
 
 def serve(state, queue, plan, room, *, how):
     """Serve the first job, and go wrong at the second."""
@@ -76,7 +77,7 @@ HOW = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    monkeypatch.setattr(guard, "LIMIT_S", 120.0)  # a loaded machine is no fault
+    monkeypatch.setattr(sandbox, "LIMIT_S", 120.0)  # a loaded machine is no fault
     (tmp_path / "my_bad_parts.py").write_text(PARTS)
     sys.modules.pop("my_bad_parts", None)
     return tmp_path
@@ -118,7 +119,7 @@ def test_a_policy_that_fails_is_replaced(
     submit(bench, "1")
     assert states(bench) == {"1": "RUNNING"} and len(bench.said) == 0
     if how == "loops":
-        monkeypatch.setattr(guard, "LIMIT_S", 0.2)
+        monkeypatch.setattr(sandbox, "LIMIT_S", 0.2)
     submit(bench, "2")  # taken, and started by another
     assert states(bench) == {"1": "RUNNING", "2": "RUNNING"}
     (words,) = bench.said

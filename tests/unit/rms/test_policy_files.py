@@ -21,7 +21,7 @@ def last_come(state):
 
 
 def at_most(state, queue, plan, room, *, jobs):
-    from rms.core.events import Start
+    from rms.core.model.events import Start
     starts = []
     for job in queue:
         if len(state.running) + len(starts) >= jobs or not room.fits(job, job.least):

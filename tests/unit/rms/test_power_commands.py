@@ -11,11 +11,11 @@ import pytest
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named, placing
-from rms.daemon import views
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal
-from rms.daemon.recovery import replay, resume
+from rms.daemon.ask import views
+from rms.daemon.heart import Daemon
+from rms.daemon.restart.recover import replay, resume
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 from rms.launch.power import PowerCommands

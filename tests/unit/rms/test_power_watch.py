@@ -21,8 +21,8 @@ from rms.core.model.events import (
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.context import Context, Notes
-from rms.daemon.power import LAG_S, STALE_S, PowerWatch
+from rms.daemon.nodes.energy import CAP_STALE_S, LAG_S, PowerWatch
+from rms.daemon.store.context import Context, Notes
 from rms.wire.messages import DeviceEnergy, Metered
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -113,7 +113,7 @@ def test_meters_that_fall_silent_say_nothing_any_more() -> None:
     watched = Watched()
     watched.read(240.0)
     assert watched.read(280.0) == [280.0]
-    watched.now_s += STALE_S - 1.0
+    watched.now_s += CAP_STALE_S - 1.0
     assert watched.look() == []
     watched.now_s += 2.0
     assert watched.look() == [240.0]  # what is expected
@@ -123,9 +123,9 @@ def test_meters_that_fall_silent_say_nothing_any_more() -> None:
 def test_after_a_restart_the_last_reading_holds_until_there_is_another() -> None:
     watched = Watched()
     watched.handle(PowerMeasured(watched.now_s, 280.0))
-    watched.now_s += STALE_S / 2
+    watched.now_s += CAP_STALE_S / 2
     assert watched.look() == []
-    watched.now_s += STALE_S
+    watched.now_s += CAP_STALE_S
     assert watched.look() == [240.0]
 
 

@@ -15,8 +15,7 @@ from routed import SCRIPT, routed
 from sentences import one_sentence
 
 from rms.core.model.jobs import JobId
-from rms.daemon.private import Private, make_folder, secret
-from rms.daemon.sockets import ServeError, check_loopback
+from rms.daemon.store.private import Private, ServeError, check_loopback, make_folder, secret
 from rms.launch.base import LaunchError
 from rms.wire.http import UnreachableError, request
 

@@ -9,11 +9,10 @@ import pytest
 
 from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.core.model.jobs import JobId
-from rms.daemon import inputs
-from rms.daemon import instructions as do
-from rms.daemon.inputs import Facts, Input
-from rms.daemon.jobs import JobRuntime, PendingResize, Step
-from rms.daemon.resize import LATER_S, LEAVE_S, MOVE_S, READY_S, ResizeMachine
+from rms.daemon.jobs import machine
+from rms.daemon.jobs import machine as do
+from rms.daemon.jobs.machine import LATER_S, LEAVE_S, MOVE_S, READY_S, Facts, Input, ResizeMachine
+from rms.daemon.store.record import JobRuntime, PendingResize, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
     Begun,
@@ -30,7 +29,7 @@ JOB = JobId("7")
 HAVE, WANTED = ("n1/core:0",), ("n1/core:0", "n2/core:0")
 MACHINE = ResizeMachine(boot_s=60.0, grace_s=10.0)
 COMMAND = LaunchCommand(["a.out"], "/", {}, "out", "out")
-OBSERVED = inputs.Observed({}, frozenset())
+OBSERVED = machine.Observed({}, frozenset())
 RESIZE = Resize(5, 1, 2, "warm", 1.0, 0.5, 0.1, 8, 1.0)
 STATES = (
     "requested",
@@ -75,14 +74,14 @@ def states(found: list[do.Instruction]) -> list[str]:
     return [each.note.get("state", "") for each in found if isinstance(each, do.SaveResize)]
 
 
-DECIDED = inputs.Decided(1, WANTED)
-NOBODY_TO_ASK = inputs.CallAnswered()
+DECIDED = machine.Decided(1, WANTED)
+NOBODY_TO_ASK = machine.CallAnswered()
 READY = Ready(1, 1, "addr", "port")
 
 
 def booting(strategy: str = "warm") -> JobRuntime:
     found = job(strategy)
-    fed(found, DECIDED, NOBODY_TO_ASK, inputs.Booted({1: 11}))
+    fed(found, DECIDED, NOBODY_TO_ASK, machine.Booted({1: 11}))
     found.steps[0].worlds[1] = ManagedProcess(11)
     return found
 
@@ -93,13 +92,13 @@ def in_state(state: str) -> JobRuntime:
     if state == "requested":
         fed(found, DECIDED, NOBODY_TO_ASK)
     elif state == "granting":
-        fed(found, DECIDED, inputs.CallStarted())
+        fed(found, DECIDED, machine.CallStarted())
         found.call = lambda: None
     elif state in ("stopping", "starting"):
         fed(found, decided(refusal="fixed nodes"))
         if state == "starting":
             record = CompletionRecord("CANCELLED", 0, "", 42, 1, 1)
-            fed(found, inputs.WorldEnded(record), inputs.ScriptEnded())
+            fed(found, machine.WorldEnded(record), machine.ScriptEnded())
             found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,)))
     else:
         found = booting()
@@ -111,7 +110,7 @@ def in_state(state: str) -> JobRuntime:
         if state in after[2:]:
             fed(found, Done(1, RESIZE, (1,)))
         if state == "releasing":
-            fed(found, inputs.Observed({}, frozenset([0])))
+            fed(found, machine.Observed({}, frozenset([0])))
             found.call = lambda: None
         if state == "closing":
             fed(found, Failed(1, 1, "no memory"))
@@ -119,8 +118,8 @@ def in_state(state: str) -> JobRuntime:
     return found
 
 
-def decided(**changes: str) -> inputs.Decided:
-    return inputs.Decided(DECIDED.number, DECIDED.slots, **changes)
+def decided(**changes: str) -> machine.Decided:
+    return machine.Decided(DECIDED.number, DECIDED.slots, **changes)
 
 
 # --- the way to a commit -------------------------------------------------------------------------
@@ -130,7 +129,7 @@ def test_whoever_owns_the_nodes_is_asked_first() -> None:
     found = job()
     assert fed(found, DECIDED) == [do.AskGrant(("n1",), ("n1", "n2"))]
     assert (found.resizing, found.request) == ("", None)
-    given = fed(found, inputs.CallStarted())
+    given = fed(found, machine.CallStarted())
     assert words(given) == ["SaveResize"] and states(given) == ["granting"]
     assert found.resizing == "granting"
 
@@ -139,23 +138,23 @@ def test_whoever_owns_the_nodes_is_asked_first() -> None:
 @pytest.mark.parametrize("strategy", ["warm", "restart"])
 def test_a_world_boots_beside_the_running_one(strategy: str, asked: bool) -> None:
     found = job(strategy)
-    fed(found, DECIDED, *([inputs.CallStarted()] if asked else []))
-    given = fed(found, inputs.CallAnswered(), at_s=100.0)
+    fed(found, DECIDED, *([machine.CallStarted()] if asked else []))
+    given = fed(found, machine.CallAnswered(), at_s=100.0)
     assert words(given) == ["SaveSteps", "SaveResize", "BootWorlds"]
     assert given[-1] == do.BootWorlds(0, {1: WANTED}, 1, ())
     resize = found.resize
     assert resize is not None
     assert (resize.state, resize.begun_s, resize.until_s) == ("booting", 100.0, 160.0)
     assert found.launch_count == 2
-    assert states(fed(found, inputs.Booted({1: 11}))) == ["booting"]
+    assert states(fed(found, machine.Booted({1: 11}))) == ["booting"]
     assert resize.pids == {1: 11} and found.request is None
 
 
 def test_it_boots_on_cores_that_the_running_world_does_not_use() -> None:
     found, given = job(), facts()
-    MACHINE.handle(found, given, inputs.Decided(1, ("cpu:0", "cpu:1")))
+    MACHINE.handle(found, given, machine.Decided(1, ("cpu:0", "cpu:1")))
     here = Facts(0.0, 0.0, ("cpu:0",), ("cpu:0", "cpu:1"))
-    (*_, boot) = MACHINE.handle(found, here, inputs.CallAnswered())
+    (*_, boot) = MACHINE.handle(found, here, machine.CallAnswered())
     assert isinstance(boot, do.BootWorlds) and boot.cores == (1,)
 
 
@@ -174,7 +173,7 @@ def test_the_job_is_told_at_once_where_nothing_is_started_here() -> None:
     assert fed(found, DECIDED, NOBODY_TO_ASK) == [do.TellJob()]
     assert found.request is not None and found.resizing == ""
     after = job("spawn")
-    given = fed(after, DECIDED, inputs.CallStarted(), inputs.CallAnswered())
+    given = fed(after, DECIDED, machine.CallStarted(), machine.CallAnswered())
     assert words(given) == ["TellJob", "SaveResize"] and states(given) == ["ready"]
 
 
@@ -208,12 +207,12 @@ def test_what_leaves_has_its_time_and_is_killed_then() -> None:
 
 def test_nodes_are_given_back_when_the_last_process_is_gone() -> None:
     found = in_state("leaving")
-    given = fed(found, inputs.Observed({}, frozenset([0])))
+    given = fed(found, machine.Observed({}, frozenset([0])))
     assert words(given) == ["SaveSteps", "SaveResize", "AskRelease"]
     assert given[-1] == do.AskRelease(("n1", "n2"))
     assert list(found.steps[0].worlds) == [1]
-    assert fed(found, inputs.CallStarted()) == []
-    assert fed(found, inputs.CallAnswered()) == [do.SaveResize({}), Resized(100.0, JOB, False)]
+    assert fed(found, machine.CallStarted()) == []
+    assert fed(found, machine.CallAnswered()) == [do.SaveResize({}), Resized(100.0, JOB, False)]
     assert found.resize is None
 
 
@@ -221,7 +220,7 @@ def test_a_release_that_fails_is_tried_again() -> None:
     found = in_state("releasing")
     assert fed(found, OBSERVED) == []
     found.call = None
-    assert fed(found, inputs.CallAnswered("busy")) == [do.Say("job 7: busy; tried again")]
+    assert fed(found, machine.CallAnswered("busy")) == [do.Say("job 7: busy; tried again")]
     assert found.resize is not None
     assert fed(found, OBSERVED) == [do.AskRelease(("n1", "n2"))]
 
@@ -229,7 +228,7 @@ def test_a_release_that_fails_is_tried_again() -> None:
 def test_a_job_rests_after_a_resize() -> None:
     found = in_state("releasing")
     found.steps[0].cooldown_s = 30.0
-    assert fed(found, inputs.CallAnswered())[-1] == Resized(100.0, JOB, True)
+    assert fed(found, machine.CallAnswered())[-1] == Resized(100.0, JOB, True)
     assert found.rests_until_s == 130.0
 
 
@@ -253,8 +252,8 @@ def test_what_a_merge_boots(
 ) -> None:
     found = job("merge", ranks=((0, 1), (5, 1)))
     given = Facts(0.0, 0.0, have, wanted)
-    MACHINE.handle(found, given, inputs.Decided(1, wanted))
-    (*_, last) = MACHINE.handle(found, given, inputs.CallAnswered())
+    MACHINE.handle(found, given, machine.Decided(1, wanted))
+    (*_, last) = MACHINE.handle(found, given, machine.CallAnswered())
     assert found.resize is not None and found.resize.strategy == strategy
     if launches:
         assert isinstance(last, do.BootWorlds) and last.launches == launches
@@ -264,8 +263,8 @@ def test_what_a_merge_boots(
 
 def test_all_launches_of_a_merge_must_be_ready() -> None:
     found, given = job("merge"), Facts(0.0, 0.0, ("a",), ("a", "b", "c"))
-    MACHINE.handle(found, given, inputs.Decided(1, ("a", "b", "c")))
-    MACHINE.handle(found, given, inputs.CallAnswered())
+    MACHINE.handle(found, given, machine.Decided(1, ("a", "b", "c")))
+    MACHINE.handle(found, given, machine.CallAnswered())
     assert words(MACHINE.handle(found, given, Ready(1, 2, "x", ""))) == ["SaveResize"]
     assert found.request is None
     assert words(MACHINE.handle(found, given, Ready(1, 1, "y", ""))) == ["TellJob", "SaveResize"]
@@ -347,7 +346,7 @@ def test_a_new_world_that_says_that_it_cannot(state: str) -> None:
 @pytest.mark.parametrize("state", ["booting", "ready"])
 def test_a_new_world_that_ends_too_early(state: str) -> None:
     found = in_state(state)
-    fed(found, inputs.Observed({1: 9}, frozenset()))
+    fed(found, machine.Observed({1: 9}, frozenset()))
     assert found.resize is not None
     assert found.resize.reason == f"the new world ended with 9 while {state}"
 
@@ -355,17 +354,17 @@ def test_a_new_world_that_ends_too_early(state: str) -> None:
 def test_a_launch_that_cannot_be_started() -> None:
     found = job()
     fed(found, DECIDED, NOBODY_TO_ASK)
-    given = fed(found, inputs.Booted({}, "could not start mpiexec"))
+    given = fed(found, machine.Booted({}, "could not start mpiexec"))
     assert words(given) == ["SaveResize", "KillLaunch"] and states(given) == ["closing"]
 
 
 def test_a_grant_that_is_refused() -> None:
     found = in_state("granting")
     found.call = None
-    assert states(fed(found, inputs.CallAnswered("later: busy"))) == ["closing"]
+    assert states(fed(found, machine.CallAnswered("later: busy"))) == ["closing"]
     given = fed(found, OBSERVED)
     assert given[-1] == do.AskRelease(("n1",))  # what it has, not what it was to have
-    given = fed(found, inputs.CallAnswered())
+    given = fed(found, machine.CallAnswered())
     assert given == [do.SaveResize({}), ResizeRolledBack(100.0, JOB, "later: busy", True, True)]
     assert found.rests_until_s == 100.0 + LATER_S
 
@@ -373,16 +372,16 @@ def test_a_grant_that_is_refused() -> None:
 def test_a_grant_to_a_job_that_is_told_to_end() -> None:
     found = in_state("granting")
     found.call, found.ending = None, "CANCELLED"
-    fed(found, inputs.CallAnswered())
+    fed(found, machine.CallAnswered())
     assert found.resize is not None and found.resize.reason == "the job is told to end"
 
 
 def test_a_rollback_while_nodes_are_asked_for_waits_for_the_answer() -> None:
     found = in_state("granting")
-    fed(found, inputs.StepEnded())
+    fed(found, machine.StepEnded())
     assert fed(found, OBSERVED) == []
     found.call = None
-    assert fed(found, inputs.CallAnswered()) == [do.Observe()]
+    assert fed(found, machine.CallAnswered()) == [do.Observe()]
     assert words(fed(found, OBSERVED)) == ["SaveSteps", "SaveResize", "AskRelease"]
 
 
@@ -390,17 +389,17 @@ def test_a_closed_resize_kills_until_all_is_gone_and_frees_then() -> None:
     found = in_state("closing")
     for _ in range(3):
         assert fed(found, OBSERVED) == [do.KillLaunch(1)]
-    given = fed(found, inputs.Observed({}, frozenset([1])))
+    given = fed(found, machine.Observed({}, frozenset([1])))
     assert words(given) == ["SaveSteps", "SaveResize", "AskRelease"]
     assert given[-1] == do.AskRelease(("n1",))
-    given = fed(found, inputs.CallAnswered())
+    given = fed(found, machine.CallAnswered())
     assert given == [do.SaveResize({}), ResizeRolledBack(100.0, JOB, "no memory", False, False)]
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_the_end_of_the_step_ends_its_resize(state: str) -> None:
     found = in_state(state)
-    given = fed(found, inputs.StepEnded())
+    given = fed(found, machine.StepEnded())
     assert found.resize is not None
     if state in ("requested", "leaving", "starting"):
         assert given == [] and found.resize.state == state
@@ -454,7 +453,7 @@ def test_a_world_that_writes_no_checkpoint_in_time() -> None:
     assert fed(found, OBSERVED, at_s=110.0) == []
     assert fed(found, OBSERVED, at_s=110.1) == [do.KillLaunch(0)]
     assert fed(found, OBSERVED, at_s=1e9) == []
-    assert words(fed(found, inputs.WorldEnded(None))) == ["SaveResize", "KillJob"]
+    assert words(fed(found, machine.WorldEnded(None))) == ["SaveResize", "KillJob"]
     assert found.resize is not None and found.resize.committed
 
 
@@ -475,13 +474,13 @@ def test_a_relaunch() -> None:
     assert words(given) == ["SaveResize", "ResizeBegun", "Terminate"]
     assert isinstance(given[1], ResizeBegun) and states(given) == ["stopping"]
     record = CompletionRecord("CANCELLED", 0, "", 42, 1, 1)
-    assert words(fed(found, inputs.WorldEnded(record))) == ["SaveResize", "KillJob"]
-    given = fed(found, inputs.ScriptEnded())
+    assert words(fed(found, machine.WorldEnded(record))) == ["SaveResize", "KillJob"]
+    given = fed(found, machine.ScriptEnded())
     assert words(given) == ["SaveSteps", "SaveResize", "RunScript"]
     assert found.steps == found.keys == [] and states(given) == ["starting"]
     assert found.resizing == "starting"
     found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,), cooldown_s=3.0))
-    given = fed(found, inputs.Polled(), at_s=108.0)
+    given = fed(found, machine.Polled(), at_s=108.0)
     assert given == [do.SavePast(), do.SaveResize({}), Resized(108.0, JOB, True)]
     (row,) = found.resizes
     assert (row.step, row.from_ranks, row.to_ranks, row.stall_s) == (42, 1, 2, 8.0)
@@ -492,28 +491,28 @@ def test_a_relaunch() -> None:
 )
 def test_a_world_that_ends_otherwise_is_not_relaunched(record: CompletionRecord | None) -> None:
     found = in_state("stopping")
-    assert fed(found, inputs.WorldEnded(record)) == []
-    assert fed(found, inputs.ScriptEnded()) == []
+    assert fed(found, machine.WorldEnded(record)) == []
+    assert fed(found, machine.ScriptEnded()) == []
     assert found.resize is not None and not found.resize.committed
 
 
 def test_a_job_that_is_cancelled_is_not_relaunched() -> None:
     found = in_state("stopping")
-    fed(found, inputs.WorldEnded(CompletionRecord("CANCELLED", 0, "", 42, 1, 1)))
+    fed(found, machine.WorldEnded(CompletionRecord("CANCELLED", 0, "", 42, 1, 1)))
     found.ending = "CANCELLED"
-    assert fed(found, inputs.ScriptEnded()) == []
+    assert fed(found, machine.ScriptEnded()) == []
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_script_that_ends_while_it_starts_again(lost: bool) -> None:
-    given = fed(in_state("starting"), inputs.ScriptEnded(lost))
+    given = fed(in_state("starting"), machine.ScriptEnded(lost))
     assert given == ([do.Requeue("could not start at its new size")] if lost else [])
 
 
 @pytest.mark.parametrize("state", sorted(set(STATES) - {"stopping", "starting"}))
 def test_the_end_of_a_script_is_no_part_of_other_resizes(state: str) -> None:
     found = in_state(state)
-    for given in (inputs.ScriptEnded(True), inputs.Polled(), inputs.WorldEnded(None)):
+    for given in (machine.ScriptEnded(True), machine.Polled(), machine.WorldEnded(None)):
         assert fed(found, given) == []
 
 
@@ -533,12 +532,12 @@ def restarted(state: str) -> JobRuntime:
 
 def test_a_resize_of_which_nothing_was_noted_begins_anew() -> None:
     found = job()
-    assert fed(found, inputs.Adopted()) == [do.Decide(WANTED)]
+    assert fed(found, machine.Adopted()) == [do.Decide(WANTED)]
 
 
 def test_a_grant_is_asked_for_again() -> None:
     found = restarted("granting")
-    assert fed(found, inputs.Adopted()) == [do.Decide(WANTED, "warm")]
+    assert fed(found, machine.Adopted()) == [do.Decide(WANTED, "warm")]
     assert found.resize is None
 
 
@@ -555,7 +554,7 @@ def test_a_grant_is_asked_for_again() -> None:
 )
 def test_a_resize_goes_on_with_a_new_deadline(state: str, until_s: float) -> None:
     found = restarted(state)
-    given = fed(found, inputs.Adopted(), at_s=500.0)
+    given = fed(found, machine.Adopted(), at_s=500.0)
     told = ["TellJob"] if state in ("ready", "moving") else []
     assert words(given) == ["Say", *told]
     assert given[0] == do.Say(f"job 7: its resize goes on, {state}")
@@ -566,7 +565,7 @@ def test_a_resize_goes_on_with_a_new_deadline(state: str, until_s: float) -> Non
 def test_launches_whose_processes_were_not_noted_are_looked_for() -> None:
     found = restarted("booting")
     del found.steps[0].worlds[1]
-    assert fed(found, inputs.Adopted())[-1] == do.FindLaunches((1,))
+    assert fed(found, machine.Adopted())[-1] == do.FindLaunches((1,))
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -574,21 +573,21 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
     found = restarted("stopping")
     assert found.resize is not None
     found.resize.committed = committed
-    assert fed(found, inputs.Adopted()) == [do.KillJob() if committed else do.Terminate()]
+    assert fed(found, machine.Adopted()) == [do.KillJob() if committed else do.Terminate()]
     assert found.resize.until_s == 110.0
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_a_resize_that_the_scheduler_knows_to_be_over_is_dropped(state: str) -> None:
     found = restarted(state)
-    given = MACHINE.handle(found, facts(requested=False), inputs.Adopted())
+    given = MACHINE.handle(found, facts(requested=False), machine.Adopted())
     assert given == [do.SaveResize({})] and found.resize is None
 
 
 def test_a_world_whose_start_was_not_noted_is_started_again() -> None:
     found = job()
     fed(found, DECIDED, NOBODY_TO_ASK)  # launch 1 may run, or not
-    given = fed(found, inputs.Adopted())
+    given = fed(found, machine.Adopted())
     assert given == [do.KillLaunch(1), do.SaveResize({}), do.Decide(WANTED, "warm")]
     assert found.resize is None
 
@@ -596,7 +595,7 @@ def test_a_world_whose_start_was_not_noted_is_started_again() -> None:
 def test_a_note_of_a_resize_before_the_newest_is_dropped() -> None:
     found = restarted("leaving")
     newer = replace(facts(), number=2)
-    given = MACHINE.handle(found, newer, inputs.Adopted())
+    given = MACHINE.handle(found, newer, machine.Adopted())
     assert given == [do.SaveResize({}), do.Decide(WANTED)] and found.resize is None
 
 
@@ -611,10 +610,10 @@ def test_a_resize_told_twice_is_one_row() -> None:
 
 def test_a_rollback_goes_on_after_a_restart() -> None:
     found = restarted("closing")
-    fed(found, inputs.Adopted())
+    fed(found, machine.Adopted())
     assert fed(found, OBSERVED) == [do.KillLaunch(1)]
-    fed(found, inputs.Observed({}, frozenset([1])))
-    assert fed(found, inputs.CallAnswered())[-1] == ResizeRolledBack(100.0, JOB, "no memory")
+    fed(found, machine.Observed({}, frozenset([1])))
+    assert fed(found, machine.CallAnswered())[-1] == ResizeRolledBack(100.0, JOB, "no memory")
 
 
 # --- the record ----------------------------------------------------------------------------------
@@ -631,5 +630,11 @@ def test_a_note_has_all_but_what_is_only_of_this_daemon(state: str) -> None:
 
 def test_there_is_nothing_to_do_without_a_resize() -> None:
     found = job()
-    for given in (OBSERVED, inputs.StepEnded(), inputs.Polled(), Begun(1), inputs.CallAnswered()):
+    for given in (
+        OBSERVED,
+        machine.StepEnded(),
+        machine.Polled(),
+        Begun(1),
+        machine.CallAnswered(),
+    ):
         assert fed(found, given) == []

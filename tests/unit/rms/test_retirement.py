@@ -13,12 +13,11 @@ from killed import bench as opened
 
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.core.rules.transition import ANY, NOT_OK, OK, is_met
-from rms.daemon import views
-from rms.daemon.journal import JournalFullError
-from rms.daemon.past import past
-from rms.daemon.replay import replayed
-from rms.daemon.retirement import retire
-from rms.daemon.selection import UnknownJobError, archived, selected
+from rms.daemon.ask import views
+from rms.daemon.ask.views import UnknownJobError, archived, past, selected
+from rms.daemon.restart.replay import replayed
+from rms.daemon.store.archive import retire
+from rms.daemon.store.journal import JournalFullError
 from rms.wire.users import JobSelection
 
 JOBS = 4
@@ -42,8 +41,8 @@ def lives(bench: Bench, number: int) -> None:
 
 def told(folder: Path, at: int | None, *, after: bool = False) -> int:
     """Let jobs come and go, with a daemon killed at a write; return how many it made."""
-    kept = patch("rms.daemon.retirement.KEPT", 1), patch("rms.daemon.retirement.AT_ONCE", 1)
-    every = patch("rms.daemon.snapshots.EVERY", 7)
+    kept = patch("rms.daemon.store.archive.KEPT", 1), patch("rms.daemon.store.archive.AT_ONCE", 1)
+    every = patch("rms.daemon.store.snapshots.EVERY", 7)
     with kept[0], kept[1], every, opened(folder, keep=20) as bench:
         try:
             bench.start(at, after=after)
@@ -98,8 +97,8 @@ def test_jobs_that_are_long_over_are_rows_on_disk(
 @pytest.fixture
 def retired(tmp_path: Path) -> Any:
     with (
-        patch("rms.daemon.retirement.KEPT", 1),
-        patch("rms.daemon.retirement.AT_ONCE", 1),
+        patch("rms.daemon.store.archive.KEPT", 1),
+        patch("rms.daemon.store.archive.AT_ONCE", 1),
         opened(tmp_path) as bench,
     ):
         for number in (1, 2, 3):
@@ -138,9 +137,9 @@ def test_many_of_a_journal_of_before_are_archived_before_anybody_is_served(
             lives(bench, number)
         assert bench.journal.archived_ids() == set()
         with (
-            patch("rms.daemon.retirement.KEPT", 1),
-            patch("rms.daemon.retirement.AT_ONCE", 1),
-            patch("rms.daemon.retirement.BACKLOG", 1),
+            patch("rms.daemon.store.archive.KEPT", 1),
+            patch("rms.daemon.store.archive.AT_ONCE", 1),
+            patch("rms.daemon.store.archive.BACKLOG", 1),
         ):
             bench.start()
         assert bench.journal.archived_ids() == set(NAMES[:-1])
@@ -186,12 +185,12 @@ class Walked(dict[Any, Any]):
 
 
 def test_of_many_jobs_that_are_over_a_few_are_looked_at_at_a_time(tmp_path: Path) -> None:
-    with opened(tmp_path) as bench, patch("rms.daemon.retirement.KEPT", 1):
+    with opened(tmp_path) as bench, patch("rms.daemon.store.archive.KEPT", 1):
         bench.start()
         for number in range(1, JOBS + 1):
             lives(bench, number)
         state = bench.daemon.context.state
         state.ended = walked = Walked(state.ended)
-        with patch("rms.daemon.retirement.AT_ONCE", 1):
+        with patch("rms.daemon.store.archive.AT_ONCE", 1):
             assert retire(bench.daemon.context, 1)
         assert walked.seen <= 2 and len(state.ended) == JOBS - 1

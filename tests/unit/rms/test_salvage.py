@@ -19,10 +19,9 @@ from sentences import one_sentence
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId, NodePower
-from rms.daemon.context import Settings
-from rms.daemon.journal import Journal, JournalError
-from rms.daemon.recovery import resume
-from rms.daemon.salvage import open_journal, restore_notes, settle
+from rms.daemon.restart.recover import open_journal, restore_notes, resume, settle
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal, JournalError
 from rms.launch.local import LocalLauncher
 from rms.launch.processes import INSTANCE_VARIABLE, environment
 

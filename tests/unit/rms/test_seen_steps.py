@@ -18,9 +18,9 @@ from rms.core.model.speedup import Speedup
 from rms.core.policies import adjusted, named
 from rms.core.rules.transition import TransitionError
 from rms.core.scheduler.engine import Engine
-from rms.daemon.jobs import COUNTS_AT_ONCE, PACE_S, CountPace, JobRuntime, Step
-from rms.daemon.journal import Journal, Opened, Seen
-from rms.daemon.recovery import replay
+from rms.daemon.restart.recover import replay
+from rms.daemon.store.journal import Journal, Opened, Seen
+from rms.daemon.store.record import COUNTS_AT_ONCE, PACE_S, CountPace, JobRuntime, Step
 from rms.launch.base import LaunchCommand
 from rms.sim.simulator import Simulation
 

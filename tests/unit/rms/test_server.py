@@ -10,7 +10,7 @@ import pytest
 from routed import SCRIPT, USERS_TOKEN, Routed, routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon.connections import Peer
+from rms.daemon.ask.http import Peer
 from rms.wire.signing import USER, Session, digest, job_name
 
 JOB_ROW = (

@@ -15,8 +15,8 @@ from faults import Fault
 from processes import ROOT, called
 
 from rms.cli.main import main
-from rms.daemon.log import LEVELS, Log, debug, warning
-from rms.daemon.notify import Notifier
+from rms.daemon.serve import Notifier
+from rms.daemon.store.context import LEVELS, Log, debug, warning
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -28,13 +28,13 @@ from rms.core.model.events import (
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import PolicyError, adjusted, named
 from rms.core.scheduler.snapshot import freeze, thaw
-from rms.daemon import views
-from rms.daemon.accounts import energy_rows
-from rms.daemon.context import Settings
-from rms.daemon.daemon import Daemon
-from rms.daemon.journal import Journal, JournalError
-from rms.daemon.meters import devices_of
-from rms.daemon.recovery import replay, resume
+from rms.daemon.ask import views
+from rms.daemon.heart import Daemon
+from rms.daemon.nodes.energy import devices_of
+from rms.daemon.restart.recover import replay, resume
+from rms.daemon.store.archive import energy_rows
+from rms.daemon.store.context import Settings
+from rms.daemon.store.journal import Journal, JournalError
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.energy import accounts, check_accounts
 from rms.formats.nodelist import expand, fold_slots

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from rms.core.model.jobs import JobId
-from rms.daemon.context import Context, Settings
-from rms.daemon.inputs import Facts, Observed
-from rms.daemon.instructions import KillLaunch
-from rms.daemon.jobs import JobRuntime, PendingResize
-from rms.daemon.resize import ResizeMachine
-from rms.daemon.worlds import Worlds
+from rms.daemon.jobs.machine import Facts, KillLaunch, Observed, ResizeMachine
+from rms.daemon.jobs.worlds import Worlds
+from rms.daemon.store.context import Context, Settings
+from rms.daemon.store.record import JobRuntime, PendingResize
 from rms.launch.base import LaunchError, ManagedProcess
 from rms.launch.slurm import steps
 from rms.launch.slurm.executor import Executor

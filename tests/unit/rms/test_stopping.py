@@ -11,9 +11,8 @@ import pytest
 from faults import Fault
 
 from rms.daemon import serve
-from rms.daemon.cycles import Cycles
-from rms.daemon.daemon import Daemon
-from rms.daemon.notify import Notifier
+from rms.daemon.heart import Daemon
+from rms.daemon.serve import Cycles, Notifier
 
 
 class Stuck:

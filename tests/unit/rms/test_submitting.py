@@ -9,8 +9,8 @@ import pytest
 from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
-from rms.daemon.journal import Journal, JournalFullError
-from rms.daemon.submit import exported
+from rms.daemon.jobs.submit import exported
+from rms.daemon.store.journal import Journal, JournalFullError
 from rms.formats.jobscript import ScriptError
 from rms.launch.local import LocalLauncher
 

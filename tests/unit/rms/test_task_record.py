@@ -14,7 +14,7 @@ from processes import called
 from task_machine import CORE, CORES, DEVICES, GPU
 
 from rms.cli.main import main
-from rms.daemon.journal import Journal
+from rms.daemon.store.journal import Journal
 from rms.kernels.model import (
     Finished,
     Governor,

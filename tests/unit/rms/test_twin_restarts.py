@@ -20,8 +20,8 @@ from rms.core.model.jobs import JobId, JobSpec, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
-from rms.daemon.journal import Journal
-from rms.daemon.replay import replayed, restored
+from rms.daemon.restart.replay import replayed, restored
+from rms.daemon.store.journal import Journal
 from rms.sim.failures import failing
 from rms.sim.simulator import Simulation
 

@@ -39,7 +39,7 @@ from rms.core.policies import named
 from rms.core.rules import transition
 from rms.core.rules.transition import TransitionError, check
 from rms.core.scheduler.engine import Engine
-from rms.daemon.replay import replayed
+from rms.daemon.restart.replay import replayed
 
 NODES = 4
 OF_JOBS = (Started, ResizePoint, Requeued, ResizeBegun, Resized, ResizeRolledBack)

@@ -1,0 +1,1 @@
+"""The HTTP interface: requests, routes, views, the live feed, metrics."""

@@ -1,0 +1,1 @@
+"""One job from its submission to its last line."""

@@ -1,0 +1,398 @@
+"""Job scripts: started, told to end, requeued, and what became of the job when one is over."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
+from rms.core.model.jobs import Job, JobId, JobState, Node
+from rms.daemon.store.archive import is_settled, job_rows
+from rms.daemon.store.context import Context, Handle, Notes, describe, warning
+from rms.daemon.store.journal import JournalError
+from rms.daemon.store.record import REQUEUED, JobRuntime
+from rms.formats.energy import Account, cost_words
+from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
+from rms.launch.outputs import check_own_file
+from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
+from rms.wire.rows import restart_words
+
+START_S = 0.02
+"""How long jobs are started before others have their turn for as long."""
+
+
+class Scripts:
+    """Starts and ends job scripts.
+
+    Attributes:
+        stopping: whether no more are started.
+    """
+
+    def __init__(self, context: Context, handle: Handle) -> None:
+        self._context, self._handle = context, handle
+        self.stopping = False
+        self._starts: deque[Start] = deque()
+        self._ends: dict[JobId, str] = {}
+        self._since_s = 0.0
+
+    # --- starts ------------------------------------------------------------------------------
+
+    def begin_slice(self) -> None:
+        """Let the time begin for which jobs may be started at a stretch."""
+        self._since_s = self._context.now()
+
+    def enqueue(self, decision: Start) -> None:
+        """Start a job, now or later."""
+        self._starts.append(decision)
+        self.start_some()
+
+    def start_some(self) -> None:
+        """Start jobs for a short while: hundreds may be decided at once, and others want answers.
+
+        One that is not started now is so at the next look, or by the next daemon.
+        """
+        context = self._context
+        while self._starts and not self.stopping and context.now() <= self._since_s + START_S:
+            decision = self._starts.popleft()
+            running = context.state.running.get(decision.job)
+            job = context.jobs[decision.job]
+            if running is not None and running.nodes == decision.nodes and job.script is None:
+                self.start(job, decision.nodes)
+
+    @property
+    def starting(self) -> bool:
+        """Whether jobs are left that :meth:`start_some` is to start."""
+        return bool(self._starts) and not self.stopping
+
+    def start(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
+        """Start a job; it has failed where that cannot be."""
+        try:
+            self.run(job, nodes)
+        except JournalError:
+            raise
+        except Exception as error:
+            self.fail(job, str(error) if isinstance(error, LaunchError) else describe(error))
+            return
+        if job.script is not None and job.script.started:
+            self._handle(Started(self._context.time(), job.id))
+
+    def run(self, job: JobRuntime, nodes: tuple[Node, ...]) -> None:
+        """Run a job's script on nodes.
+
+        Raises:
+            LaunchError: it could not be started.
+        """
+        context, note = self._context, job.note
+        if "array" not in note:
+            raise LaunchError("what it was submitted with is missing from the journal")
+        launch = ScriptLaunch(
+            script=context.launcher.state / "jobs" / note["array"] / "script",
+            cwd=note["cwd"],
+            env={
+                **context.private.environment(note),
+                **environment(job, len(context.cluster.hosts_of(nodes))),
+                **processors(context.cluster.kinds_of(nodes)),
+                TOKEN_VARIABLE: context.private.token(job.id, note),
+            },
+            output=Path(note["output"]),
+            nodes=[context.cluster.slots[node] for node in nodes],
+            limit_s=context.state.running[job.id].spec.limit_s,
+            arguments=note.get("arguments", ()),
+            errors=Path(note["error"]) if "error" in note else None,
+        )
+        try:
+            for path in filter(None, (launch.output, launch.errors)):
+                check_own_file(path, context.launcher.state)
+        except ValueError as error:  # a link made after the submission
+            raise LaunchError(str(error)) from None
+        context.launcher.status_file(job.id).parent.mkdir(parents=True, exist_ok=True)
+        job.script = context.launcher.start_script(job.id, launch)
+        context.note("script", job, {"pid": job.script.pid})
+
+    def see_started(self, job: JobRuntime) -> bool:
+        """Tell the scheduler of a script that runs by now; return whether the job goes on."""
+        script = job.script
+        if script is None:
+            return True
+        if script.started:
+            self._context.note("script", job, {"pid": script.pid})
+            self._handle(Started(self._context.time(), job.id))
+        elif script.end_state == NODES_LOST:
+            self.requeue(job, "could not start where it was meant to")
+            return False
+        return True
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def fail(self, job: JobRuntime, reason: str) -> None:
+        """End a job with which the daemon cannot go on; it has FAILED once nothing of it is left.
+
+        To be called again until the job is over.
+        """
+        context = self._context
+        if not job.fault:
+            job.fault = reason
+            context.say(f"job {job.id} FAILED: {reason}")
+        if context.launcher.members(job.id):
+            context.launcher.kill(job.id)
+            return
+        running = context.state.running.get(job.id)
+        if running is None:
+            return
+        job.resize = job.call = None
+        if running.state is JobState.CONFIGURING:
+            self._handle(Started(context.time(), job.id))
+        self.enter_end(job, 1, reason, "FAILED")
+
+    def cancel(
+        self,
+        job: JobRuntime,
+        state: str = "CANCELLED",
+        *,
+        grace_s: float | None = None,
+        if_journalled: bool = False,
+    ) -> None:
+        """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs.
+
+        Args:
+            grace_s: how long it has for a checkpoint; None for as long as this daemon gives.
+            if_journalled: send SIGTERM only after the request is in the journal. If the daemon is
+                killed before that, the job continues.
+
+        A requeue does not replace a cancel that waits for the journal.
+        """
+        context = self._context
+        if state == REQUEUED:
+            state = self._ends.get(job.id, state)
+        if job.script is None:
+            self._handle(Ended(context.time(), job.id, "CANCELLED"))
+        elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):
+            grace_s = context.settings.grace_s if grace_s is None else grace_s
+            kill_at = context.now() + grace_s
+            context.note("ending", job, {"state": state, "kill_at": kill_at})
+            if if_journalled and not context.journal.caught_up():
+                self._ends[job.id] = state
+                return
+            job.ending, job.kill_at = state, kill_at
+            self.terminate(job)
+
+    def end_some(self) -> None:
+        """End the jobs whose end was requested while the journal was full, once it is not."""
+        context = self._context
+        if self._ends and context.journal.caught_up():
+            ends, self._ends = self._ends, {}
+            for job_id, state in ends.items():
+                if job_id in context.state.running:
+                    self.cancel(context.jobs[job_id], state)
+
+    def terminate(self, job: JobRuntime) -> None:
+        """Ask a job's present world to checkpoint and end."""
+        step = job.running_step
+        worlds = [] if step is None else [step.worlds[n] for n in step.current]
+        self._context.launcher.terminate(job.id, worlds)
+
+    def requeue(self, job: JobRuntime, reason: str) -> None:
+        """Let a job of which nothing runs any more wait again."""
+        context = self._context
+        loss = restart_words(job.restartable, job.step, job.total) if job.steps else ""
+        context.say(f"job {job.id}: {reason}; requeued{': ' if loss else ''}{loss}")
+        reason = f"{reason}; {loss}" if loss else reason
+        self._handle(Requeued(context.time(), job.id, reason), self.forget(job))
+        context.scheduler.reasons[job.id] = reason
+
+    def forget(self, job: JobRuntime) -> Notes:
+        """Drop what was known of a job's processes, of which there are none any more.
+
+        Returns:
+            What is to be kept of that, with the event that says so.
+        """
+        job.forget_processes()
+        self._ends.pop(job.id, None)
+        # Before the event, else it is taken for that of the next run.
+        self._context.launcher.status_file(job.id).unlink(missing_ok=True)
+        found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script", "signal")}
+        return found | {f"steps/{job.id}": job.steps_note()}
+
+    def end(self, job: JobRuntime, status: int) -> None:
+        """End a job whose script has ended and of which no process is left."""
+        context, script, ending = self._context, job.script, job.ending
+        job.resize = None
+        failed = next((step for step in job.steps if step.exit_code != 0), None)
+        well = status == 0 and failed is None
+        end_state, said = ("", "") if script is None else (script.end_state, script.end_reason)
+        lost = said
+        if ending == REQUEUED:
+            if not well or end_state:
+                before = "before its nodes are taken away" if self.stopping else "to start again"
+                self.requeue(job, f"told to end {before}")
+                return
+            ending = None  # it came to its own end in time
+        limited = bool(job.shared.get("memory_mib"))
+        if limited and not (well or ending) and context.launcher.limit_memory(job.id):
+            ending = "OUT_OF_MEMORY"
+        if not (well or end_state or ending):
+            answer = self._diagnosis(job)
+            if answer is None:
+                return
+            end_state, lost = (NODES_LOST, answer) if answer else ("", "")
+        if end_state == NODES_LOST and ending is None:
+            lost = lost or "its nodes were lost"
+            if job.note["requeue"]:
+                self.requeue(job, lost)
+                return
+            end_state = "FAILED"
+        state = ending or end_state or ("COMPLETED" if well else "FAILED")
+        why = failed.message if failed is not None else said or f"script ended with {status}"
+        why = lost or why
+        limits = {"TIMEOUT": f"TimeLimit: {why}", "OUT_OF_MEMORY": f"OutOfMemory: {why}"}
+        why = "" if state == "COMPLETED" else limits.get(state, why)
+        self.enter_end(job, status, why, state)
+        context.say(f"job {job.id} {state}{': ' if why else ''}{why}")
+
+    def enter_end(self, job: JobRuntime, status: int, reason: str, state: str) -> None:
+        """Enter the end of a job, with what there is to say of it."""
+        self._context.scheduler.reasons[job.id] = reason
+        job.exit_code = status
+        note = {"exit_code": status, "answer": job.answer, "reason": reason}
+        at_s = self._context.time()
+        self._handle(Ended(at_s, job.id, state), {f"end/{job.id}": note})  # type: ignore[arg-type]
+
+    def _diagnosis(self, job: JobRuntime) -> str | None:
+        """Return how a job that failed has lost its nodes, "" if it has not, None until known."""
+        context = self._context
+        if job.diagnosis is None:
+            running = context.state.running[job.id]
+            hosts = context.cluster.hosts_of(running.held)
+            job.diagnosis = context.launcher.diagnose_failure(job.id, hosts)
+        return "" if job.diagnosis is None else job.diagnosis()
+
+
+def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
+    """Return what the environment of a job's script has from the RMS, beside its own."""
+    note = job.note
+    values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
+    if note["index"] is not None:
+        values |= {"ARRAY_JOB_ID": note["array"], "ARRAY_TASK_ID": str(note["index"])}
+    return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
+
+
+def processors(kinds: Sequence[str]) -> dict[str, str]:
+    """Return what the environment says of the kinds of a job's processors, nothing of none."""
+    return {PROCESSORS_VARIABLE: " ".join(kinds)} if kinds else {}
+
+
+# FUSED rms.daemon.jobs.scripts: The line that each job leaves at the end of its output: how it went, and what energy it took.
+
+SETTLE_S = 5.0
+"""How long the line waits for the last readings of meters."""
+
+TAIL = 1 << 16
+"""How many bytes at the end of an output may hold a job's line already."""
+
+NOTE = "summary"
+"""Kind of the note that keeps a job's line; without text it is still to be written."""
+
+
+COPIED = "it ran in the state folder that this one is a copy of"
+"""Reason of a job that belongs to the original folder, which still writes its output."""
+
+
+class Endings:
+    """Writes the lines, each once its job's energy is known."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._due: dict[JobId, float] = {
+            job.id: context.now() + SETTLE_S
+            for job in context.jobs.values()
+            if job.summary == "" and job.id in context.state.ended
+        }
+
+    def due(self, event: Event) -> dict[JobId, str]:
+        """Return whose lines are to be written once an event has happened; keys of their notes."""
+        gone = event.failed if isinstance(event, Reopened) else ()
+        gone = (event.job,) if isinstance(event, Ended) else gone
+        jobs = [self._context.state.running.get(job_id) for job_id in gone]
+        return {
+            job.spec.id: f"{NOTE}/{job.spec.id}"
+            for job in jobs
+            if job is not None and job.start_s is not None
+        }
+
+    def add(self, job_ids: Iterable[JobId]) -> None:
+        """Write the lines of jobs that are over, or let them wait."""
+        for job_id in job_ids:
+            self._context.jobs[job_id].summary = ""
+            self._due[job_id] = self._context.now() + SETTLE_S
+        if self._due:
+            self.watch()
+
+    def watch(self) -> None:
+        """Write the lines that are due."""
+        now = self._context.now()
+        for job_id, until_s in list(self._due.items()):
+            if now > until_s or is_settled(self._context, self._context.state.ended[job_id]):
+                self._write(job_id)
+
+    def close(self) -> None:
+        """Write all lines: the daemon ends."""
+        for job_id in list(self._due):
+            self._write(job_id)
+
+    def _write(self, job_id: JobId) -> None:
+        context = self._context
+        del self._due[job_id]
+        job = context.jobs[job_id]
+        job.summary = end_words(context, context.state.ended[job_id], job)
+        try:
+            if context.scheduler.reasons.get(job_id) != COPIED:
+                output = Path(job.note["output"])
+                check_own_file(output, context.launcher.state)
+                _append(output, job_id, f"rms: {job.summary}\n")
+        except (OSError, ValueError) as error:
+            context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
+        context.note(NOTE, job, {"line": job.summary})  # a line twice is seen, one lost is not
+
+
+def end_words(context: Context, job: Job, known: JobRuntime) -> str:
+    """Return what there is to say of a job that is over, in a line."""
+    run_s = (job.end_s or 0.0) - (job.start_s or 0.0)
+    plural = "" if len(job.nodes) == 1 else "s"
+    unit = "slot" if context.cluster.shared else "node"
+    found = [f"{run_s:.1f} s on {len(job.nodes)} {unit}{plural}"]
+    if known.resizes:
+        chains = list[list[int]]()  # a requeue starts another one
+        for row in known.resizes:
+            if not chains or chains[-1][-1] != row.from_ranks:
+                chains.append([row.from_ranks])
+            chains[-1].append(row.to_ranks)
+        sizes = ", ".join(" to ".join(map(str, chain)) for chain in chains)
+        count = f"{len(known.resizes)} resize{'' if len(known.resizes) == 1 else 's'}"
+        found.append(f"{count} ({sizes} ranks)")
+    prices = context.settings.prices
+    energy = context.scheduler.energy
+    joules = energy.job_j(job.spec.id, context.time())
+    found.append(Account.of(energy.parts(job.spec.id, joules)).words)
+    if prices is not None:
+        found += cost_words(Account.of(job_rows(context, job.spec.id), prices).cost, prices)
+    return f"job {job.spec.id} {job.state}: {', '.join(found)}"
+
+
+def _append(path: Path, job_id: JobId, line: str) -> None:
+    """Append a job's line to a file, if there is one that does not have it from before a restart.
+
+    A pipe that nobody reads is no place for it.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    try:
+        size = os.fstat(file).st_size
+        end = b"\n" + (os.pread(file, TAIL, max(0, size - TAIL)) if size else b"")
+        if f"\nrms: job {job_id} ".encode() not in end:
+            os.write(file, (b"" if end.endswith(b"\n") else b"\n") + line.encode())
+    finally:
+        os.close(file)

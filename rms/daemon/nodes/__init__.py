@@ -1,0 +1,1 @@
+"""Nodes: leases, node power, clocks, meters, the power cap."""

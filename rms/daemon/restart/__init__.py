@@ -1,0 +1,1 @@
+"""From a journal back to a daemon, and replay of decisions."""

@@ -1,0 +1,1 @@
+"""The state folder: journal, snapshots, private files, sandboxes; and the records in memory."""

@@ -1,0 +1,150 @@
+"""What keeps a daemon small: snapshots, old entries deleted, jobs archived that are long over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import IO
+
+from rms.core.scheduler.scheduler import Scheduler
+from rms.core.scheduler.snapshot import freeze
+from rms.daemon.store.archive import catch_up, retire
+from rms.daemon.store.context import Context
+from rms.daemon.store.journal import JournalFullError
+from rms.daemon.store.sandbox import fork
+
+EVERY = 2_000
+"""After so many entries there is a snapshot; a start follows no more than these again."""
+
+KEEP = 100_000
+"""How many entries are kept at least, unless somebody wants otherwise."""
+
+AT_ONCE = 500
+"""Of no more jobs a snapshot is packed while all wait, some 10 ms; of more in a fork."""
+
+LIMIT_S = 60.0
+"""How long a fork may take: a busy machine may need that."""
+
+NICE = 5
+"""What a fork is behind others by, which are waited for."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """A fork that packs the scheduler as it was after an entry.
+
+    Attributes:
+        into: has no name, and is gone with those who have it open.
+    """
+
+    pid: int
+    after: int
+    into: IO[bytes]
+    until_s: float
+
+    @classmethod
+    def begin(cls, scheduler: Scheduler, after: int) -> Packing:
+        """Begin it.
+
+        Raises:
+            OSError: there is no room for another process, or file.
+        """
+        into = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - until the fork is over
+
+        def work() -> None:
+            os.nice(NICE)
+            left = memoryview(freeze(scheduler))
+            while left:
+                left = left[os.write(into.fileno(), left) :]
+
+        try:
+            pid = fork(work, only=into.fileno())
+        except OSError:
+            into.close()
+            raise
+        return cls(pid, after, into, time.monotonic() + LIMIT_S)
+
+    def over(self) -> bool | None:
+        """Return whether it has packed all, None while it is about to."""
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        if pid:
+            return status == 0
+        if time.monotonic() < self.until_s:
+            return None
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        return False
+
+    def read(self) -> bytes:
+        """Return what it packed."""
+        self.into.seek(0)
+        return self.into.read()
+
+
+class Snapshots:
+    """Takes them between events; where there are many jobs, after as many entries.
+
+    A snapshot and what it makes needless are one transaction: killed before its end, the daemon
+    goes on from the snapshot before. Where there is no room it is tried again later. Of many jobs
+    it is packed by a fork of the daemon, and entered when that has ended: nobody waits for it.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last = max(context.journal.snapshots(), default=0)
+        self._prunes = True
+        self._packing: Packing | None = None
+        self._forks = True
+        with contextlib.suppress(JournalFullError):
+            catch_up(context)
+
+    def watch(self) -> None:
+        """Take one that is due; else archive some jobs, or delete some old entries."""
+        state, journal = self._context.state, self._context.journal
+        try:
+            jobs = len(state.pending) + len(state.held) + len(state.running)
+            if self._packing is not None:
+                self._follow(self._packing)
+            elif journal.last >= self._last + max(EVERY, jobs):
+                self._take(jobs + len(state.ended))
+            elif retire(self._context):
+                return
+            elif self._prunes and (keep := self._context.settings.keep_entries) is not None:
+                self._prunes = journal.prune(keep)
+        except JournalFullError:
+            return
+
+    def _take(self, jobs: int) -> None:
+        """Take a snapshot of so many jobs, or begin to."""
+        journal, scheduler = self._context.journal, self._context.scheduler
+        if self._forks and jobs > AT_ONCE:
+            try:
+                self._packing = Packing.begin(scheduler, journal.last)
+                return
+            except OSError as error:
+                self._together(str(error))
+        self._last, self._prunes = journal.last, True
+        journal.save(freeze(scheduler), self._context.settings.keep_entries)
+
+    def _follow(self, packing: Packing) -> None:
+        """Enter what a fork has packed, once it has."""
+        packed = packing.over()
+        if packed is None:
+            return
+        self._packing = None
+        with packing.into:
+            if not packed:
+                self._together("a process of it failed")
+                return
+            self._last, self._prunes = packing.after, True
+            keep = self._context.settings.keep_entries
+            self._context.journal.save(packing.read(), keep, packing.after)
+
+    def _together(self, why: str) -> None:
+        """Have no more packed by forks: one that cannot be is packed while all wait."""
+        self._forks = False
+        self._context.say(f"snapshots are made while all wait from now on: {why}")
