@@ -6,7 +6,7 @@ from bisect import bisect_right
 from importlib.util import find_spec
 from statistics import median
 
-from rms.power.integral import PowerIntegral, UpdatePeriod, gain_j
+from rms.power.meter import PowerIntegral, UpdatePeriod, gain_j
 from rms.power.nvidia_smi import NvidiaSmi, Reading, integrate
 from rms.power.nvml import AVERAGE_S, COUNTER_PERIOD_S, INSTANT_S, instant_w, load
 

@@ -12,8 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from rms.cli.queue import add_filters, selection
-from rms.cli.show import elapsed
+from rms.cli.queue import add_filters, elapsed, selection
 from rms.client.connection import ask, server_address
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task

@@ -10,12 +10,10 @@ from urllib.parse import quote
 import msgspec
 
 from rms.cli.queue import add_filters, add_ids, selection
-from rms.client.actions import requeue_words
-from rms.client.commands import follow, jobs, wait_for
+from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
 from rms.drawings import clock
-from rms.formats.ids import fold_ids
-from rms.formats.nodelist import fold_slots
+from rms.formats.values import fold_ids, fold_slots
 from rms.wire.messages import STRATEGIES
 from rms.wire.terminal import NODE_NAMES, at_least, columns, completed_by, publish, tell
 from rms.wire.users import (

@@ -7,7 +7,7 @@ import getpass
 import os
 from pathlib import Path
 
-from rms.cli.engines import add_engine, add_policy, check_engine, local_nodes
+from rms.cli.options import add_engine, add_policy, check_engine, local_nodes
 from rms.core.model.jobs import Mode
 from rms.core.policies import PolicyError, named
 from rms.formats.config import FileError

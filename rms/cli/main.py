@@ -16,12 +16,12 @@ CLIENT, DAEMON, POLICY = "rms.cli.client", "rms.cli.daemon", "rms.cli.policy"
 
 COMMANDS = {
     "serve": (DAEMON, "run the daemon"),
-    "pilot": ("rms.cli.pilot", "run the daemon; it asks Slurm for nodes by what waits"),
+    "pilot": ("rms.cli.daemon", "run the daemon; it asks Slurm for nodes by what waits"),
     "submit": ("rms.cli.submit", "hand in a job script or a command"),
     "launch": ("rms.client.launch", "what a job script's launcher line becomes"),
     "queue": ("rms.cli.queue", "jobs that wait or run"),
     "nodes": (CLIENT, "nodes and who is on them"),
-    "show": ("rms.cli.show", "all that is known of a job"),
+    "show": ("rms.cli.queue", "all that is known of a job"),
     "cancel": (CLIENT, "end jobs"),
     "hold": (CLIENT, "let jobs that wait not start"),
     "release": (CLIENT, "let held jobs start again"),

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from rms.cli.engines import add_engine, check_engine, local_nodes
+from rms.cli.options import add_engine, check_engine, local_nodes
 from rms.client.commands import LAUNCHERS
 from rms.client.connection import ServerError
 from rms.client.launch import strip_options

@@ -13,10 +13,9 @@ from typing import Any
 
 import msgspec
 
-from rms.cli.workloads import log_lines
+from rms.cli.options import log_lines
 from rms.client.connection import server_address
-from rms.client.page import pictures, preformatted
-from rms.client.report import Report, watts_of
+from rms.client.report import Report, pictures, preformatted, watts_of
 from rms.plots import History
 from rms.wire.files import write_whole
 from rms.wire.terminal import CommandError, publish, refuse_on

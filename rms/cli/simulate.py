@@ -1,32 +1,160 @@
-"""``rms simulate``: a workload or a trace on the virtual clock."""
+"""``rms simulate --strategy``: strategies of tasks, tried on what a daemon has recorded."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from rms.cli.engines import add_policy
-from rms.cli.workloads import Workload, candidates, log_lines, read_inputs
+from rms.cli.options import Workload, add_policy, candidates, log_lines, read_inputs
+from rms.client.connection import ask, server_address
 from rms.core.model.events import NodeDown, NodeUp
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import PolicyError, named
 from rms.core.rules.powercap import added_w, check_cap, is_unknown
 from rms.formats.config import FileError
-from rms.formats.joblog import Unit
+from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap
-from rms.formats.sacct import COMMAND
 from rms.formats.swf import write_trace
+from rms.kernels.model import ChoiceError, Governor
+from rms.kernels.record import Record, RecordEntry, past_tasks
+from rms.kernels.scheduler import STRATEGIES, Strategy
+from rms.kernels.simulator import Outcome, as_it_was, tried
+from rms.kernels.wire import Resource
 from rms.sim.classes import by_class, class_lines
-from rms.sim.failures import failing
-from rms.sim.run import COLUMNS, chosen, figures, rows, simulated, write_rows
+from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes
 from rms.wire.files import csv_text, write_output
-from rms.wire.terminal import at_least, check_writable, positive, publish, refuse_on, say, seconds
+from rms.wire.terminal import (
+    CommandError,
+    at_least,
+    check_writable,
+    columns,
+    positive,
+    publish,
+    refuse_on,
+    say,
+    seconds,
+)
+
+UNUSED = ("workload", "trace", "sacct", "cluster", "processors", "mode", "order", "estimates")
+UNUSED_TOO = ("malleable", "malleable_jobs", "per_job", "out", "mtbf", "figure", "power_cap")
+
+
+def try_strategies(arguments: argparse.Namespace) -> int:
+    """Print what happened, and what would have under each strategy."""
+    for name in (*UNUSED, *UNUSED_TOO):
+        if getattr(arguments, name) is not None:
+            raise FileError(f"expected --strategy or --{name.replace('_', '-')}, got both")
+    record = _record(arguments)
+    if not record.tasks:
+        raise FileError("expected a record with tasks that came to their end, got none")
+    governor = None if arguments.governor is None else Governor(arguments.governor)
+    decided = [name for name in record.strategies[-1:] if name in STRATEGIES]
+    names = list(dict.fromkeys([*decided, *arguments.strategy]))
+    rows = [_row("as it happened", as_it_was(record))]
+    for name in names:
+        with _loaded(name) as strategy:
+            try:
+                rows.append(_row(name, tried(record, strategy, governor)))
+            except (ChoiceError, ValueError) as error:
+                words = str(error) if str(error).startswith(name) else f"{name}: {error}"
+                raise CommandError(words, 1) from None
+    said = {
+        "tasks": len(record.tasks),
+        "processes": len({task.spec.owner for task in record.tasks}),
+        "left_out": record.left_out,
+        "strategies": record.strategies,
+    }
+    publish(arguments.json, {"record": said, "rows": rows}, _strategy_table(said, rows))
+    return 0
+
+
+def _record(arguments: argparse.Namespace) -> Record:
+    """Read what a journal, or else a running daemon, has kept."""
+    if arguments.journal is None:
+        server = server_address(arguments.server, os.environ)
+        entries = ask(list[RecordEntry], server, "GET", "/tasks/record")
+    else:
+        from rms.daemon.store.journal import Journal, JournalError
+
+        if arguments.server is not None:
+            raise FileError("expected --journal or --server, got both")
+        if not arguments.journal.is_file():
+            raise FileError(f"expected a journal, got {arguments.journal}, which does not exist")
+        with refuse_on(JournalError), Journal.open(arguments.journal) as journal:
+            entries = journal.recorded()
+    since_s = 0.0
+    if arguments.hours is not None:
+        since_s = max((each.at_s for each in entries), default=0.0) - 3600.0 * arguments.hours
+    return past_tasks(entries, since_s)
+
+
+@contextlib.contextmanager
+def _loaded(name: str) -> Iterator[Strategy]:
+    """Hold a shipped strategy, or that of a file, as ``rms policy`` would load it."""
+    if name in STRATEGIES:
+        yield STRATEGIES[name]
+        return
+    if not name.endswith(".py"):
+        known = ", ".join(STRATEGIES)
+        raise FileError(f"expected a strategy of {known} or FILE.py, got {name!r}")
+    from rms.daemon.kernels import FileStrategy, StrategyError
+
+    with refuse_on(StrategyError):
+        strategy = FileStrategy(Path(name))
+    try:
+        yield strategy
+    finally:
+        strategy.close()
+
+
+def _row(name: str, outcome: Outcome) -> dict[str, Any]:
+    return {"strategy": name, **asdict(outcome)}
+
+
+def _strategy_table(said: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    kinds = [kind for kind in Resource if any(row["runs"].get(kind) for row in rows)]
+    heads = ["STRATEGY", "MAKESPAN_S", "MEDIAN_RUN_S", "MEAN_WAIT_S", "ENERGY_J", "MOVED"]
+    cells = [
+        [
+            row["strategy"],
+            *(f"{row[key]:.3f}" for key in ("makespan_s", "median_run_s", "mean_wait_s")),
+            f"{row['energy_j']:.1f}",
+            "" if row["strategy"] == "as it happened" else str(row["interrupts"]),
+            *(
+                f"{row['runs'].get(kind, 0)} ({row['busy_s'].get(kind, 0.0):.2f} s)"
+                for kind in kinds
+            ),
+        ]
+        for row in rows
+    ]
+    lines = [
+        f"{said['tasks']} tasks of {said['processes']} processes, {said['left_out']} left out "
+        f"(not done); decided by {', '.join(said['strategies'])}",
+        "",
+        *columns([*heads, *(f"ON_{kind.upper()}" for kind in kinds)], cells),
+        "",
+    ]
+    for row in rows[1:]:
+        times = row["times"]
+        lines.append(
+            f"{row['strategy']}: run times as seen {times.get('seen', 0)}, of tasks alike "
+            f"{times.get('alike', 0)}, by affinity {times.get('affinity', 0)}"
+        )
+        if row["unfinished"]:
+            lines.append(f"{row['strategy']}: {row['unfinished']} tasks never came to their end")
+    return lines
+
+
+# FUSED rms.cli.simulate: ``rms simulate``: a workload or a trace on the virtual clock.
 
 PASSES = """after every event, submissions before all else of their time; once an instant; after
 every event, submissions after all else"""
@@ -126,8 +254,6 @@ def _simulate(arguments: argparse.Namespace) -> int:
         if problem is not None:
             raise FileError(problem)
     if arguments.strategy is not None:
-        from rms.cli.strategies import try_strategies
-
         return try_strategies(arguments)
     _refuse_unused(arguments)
     if _asks_study(arguments):

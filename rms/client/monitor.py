@@ -13,7 +13,7 @@ from rms.client.report import Report, watts_by_owner, watts_of
 from rms.core.books.spans import BALANCE, BalanceError
 from rms.drawings import clock
 from rms.formats.energy import Account, accounts, check_accounts
-from rms.formats.nodelist import fold_slots
+from rms.formats.values import fold_slots
 from rms.plots import History
 from rms.wire.users import (
     OVER,

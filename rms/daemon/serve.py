@@ -36,10 +36,8 @@ from rms.daemon.store.journal import Journal
 from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
 from rms.daemon.store.snapshots import KEEP
 from rms.formats.prices import Prices
-from rms.launch.base import Engine
-from rms.launch.containment import uncontained
-from rms.launch.groups import escapes
-from rms.launch.power import PowerCommands
+from rms.launch.base import Engine, PowerCommands
+from rms.launch.processes import escapes, uncontained
 from rms.wire.users import PowerCap
 
 SOCKET_VARIABLE = "NOTIFY_SOCKET"

@@ -16,12 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from rms.core.model.jobs import Mode
-from rms.formats.begin import parse_begin
-from rms.formats.dependency import parse_dependency
-from rms.formats.ids import SHOWN, match, parse_array
-from rms.formats.ids import ScriptError as ScriptError
-from rms.formats.nodelist import NodeListError, expand
-from rms.formats.signals import parse_signal
+from rms.formats.values import (
+    SHOWN,
+    NodeListError,
+    expand,
+    match,
+    parse_array,
+    parse_begin,
+    parse_dependency,
+    parse_signal,
+)
+from rms.formats.values import ScriptError as ScriptError
 
 MOST_NODES = 100_000  # of one job
 MOST_OPTIONS = 65_536  # characters, of all lines with options
@@ -73,7 +78,7 @@ class Options:
     signal: str | None = None  # for parse_signal
     account: str | None = None
     ntasks: int | None = None  # ranks, one on each slot of a job's nodes
-    nodelist: str | None = None  # for rms.formats.nodelist.expand
+    nodelist: str | None = None  # for rms.formats.values.expand
     exclude: str | None = None  # the same
     priority: int | None = None
 

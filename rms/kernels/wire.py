@@ -13,9 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from rms.wire.bounds import Seconds
 from rms.wire.files import state_folder
-from rms.wire.messages import SERVER_VARIABLE
+from rms.wire.messages import SERVER_VARIABLE, Seconds
 
 TASK_STRATEGIES = ("short-term", "long-term", "banking", "constraint")
 """What ``rms policy`` takes to be a strategy of tasks."""

@@ -1,8 +1,10 @@
-"""What a daemon asks of whoever starts its processes: the launcher protocol and its values."""
+"""What waits and runs, for launchers that ask for nodes by that, and until when those are held."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
+import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +15,97 @@ import msgspec
 
 from rms.core.model.cluster import Cluster
 from rms.formats.config import FileError
-from rms.launch.demand import Demand, Leases
 from rms.launch.processes import alive
 from rms.power.clocks import Shares
 from rms.wire.messages import ClockOrders
 from rms.wire.users import SlurmRow
+
+
+@dataclass(frozen=True)
+class WaitingJob:
+    """A job that waits: the nodes without which it does not start, those it wants, for how long."""
+
+    least: int
+    wants: int
+    needs_s: float
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What there is to do for nodes.
+
+    Attributes:
+        waiting: jobs, the oldest first.
+        busy: nodes that jobs have or are about to have.
+        closed: nodes that are given to no job.
+        barred: those of them that a user has drained, or that are broken.
+    """
+
+    waiting: Sequence[WaitingJob] = ()
+    busy: frozenset[str] = frozenset()
+    closed: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Leases:
+    """Until when nodes are held.
+
+    Attributes:
+        until_s: of nodes that are not held for good, when jobs there are to be told to end, by the
+            wall clock.
+        most: how many nodes are held at once at most.
+        longest_s: how long a job may run on nodes that have just come.
+        waits: what nodes that are asked for wait for, "" where none are.
+    """
+
+    until_s: Mapping[str, float]
+    most: int
+    longest_s: float
+    waits: str = ""
+
+
+# FUSED rms.launch.base: The commands that power nodes off and on, as the user names them.
+
+DEADLINE_S = 300.0
+"""How long a command may take by default."""
+
+
+@dataclass(frozen=True)
+class PowerCommands:
+    """Commands that power a node off and on.
+
+    Attributes:
+        off, on: words of the commands, to which the node's name is added.
+        deadline_s: how long each may take.
+    """
+
+    off: tuple[str, ...]
+    on: tuple[str, ...]
+    deadline_s: float = DEADLINE_S
+
+    @classmethod
+    def parse(cls, off: str, on: str, deadline_s: float) -> PowerCommands | None:
+        """Return the commands of two lines, None where both are empty.
+
+        Raises:
+            ValueError: there is only one, or there is no such program, or no time.
+        """
+        if not deadline_s > 0.0:
+            raise ValueError(f"expected a power-on deadline above 0 s, got {deadline_s:g}")
+        if bool(off) != bool(on):
+            got = "only --power-off" if off else "only --power-on"
+            raise ValueError(f"expected commands to power nodes off and on, got {got}")
+        if not off:
+            return None
+        for line in (off, on):
+            words = shlex.split(line)
+            if not words or shutil.which(words[0]) is None:
+                raise ValueError(f"expected a program to power nodes off or on, got {line!r}")
+        return cls(tuple(shlex.split(off)), tuple(shlex.split(on)), deadline_s)
+
+
+# FUSED rms.launch.base: What a daemon asks of whoever starts its processes: the launcher protocol and its values.
 
 NODES_LOST = "GONE"
 """The ``end_state`` of a process that was lost with its nodes, not by its own fault."""

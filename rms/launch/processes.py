@@ -1,19 +1,127 @@
-"""Which of this machine's processes belong to this daemon: found by what their environment says.
+"""Shells around scripts and worlds, which keep their status and are the parents of what they leave.
 
-Every process of a job carries the daemon's instance id and the job's id in its environment, so that
-a daemon which was killed and started again finds what still runs, and nothing of a job that is over
-is left behind. One that has dropped its environment is found below those that have not.
+A process may drop the environment and the session that it was given, but not its parent: when that
+ends, Linux gives it to the nearest ancestor that is a *subreaper* (``PR_SET_CHILD_SUBREAPER``,
+prctl(2)), and these shells are. So whatever a job has started is found below one of them, and ends
+with it: a shell ends its children, and then theirs, before it ends itself. It is left to do so
+where a job is killed. A process that kills its own shell is contained no more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import stat
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rms.launch.containment import descendants
 from rms.wire.messages import WORLD_VARIABLE
+
+PR_SET_CHILD_SUBREAPER = 36
+
+_END_CHILDREN = """
+children=/proc/$$/task/$$/children
+while left=; { read -r left < $children || [ -n "$left" ]; } 2>/dev/null; do
+    [ -n "$left" ] || break
+    kill -KILL $left 2>/dev/null
+    /bin/sleep 0.05
+done
+exit $code
+"""
+
+KEEP_STATUS = f"""trap : TERM
+"$@"
+code=$?
+echo $code > "$RMS_STATUS.part" && mv "$RMS_STATUS.part" "$RMS_STATUS"
+{_END_CHILDREN}"""
+"""Shell around a job script: writes down its status for a daemon that was away when it ended.
+
+It outlives a SIGTERM that the script handles in its own time.
+"""
+
+KEEP_WORLD_STATUS = f""""$@" &
+world=$!
+trap 'kill -TERM $world' TERM
+{{ wait $world; }} 2>/dev/null
+code=$?
+while kill -0 $world 2>/dev/null; do {{ wait $world; }} 2>/dev/null; code=$?; done
+echo $code > "$0.part" && mv "$0.part" "$0"
+trap : TERM
+{_END_CHILDREN}"""
+"""The same around a world, which is told of a SIGTERM: not every program leaves a record."""
+
+_SHELLS = KEEP_STATUS, KEEP_WORLD_STATUS
+
+
+def _find_prctl() -> Callable[..., int] | None:
+    try:
+        return ctypes.CDLL(None, use_errno=True).prctl
+    except (AttributeError, OSError):  # another system than Linux
+        return None
+
+
+_prctl = _find_prctl()
+
+
+def uncontained() -> str:
+    """Return why processes of a job may escape it, "" where they cannot."""
+    if _prctl is None:
+        return "expected Linux, whose subreapers hold what a job leaves, got another system"
+    if not Path("/proc/thread-self/children").exists():
+        return "expected a kernel that tells of children (CONFIG_PROC_CHILDREN), got another"
+    return ""
+
+
+def is_shell(command: list[str]) -> bool:
+    """Return whether a command is one of these shells."""
+    return command[:2] == ["/bin/sh", "-c"] and command[2:3] in [[text] for text in _SHELLS]
+
+
+def hold_orphans() -> None:
+    """Make this process the parent of what its descendants leave; for a child about to exec."""
+    if _prctl is not None:
+        _prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def runs_shell(pid: int) -> bool:
+    """Return whether a process is one of these shells."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return is_shell([os.fsdecode(word) for word in words[:3]])
+
+
+def descendants(pids: list[int]) -> list[int]:
+    """Return the processes below these, but not these themselves."""
+    known, new = set(pids), list(pids)
+    found: list[int] = []
+    while new:
+        below = {child for pid in new for child in children(pid)}
+        new = sorted(below - known)
+        known.update(new)
+        found += new
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """Return the children of all threads of a process, none of one that has ended."""
+    found: list[int] = []
+    try:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_text().split())
+    except OSError:
+        pass
+    return found
+
+
+# FUSED rms.launch.processes: Which of this machine's processes belong to this daemon: found by what their environment says.
+#
+# Every process of a job carries the daemon's instance id and the job's id in its environment, so that
+# a daemon which was killed and started again finds what still runs, and nothing of a job that is over
+# is left behind. One that has dropped its environment is found below those that have not.
 
 INSTANCE_VARIABLE = "RMS_MARK"
 """Environment variable of every process of a job: ``INSTANCE_ID:JOB``."""
@@ -139,3 +247,287 @@ def send_signal(pid: int, number: int) -> None:
         return  # no process: to the system it would mean a whole group, our own
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+# FUSED rms.launch.processes: Control groups of jobs (cgroups(7), version 2), where this user was given some of their own.
+#
+# A process may drop its environment, its session and its parents, but it stays in its control group:
+# so whatever a job has started is found there. Groups may be made below one that was delegated to the
+# user: systemd marks those (``Delegate=yes``) by the attribute ``user.delegate``; elsewhere
+# :data:`GROUP_VARIABLE` names one.
+#
+# The kernel holds a job to its memory where the group above may give the memory controller to those
+# below it: where that controller is there, and no process is in that group itself ("no internal
+# processes" holds for groups that give controllers). So the daemon has to be in another one, such as
+# :data:`SUBGROUP` of a unit; it moves nobody, as a unit whose own group gives controllers is not
+# started again.
+
+GROUP_VARIABLE = "RMS_CGROUP"
+"""A folder of cgroup v2 below which the daemon may make its own."""
+
+SUBGROUP = "rms-daemon"
+"""Of a delegated unit, for the daemon alone (``DelegateSubgroup=`` of systemd.exec(5))."""
+
+DELEGATED = "user.delegate"
+PROCESSES = "cgroup.procs"
+
+
+def find_delegated(env: Mapping[str, str]) -> Path | None:
+    """Return a group below which this process may make others, None where it was given none."""
+    if GROUP_VARIABLE in env:
+        found = Path(env[GROUP_VARIABLE])
+        return found if _writable(found) else None
+    own = _own_group()
+    if own is not None and own.name == SUBGROUP:
+        own = own.parent
+    return own if own is not None and _is_delegated(own) and _writable(own) else None
+
+
+def escapes(env: Mapping[str, str]) -> str:
+    """Return what of a job may outlive it on this machine, "" where nothing may."""
+    if find_delegated(env) is not None:
+        return ""
+    return uncontained() or (
+        "only what is below a job's shell ends with it, as no control group was delegated "
+        f"(systemd-run --user --scope -p Delegate=yes, or {GROUP_VARIABLE})"
+    )
+
+
+def _own_group() -> Path | None:
+    """Return the folder of the group that this process is in."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return None
+    path = next((line[3:] for line in lines if line.startswith("0::")), None)
+    for mount in mounts:
+        before, _, after = mount.partition(" - ")
+        if path is not None and after.startswith("cgroup2 "):
+            root, where = before.split()[3:5]
+            with contextlib.suppress(ValueError):  # a part of the tree, and this is in another
+                return Path(where) / Path(path).relative_to(root)
+    return None
+
+
+def _is_delegated(group: Path) -> bool:
+    try:
+        return os.getxattr(group, DELEGATED) == b"1"
+    except (AttributeError, OSError):  # another system, or an older systemd
+        return False
+
+
+def _writable(group: Path) -> bool:
+    return os.access(group, os.W_OK) and os.access(group / PROCESSES, os.W_OK)
+
+
+class Groups:
+    """A group for each job, in which all that is started for it begins.
+
+    Args:
+        above: where groups may be made, None where none may.
+        instance_id: of the daemon.
+        jobs: folder with one of each job, where a daemon that is started again finds its group.
+    """
+
+    def __init__(self, above: Path | None, instance_id: str, jobs: Path) -> None:
+        self._name = f"rms-{instance_id}"
+        self._own = None if above is None else above / self._name
+        self._jobs, self._of = jobs, dict[str, Path]()
+        self._limits, self._kills = dict[str, int](), dict[str, int]()
+        self._gives = False
+
+    def joined(self, job: str) -> Path | None:
+        """Make a job's group; return the file that a process writes ``0`` to in order to join."""
+        if self._own is None:
+            return None
+        group, noted = self._own / job, self._jobs / job / "group"
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            self._give_memory(self._own)
+            group.mkdir(exist_ok=True)
+            noted.write_text(f"{group}\n")
+        except OSError:  # taken away since, or too many of them
+            return None
+        self._of[job] = group
+        return group / PROCESSES
+
+    def _give_memory(self, own: Path) -> None:
+        """Let the groups of jobs limit memory, where that can be; it is tried once."""
+        if not self._gives:
+            self._gives = True
+            with contextlib.suppress(OSError):
+                for group in (own.parent, own):
+                    (group / "cgroup.subtree_control").write_text("+memory")
+
+    def limit_memory(self, job: str, most_mib: float | None = None) -> int | None:
+        """Let the kernel end all of a job that comes to hold more memory; nothing is swapped.
+
+        Args:
+            most_mib: None for what was said before.
+
+        Returns:
+            How many of its processes were ended for that; None where the kernel cannot be asked.
+        """
+        group = self._find(job)
+        if group is None or not (group / "memory.max").exists():
+            return self._kills.pop(job, None)
+        most = None if most_mib is None else int(most_mib * 2**20)
+        if most is not None and self._limits.get(job) != most:
+            with contextlib.suppress(OSError):  # of kernels without swap, or before 4.19
+                (group / "memory.swap.max").write_text("0")
+                (group / "memory.oom.group").write_text("1")
+            try:
+                (group / "memory.max").write_text(str(most))
+            except OSError:
+                return None
+            self._limits[job] = most
+        return _kills(group)
+
+    def members(self, job: str) -> list[int]:
+        """Return the live processes of a job's group; one that has none is removed."""
+        group = self._find(job)
+        if group is None:
+            return []
+        found: list[int] = []
+        with contextlib.suppress(OSError):
+            for file in group.rglob(PROCESSES):  # a job may make groups of its own
+                found += map(int, file.read_text().split())
+        found = [pid for pid in found if alive(pid)]
+        if not found:
+            if self._limits.pop(job, None) is not None:
+                self._kills[job] = _kills(group)
+            with contextlib.suppress(OSError):
+                group.rmdir()
+                self._of.pop(job, None)
+                (self._jobs / job / "group").unlink()
+        return found
+
+    def _find(self, job: str) -> Path | None:
+        if job not in self._of:
+            try:
+                group = Path((self._jobs / job / "group").read_text().rstrip("\n"))
+            except OSError:
+                return None
+            if group.parent.name != self._name:  # of the original of a copied state folder
+                return None
+            self._of[job] = group
+        return self._of[job]
+
+    def close(self) -> None:
+        """Remove the daemon's own group, if no job is in one of it."""
+        if self._own is not None:
+            with contextlib.suppress(OSError):
+                self._own.rmdir()
+
+
+def _kills(group: Path) -> int:
+    """Return how many processes of a group the kernel has ended for want of memory."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (group / "memory.events").read_text().splitlines():
+            name, _, number = line.partition(" ")
+            if name == "oom_kill":
+                return int(number)
+    return 0
+
+
+def join(file: Path | None) -> None:
+    """Have this process join a group; for a child about to exec, which goes on where it cannot."""
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.write_text("0")
+
+
+# FUSED rms.launch.processes: What jobs may be started with: output that takes what is written, strings that exec takes.
+
+KINDS = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+MOST_BYTES = 4095
+MOST_NAME_BYTES = 255
+MOST_NAMES = 256
+"""Limits of Linux for a path and each name in it, and our limit of names in a path."""
+
+MOST_LINKS = 40
+"""Symbolic links that Linux follows in a path."""
+
+
+def check_output(place: Path | int, name: Path | None = None) -> None:
+    """Refuse an output that is neither a regular file, nor to be made, nor ``/dev/null``.
+
+    Args:
+        place: a path, or an open file, of this ``name``.
+
+    Raises:
+        ValueError: it is something else, or no path at all.
+    """
+    try:
+        found = os.fstat(place) if isinstance(place, int) else place.stat()
+    except OSError:
+        return  # there is none yet; whether one can be made shows when it is
+    if stat.S_ISREG(found.st_mode):
+        return
+    if stat.S_ISCHR(found.st_mode) and found.st_rdev == Path(os.devnull).stat().st_rdev:
+        return
+    got = next((words for is_one, words in KINDS if is_one(found.st_mode)), "something else")
+    where = place if name is None else name
+    raise ValueError(f"expected a regular file as output, got {where}, which is {got}")
+
+
+def check_strings(path: str, env: Mapping[str, str]) -> None:
+    """Refuse what no process can be started with.
+
+    Raises:
+        ValueError: the path is invalid (:func:`check_path`), a variable holds a NUL or cannot be
+            encoded, or its name is empty or has a ``=``.
+    """
+    check_path(path)
+    for name, value in env.items():
+        if not name or "=" in name or not _encodes(name):
+            raise ValueError(f"expected names of variables without = and NUL, got {name!r}")
+        if not _encodes(value):
+            raise ValueError(f"expected variables without NUL, got {name}={value!r}")
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that no file can have.
+
+    Raises:
+        ValueError: it holds a NUL, cannot be encoded, or it or a name in it is too long.
+    """
+    if not _encodes(path):
+        raise ValueError(f"expected a path without NUL, got {path[:60]!r}")
+    whole = os.fsencode(path)
+    names = whole.split(b"/")
+    if len(whole) > MOST_BYTES or len(names) > MOST_NAMES or max(map(len, names)) > MOST_NAME_BYTES:
+        form = f"a path of {MOST_BYTES} bytes, {MOST_NAMES} names, {MOST_NAME_BYTES} bytes in each"
+        raise ValueError(f"expected at most {form}, got {path[:60]!r}... of {len(whole)} bytes")
+
+
+def check_own_file(path: Path, state: Path) -> None:
+    """Refuse an output that is one of the daemon's own files.
+
+    Raises:
+        ValueError: it is in the state folder, or one of the open files of the process.
+    """
+    if Path(os.path.realpath(path)).is_relative_to(os.path.realpath(state)):
+        raise ValueError(f"expected an output outside the daemon's state folder, got {path}")
+    for _ in range(MOST_LINKS):
+        if os.path.realpath(path.parent).startswith("/proc/"):
+            raise ValueError(f"expected an output outside /proc, got {path}")
+        if not os.path.islink(path):  # noqa: PTH114 - Path.is_symlink raises without permission
+            return
+        path = path.parent / path.readlink()
+
+
+def _encodes(text: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from rms.power.command import Command
+from rms.power.command import Command, Replay
 from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices
 from rms.power.nvml import Nvml
 from rms.power.rapl import POWERCAP, Rapl
-from rms.power.replay import Replay
 
 POWERCAP_VARIABLE = "RMS_POWERCAP"
 """Environment variable that names another folder than the kernel's, for tests."""

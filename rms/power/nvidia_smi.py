@@ -20,8 +20,15 @@ from datetime import datetime
 from itertools import pairwise
 from queue import SimpleQueue
 
-from rms.power.integral import GAP_S, PowerIntegral
-from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Refusals, Tally
+from rms.power.meter import (
+    ABOVE_LIMIT,
+    GAP_S,
+    GPU_LIMIT_W,
+    MeterError,
+    PowerIntegral,
+    Refusals,
+    Tally,
+)
 from rms.wire.messages import DeviceEnergy
 
 SOURCE = "nvidia-smi"

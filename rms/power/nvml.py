@@ -18,8 +18,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rms.power.integral import PowerIntegral, gain_j
-from rms.power.meter import ABOVE_LIMIT, GPU_LIMIT_W, MeterError, Refusals, Tally
+from rms.power.meter import (
+    ABOVE_LIMIT,
+    GPU_LIMIT_W,
+    MeterError,
+    PowerIntegral,
+    Refusals,
+    Tally,
+    gain_j,
+)
 from rms.wire.messages import DeviceEnergy
 
 COUNTER, POWER = "nvml-counter", "nvml-power"

@@ -1,4 +1,4 @@
-"""A workload or a trace on the virtual clock, and its figures."""
+"""Nodes that fail in a simulation, and come back."""
 
 from __future__ import annotations
 
@@ -7,16 +7,83 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from random import Random
 from statistics import fmean
 from typing import Any
 
+from rms.core.books.spans import Timeline
 from rms.core.model.events import NodeDown, NodeUp
-from rms.core.model.jobs import Job, JobSpec, NodePower, Site
+from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
 from rms.core.policies import Policy, PolicyError, adjusted
 from rms.formats.config import FileError
 from rms.sim.simulator import Hooks, Passes, Simulation
 from rms.wire.files import csv_text, write_output
+
+
+def failing(
+    nodes: int, *, mtbf_s: float, repair_s: float, horizon_s: float, seed: int
+) -> list[NodeDown | NodeUp]:
+    """Return failures of nodes: each fails after exponentially distributed times.
+
+    Args:
+        mtbf_s: mean time between failures of one node.
+        repair_s: how long it stays down.
+        horizon_s: no failure begins after it.
+    """
+    draw = Random(seed)
+    found: list[NodeDown | NodeUp] = []
+    for node in range(nodes):
+        at_s = draw.expovariate(1.0 / mtbf_s)
+        while at_s < horizon_s:
+            found += [NodeDown(at_s, Node(node)), NodeUp(at_s + repair_s, Node(node))]
+            at_s += repair_s + draw.expovariate(1.0 / mtbf_s)
+    return sorted(found, key=attrgetter("at_s"))
+
+
+# FUSED rms.sim.run: A simulation with everything a chart needs: power over time, who held which node when.
+
+
+@dataclass
+class Recording:
+    """A simulation that is over: its sums, and what happened on its nodes (named by number)."""
+
+    timeline: Timeline
+    time_s: float = 0.0
+    busy_j: float = 0.0
+    idle_j: float = 0.0
+    cluster_j: float = 0.0
+    owned_j: float = 0.0
+    busy_node_s: float = 0.0
+    resizes: int = 0
+
+    def observe(self, simulation: Simulation) -> None:
+        """Take down how things are after an event."""
+        state, timeline = simulation.engine.state, self.timeline
+        simulation.ledger.follow(state)
+        timeline.power(state.now_s, simulation.ledger.power_w)
+        timeline.hold(state, state.now_s, [*timeline.holders(), *state.running])
+        timeline.switch(state, state.now_s)
+
+
+def record(specs: Sequence[JobSpec], site: Site, policy: Policy) -> Recording:
+    """Run jobs to their ends and take down what happens."""
+    found = Recording(Timeline([str(n + 1) for n in range(site.nodes)]))
+    simulation = Simulation(specs, site, policy, hooks=Hooks(record=False, observer=found.observe))
+    simulation.run()
+    ledger = simulation.ledger
+    ledger.check()
+    first = min(spec.submit_s for spec in specs)
+    found.time_s = max(job.end_s or 0.0 for job in simulation.engine.state.ended.values()) - first
+    found.busy_j, found.idle_j = sum(ledger.busy_j.values()), ledger.idle_j
+    found.cluster_j, found.owned_j = ledger.cluster_j, ledger.owned_j
+    found.busy_node_s, found.resizes = ledger.busy_node_s, simulation.resized
+    return found
+
+
+# FUSED rms.sim.run: A workload or a trace on the virtual clock, and its figures.
 
 COLUMNS = ("job", "submit_s", "start_s", "end_s", "nodes", "energy_j")
 

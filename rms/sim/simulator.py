@@ -1,13 +1,15 @@
-"""The engine on a virtual clock: a heap of events instead of processes."""
+"""What is known beforehand: which jobs are handed in when, and what comes first at one time."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
 from typing import Literal
+
+import msgspec
 
 from rms.core.books.ledger import Ledger
 from rms.core.model.events import (
@@ -34,8 +36,50 @@ from rms.core.policies import Policy
 from rms.core.rules import transition
 from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.engine import Engine
-from rms.sim.agenda import IDLE, RANK, Phase, submissions
 from rms.sim.contended import Beside
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """From now on a job draws this share of its power."""
+
+    at_s: float
+    job: JobId
+    share: float
+
+
+RANK: dict[type, int] = {
+    Ended: 1,
+    Resized: 2,
+    NodeUp: 2,
+    NodeBooted: 2,
+    NodeDown: 2,
+    Ticked: 3,
+    ResizePoint: 4,
+    Phase: 5,
+}
+"""What comes first at one time, submissions aside: ends, nodes freed, ticks, resize points."""
+
+
+IDLE = frozenset((Ticked, NodeDown, NodeUp, NodeBooted))
+"""What matters to nobody once all jobs are over."""
+
+
+def submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
+    """Yield what is handed in together: the jobs of one array at one time, else one job."""
+    together: list[JobSpec] = []
+    for spec in specs:
+        if together and (spec.array, spec.submit_s) != (together[0].array, together[0].submit_s):
+            yield Submitted(together[0].submit_s, tuple(together))
+            together = []
+        if spec.array is None:
+            yield Submitted(spec.submit_s, (spec,))
+        else:
+            together.append(spec)
+    if together:
+        yield Submitted(together[0].submit_s, tuple(together))
+
+
+# FUSED rms.sim.simulator: The engine on a virtual clock: a heap of events instead of processes.
 
 Passes = Literal["per-event", "per-timestamp", "ends-first"]
 """How often the policy is asked, and what comes first within an instant.
@@ -70,7 +114,7 @@ class Simulation:
         passes: whether it is asked after every event, or once all of an instant are in; and
             whether submissions come first or last within an instant.
         hooks: what is kept and told of it while it runs.
-        failures: when nodes go down and come back, rising in time (:mod:`rms.sim.failures`). What
+        failures: when nodes go down and come back, rising in time (:mod:`rms.sim.run`). What
             runs on a node that goes down starts again from its beginning, elsewhere.
 
     On nodes that share bandwidth, jobs end when their processes do, whose rates change with their

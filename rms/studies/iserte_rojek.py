@@ -18,7 +18,7 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.model.speedup import fit_law
 from rms.core.policies import adjusted, named
 from rms.core.policies.policy import Ticks
-from rms.sim.recording import Recording, record
+from rms.sim.run import Recording, record
 from rms.studies import statements
 from rms.studies.iserte_rojek_fit import CLUSTERS, MODEL, Data, cross, jobs, printed, published, row
 from rms.wire.terminal import columns

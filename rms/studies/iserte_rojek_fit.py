@@ -15,7 +15,7 @@ from typing import Any
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site, Speedup
 from rms.core.policies import Policy, adjusted, named
-from rms.sim.recording import Recording, record
+from rms.sim.run import Recording, record
 from rms.sim.simulator import Hooks, Simulation
 from rms.wire.terminal import columns
 

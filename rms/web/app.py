@@ -24,8 +24,7 @@ from starlette.routing import Route
 from rms import drawings
 from rms.client.connection import ServerError, ask
 from rms.daemon.ask.http import PEER, Peer
-from rms.web.asked import Asked, query
-from rms.web.content import Sent
+from rms.web.content import Asked, Sent, query
 from rms.web.views import content
 from rms.wire.live import LIVE_PATH, Live
 from rms.wire.users import (

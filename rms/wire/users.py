@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rms.wire.bounds import (
+from rms.wire.messages import (
     Amount,
     Count,
     Environment,

@@ -37,8 +37,7 @@ from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
-from rms.launch.slurm.commands import Slurm
-from rms.launch.slurm.executor import Executor
+from rms.launch.slurm.commands import Executor, Slurm
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
 from rms.wire.messages import Resize as Moved

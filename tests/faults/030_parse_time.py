@@ -20,15 +20,20 @@ from rms.client.commands import launcher_words
 from rms.daemon.jobs.submit import exported
 from rms.daemon.kernels import GovernorRule
 from rms.formats import jobscript, prices
-from rms.formats.begin import parse_begin
-from rms.formats.criteria import parse_criteria
-from rms.formats.dependency import parse_dependency
-from rms.formats.ids import fold_ids, parse_array, parse_id_list, parse_ids
+from rms.formats.config import parse_criteria
+from rms.formats.joblog import Clock, records
 from rms.formats.jobscript import ScriptError, parse_nodes, parse_power_cap, parse_text, parse_time
-from rms.formats.nodelist import expand
 from rms.formats.profiles import parsed
-from rms.formats.sacct import Clock, records
-from rms.formats.signals import parse_signal
+from rms.formats.values import (
+    expand,
+    fold_ids,
+    parse_array,
+    parse_begin,
+    parse_dependency,
+    parse_id_list,
+    parse_ids,
+    parse_signal,
+)
 
 SHORT, LONG = 15_000, 60_000
 """Characters: a parser of linear time takes 4 times as long for the second, a quadratic one 16."""

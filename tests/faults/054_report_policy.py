@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 
-from rms.client.page import page, paragraph
+from rms.client.report import page, paragraph
 
 
 def test_a_report_permits_its_own_script_and_style_only() -> None:

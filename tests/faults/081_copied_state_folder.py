@@ -22,9 +22,8 @@ from rms.daemon.jobs.scripts import COPIED
 from rms.daemon.restart.recover import open_journal, own_mark, restore_notes, resume, settle
 from rms.daemon.store.context import Settings
 from rms.launch.base import ManagedProcess, ScriptLaunch
-from rms.launch.groups import Groups
 from rms.launch.local import LocalLauncher
-from rms.launch.processes import INSTANCE_VARIABLE, environment
+from rms.launch.processes import INSTANCE_VARIABLE, Groups, environment
 
 CLUSTER = Cluster(("n1",), (("cpu:0",),), (NodePower(5.0, 5.0),))
 ONE, TWO = JobId("1"), JobId("2")

@@ -12,8 +12,8 @@ from killed import COMMAND, bench
 from processes import called
 
 from rms.cli.main import main
-from rms.cli.show import known_lines
-from rms.client.actions import actions
+from rms.cli.queue import known_lines
+from rms.client.commands import actions
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.ask import views
 from rms.daemon.store.record import REQUEUED

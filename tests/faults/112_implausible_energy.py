@@ -20,8 +20,7 @@ from rms.power.meter import GPU_LIMIT_W, Ladder, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, parse_line
 from rms.power.nvml import Counter, Nvml, limit_w
 from rms.power.rapl import Rapl
-from rms.wire.bounds import NODE_LIMIT_W
-from rms.wire.messages import DeviceEnergy, Metered
+from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy, Metered
 
 
 def line(second: float, watts: str) -> Reading:

@@ -9,7 +9,7 @@ import msgspec
 from processes import ROOT
 from routed import routed
 
-from rms.web.asked import Asked, query
+from rms.web.content import Asked, query
 from rms.web.views import content
 from rms.wire.live import Live
 

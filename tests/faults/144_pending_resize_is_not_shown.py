@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 from routed import Routed, routed
 
-from rms.cli.jobtable import cells
-from rms.cli.show import known_lines
-from rms.web.asked import Asked, query
+from rms.cli.queue import known_lines
+from rms.cli.screen import cells
+from rms.web.content import Asked, query
 from rms.web.views import content
 from rms.wire.live import JobLine, Live
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 from routed import routed
 
-from rms.cli.queue import FIELDS
-from rms.cli.show import known_lines
+from rms.cli.queue import FIELDS, known_lines
 from rms.wire.users import JobRow
 
 

@@ -21,9 +21,8 @@ from rms.core.model.jobs import NodePower
 from rms.daemon.restart.recover import resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.launch.slurm import commands, poller, submitted
-from rms.launch.slurm.commands import CommandResult, Slurm
-from rms.launch.slurm.executor import Executor
+from rms.launch.slurm import commands, queue
+from rms.launch.slurm.commands import CommandResult, Executor, Slurm
 from rms.launch.slurm.jobs import JobsLauncher
 
 sys.path.append(str(Path(__file__).parents[2] / "scripts" / "bench"))
@@ -92,9 +91,9 @@ class Site:
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     monkeypatch.setattr(commands, "SILENT_S", DEADLINE_S)
-    monkeypatch.setattr(submitted, "SUBMIT_AGAIN_S", 0.05)
+    monkeypatch.setattr(queue, "SUBMIT_AGAIN_S", 0.05)
     for pause in ("CALM_S", "AWAY_S"):
-        monkeypatch.setattr(poller, pause, 0.05)
+        monkeypatch.setattr(queue, pause, 0.05)
     with Journal.open(tmp_path / "journal.sqlite") as journal:
         site = Site(tmp_path, journal)
         try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from terminals import Terminal
 
-from rms.cli.jobtable import cells
-from rms.cli.show import known_lines
+from rms.cli.queue import known_lines
+from rms.cli.screen import cells
 from rms.client.commands import jobs
 from rms.wire.live import JobLine
 

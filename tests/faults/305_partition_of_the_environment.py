@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from rms.launch.base import ScriptLaunch
-from rms.launch.slurm.commands import CommandResult, Slurm
-from rms.launch.slurm.executor import Executor
+from rms.launch.slurm.commands import CommandResult, Executor, Slurm
 from rms.launch.slurm.jobs import JobsLauncher
 
 LIMITS_S = {"short": 3600.0, "long": 86400.0, "own": 60.0}

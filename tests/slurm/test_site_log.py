@@ -12,8 +12,7 @@ import pytest
 from slurm_bed import Slurm
 
 from rms.cli.main import main
-from rms.formats.joblog import JobLog, read_log
-from rms.formats.sacct import COMMAND
+from rms.formats.joblog import COMMAND, JobLog, read_log
 
 one_select = pytest.mark.parametrize("session_slurm", ["linear"], indirect=True)
 STEPS = (

@@ -21,8 +21,7 @@ from math import inf
 import msgspec
 
 from rms.core.books.spans import IDLE, MODEL, OFF, WHOLE, Share, Span, Spans
-from rms.wire.bounds import NODE_LIMIT_W
-from rms.wire.messages import DeviceEnergy, MeterAnswer, Metered
+from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy, MeterAnswer, Metered
 
 KEPT_S = 3600.0
 """How long after its last reading a device's energy is still split over those who held it then."""

@@ -30,7 +30,7 @@ from rms.daemon.ask import views
 from rms.daemon.store.context import Context
 from rms.daemon.store.journal import Opened, PolicySet, Seen
 from rms.drawings import Window, held_shares
-from rms.formats.ids import fold_ids
+from rms.formats.values import fold_ids
 from rms.wire.live import (
     MOST_HISTORY,
     MOST_LANES,

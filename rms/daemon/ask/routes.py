@@ -26,15 +26,15 @@ from rms.daemon.ask.http import (
     shows,
 )
 from rms.daemon.ask.live import live
+from rms.daemon.ask.openapi import describe
 from rms.daemon.ask.views import UnknownJobError, archived, selected
 from rms.daemon.heart import Daemon
 from rms.daemon.jobs.submit import admit
 from rms.daemon.kernels import GovernorRule
-from rms.daemon.ask.openapi import describe
 from rms.daemon.store.private import is_loopback, raise_open_files
 from rms.daemon.store.record import REQUEUED
-from rms.formats.nodelist import expand
 from rms.formats.prices import PricesAnswer
+from rms.formats.values import expand
 from rms.kernels.record import RecordEntry
 from rms.launch.base import LaunchCommand
 from rms.wire.live import LIVE_PATH, LONGEST_HOLD_S, Live, LiveQuery

@@ -23,7 +23,7 @@ from rms.daemon.store.archive import energy_rows, priority, stalled, waits_for
 from rms.daemon.store.archive import row as row
 from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
-from rms.formats.ids import IdSelection, parse_id_list
+from rms.formats.values import IdSelection, parse_id_list
 from rms.launch.local import LocalLauncher
 from rms.wire.users import (
     SHORT_STATES,

@@ -15,7 +15,7 @@ from rms.daemon.store.journal import JournalError
 from rms.daemon.store.record import REQUEUED, JobRuntime
 from rms.formats.energy import Account, cost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
-from rms.launch.outputs import check_own_file
+from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
 from rms.wire.rows import restart_words
 

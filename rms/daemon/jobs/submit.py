@@ -48,10 +48,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.store.context import Context, Handle, Notes
 from rms.daemon.store.record import job_note
 from rms.formats import profiles
-from rms.formats.begin import parse_begin
 from rms.formats.config import operating_points
-from rms.formats.dependency import parse_dependency
-from rms.formats.ids import Array, parse_array
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
@@ -63,11 +60,17 @@ from rms.formats.jobscript import (
     read_option,
     refuse_unsupported,
 )
-from rms.formats.nodelist import expand
 from rms.formats.profiles import Profile, ProfileError, Program
-from rms.formats.signals import parse_signal
+from rms.formats.values import (
+    Array,
+    expand,
+    parse_array,
+    parse_begin,
+    parse_dependency,
+    parse_signal,
+)
 from rms.launch.machine import hardware
-from rms.launch.outputs import check_output, check_own_file, check_path, check_strings
+from rms.launch.processes import check_output, check_own_file, check_path, check_strings
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program

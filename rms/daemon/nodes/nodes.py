@@ -14,7 +14,7 @@ from rms.core.rules.checks import LEAST_S, needs_s
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.store.context import Context, Handle, warning
 from rms.daemon.store.record import REQUEUED
-from rms.launch.demand import Demand, WaitingJob
+from rms.launch.base import Demand, WaitingJob
 
 POWERED_BY_SLURM = (
     "expected node_power always-on with Slurm's nodes, which Slurm itself powers off "

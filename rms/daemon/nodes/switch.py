@@ -25,7 +25,7 @@ from rms.core.model.events import (
 from rms.core.model.jobs import Node
 from rms.core.state import State
 from rms.daemon.store.context import Context, Handle, warning
-from rms.launch.power import PowerCommands
+from rms.launch.base import PowerCommands
 from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
 

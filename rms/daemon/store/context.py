@@ -28,8 +28,7 @@ from rms.daemon.store.journal import Journal, JournalError
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
-from rms.launch.base import Launcher
-from rms.launch.power import PowerCommands
+from rms.launch.base import Launcher, PowerCommands
 from rms.wire.terminal import printable
 
 LEVELS = {"debug": 7, "info": 6, "warning": 4}

@@ -1,8 +1,4 @@
-"""Slurm's commands as typed calls: each with a deadline, each failure with what it means.
-
-Measured on a test bed (22.05): squeue and scontrol answer in 7 to 9 ms, sacct in 100 (as JSON in
-370), a grow takes 0.4 s, a shrink 0.2 s. So the queue is what to poll, never accounting.
-"""
+"""Which of a user's own ``#SBATCH`` options reach Slurm, and how. Pure."""
 
 from __future__ import annotations
 
@@ -14,9 +10,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import PurePath
+from threading import Event, Lock
 from typing import TypeVar
 
 from rms.launch.slurm import output, output_json
@@ -29,6 +27,74 @@ from rms.launch.slurm.output import (
     ReportedError,
     SiteNode,
 )
+
+_RMS_OPTIONS = """
+--array --batch --begin --chdir --contiguous --dependency --distribution --error --exclude
+--exclusive --export --export-file --get-user-env --hold --immediate --input --job-name
+--kill-on-invalid-dep --no-kill --no-requeue --nodefile --nodelist --nodes --ntasks
+--ntasks-per-core --ntasks-per-node --ntasks-per-socket --open-mode --output --oversubscribe
+--overcommit --parsable --quiet --requeue --share --signal --spread-job --test-only --time
+--time-min --uid --use-min-nodes --verbose --version --wait --wrap
+-B -D -F -H -I -N -O -Q -V -W -a -b -d -e -h -i -J -k -m -n -o -s -t -v -w -x
+"""
+RMS_OPTIONS = frozenset(_RMS_OPTIONS.split())
+"""What the RMS decides itself, or what would contradict it."""
+
+_DONOR_OPTIONS = "--partition -p --account -A --qos -q --reservation --constraint -C --wckey"
+DONOR_OPTIONS = frozenset(_DONOR_OPTIONS.split())
+"""What a donor of nodes must have in common with the job they are for."""
+
+VARIABLES = frozenset(
+    f"SBATCH_{name}"
+    for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
+)
+"""Of a user's environment, what says where jobs may run."""
+
+
+def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
+    """Return those of a script's own options that sbatch gets.
+
+    Args:
+        own: one word each, as :func:`rms.formats.jobscript.parse_script` has them.
+        partition: where it is to run if it names none, "" for Slurm's own choice.
+    """
+    found = [word for word in own if _name(word) not in RMS_OPTIONS]
+    if partition and not partition_of(own):
+        found.append(f"--partition={partition}")
+    return found
+
+
+def donor_options(own: Sequence[str], partition: str = "") -> list[str]:
+    """Return those that salloc gets for a donor."""
+    return [word for word in sbatch_options(own, partition) if _name(word) in DONOR_OPTIONS]
+
+
+def partition_of(own: Sequence[str]) -> str:
+    """Return the partition that a script asks for, "" for none."""
+    for word in reversed(own):
+        found = re.fullmatch(r"(?:--partition=|-p)(.+)", word)
+        if found:
+            return found[1]
+    return ""
+
+
+def environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return a job's environment without what would steer sbatch, a site's accounts aside."""
+    return {
+        key: value
+        for key, value in env.items()
+        if key in VARIABLES or not key.startswith(("SLURM_", "SBATCH_"))
+    }
+
+
+def _name(word: str) -> str:
+    return word.partition("=")[0] if word.startswith("--") else word[:2]
+
+
+# FUSED rms.launch.slurm.commands: Slurm's commands as typed calls: each with a deadline, each failure with what it means.
+#
+# Measured on a test bed (22.05): squeue and scontrol answer in 7 to 9 ms, sacct in 100 (as JSON in
+# 370), a grow takes 0.4 s, a shrink 0.2 s. So the queue is what to poll, never accounting.
 
 DEADLINE_S = 30.0  # an unreachable controller takes up to 18 s to be given up
 SILENT_S = 10.0
@@ -429,3 +495,57 @@ class Slurm:
     def cancel_named(self, name: str) -> None:
         """Cancel all jobs of this user with a name, such as donors, whether they wait or run."""
         self.call("scancel", f"--user={self.user}", f"--name={name}")
+
+
+# FUSED rms.launch.slurm.commands: Slurm's commands for a daemon that must not wait: run on threads, their results taken later.
+
+THREADS = 8
+"""Most of them wait: for an answer, or for a second to be over."""
+
+SHARE = 0.5
+"""Of the time in which the controller may be kept busy with changes of running jobs."""
+
+Answer = TypeVar("Answer")
+
+
+class RateLimiter:
+    """Lets one change of a running job at a time through, with pauses in between.
+
+    Slurm's controller does these one by one, 0.2 to 0.4 s each, and answers nobody meanwhile: no
+    sbatch and no scontrol of any user of the site.
+    """
+
+    def __init__(self, share: float = SHARE) -> None:
+        self._share, self._next_s = share, 0.0
+        self._lock = Lock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        time.sleep(max(0.0, self._next_s - time.monotonic()))
+        self._begun_s = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        now = time.monotonic()
+        self._next_s = now + (now - self._begun_s) * (1 / self._share - 1)
+        self._lock.release()
+
+
+class Executor:
+    """Commands under way; several at once.
+
+    Attributes:
+        closing: set when the daemon ends: who waits for a controller that is away waits no longer.
+    """
+
+    def __init__(self, slurm: Slurm, threads: int = THREADS) -> None:
+        self.slurm, self.rate_limiter, self.closing = slurm, RateLimiter(), Event()
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="slurm")
+
+    def ask(self, what: Callable[[], Answer]) -> Future[Answer]:
+        """Have something done; it raises :class:`SlurmError` when its result is taken."""
+        return self._threads.submit(what)
+
+    def close(self) -> None:
+        """Let commands that are under way end; take nothing more, and try nothing again."""
+        self.closing.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -16,9 +16,8 @@ from rms.core.rules.checks import LEAST_S
 from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER
-from rms.launch.slurm.commands import KEPT, Slurm, SlurmError
+from rms.launch.slurm.commands import KEPT, Executor, Slurm, SlurmError
 from rms.launch.slurm.elastic import ElasticLauncher
-from rms.launch.slurm.executor import Executor
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.launch.slurm.ondemand import Limits
 from rms.launch.slurm.output import Partition, SiteNode

@@ -20,20 +20,19 @@ from rms.formats.jobscript import parse_script
 from rms.launch.base import ManagedProcess, PendingCall, ScriptLaunch, hosts_of
 from rms.launch.local import METER
 from rms.launch.processes import INSTANCE_VARIABLE
-from rms.launch.slurm import options, resizing
+from rms.launch.slurm import commands, queue
 from rms.launch.slurm.commands import SlurmError
-from rms.launch.slurm.launcher import SlurmLauncher
-from rms.launch.slurm.meters import JobMeters
-from rms.launch.slurm.poller import QueuePoller
-from rms.launch.slurm.submitted import (
+from rms.launch.slurm.launcher import JobMeters, SlurmLauncher
+from rms.launch.slurm.queue import (
     SLURM_NUMBER_VARIABLE,
     WRAPPER,
+    JobTracker,
+    QueuePoller,
     SlurmJob,
     SubmissionRecord,
     SubmitCall,
     submit,
 )
-from rms.launch.slurm.tracker import JobTracker
 from rms.wire.users import NodesHeld, SlurmRow
 
 CANCEL_AGAIN_S = 2.0
@@ -67,7 +66,7 @@ class JobsLauncher(SlurmLauncher):
     unavailable_label = "taken"
 
     max_concurrent_resizes = 4
-    """More would wait for each other: see :class:`rms.launch.slurm.executor.RateLimiter`."""
+    """More would wait for each other: see :class:`rms.launch.slurm.commands.RateLimiter`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,11 +80,11 @@ class JobsLauncher(SlurmLauncher):
 
     def _is_own(self, name: str) -> bool:
         instance = self.instance_id[:8]
-        return name.startswith((f"rms.{instance}.", f"{resizing.DONOR}.{instance}."))
+        return name.startswith((f"rms.{instance}.", f"{queue.DONOR}.{instance}."))
 
     def donor(self, job: str) -> str:
         """Return the name of the donors of a job."""
-        return f"{resizing.DONOR}.{self.instance_id[:8]}.{job}"
+        return f"{queue.DONOR}.{self.instance_id[:8]}.{job}"
 
     def allocation(self, job: str) -> int | None:
         """Return a job's number in Slurm, None while it has none."""
@@ -133,7 +132,7 @@ class JobsLauncher(SlurmLauncher):
         else:
             record = before if maybe_submitted else before.next()
         own = parse_script(launch.script).slurm_options
-        record.donor = options.donor_options(own, self._partition(own, launch.env))
+        record.donor = commands.donor_options(own, self._partition(own, launch.env))
         child = self._job(job, record)
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
@@ -141,7 +140,7 @@ class JobsLauncher(SlurmLauncher):
         call = SubmitCall(
             self._arguments(child, own, launch),
             {
-                **options.environment(launch.env),
+                **commands.environment(launch.env),
                 **self.script_env(job, launch.env.get("PATH", os.defpath)),
                 "RMS_SCRIPT": str(launch.script),
             },
@@ -159,7 +158,7 @@ class JobsLauncher(SlurmLauncher):
         partition = self._partition(own, launch.env) or self.default
         errors = launch.errors
         return [
-            *options.sbatch_options(own, self.partition),
+            *commands.sbatch_options(own, self.partition),
             *["--exclusive", "--no-requeue", f"--nodes={len(child.hosts)}"],
             *[f"--job-name={child.name}", f"--nodelist={','.join(child.hosts)}"],
             *[f"--chdir={launch.cwd}", "--open-mode=append"],
@@ -172,7 +171,7 @@ class JobsLauncher(SlurmLauncher):
 
     def unheeded(self, own: Sequence[str]) -> list[str]:
         """Return which of a script's options sbatch does not get."""
-        handed_on = options.sbatch_options(own)
+        handed_on = commands.sbatch_options(own)
         return [word for word in own if word not in handed_on]
 
     def longest_s(self, own: Sequence[str], env: Mapping[str, str]) -> float:
@@ -181,7 +180,7 @@ class JobsLauncher(SlurmLauncher):
 
     def _partition(self, own: Sequence[str], env: Mapping[str, str]) -> str:
         """Return the partition of a job, "" for the default one."""
-        return options.partition_of(own) or self.partition or env.get("SBATCH_PARTITION", "")
+        return commands.partition_of(own) or self.partition or env.get("SBATCH_PARTITION", "")
 
     def _limit(self, partition: str, limit_s: float | None) -> list[str]:
         """Return Slurm's time limit: what the RMS gives and a minute, if the partition allows."""
@@ -236,10 +235,10 @@ class JobsLauncher(SlurmLauncher):
         if number is None:
             return lambda: "Slurm has not told its number yet"
         executor = self.executor
-        donor = resizing.Donor(self.donor(job), self._tracker.jobs[job].record.donor)
-        change = resizing.Retried(
+        donor = queue.Donor(self.donor(job), self._tracker.jobs[job].record.donor)
+        change = queue.Retried(
             executor,
-            lambda: resizing.grow(executor, number, hosts, wanted, donor),
+            lambda: queue.grow(executor, number, hosts, wanted, donor),
             give_up=True,
         )
         return self._tracker.resize(job, change)
@@ -250,8 +249,8 @@ class JobsLauncher(SlurmLauncher):
         if number is None or self._tracker.jobs[job].finished:
             return None
         executor = self.executor
-        change = resizing.Retried(
-            executor, lambda: resizing.shrink(executor, number, hosts), give_up=False
+        change = queue.Retried(
+            executor, lambda: queue.shrink(executor, number, hosts), give_up=False
         )
         return self._tracker.resize(job, change)
 

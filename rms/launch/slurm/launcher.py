@@ -1,11 +1,20 @@
-"""What both engines of Slurm share: scripts and worlds within allocations, started from here."""
+"""Scripts and worlds as steps of an allocation: started by srun and mpiexec, ended by name.
+
+Each world is an mpiexec on the daemon's machine which reaches the nodes through one srun, so each
+is one step, named after the job and its launch. While mpiexec and srun run, its ranks do; where
+they had to be killed, the step is ended by its name and asked after until it is gone.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import signal
+import subprocess
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,12 +22,391 @@ from itertools import groupby
 from math import inf
 from pathlib import Path
 
-from rms.launch.base import ManagedProcess, WorldLaunch, hosts_of
-from rms.launch.local import LocalLauncher
-from rms.launch.processes import alive, program_name, send_signal
-from rms.launch.slurm.executor import Executor
-from rms.launch.slurm.steps import ScriptStep, World, end_steps, is_part_of, refresh_folder
+from rms.launch.base import (
+    NODES_LOST,
+    LaunchError,
+    ManagedProcess,
+    PendingCall,
+    WorldLaunch,
+    hosts_of,
+)
+from rms.launch.local import LocalLauncher, agent_command
+from rms.launch.processes import alive, has_live_children, program_name, send_signal
+from rms.launch.slurm.commands import Executor, SlurmError
+from rms.power.choice import AUTO, MeterChoice
 from rms.power.clocks import Shares
+
+POLL_S = 0.5
+"""Time between two checks of a process, or of a step that is being ended."""
+
+STUCK_S = 3.0
+"""How long mpiexec may be without the srun that it reaches its nodes by before it never will."""
+
+MOST_BOOTS = 5
+
+STATUS_POLL_S = 3.0
+"""Time between two checks for the status of a script whose srun still runs."""
+
+STATUS_DELAY_S = 10.0
+"""How long a script may be over before its status must be seen in a shared folder."""
+
+
+@dataclass(eq=False)
+class World(ManagedProcess):
+    """A mpiexec. Where its srun fails, which never happens later, it would wait for good.
+
+    Attributes:
+        boot: starts it anew, None where a failure is to be reported.
+        may_boot: whether that can work now.
+        abandoned: it is not to be started anew.
+    """
+
+    boot: Callable[[], ManagedProcess] | None = None
+    may_boot: Callable[[], bool] = bool
+    abandoned: bool = False
+    _boots: int = 1
+    _failed: bool = False
+    _polled_s: float = 0.0
+    _childless_since_s: float | None = None
+
+    def status(self) -> int | None:
+        """Return the exit status, None while it runs or waits for being started anew."""
+        if self._failed:
+            return 1
+        if self.process is None and self.boot is not None:
+            return 1 if self.abandoned else None
+        return super().status()
+
+    def poll(self) -> None:
+        """End a mpiexec that has lost its srun; start one that was ended so anew."""
+        if self.process is None:
+            if self.boot is not None and not self.abandoned and not self._failed:
+                self._boot_again(self.boot)
+        elif self.process.poll() is None and self._stuck():
+            self.process.kill()
+            self.process.wait()
+            if self.boot is None or self._boots >= MOST_BOOTS:
+                self._failed = True
+            else:
+                self.process, self.pid = None, 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs or will run."""
+        return self.process is not None and self.process.poll() is not None
+
+    def _stuck(self) -> bool:
+        """Return whether mpiexec has had no process to reach nodes by for a while."""
+        now = time.monotonic()
+        if now < self._polled_s + POLL_S:
+            return False
+        self._polled_s = now
+        children = has_live_children(self.pid)
+        if children is None:
+            return False
+        if children:
+            self._childless_since_s = None
+        elif self._childless_since_s is None:
+            self._childless_since_s = now
+        return self._childless_since_s is not None and now > self._childless_since_s + STUCK_S
+
+    def _boot_again(self, boot: Callable[[], ManagedProcess]) -> None:
+        if not self.may_boot():
+            return
+        self._boots, self._childless_since_s = self._boots + 1, None
+        try:
+            started = boot()
+        except LaunchError:
+            self._failed = True
+            return
+        self.pid, self.process = started.pid, started.process
+
+
+@dataclass
+class ScriptStep(ManagedProcess):
+    """A job's script, which srun runs on a node.
+
+    Attributes:
+        begin: starts it, None once it was; it waits while the controller is away.
+        diagnose: asks why srun has ended although the script has left no status.
+        may_begin: whether it can be started now.
+        begun_file: the script creates it as soon as it runs.
+        abandoned: it is not to be started any more.
+    """
+
+    begin: Callable[[], subprocess.Popen[bytes]] | None = None
+    diagnose: Callable[[], PendingCall] | None = None
+    may_begin: Callable[[], bool] = bool
+    begun_file: Path | None = None
+    abandoned: bool = False
+    _code: int | None = None
+    _diagnosis: PendingCall | None = None
+    _over_since_s: float = 0.0
+    _polled_s: float = 0.0
+
+    @property
+    def started(self) -> bool:  # type: ignore[override]
+        """Whether srun was started."""
+        return self.begin is None
+
+    def status(self) -> int | None:
+        """Return the script's own status; ``end_reason`` tells why there is none."""
+        return self._code
+
+    def poll(self) -> None:
+        """Start it when it can be; see whether it has ended; diagnose an end without a status."""
+        if self._code is not None:
+            return
+        if self.begin is not None:
+            self._try_to_begin(self.begin)
+        elif alive(self.pid) if self.process is None else self.process.poll() is None:
+            self._code = self._status_of_running()
+        else:
+            self._code = self._status_of_ended()
+
+    def _try_to_begin(self, begin: Callable[[], subprocess.Popen[bytes]]) -> None:
+        if self.abandoned:
+            self.end_state, self._code = NODES_LOST, 1
+        elif self.may_begin():
+            try:
+                self.process, self.begin = begin(), None
+            except LaunchError as error:
+                self.end_reason, self._code = str(error), 1
+                return
+            self.pid = self.process.pid
+
+    def _status_of_running(self) -> int | None:
+        """Return what the script has left, a while after, although srun has not ended."""
+        now = time.monotonic()
+        if now < self._polled_s + STATUS_POLL_S:
+            return None
+        self._polled_s, code = now, self.written_status()
+        self._over_since_s = 0.0 if code is None else self._over_since_s or now
+        return code if now > self._over_since_s + STATUS_DELAY_S else None
+
+    def _status_of_ended(self) -> int | None:
+        """Return what the script has left; if nothing, that of srun, once it is known why."""
+        code = self.written_status()
+        if code is not None:
+            return code
+        if self._diagnosis is None:
+            self._over_since_s = time.monotonic()
+            self._diagnosis = (lambda: "") if self.diagnose is None else self.diagnose()
+        reason = self._diagnosis()
+        if reason is None or time.monotonic() < self._over_since_s + STATUS_DELAY_S:
+            return None
+        code = self.written_status()
+        if code is not None:
+            return code
+        if not reason and self.begun_file is not None and not self.begun_file.exists():
+            reason = "its script could not be started"
+        self.end_state, self.end_reason = (NODES_LOST, reason) if reason else ("", "")
+        return 1 if self.process is None else self.process.poll() or 1
+
+    def written_status(self) -> int | None:
+        """Return what the script left in its status file, None while nothing is seen there."""
+        if self.status_file is not None:
+            refresh_folder(self.status_file.parent)
+        return super().written_status()
+
+
+def step_on_each(
+    srun: str, allocation: int, hosts: Sequence[str], options: Sequence[str]
+) -> list[str]:
+    """Return the command of a step with one task on each of these nodes, but for what it runs."""
+    n = len(hosts)
+    return [
+        *[srun, f"--jobid={allocation}", f"--nodes={n}", f"--ntasks={n}", "--ntasks-per-node=1"],
+        *[f"--nodelist={','.join(hosts)}", "--input=none", *options],
+    ]
+
+
+def end_steps(executor: Executor, allocations: Sequence[int], name: str, patience_s: float) -> None:
+    """End all steps of allocations that are called so, and wait until they are gone.
+
+    Where the daemon ends meanwhile they are told to, and no more is waited.
+    """
+    slurm, until = executor.slurm, time.monotonic() + patience_s
+    while time.monotonic() < until:
+        try:
+            steps = [each for number in allocations for each in slurm.steps(number)]
+            left = [step for step, called in steps if is_part_of(called, name)]
+            if not left:
+                return
+            slurm.end_steps(left)
+        except SlurmError:
+            pass  # the controller is away; the step's own srun is dead in any case
+        if executor.closing.wait(POLL_S):
+            return
+
+
+def is_part_of(step: str, name: str) -> bool:
+    """Return whether a step is called so, or belongs to the job that is."""
+    return step == name or step.startswith(f"{name}.")
+
+
+def refresh_folder(folder: Path) -> None:
+    """Open a folder: over NFS, a file that was not there before may else stay unseen for long."""
+    with contextlib.suppress(OSError):
+        os.scandir(folder).close()
+
+
+# FUSED rms.launch.slurm.launcher: Meters of power on nodes of Slurm: steps that run :mod:`rms.power.agent` on each node.
+
+StartMeter = Callable[[Sequence[str]], subprocess.Popen[bytes]]
+"""Starts a command on the daemon's machine, with what the agents need in its environment."""
+
+UNTIL_DONE = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 5; done'
+"""Shell around an agent: starts it again where it was killed."""
+
+EVERY_S = 2.0
+"""Time between readings of a job's nodes."""
+
+READINGS_PER_S = 50.0
+"""Readings of power that the daemon takes from all nodes of an allocation together."""
+
+NOTHING_TO_READ_S = 5.0
+"""A meter that ends well so soon, while its job goes on, found nothing to read."""
+
+FORGET_S = 600.0
+"""How long such nodes are not asked again."""
+
+RESTART_S = 30.0
+"""Time between two starts of an allocation's meters that died."""
+
+
+@dataclass(frozen=True)
+class _JobMeter:
+    job: int
+    hosts: Sequence[str]
+    begun_s: float
+    process: subprocess.Popen[bytes]
+
+
+@dataclass
+class JobMeters:
+    """Meters in the jobs of Slurm's: one step for each time that a job comes to hold nodes.
+
+    Slurm ends them with their jobs.
+
+    Attributes:
+        launch: starts a step.
+        options: srun's for every step.
+        meters: which are read.
+        unreadable: nodes that have nothing to read, and until when they are not asked again.
+    """
+
+    launch: StartMeter
+    options: Sequence[str]
+    meters: MeterChoice = AUTO
+    unreadable: dict[str, float] = field(default_factory=dict)
+    _running: list[_JobMeter] = field(default_factory=list)
+
+    def start(self, number: int, hosts: Iterable[str]) -> None:
+        """Have the power of these nodes of a running job of Slurm's read."""
+        now = time.monotonic()
+        chosen = sorted(host for host in hosts if self.unreadable.get(host, 0.0) < now)
+        step = _step(number, chosen, self.options) if chosen else None
+        if step is not None:
+            command = [*step, *_agent(self.meters, EVERY_S)]
+            with contextlib.suppress(LaunchError):
+                self._running.append(_JobMeter(number, chosen, now, self.launch(command)))
+
+    def watch(self, held: set[int]) -> None:
+        """Take in which have ended: where a job is still ``held``, because nothing can be read."""
+        now = time.monotonic()
+        for meter in self._running:
+            # One that reads ends with 0 too, when its job does; mostly that is later.
+            early = meter.job in held and now < meter.begun_s + NOTHING_TO_READ_S
+            if meter.process.poll() == 0 and early:
+                self.unreadable.update(dict.fromkeys(meter.hosts, now + FORGET_S))
+        self._running = [meter for meter in self._running if meter.process.poll() is None]
+
+    def close(self) -> None:
+        """End them all."""
+        for meter in self._running:
+            meter.process.terminate()
+        for meter in self._running:
+            try:
+                meter.process.wait(5)
+            except subprocess.TimeoutExpired:
+                meter.process.kill()
+                meter.process.wait()
+        self._running = []
+
+
+@dataclass
+class AllocationMeters:
+    """Meters on all nodes of one allocation: one step, started again where it dies.
+
+    Attributes:
+        launch: starts the step.
+        options: srun's for it.
+        may_start: whether that can work now.
+        meters: which are read.
+        agent: what is run on each node instead of what reads meters.
+    """
+
+    launch: StartMeter
+    allocation: int
+    hosts: Sequence[str]
+    options: Sequence[str]
+    may_start: Callable[[], bool]
+    meters: MeterChoice = AUTO
+    agent: Sequence[str] = ()
+    _process: subprocess.Popen[bytes] | None = None
+    _started_s: float = 0.0
+
+    @property
+    def started(self) -> bool:
+        """Whether they were started."""
+        return self._process is not None
+
+    def start(self) -> None:
+        """Start a meter on every node, if there is an srun."""
+        every_s = max(1.0, len(self.hosts) / READINGS_PER_S)
+        step = _step(self.allocation, self.hosts, self.options)
+        if step is not None:
+            self._started_s = time.monotonic()
+            with contextlib.suppress(LaunchError):
+                command = self.agent or _agent(self.meters, every_s)
+                self._process = self.launch([*step, *command])
+
+    def poll(self) -> None:
+        """Start them again where they died; they end well where there is nothing to read."""
+        if self._process is None or self._process.poll() in (None, 0):
+            return
+        if time.monotonic() > self._started_s + RESTART_S and self.may_start():
+            self.start()
+
+    def close(self) -> bool:
+        """End their srun; return whether it ran, so that its step has to be ended too."""
+        if self._process is None or self._process.poll() is not None:
+            return False
+        self._process.kill()
+        self._process.wait()
+        return True
+
+
+def _step(allocation: int, hosts: Sequence[str], options: Sequence[str]) -> list[str] | None:
+    """Return the command of a step on nodes, but for what it runs; None where there is no srun."""
+    srun = shutil.which("srun")
+    if srun is None:
+        return None
+    return step_on_each(srun, allocation, hosts, ["--quiet", *options])
+
+
+def _agent(meters: MeterChoice, every_s: float) -> list[str]:
+    """Return what such a step runs on each node."""
+    return until_done(agent_command(["--every", f"{every_s:g}", *meters.arguments]))
+
+
+def until_done(command: Sequence[str]) -> list[str]:
+    """Return what runs a command, and again where it was killed."""
+    return ["/bin/sh", "-c", UNTIL_DONE, "meter", *command]
+
+
+# FUSED rms.launch.slurm.launcher: What both engines of Slurm share: scripts and worlds within allocations, started from here.
 
 END_PATIENCE_S = 60.0
 """How long a step that was ended is asked after."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from rms.core.rules.checks import LEAST_S
-from rms.launch.demand import WaitingJob
+from rms.launch.base import WaitingJob
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rms.formats.jobscript import ScriptError, parse_time
-from rms.formats.nodelist import NodeListError, expand
+from rms.formats.values import NodeListError, expand
 
 QUEUE_FORMAT = "%A|%F|%K|%T|%D|%N|%r|%l|%V|%S|%u|%j"  # what a user may name freely comes last
 NODES_FORMAT = "%N|%P|%T|%c|%G|%E"

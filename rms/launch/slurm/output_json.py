@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rms.formats.nodelist import NodeListError, expand
+from rms.formats.values import NodeListError, expand
 from rms.launch.slurm.output import (
     OutputError,
     QueuedJob,

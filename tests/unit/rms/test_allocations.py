@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rms.launch.slurm import allocations
-from rms.launch.slurm.allocations import RETRY_S, Allocations
-from rms.launch.slurm.commands import CommandResult, Slurm
-from rms.launch.slurm.executor import Executor
+from rms.launch.slurm import elastic
+from rms.launch.slurm.commands import CommandResult, Executor, Slurm
+from rms.launch.slurm.elastic import RETRY_S, Allocations
 from rms.launch.slurm.ondemand import Action, Change, GiveBack, Pending, Submit, Withdraw
 
 NAME = "rms.cafe.pilot"
@@ -75,7 +74,7 @@ NodeList=a,b,c BatchHost=a StartTime=100 EndTime=200"""
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(allocations, "POLL_S", 0.0)
+    monkeypatch.setattr(elastic, "POLL_S", 0.0)
     found = Site(tmp_path)
     yield found
     found.executor.close()

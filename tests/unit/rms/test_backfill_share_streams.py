@@ -28,8 +28,7 @@ from rms.core.policies import Policy, adjusted, named
 from rms.core.policies.backfill_share import REST_S, BackfillShare
 from rms.core.policies.order import SmallestFirst
 from rms.core.state import State
-from rms.sim.failures import failing
-from rms.sim.run import chosen
+from rms.sim.run import chosen, failing
 from rms.sim.simulator import Hooks, Simulation
 
 NODES = 8

@@ -12,10 +12,16 @@ import pytest
 from faults import Fault
 
 from rms.launch.base import ManagedProcess, ScriptLaunch
-from rms.launch.containment import uncontained
-from rms.launch.groups import GROUP_VARIABLE, Groups, find_delegated, join
 from rms.launch.local import LocalLauncher
-from rms.launch.processes import alive, send_signal
+from rms.launch.processes import (
+    GROUP_VARIABLE,
+    Groups,
+    alive,
+    find_delegated,
+    join,
+    send_signal,
+    uncontained,
+)
 
 DEADLINE_S = 120.0
 ESCAPE = "env -i setsid /bin/sh -c 'echo $$ > escaped.part; mv escaped.part escaped; sleep 600' &\n"

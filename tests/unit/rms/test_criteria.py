@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.formats.config import FileError
-from rms.formats.criteria import parse_criteria
+from rms.formats.config import FileError, parse_criteria
 
 ALICE = {"user": "alice", "account": "ocean", "partition": "main", "name": "wrf_42"}
 

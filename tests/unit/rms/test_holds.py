@@ -15,9 +15,7 @@ from rms.core.model.jobs import Dependency, JobId, JobSpec, Mode, NodePower
 from rms.core.policies import POLICIES
 from rms.core.rules.transition import TransitionError, due
 from rms.core.scheduler.engine import Engine
-from rms.formats.begin import parse_begin
-from rms.formats.dependency import parse_dependency
-from rms.formats.ids import ScriptError
+from rms.formats.values import ScriptError, parse_begin, parse_dependency
 from rms.sim.simulator import Simulation
 
 A, B, C = JobId("1"), JobId("2"), JobId("3")

@@ -26,10 +26,9 @@ OF_WIRE = {
     "rms",
     "rms._version",
     "rms.wire",
-    "rms.wire.bounds",
+    "rms.wire.messages",
     "rms.wire.files",
     "rms.wire.http",
-    "rms.wire.messages",
     "rms.wire.signing",
 }
 HEAVY = {"numpy", "matplotlib", "rich", "sqlite3", "asyncio", "mpi4py"}

@@ -15,7 +15,7 @@ from stated import assert_statements
 from rms.core.model.events import Resize
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Speedup
 from rms.core.policies import PolicyError, adjusted, named
-from rms.sim.recording import Recording, record
+from rms.sim.run import Recording, record
 from rms.sim.simulator import Simulation
 from rms.studies import iserte_rojek_fit as fit
 from rms.studies.iserte_rojek import draw, intervals, iserte_rojek, read, scaling, steps

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sentences import one_sentence
 
 from rms.core.model.jobs import Mode
-from rms.formats.ids import MAX_TASKS, Array, IdSelection, fold_ids, parse_array, parse_ids
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
@@ -29,6 +28,7 @@ from rms.formats.jobscript import (
     read_option,
     refuse_unsupported,
 )
+from rms.formats.values import MAX_TASKS, Array, IdSelection, fold_ids, parse_array, parse_ids
 
 Read = Callable[[str], Script]
 

@@ -16,13 +16,11 @@ from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs import watch
-from rms.formats.ids import ScriptError
 from rms.formats.jobscript import Options, parse_text, read_option
-from rms.formats.signals import SignalAsked, parse_signal
+from rms.formats.values import ScriptError, SignalAsked, parse_signal
 from rms.launch.base import ManagedProcess, ScriptLaunch
-from rms.launch.groups import Groups
 from rms.launch.local import LocalLauncher
-from rms.launch.processes import resident_mib
+from rms.launch.processes import Groups, resident_mib
 
 ONE = JobId("1")
 DEADLINE_S = 120.0

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rms.power.command import Curve, Replay
 from rms.power.meter import MeterError
-from rms.power.replay import Curve, Replay
 from rms.wire.messages import DeviceEnergy
 
 JOULES = """at_s,device,joules

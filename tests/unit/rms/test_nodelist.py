@@ -8,7 +8,7 @@ import pytest
 from sentences import one_sentence
 
 from rms.formats.config import FileError, read_cluster
-from rms.formats.nodelist import NodeListError, expand
+from rms.formats.values import NodeListError, expand
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from processes import called
 
 from rms.cli.main import main
 from rms.core.rules.checks import LEAST_S
-from rms.launch.demand import WaitingJob
+from rms.launch.base import WaitingJob
 from rms.launch.slurm.ondemand import (
     Action,
     Change,

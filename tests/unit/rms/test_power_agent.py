@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.launch.agent import MeterAgent
+from rms.launch.local import MeterAgent
 from rms.power.agent import Agent
 from rms.power.choice import MeterChoice
 from rms.power.meter import Ladder, MeterError, NodeMeter

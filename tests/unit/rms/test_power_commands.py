@@ -16,9 +16,8 @@ from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import replay, resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.launch.base import ManagedProcess, ScriptLaunch
+from rms.launch.base import ManagedProcess, PowerCommands, ScriptLaunch
 from rms.launch.local import LocalLauncher
-from rms.launch.power import PowerCommands
 
 NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 DEADLINE_S = 30.0

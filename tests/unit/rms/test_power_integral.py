@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rms.power.integral import GAIN, PowerIntegral, UpdatePeriod
+from rms.power.meter import GAIN, PowerIntegral, UpdatePeriod
 
 BEGUN_S, END_S = 5.0, 70.0
 """Between them all happens; the load begins at 7 s."""

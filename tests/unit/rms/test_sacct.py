@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from rms.cli.main import main
 from rms.formats.config import FileError
-from rms.formats.joblog import JobLog, read_log
-from rms.formats.sacct import COMMAND, duration_s
+from rms.formats.joblog import COMMAND, JobLog, duration_s, read_log
 
 NAMES = (
     "JobID|User|Account|Partition|Submit|Eligible|Start|End|ElapsedRaw|TimelimitRaw|"

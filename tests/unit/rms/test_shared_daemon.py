@@ -37,7 +37,7 @@ from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal, JournalError
 from rms.formats.config import FileError, read_cluster, read_workload
 from rms.formats.energy import accounts, check_accounts
-from rms.formats.nodelist import expand, fold_slots
+from rms.formats.values import expand, fold_slots
 from rms.launch import machine
 from rms.wire.messages import DeviceEnergy, Metered
 

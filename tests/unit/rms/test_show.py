@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from rms.cli import show
+from rms.cli import queue
 from rms.cli.main import main
 from rms.wire.users import EnergyPart, JobRow, ResizeRow, SeenSteps, SlurmRow
 
@@ -28,7 +28,7 @@ def job(**known: Any) -> JobRow:
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     def of(*rows: JobRow, json_to: Path | None = None) -> list[str]:
-        monkeypatch.setattr(show, "jobs", lambda server, wanted: list(rows))
+        monkeypatch.setattr(queue, "jobs", lambda server, wanted: list(rows))
         more = [] if json_to is None else ["--json", str(json_to)]
         assert main(["show", "7", "--server", "unix:none", *more]) == 0
         return capsys.readouterr().out.splitlines()
@@ -57,7 +57,7 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     more = [msgspec.structs.replace(cost, saved_j=saved_j) for saved_j in (40.0, -7.0)]
     lines = shown(job(resizes=[RESIZE, cost, *more], end_s=3700.0, exit_code=3))
     table = lines[lines.index("") + 1 :]
-    assert table[0].split() == list(show.RESIZE_HEADS)
+    assert table[0].split() == list(queue.RESIZE_HEADS)
     assert table[1].endswith("40    1 to 2  warm      0.31 s  0.020 s  2.5 MB")
     assert table[2].endswith("2.5 MB  3.2 J")
     assert table[3].endswith("3.2 J, saves 40.0 J later")
@@ -79,4 +79,4 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     ],
 )
 def test_lengths_of_time(seconds: float, words: str) -> None:
-    assert show.elapsed(seconds) == words
+    assert queue.elapsed(seconds) == words

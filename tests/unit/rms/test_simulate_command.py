@@ -12,7 +12,7 @@ from processes import called
 from rms.cli.main import main
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower, Site
 from rms.core.policies import POLICIES
-from rms.sim.failures import failing
+from rms.sim.run import failing
 from rms.sim.simulator import Simulation
 from rms.studies.malleability import Change, malleable, study
 

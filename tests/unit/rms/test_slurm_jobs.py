@@ -13,15 +13,27 @@ from unittest.mock import Mock
 import pytest
 from faults import Fault
 
-from rms.launch.slurm import poller, resizing, submitted
-from rms.launch.slurm.commands import CommandResult, Meaning, Slurm, SlurmError
-from rms.launch.slurm.executor import Executor, RateLimiter
+from rms.launch.slurm import queue
+from rms.launch.slurm.commands import (
+    CommandResult,
+    Executor,
+    Meaning,
+    RateLimiter,
+    Slurm,
+    SlurmError,
+)
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.launch.slurm.output import JobDetails, QueuedJob
 from rms.launch.slurm.pilot import PilotLauncher
-from rms.launch.slurm.poller import QueueSnapshot
-from rms.launch.slurm.submitted import VANISHED, SlurmJob, SubmissionRecord, SubmitCall, submit
-from rms.launch.slurm.tracker import JobTracker
+from rms.launch.slurm.queue import (
+    VANISHED,
+    JobTracker,
+    QueueSnapshot,
+    SlurmJob,
+    SubmissionRecord,
+    SubmitCall,
+    submit,
+)
 from rms.wire.users import SlurmRow
 
 
@@ -75,8 +87,8 @@ def test_one_that_was_told_to_end_has_no_other_end(tmp_path: Path, state: str) -
 
 @pytest.fixture
 def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
-    monkeypatch.setattr(resizing, "LATER_S", 1.0)
-    monkeypatch.setattr(resizing, "AGAIN_S", 0.05)
+    monkeypatch.setattr(queue, "LATER_S", 1.0)
+    monkeypatch.setattr(queue, "AGAIN_S", 0.05)
     found = Executor(Slurm({}, "nobody"))
     yield found
     found.close()
@@ -85,7 +97,7 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Executor]:
 JOB = JobDetails(7, "RUNNING", "None", ("n1",), "n1", False, 1.0, None, None)
 
 
-def answer(change: resizing.Retried) -> resizing.Outcome:
+def answer(change: queue.Retried) -> queue.Outcome:
     deadline = time.monotonic() + 120
     while (found := change()) is None:
         assert time.monotonic() < deadline
@@ -110,7 +122,7 @@ def test_a_grow_that_is_refused_for_good_is_not_tried_again(
         asked.append(meaning)
         raise SlurmError(words, meaning)
 
-    assert answer(resizing.Retried(executor, refuse, give_up=True)) == resizing.Outcome(None, words)
+    assert answer(queue.Retried(executor, refuse, give_up=True)) == queue.Outcome(None, words)
     assert len(asked) == 1
 
 
@@ -123,7 +135,7 @@ def test_a_grow_that_may_go_through_later_is_tried_again(executor: Executor) -> 
             raise SlurmError("nodes are busy", Meaning.LATER)
         return JOB
 
-    assert answer(resizing.Retried(executor, act, give_up=True)) == resizing.Outcome(JOB)
+    assert answer(queue.Retried(executor, act, give_up=True)) == queue.Outcome(JOB)
     assert len(asked) == 3
 
 
@@ -131,8 +143,8 @@ def test_a_grow_that_is_never_let_through_says_that_it_may_be_later(executor: Ex
     def act() -> JobDetails:
         raise SlurmError("nodes are busy", Meaning.LATER)
 
-    found = answer(resizing.Retried(executor, act, give_up=True))
-    assert found == resizing.Outcome(None, "later: nodes are busy")
+    found = answer(queue.Retried(executor, act, give_up=True))
+    assert found == queue.Outcome(None, "later: nodes are busy")
 
 
 def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Executor) -> None:
@@ -141,7 +153,7 @@ def test_a_release_is_tried_until_it_is_done_or_the_job_is_over(executor: Execut
     def act() -> JobDetails:
         raise SlurmError("no", meanings.pop(0))
 
-    assert answer(resizing.Retried(executor, act, give_up=False)) == resizing.Outcome()
+    assert answer(queue.Retried(executor, act, give_up=False)) == queue.Outcome()
     assert meanings == []
 
 
@@ -156,7 +168,7 @@ def test_nodes_that_a_job_loses_by_ending_are_no_change(
     record = SubmissionRecord(0.0, number=7, held=list(before))
     tracker = JobTracker(executor, jobs={"1": slurm_job(tmp_path, record)})
     now = JobDetails(7, state, "None", ("n1",), "n1", False, 1.0, None, resized_s)
-    assert tracker.resize("1", lambda: resizing.Outcome(now))() == ""
+    assert tracker.resize("1", lambda: queue.Outcome(now))() == ""
     assert record.held == ([*before, (6.0, ("n1",))] if entered else before)
     assert SubmissionRecord.read(tmp_path / "slurm.json") == (record if entered else None)
     assert tracker.resizes == {}
@@ -258,8 +270,8 @@ def test_a_snapshot_of_no_use_is_asked_for_again(
     def take(*_: object) -> QueueSnapshot:
         raise KeyError("jobs")
 
-    monkeypatch.setattr(poller, "take_snapshot", take)
-    found = poller.QueuePoller(executor, bool)
+    monkeypatch.setattr(queue, "take_snapshot", take)
+    found = queue.QueuePoller(executor, bool)
     deadline = time.monotonic() + 120
     while not found.trouble:
         assert found.poll(urgent=True) is None and time.monotonic() < deadline
@@ -274,7 +286,7 @@ def test_a_record_that_finds_no_room_is_written_later(
     tracker.jobs["1"], job.submission = job, Future()
     job.submission.set_result(7)
     with monkeypatch.context() as full:
-        full.setattr(submitted, "write_whole", Mock(side_effect=OSError("No space left")))
+        full.setattr(queue, "write_whole", Mock(side_effect=OSError("No space left")))
         tracker.take_answers()
     assert job.unsaved and not job.record_file.exists()
     tracker._checked_s = 0.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rms.formats.jobscript import parse_script
-from rms.launch.slurm import options
+from rms.launch.slurm import commands
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def own(tmp_path: Path) -> list[str]:
 
 
 def test_sbatch_hears_what_the_rms_does_not_decide(own: list[str]) -> None:
-    assert options.sbatch_options(own) == [
+    assert commands.sbatch_options(own) == [
         *("--mem=4G", "-pdebug", "--account=physics", "--qos=high", "--constraint=a&b"),
         *("--comment=two words", "--mail-user=me@example.org"),
     ]
@@ -32,16 +32,16 @@ def test_sbatch_hears_what_the_rms_does_not_decide(own: list[str]) -> None:
 
 def test_a_donor_has_in_common_what_says_where_and_for_whom(own: list[str]) -> None:
     where = ["-pdebug", "--account=physics", "--qos=high", "--constraint=a&b"]
-    assert options.donor_options(own) == where
-    assert options.donor_options(own, "batch") == where
+    assert commands.donor_options(own) == where
+    assert commands.donor_options(own, "batch") == where
 
 
 def test_the_partition_of_the_daemon_is_for_jobs_that_do_not_say(own: list[str]) -> None:
-    assert options.partition_of(own) == "debug"
-    assert options.partition_of(["--partition=a", "--partition=b"]) == "b"
-    assert options.partition_of(["--mem=1"]) == ""
-    assert options.sbatch_options(["--mem=1"], "batch") == ["--mem=1", "--partition=batch"]
-    assert options.donor_options(["--mem=1"], "batch") == ["--partition=batch"]
+    assert commands.partition_of(own) == "debug"
+    assert commands.partition_of(["--partition=a", "--partition=b"]) == "b"
+    assert commands.partition_of(["--mem=1"]) == ""
+    assert commands.sbatch_options(["--mem=1"], "batch") == ["--mem=1", "--partition=batch"]
+    assert commands.donor_options(["--mem=1"], "batch") == ["--partition=batch"]
 
 
 def test_a_jobs_environment_steers_sbatch_by_accounts_alone() -> None:
@@ -51,4 +51,4 @@ def test_a_jobs_environment_steers_sbatch_by_accounts_alone() -> None:
         "SLURM_JOB_ID": "3",
         "A": "b",
     }
-    assert options.environment(env) == {"SBATCH_ACCOUNT": "physics", "A": "b"}
+    assert commands.environment(env) == {"SBATCH_ACCOUNT": "physics", "A": "b"}

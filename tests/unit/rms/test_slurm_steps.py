@@ -17,10 +17,9 @@ from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.record import JobRuntime, PendingResize
 from rms.launch.base import LaunchError, ManagedProcess
-from rms.launch.slurm import steps
-from rms.launch.slurm.executor import Executor
-from rms.launch.slurm.launcher import SlurmLauncher
-from rms.launch.slurm.steps import ScriptStep, World
+from rms.launch.slurm import launcher
+from rms.launch.slurm.commands import Executor
+from rms.launch.slurm.launcher import ScriptStep, SlurmLauncher, World
 
 if TYPE_CHECKING:
     from rms.launch.slurm.commands import Slurm
@@ -30,9 +29,9 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "STUCK_S", 2.0)
-    monkeypatch.setattr(steps, "POLL_S", 0.05)
-    monkeypatch.setattr(steps, "STATUS_DELAY_S", 0.3)
+    monkeypatch.setattr(launcher, "STUCK_S", 2.0)
+    monkeypatch.setattr(launcher, "POLL_S", 0.05)
+    monkeypatch.setattr(launcher, "STATUS_DELAY_S", 0.3)
 
 
 def started(*command: str) -> subprocess.Popen[bytes]:
@@ -125,7 +124,7 @@ def test_one_beside_a_running_world_is_not_started_anew() -> None:
 
 
 def test_not_for_ever() -> None:
-    assert ended(world(*[HANGS] * steps.MOST_BOOTS)) in (1, 137)
+    assert ended(world(*[HANGS] * launcher.MOST_BOOTS)) in (1, 137)
 
 
 # --- steps that have to be ended -------------------------------------------------------------

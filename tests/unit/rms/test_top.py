@@ -16,8 +16,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from rms.cli import screen
-from rms.cli.jobtable import COLUMNS, JobTable, head_at, heads, widths
-from rms.cli.screen import Top
+from rms.cli.screen import COLUMNS, JobTable, Top, head_at, heads, widths
 from rms.client import connection
 from rms.core.model.jobs import JobId
 from rms.wire.http import UnreachableError

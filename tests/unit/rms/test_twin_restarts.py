@@ -22,7 +22,7 @@ from rms.core.scheduler.scheduler import Scheduler
 from rms.core.scheduler.snapshot import freeze, thaw
 from rms.daemon.restart.replay import replayed, restored
 from rms.daemon.store.journal import Journal
-from rms.sim.failures import failing
+from rms.sim.run import failing
 from rms.sim.simulator import Simulation
 
 NODES = 6

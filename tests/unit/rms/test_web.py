@@ -25,8 +25,7 @@ from rms.cli.main import main
 from rms.client.connection import ServerError
 from rms.web import app
 from rms.web.app import Bridge
-from rms.web.asked import VIEWS, Asked, query
-from rms.web.content import MOST_BYTES, Content, Sent, words
+from rms.web.content import MOST_BYTES, VIEWS, Asked, Content, Sent, query, words
 from rms.web.views import content
 from rms.wire.live import Live
 from rms.wire.users import NodeSpan

@@ -1,0 +1,668 @@
+"""Snapshots of Slurm's queue and nodes, taken about once a second on a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from rms.launch.base import NODES_LOST, ManagedProcess, PendingCall
+from rms.launch.processes import KEEP_STATUS
+from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
+from rms.launch.slurm.launcher import JobMeters
+from rms.launch.slurm.output import JobDetails, QueuedJob
+from rms.launch.slurm.site import UNFIT
+from rms.wire.files import write_whole
+
+HOLDING = "RUNNING,COMPLETING,SUSPENDED,CONFIGURING,STOPPED,SIGNALING,STAGE_OUT"
+"""States in which a job has nodes."""
+
+RESERVED = ("reserved", "planned", "powered_down", "powering_down", "rebooting")
+URGENT_S = 0.2
+CALM_S = 1.0
+AWAY_S = 2.0
+"""Time between snapshots: while something is expected, while nothing is, where Slurm is away."""
+
+SHARE = 0.2
+"""Of the time that snapshots may take: a queue of thousands is not asked for all the time."""
+
+
+@dataclass(frozen=True)
+class QueueSnapshot:
+    """What Slurm has answered at one time.
+
+    Attributes:
+        begun_s: the monotonic clock before Slurm was asked: what is known since may be missing;
+            ``ended_s`` when it had answered.
+        own: the jobs of this daemon by number, donors and ended ones too.
+        unavailable: nodes that others hold, or that are not fit for work.
+        hidden: nodes held by jobs that are not shown, or that have come between two questions.
+    """
+
+    begun_s: float
+    ended_s: float
+    own: Mapping[int, QueuedJob]
+    unavailable: frozenset[str]
+    hidden: frozenset[str]
+
+
+def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
+    """Ask Slurm.
+
+    Args:
+        is_own: whether a job of this name and user is this daemon's.
+
+    Raises:
+        SlurmError: no answer.
+    """
+    begun_s = time.monotonic()
+    own = {
+        row.job_id: row
+        for row in slurm.jobs("--states=all", f"--user={slurm.user}")
+        if is_own(row.name)
+    }
+    ours: set[str] = set()
+    others: set[str] = set()
+    for row in slurm.jobs(f"--states={HOLDING}"):
+        (ours if row.job_id in own else others).update(row.hosts)
+    hidden: set[str] = set()
+    for node in slurm.all_nodes():
+        if node.state in ("allocated", "mixed") and node.name not in ours:
+            hidden.add(node.name)
+        if not node.responds or node.state in (*UNFIT, *RESERVED):
+            others.add(node.name)
+    return QueueSnapshot(begun_s, time.monotonic(), own, frozenset(others), frozenset(hidden))
+
+
+class QueuePoller:
+    """Asks for one snapshot after the other; never waits for an answer."""
+
+    def __init__(self, executor: Executor, is_own: Callable[[str], bool]) -> None:
+        self._executor, self._is_own = executor, is_own
+        self._asked: Future[QueueSnapshot] | None = None
+        self._next_s = self._pause_s = 0.0
+        self._hidden: frozenset[str] = frozenset()
+        self.trouble = ""
+
+    def poll(self, *, urgent: bool) -> QueueSnapshot | None:
+        """Return a snapshot that has just come in; ask for the next when it is time."""
+        now = time.monotonic()
+        found = None
+        if self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            try:
+                found, self.trouble = asked.result(), ""
+                self._pause_s = (found.ended_s - found.begun_s) / SHARE
+                self._next_s = found.begun_s
+                lasting, self._hidden = found.hidden & self._hidden, found.hidden
+                found = replace(found, unavailable=found.unavailable | lasting)
+            except Exception as error:  # of Slurm, or of what it prints: asked again in any case
+                self.trouble = str(error) or type(error).__name__
+                self._next_s = now + AWAY_S - CALM_S
+        due_s = self._next_s + max(
+            CALM_S if self.trouble or not urgent else URGENT_S, self._pause_s
+        )
+        if self._asked is None and now >= due_s:
+            slurm = self._executor.slurm
+            self._asked = self._executor.ask(lambda: take_snapshot(slurm, self._is_own))
+        return found
+
+
+# FUSED rms.launch.slurm.queue: A job that was handed to Slurm, and what is kept of it for a daemon that comes after.
+#
+# The record beside the job's script is written before sbatch is called and again when it has
+# answered, so that a job is submitted once whatever happens in between: its name is looked for first.
+
+SLURM_NUMBER_VARIABLE = "RMS_SLURM_JOB_ID"
+"""Slurm's own id of a job, for its script: ``SLURM_JOB_ID`` is the RMS's there."""
+
+VANISHED = "nothing of it any more"
+END_STATES = {"CANCELLED": "CANCELLED", "TIMEOUT": "TIMEOUT", "DEADLINE": "TIMEOUT"}
+"""States that Slurm ends a job in, and what they are to the RMS; with others, nodes were lost."""
+
+SUBMIT_AGAIN_S = 2.0
+
+WRAPPER = f"""#!/bin/sh
+export {SLURM_NUMBER_VARIABLE}="$SLURM_JOB_ID"
+for name in JOB_ID JOB_NUM_NODES ARRAY_JOB_ID ARRAY_TASK_ID; do
+    eval "value=\\${{RMS_$name-}}"
+    if [ -n "$value" ]; then export "SLURM_$name=$value"; else unset "SLURM_$name"; fi
+done
+exec /bin/sh -c {shlex.quote(KEEP_STATUS)} job "$RMS_SCRIPT" "$@"
+"""
+"""What Slurm runs: to the script its job is the RMS's, as under every engine."""
+
+
+class SubmissionRecord(msgspec.Struct):
+    """What is kept of a job of Slurm's.
+
+    Attributes:
+        since_s: when it was to be submitted; one of its name from before is another.
+        before: numbers of earlier jobs of that name.
+        number: its own, once known.
+        closed: it is over, and the job of the RMS waits for another.
+        donor: options of salloc for donors of its.
+        held: when the job of the RMS came to hold which nodes, under all its numbers.
+    """
+
+    since_s: float
+    before: list[int] = []
+    number: int | None = None
+    closed: bool = False
+    donor: list[str] = []
+    held: list[tuple[float, tuple[str, ...]]] = []
+
+    @classmethod
+    def read(cls, path: Path) -> SubmissionRecord | None:
+        """Return a record, None where there is none."""
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def next(self) -> SubmissionRecord:
+        """Return the record of another job of Slurm's for the same job of the RMS."""
+        used = [*self.before, *([] if self.number is None else [self.number])]
+        return SubmissionRecord(time.time(), used, held=self.held)
+
+    @property
+    def open(self) -> bool:
+        """Whether a daemon before may have submitted it without writing down its number."""
+        return self.number is None and not self.closed
+
+
+@dataclass(kw_only=True)
+class SlurmJob(ManagedProcess):
+    """A job script that Slurm runs.
+
+    Attributes:
+        name: in Slurm's queue.
+        record: what is kept of it, in ``record_file``.
+        hosts: the nodes that were asked for.
+        submission: sbatch's answer, until it is taken in.
+        known_s: the monotonic clock when its number was known.
+        end_requested: whether this daemon has asked it to end.
+        withdrawn: whether it was taken out of Slurm's queue, because it had to wait.
+        metered: the nodes that meters were started on.
+        completing_s: the monotonic clock when Slurm was first seen to clean up after it.
+        finished: whether Slurm is done with it.
+        wait_reason: Slurm's reason why it waits, "" where it does not.
+        energy_j: Slurm's own measurement, once it was asked for.
+        unsaved: whether its record could not be written, and is to be.
+    """
+
+    name: str
+    record: SubmissionRecord
+    record_file: Path
+    hosts: tuple[str, ...] = ()
+    started: bool = False
+    end_state: str = ""
+    end_reason: str = ""
+    submission: Future[int] | None = None
+    known_s: float = 0.0
+    end_requested: bool = False
+    withdrawn: bool = False
+    metered: tuple[str, ...] = ()
+    completing_s: float | None = None
+    finished: bool = False
+    wait_reason: str = ""
+    energy_j: Future[float] | None = None
+    unsaved: bool = False
+
+    def status(self) -> int | None:
+        """Return the script's status once Slurm is done with the job."""
+        if not self.finished:
+            return None
+        written = self.written_status()
+        return 1 if written is None else written
+
+    @property
+    def number(self) -> int | None:
+        """Slurm's number of it, None while it has none."""
+        answer = self.submission
+        if answer is None or not answer.done() or answer.exception() is not None:
+            return self.record.number
+        return answer.result() or None
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The nodes that it is known to have."""
+        return self.record.held[-1][1] if self.record.held else ()
+
+    def keep(self) -> None:
+        """Write its record; on a full disk later."""
+        self.unsaved = True
+        with contextlib.suppress(OSError):
+            self.save()
+
+    def save(self) -> None:
+        """Write its record.
+
+        Raises:
+            OSError: it cannot be.
+        """
+        self.record_file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(self.record_file, msgspec.json.encode(self.record))
+        self.unsaved = False
+
+    def enter_nodes(self, hosts: Sequence[str], at_s: float | None = None) -> None:
+        """Enter which nodes it has, since when Slurm says; now for None."""
+        held, now = self.record.held, tuple(hosts)
+        if self.finished and now:  # known late: what it had at its end
+            if len(held) > 1 and held[-2][1] != now and at_s is not None:
+                held.insert(-1, (at_s, now))
+                self.keep()
+        elif self.held != now:
+            held.append((time.time() if at_s is None else at_s, now))
+            self.keep()
+
+    def end(self, state: str) -> None:
+        """Enter that Slurm is done with it."""
+        self.finished, code = True, self.written_status()
+        if self.end_requested:
+            return
+        forgotten = state == VANISHED and code is not None  # the script's own status is left
+        if state in ("COMPLETED", "FAILED") or code == 0 or forgotten:
+            self.started = True
+        else:
+            self.end_state = END_STATES.get(state, NODES_LOST)
+            self.end_reason = f"Slurm says {state}"
+
+
+@dataclass(frozen=True)
+class SubmitCall:
+    """How a job is handed to sbatch.
+
+    Attributes:
+        output_folder: of what it prints; made before.
+        maybe_submitted: whether a daemon before may have done it: then the queue is looked through
+            first, which takes long where there are many jobs.
+    """
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    output_folder: Path
+    maybe_submitted: bool
+
+
+def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
+    """Submit a job unless it has been; on a thread. Slurm that is away is asked again.
+
+    Returns:
+        Its number in Slurm; 0 where it was asked to end before.
+
+    Raises:
+        SlurmError: refused, or its record could not be written, or the daemon ends: its record
+            stays open, and the next daemon looks for it first.
+    """
+    slurm, record, search = executor.slurm, job.record, call.maybe_submitted
+    try:
+        if not search and job.status_file is not None:
+            job.status_file.unlink(missing_ok=True)
+        call.output_folder.mkdir(parents=True, exist_ok=True)
+        job.save()
+        with job.record_file.open("rb") as file:
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise SlurmError(f"expected to write down that {job.name} starts: {error}") from None
+    while True:
+        try:
+            for row in slurm.jobs("--states=all", f"--user={slurm.user}") if search else ():
+                new = row.job_id not in record.before and row.name == job.name
+                if new and (row.submit_s or 0.0) >= record.since_s - 1:
+                    return row.job_id
+            return (
+                0
+                if job.end_requested
+                else slurm.submit(*call.arguments, environment=call.environment)
+            )
+        except SlurmError as error:
+            if error.meaning is not Meaning.UNREACHABLE:
+                raise
+            if executor.closing.wait(SUBMIT_AGAIN_S):
+                raise
+        search = True
+
+
+# FUSED rms.launch.slurm.queue: A running job of Slurm's at other nodes: grown by a donor, shrunk by a list of nodes.
+#
+# Both look at what the job really has first, so that asking twice does no harm.
+
+DONOR = "rms-donor"
+LATER_S = 8.0
+"""How long nodes are waited for that are not free yet: those of a job that is just ending, or of
+which a controller that has just started has not heard."""
+
+RESIZE_AWAY_S = 60.0
+"""How long a controller that does not answer is waited for before a resize is given up."""
+
+AGAIN_S = 0.5
+
+
+@dataclass(frozen=True)
+class Donor:
+    """A throw-away job by which a job gets nodes: its name, and salloc's options for it."""
+
+    name: str
+    options: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a change: the job as it is, None where it is over, or why it could not be."""
+
+    job: JobDetails | None = None
+    failure: str = ""
+
+
+def grow(
+    executor: Executor, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
+) -> JobDetails:
+    """Have a job hold ``hosts``; return what is known of it then.
+
+    Raises:
+        SlurmError: refused; it goes on as it was, without a donor.
+    """
+    slurm = executor.slurm
+    now = slurm.job(job)
+    if now.state != "RUNNING":
+        raise SlurmError(f"expected a running job, got job {job}, {now.state}", Meaning.GONE)
+    if now.batch_host is not None and now.batch_host not in wanted:
+        raise SlurmError(
+            f"the script of the job runs on {now.batch_host}, which Slurm cannot take from it"
+        )
+    missing = [host for host in hosts if host not in now.hosts]
+    if not missing:
+        return now
+    slurm.cancel_named(donor.name)  # of a daemon that was killed
+    _next_second(now)
+    try:
+        with executor.rate_limiter:
+            return slurm.grow(job, len(missing), donor.name, *donor.options, on=missing)
+    except SlurmError:
+        now = slurm.job(job)
+        if set(missing) <= set(now.hosts):
+            return now  # it had them when it ended
+        raise
+
+
+def shrink(executor: Executor, job: int, hosts: Sequence[str]) -> JobDetails:
+    """Have a job hold none but ``hosts``; return what is known of it then.
+
+    Raises:
+        SlurmError: refused; it has the nodes it had.
+    """
+    slurm = executor.slurm
+    now = slurm.job(job)
+    kept = [host for host in now.hosts if host in hosts]
+    if now.state != "RUNNING" or len(kept) == len(now.hosts):
+        return now
+    _next_second(now)
+    with executor.rate_limiter:
+        return slurm.shrink(job, kept)
+
+
+def _next_second(job: JobDetails) -> None:
+    """Wait for the second after a job's last change: accounting keeps one record for each."""
+    last_s = max(job.start_s or 0.0, job.resized_s or 0.0)
+    time.sleep(min(1.0, max(0.0, last_s + 1.02 - time.time())))
+
+
+class Retried:
+    """A change of a running job that is asked for again while it may go through later.
+
+    Args:
+        change: asks Slurm for it, on a thread.
+        give_up: after a while; else only where the job is over.
+    """
+
+    def __init__(
+        self, executor: Executor, change: Callable[[], JobDetails], *, give_up: bool
+    ) -> None:
+        self._executor, self._change, self._give_up = executor, change, give_up
+        self._first_s: dict[Meaning, float] = {}
+        self._again_s = 0.0
+        self._asked: Future[JobDetails] | None = executor.ask(change)
+
+    def __call__(self) -> Outcome | None:
+        """Return what became of it, None while that is open; asks again when it is time."""
+        now = time.monotonic()
+        if self._asked is None:
+            if now >= self._again_s:
+                self._asked = self._executor.ask(self._change)
+            return None
+        if not self._asked.done():
+            return None
+        asked, self._asked = self._asked, None
+        try:
+            return Outcome(asked.result())
+        except Exception as error:  # of Slurm, or of what it prints
+            return self._refused(error, now)
+
+    def _refused(self, error: Exception, now: float) -> Outcome | None:
+        meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
+        if meaning is Meaning.GONE and not self._give_up:
+            return Outcome()
+        first_s = self._first_s.setdefault(meaning, now)
+        # A controller that is just back refuses what it does once its nodes have reported.
+        away = Meaning.UNREACHABLE in self._first_s
+        later = away or meaning is Meaning.LATER
+        patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
+        if self._give_up and now >= first_s + patience_s:
+            return Outcome(None, f"later: {error}" if later else str(error))
+        self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
+        return None
+
+
+# FUSED rms.launch.slurm.queue: What becomes of jobs that were handed to Slurm, from one snapshot of its queue to the next.
+
+WAIT_S = 5.0
+"""How long a job may wait for nodes that were free before it goes to others."""
+
+CONTESTED_S = 20.0
+"""How long nodes that a job waited for in vain count as taken by others."""
+
+COMPLETING_S = 30.0
+"""How long Slurm may clean up after a job before it counts as ended."""
+
+ACCOUNTING_DELAY_S = 5.0
+"""From a job's end until accounting has all of it."""
+
+CHECK_S = 0.25
+"""Time between two checks whether any job's end or start is to be expected."""
+
+FEW = 100
+"""Up to so many jobs, their status files are checked; with more, some job ends all the time."""
+
+RUNNING = ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
+WAITS_FOR_NODES = ("Resources", "Priority", "None", "ReqNodeNotAvail", "Nodes_required", "Resv")
+
+
+@dataclass
+class JobTracker:
+    """Keeps the jobs of this daemon up to date; acts on what it sees.
+
+    Attributes:
+        meters: reads the power of the nodes that jobs hold, None for no meters.
+        measures: whether Slurm's own plugin measures energy here.
+        jobs: by the id that the RMS gave them.
+        resizes: changes of running jobs that are under way.
+        contested: nodes that jobs waited for in vain, and until when they are left alone.
+    """
+
+    executor: Executor
+    meters: JobMeters | None = None
+    measures: bool = False
+    jobs: dict[str, SlurmJob] = field(default_factory=dict)
+    resizes: dict[str, PendingCall] = field(default_factory=dict)
+    contested: dict[str, float] = field(default_factory=dict)
+    _unread: deque[tuple[float, SlurmJob]] = field(default_factory=deque)
+    _urgent: bool = False
+    _checked_s: float = 0.0
+
+    def take_answers(self) -> bool:
+        """Take in sbatch's answers; return whether the next snapshot is urgent."""
+        live = [job for job in self.jobs.values() if not job.finished]
+        for job in live:
+            self._take_answer(job)
+        now = time.monotonic()
+        if now >= self._checked_s + CHECK_S:
+            self._checked_s, few = now, len(live) <= FEW
+            for job in self.jobs.values():
+                if job.unsaved:
+                    job.keep()
+            self._urgent = bool(self.resizes) or any(
+                not job.started or job.end_requested or (few and job.written_status() is not None)
+                for job in live
+            )
+        while self._unread and self._unread[0][0] < now:
+            self._read_energy(self._unread.popleft()[1])
+        return self._urgent
+
+    def follow(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> frozenset[str]:
+        """Take in a snapshot of the queue; return the nodes that are not to be had now.
+
+        Args:
+            donors: what donors of a job are called.
+        """
+        live = [job for job in self.jobs.values() if not job.finished]
+        for job in live:
+            if job.record.number is not None:
+                self._follow(job, job.record.number, snapshot)
+        if self.meters is not None:
+            self.meters.watch({job.record.number or 0 for job in live if not job.finished})
+        self._cancel_strays(snapshot, donors)
+        now = time.monotonic()
+        self.contested = {node: until for node, until in self.contested.items() if until > now}
+        return snapshot.unavailable | self.contested.keys()
+
+    def resize(self, job_id: str, change: Callable[[], Outcome | None]) -> PendingCall:
+        """Enter a change of a running job; when it is done, which nodes the job has then."""
+        job = self.jobs[job_id]
+
+        def answer() -> str | None:
+            outcome = change()
+            if outcome is None:
+                return None
+            self.resizes.pop(job_id, None)
+            now = outcome.job
+            if now is not None and now.hosts and now.resized_s is not None:
+                # A job that is just ending is shown with fewer nodes and fewer: no change of ours.
+                since_s = max((at_s for at_s, hosts in job.record.held if hosts), default=0.0)
+                if now.resized_s > since_s:
+                    job.enter_nodes(now.hosts, now.resized_s)
+            return outcome.failure
+
+        self.resizes[job_id] = answer
+        return answer
+
+    def cancel(self, number: int, *, only_pending: bool = False) -> None:
+        """Have a job of Slurm's cancelled, or taken out of its queue."""
+        slurm = self.executor.slurm
+        self.executor.ask(lambda: slurm.cancel(number, only_pending=only_pending))
+
+    # --- one job -----------------------------------------------------------------------------
+
+    def _take_answer(self, job: SlurmJob) -> None:
+        """Take in the answer to a submission."""
+        if job.submission is None or not job.submission.done():
+            return
+        submission, job.submission = job.submission, None
+        try:
+            number = submission.result()
+        except Exception as error:
+            job.finished, job.end_reason = True, str(error) or type(error).__name__
+            if isinstance(error, SlurmError) and error.meaning is Meaning.LATER:
+                self._give_up(job)
+            return
+        if not number:  # asked to end before it was submitted
+            job.finished = True
+            return
+        job.record.number, job.known_s = number, time.monotonic()
+        job.keep()
+
+    def _give_up(self, job: SlurmJob) -> None:
+        """Let a job that did not get its nodes be requeued; keep others off them for a while."""
+        job.end_state, job.record.closed = NODES_LOST, True
+        job.keep()
+        until_s = time.monotonic() + CONTESTED_S
+        self.contested.update(dict.fromkeys(job.hosts, until_s))
+
+    def _follow(self, job: SlurmJob, number: int, snapshot: QueueSnapshot) -> None:
+        """See what has become of a job."""
+        row = snapshot.own.get(number)
+        if row is None or row.name != job.name:
+            if snapshot.begun_s > job.known_s:
+                self._end(job, VANISHED)
+        elif row.state in RUNNING:
+            self._runs(job, row)
+        elif row.state in ("PENDING", "CONFIGURING"):
+            self._waits(job, row)
+        elif row.state == "COMPLETING":
+            job.completing_s = job.completing_s or snapshot.begun_s
+            if snapshot.begun_s > job.completing_s + COMPLETING_S:
+                self._end(job, row.state)
+        else:
+            if row.hosts and not job.held:
+                job.enter_nodes(row.hosts, row.start_s)
+            self._end(job, row.state)
+
+    def _runs(self, job: SlurmJob, row: QueuedJob) -> None:
+        job.started, job.wait_reason = True, ""
+        if not job.held:
+            job.enter_nodes(row.hosts, row.start_s)
+        if self.meters is not None and job.metered != job.held:
+            self.meters.start(row.job_id, set(job.held) - set(job.metered))
+            job.metered = job.held
+
+    def _waits(self, job: SlurmJob, row: QueuedJob) -> None:
+        """See a job that Slurm has not started: one that waits for others' nodes goes elsewhere."""
+        job.wait_reason = row.reason
+        if job.withdrawn or job.end_requested or row.state != "PENDING":
+            return
+        for_nodes = row.reason.split(",")[0].startswith(WAITS_FOR_NODES)
+        if job.started or (for_nodes and time.monotonic() > job.known_s + WAIT_S):
+            job.withdrawn = True
+            self.cancel(row.job_id, only_pending=True)
+
+    def _end(self, job: SlurmJob, state: str) -> None:
+        """Enter that Slurm is done with a job."""
+        unstarted = not job.started and not job.end_requested
+        if job.withdrawn and state == "CANCELLED" and unstarted:
+            job.finished, job.end_reason = True, f"Slurm had it wait ({job.wait_reason})"
+            self._give_up(job)
+            return
+        job.end(state)
+        if job.held:
+            job.enter_nodes(())
+        if job.end_state == NODES_LOST:
+            job.record.closed = True
+            job.keep()
+        if self.measures:
+            self._unread.append((time.monotonic() + ACCOUNTING_DELAY_S, job))
+
+    def _read_energy(self, job: SlurmJob) -> None:
+        """Ask what Slurm has measured of a job that is over."""
+        slurm, number = self.executor.slurm, job.record.number
+        if number is not None:
+            job.energy_j = self.executor.ask(lambda: slurm.consumed_j(number))
+
+    def _cancel_strays(self, snapshot: QueueSnapshot, donors: Callable[[str], str]) -> None:
+        """Cancel donors that no resize waits for, and jobs that nobody knows of any more.
+
+        They are what a daemon has left that was killed, or whose journal was lost.
+        """
+        for row in snapshot.own.values():
+            job = row.name.rpartition(".")[2]
+            known = self.resizes if row.name == donors(job) else self.jobs
+            stray = job not in known
+            if stray and row.state in ("PENDING", "CONFIGURING", "RUNNING"):
+                self.cancel(row.job_id)
