@@ -219,14 +219,14 @@ def agree(
         "requeue": False,
     }
     with Journal.open(tmp_path / "journal.sqlite") as journal:
-        settings = Settings(policy, lambda: clock[0], print)
+        settings = Settings(policy=policy, now=lambda: clock[0], say=print)
         # A daemon looks at its idle nodes as it starts; a simulation begins with the first job.
         with mock.patch.object(Daemon, "look_at_idle_nodes"):
             daemon = resume(cluster, journal, NoProcesses(tmp_path), settings)
         for event in simulation.events:
             clock[0] = event.at_s
             if isinstance(event, Submitted):
-                daemon.submit(list(event.specs), {s.id: dict(note) for s in event.specs})
+                daemon.admission.enter(list(event.specs), {s.id: dict(note) for s in event.specs})
             elif not isinstance(event, Started):  # the daemon reports its own starts
                 daemon.handle(event)
         seen = [entry for entry in journal.read() if isinstance(entry, Seen)]

@@ -38,17 +38,17 @@ def watch(opened: Bench) -> None:
     """Let the daemon look at its jobs after a time longer than the grace period."""
     opened.now_s += 30.0
     for _ in range(3):
-        opened.daemon.watch()
+        opened.daemon.tick()
 
 
 def make_room(opened: Bench) -> None:
     """Let the journal grow again, so that it writes what it holds."""
     opened.journal._db.execute("PRAGMA max_page_count = 100000")
-    opened.daemon.watch()
+    opened.daemon.tick()
 
 
 REQUESTS: list[Callable[[Bench], None]] = [
-    lambda opened: opened.daemon.cancel(ONE),
+    lambda opened: opened.daemon.scripts.cancel(opened.daemon.jobs[ONE], if_journalled=True),
     lambda opened: opened.daemon.scripts.cancel(
         opened.daemon.jobs[ONE], REQUEUED, if_journalled=True
     ),
@@ -84,7 +84,7 @@ def test_the_cancel_is_carried_out_once_there_is_room_unless_the_job_has_ended(
     state: JobState,
 ) -> None:
     signalled = signals(full, monkeypatch)
-    full.daemon.cancel(ONE)
+    full.daemon.scripts.cancel(full.daemon.jobs[ONE], if_journalled=True)
     if ends_first:
         full.machine.end("1", None)
     watch(full)
@@ -101,7 +101,7 @@ def test_a_requeue_does_not_replace_a_cancel(
     full: Bench, monkeypatch: pytest.MonkeyPatch, if_journalled: bool
 ) -> None:
     sent, job = signals(full, monkeypatch), full.daemon.jobs[ONE]
-    full.daemon.cancel(ONE)
+    full.daemon.scripts.cancel(full.daemon.jobs[ONE], if_journalled=True)
     full.daemon.scripts.cancel(job, REQUEUED, if_journalled=if_journalled)
     make_room(full)
     assert sent == ["1"]

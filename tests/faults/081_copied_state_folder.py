@@ -60,7 +60,7 @@ def served(folder: Path) -> Iterator[Served]:
     with open_journal(folder / "journal.sqlite", messages.append) as journal:
         restore_notes(journal, folder / "jobs")
         launcher = Adopting(folder, own_mark(journal, folder), "unix:none")
-        settings = Settings("fifo", lambda: 1_000.0, messages.append)
+        settings = Settings(policy="fifo", now=lambda: 1_000.0, say=messages.append)
         daemon = resume(CLUSTER, journal, launcher, settings)
         settle(daemon)
         yield Served(daemon, launcher, messages)
@@ -107,7 +107,7 @@ def test_a_copy_leaves_the_processes_of_the_original_alone(
         assert f"job 1 FAILED: {COPIED}" in copy.messages
         assert any("is a copy of another state folder" in line for line in copy.messages)
         assert copy.launcher.scripts == [tmp_path / "copy" / "jobs" / "2" / "script"]
-        copy.daemon.watch()
+        copy.daemon.tick()
         copy.daemon.endings.close()
         assert process.poll() is None and (tmp_path / "rms-1.out").read_text() == "of the original"
     with served(tmp_path / "copy") as again:
@@ -127,7 +127,7 @@ def test_a_renamed_folder_adopts_its_jobs_and_finds_their_scripts(
         process.kill()
         process.wait()
         for _ in range(3):
-            back.daemon.watch()
+            back.daemon.tick()
         assert back.launcher.scripts == [renamed / "jobs" / "2" / "script"]
 
 

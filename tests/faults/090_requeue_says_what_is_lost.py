@@ -41,10 +41,10 @@ def test_a_requeue_is_announced(
 ) -> None:
     with bench(tmp_path) as opened:
         opened.submit("1", (1, 1, 1), Mode.FIXED)
-        opened.daemon.launch(ONE, COMMAND, "key")
+        opened.daemon.worlds.launch(opened.daemon.jobs[ONE], COMMAND, "key")
         if restartable is not None:
             poll = Poll(1012, 3000, 0, "warm", ((0, 1),), restartable=restartable)
-            opened.daemon.poll(ONE, poll)
+            opened.daemon.worlds.poll(opened.daemon.jobs[ONE], poll)
         (row,) = views.jobs(opened.daemon.context)
     sentence = f"Requeue job 1 (a): {SENTENCES[restartable]}"
     assert [each.say for each in actions(row, "1") if each.do == "requeue"] == [sentence]
@@ -85,9 +85,9 @@ def test_a_requeued_job_has_what_is_lost_in_log_and_history(
 ) -> None:
     with bench(tmp_path) as opened:
         opened.submit("1", (1, 1, 1), Mode.FIXED)
-        opened.daemon.launch(ONE, COMMAND, "key")
+        opened.daemon.worlds.launch(opened.daemon.jobs[ONE], COMMAND, "key")
         poll = Poll(1012, 3000, 0, "warm", ((0, 1),), restartable=restartable)
-        opened.daemon.poll(ONE, poll)
+        opened.daemon.worlds.poll(opened.daemon.jobs[ONE], poll)
         daemon = opened.daemon
         script = daemon.jobs[ONE].script
         assert script is not None
@@ -99,7 +99,7 @@ def test_a_requeued_job_has_what_is_lost_in_log_and_history(
         opened.machine.end("1", None, 143)
         for _ in range(3):
             opened.now_s += 0.1
-            daemon.watch()
+            daemon.tick()
         assert f"job 1: {cause}; requeued: {words}" in opened.said
         assert daemon.context.state.running[ONE].state is JobState.RUNNING
         opened.start()

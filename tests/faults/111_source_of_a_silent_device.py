@@ -28,7 +28,7 @@ class Reports:
     def report(self, *devices: DeviceEnergy) -> None:
         now_s = self.server.clock[0]
         metered = Metered(self.host, "a", self.number, now_s, "boot", list(devices))
-        self.server.daemon.meters.node(metered)
+        self.server.daemon.meters.take_report(metered)
         self.number += 1
         self.server.daemon.context.scheduler.energy.check(now_s)
 

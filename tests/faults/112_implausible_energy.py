@@ -142,7 +142,7 @@ def report(server: Routed, number: int, joules: float) -> float:
     server.clock[0] += 1.0
     energy = DeviceEnergy("package-0", "rapl", joules)
     metered = Metered("n1", "a", number, server.clock[0], "boot", [energy] if number else [])
-    server.daemon.meters.node(metered)
+    server.daemon.meters.take_report(metered)
     server.daemon.context.scheduler.energy.check(server.clock[0])
     return server.daemon.context.scheduler.books(server.clock[0]).cluster_j
 

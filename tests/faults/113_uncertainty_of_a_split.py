@@ -31,7 +31,7 @@ def measure(server: Routed, watts: float, begin: int = 0) -> None:
         energy = DeviceEnergy("package-0", "rapl", watts * second)
         devices = [energy] if second > begin or begin else []
         metered = Metered("n1", "a", second, server.clock[0], "boot", devices)
-        server.daemon.meters.node(metered)
+        server.daemon.meters.take_report(metered)
         server.clock[0] += 1.0
     server.clock[0] -= 1.0
 

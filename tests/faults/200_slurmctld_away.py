@@ -50,7 +50,7 @@ class Site:
         )
         slots = tuple((f"{name}/core:0",) for name in NAMES)
         cluster = Cluster(NAMES, slots, (NodePower(2.0, 2.0),) * 2)
-        settings = Settings("fifo", time.time, self.messages.append)
+        settings = Settings(policy="fifo", now=time.time, say=self.messages.append)
         self.server = Routed(resume(cluster, journal, launcher, settings), [0.0])
         self.launcher = launcher
 
@@ -68,7 +68,7 @@ class Site:
         end = time.monotonic() + DEADLINE_S
         while not happens():
             assert time.monotonic() < end, self.messages
-            self.server.daemon.watch()
+            self.server.daemon.tick()
             self.controller.advance()
             time.sleep(0.01)
 

@@ -167,7 +167,10 @@ class Bench:
         )
         self.launcher = Outliving(self.folder, "instance", "unix:none", machine=self.machine)
         settings = Settings(
-            self.policy, lambda: self.now_s, self.said.append, keep_entries=self.keep
+            policy=self.policy,
+            now=lambda: self.now_s,
+            say=self.said.append,
+            keep_entries=self.keep,
         )
         self.restarts += 1
         self.daemon = resume(cluster, journal, self.launcher, settings)
@@ -186,7 +189,7 @@ class Bench:
     def submit(self, name: str, sizes: tuple[int, int, int], mode: Mode, **more: Any) -> None:
         """Hand in a job of so many nodes: least, most, preferred."""
         spec = JobSpec(JobId(name), self.now_s, *sizes, mode, **more)
-        self.daemon.submit([spec], {spec.id: NOTE | {"array": name, "requeue": True}})
+        self.daemon.admission.enter([spec], {spec.id: NOTE | {"array": name, "requeue": True}})
 
 
 @contextmanager

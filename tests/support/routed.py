@@ -170,7 +170,7 @@ def routed(folder: Path, cluster: Cluster | None = None, policy: str = "fifo") -
     launcher = Idle(folder, "instance", "unix:none")
     with Journal.open(folder / "journal") as journal:
         clock = [1_000.0]
-        settings = Settings(policy, lambda: clock[0], messages.append)
+        settings = Settings(policy=policy, now=lambda: clock[0], say=messages.append)
         server = Routed(resume(cluster, journal, launcher, settings), clock, messages=messages)
         try:
             yield server

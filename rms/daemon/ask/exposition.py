@@ -6,29 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from rms.core.books.spans import MODEL
-from rms.core.model.events import Ended, Event, Resized, ResizeRolledBack, Started, Withdrawn
 from rms.daemon.store.context import Context, family, histogram, label
-
-
-def observe(context: Context, event: Event, took_s: float) -> None:
-    """Count an event that has been followed and decided on, in so many seconds."""
-    metrics, state = context.metrics, context.state
-    metrics.passes_s.observe(took_s)
-    if isinstance(event, Started):
-        job = state.running.get(event.job)
-        if job is not None:
-            metrics.waits_s.observe(max(0.0, event.at_s - job.spec.submit_s))
-    elif isinstance(event, Resized):
-        metrics.resizes["done"] += 1
-        known = context.jobs.get(event.job)
-        if known is not None and known.resizes:
-            metrics.stalls_s.observe(known.resizes[-1].stall_s)
-    elif isinstance(event, ResizeRolledBack):
-        metrics.resizes["rolled_back"] += 1
-    elif isinstance(event, Ended):
-        metrics.ended[event.state] += 1
-    elif isinstance(event, Withdrawn):
-        metrics.ended["CANCELLED"] += len(event.jobs)
 
 
 def exposition(context: Context) -> str:

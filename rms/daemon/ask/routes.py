@@ -29,7 +29,6 @@ from rms.daemon.ask.live import live
 from rms.daemon.ask.openapi import describe
 from rms.daemon.ask.views import UnknownJobError, archived, selected
 from rms.daemon.heart import Daemon
-from rms.daemon.jobs.submit import admit
 from rms.daemon.kernels import GovernorRule
 from rms.daemon.store.private import is_loopback, raise_open_files
 from rms.daemon.store.record import REQUEUED
@@ -99,12 +98,11 @@ class JobRoutes:
     """One method per path, as in :class:`rms.daemon.ask.routes.Routes`."""
 
     def __init__(self, daemon: Daemon) -> None:
-        self.daemon, self._admitting = daemon, asyncio.Lock()
+        self.daemon = daemon
 
     async def submit(self, request: Request, body: Submission) -> JobIds:
         """Take in a script; answer with the ids of its jobs."""
-        async with self._admitting:  # the next number is taken once its jobs are
-            return await admit(self.daemon, body)
+        return await self.daemon.admission.submit(body)
 
     async def jobs(self, request: Request) -> list[JobRow]:
         """Return all jobs, or those an id, states, names select; or a page of them."""
@@ -176,7 +174,7 @@ class JobRoutes:
             )
         for job_id in ids:
             if job_id in state.running:
-                daemon.cancel(job_id)
+                daemon.scripts.cancel(daemon.jobs[job_id], if_journalled=True)
         return JobIds([str(job_id) for job_id in sorted(ids, key=sort_key)])
 
     async def hold(self, request: Request, body: JobSelection) -> JobIds:
@@ -474,8 +472,8 @@ class Routes:
         Where there are more jobs than this process may have open files, the rest are answered at
         once, and ask again after as long.
         """
-        job_id = _job_id(request)
-        wanted = self.daemon.poll(job_id, body)
+        job = self.daemon.jobs[_job_id(request)]
+        wanted = self.daemon.worlds.poll(job, body)
         if wanted is not None:
             return PollAnswer(wanted)
         hold_s = holding_s(len(self.daemon.context.state.running))
@@ -485,14 +483,14 @@ class Routes:
             hold_s = FIRST_HOLD_S
         self._held += 1
         try:
-            await self.daemon.jobs[job_id].news.wait(hold_s)
+            await job.wakeup.wait(hold_s)
         finally:
             self._held -= 1
-        return PollAnswer(self.daemon.request(job_id, body.known))
+        return PollAnswer(job.request_after(body.known))
 
     async def report(self, request: Request, body: Report) -> Nothing:
         """A job tells how a resize goes."""
-        self.daemon.report(_job_id(request), body)
+        self.daemon.worlds.report(self.daemon.jobs[_job_id(request)], body)
         return Nothing()
 
     async def launch(self, request: Request, body: LaunchRequest) -> StepNumber:
@@ -506,7 +504,7 @@ class Routes:
         output = body.output or job.note["output"]
         errors = body.errors or job.note.get("error") or job.note["output"]
         line = LaunchCommand(body.command, body.cwd, body.env, output, errors)
-        return StepNumber(self.daemon.launch(job_id, line, body.key))
+        return StepNumber(self.daemon.worlds.launch(job, line, body.key))
 
     async def step(self, request: Request) -> StepState:
         """Return how a step ended; wait a while for it."""
@@ -526,7 +524,7 @@ class Routes:
 
     async def meter(self, request: Request, body: Metered) -> MeterAnswer:
         """Take what a node's meters have read."""
-        return self.daemon.metered(body)
+        return self.daemon.meters.take_report(body)
 
 
 def holding_s(jobs: int) -> float:

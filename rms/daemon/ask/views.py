@@ -318,7 +318,9 @@ def past(path: Path) -> Snapshot:
         scheduler = restored(journal).scheduler
         restore_energy(scheduler, journal)
         forget_archived(journal, scheduler)
-        settings = Settings("", lambda: scheduler.engine.state.now_s, lambda words: None)
+        settings = Settings(
+            policy="", say=lambda words: None, now=lambda: scheduler.engine.state.now_s
+        )
         launcher = LocalLauncher(Path(folder), "", "")  # it is asked what it knows: nothing
         context = Context(settings, scheduler, known_jobs(journal, scheduler), journal, launcher)
         found = acct(context)

@@ -156,7 +156,7 @@ def resume(
     else:
         reopen(daemon, cluster)
     daemon.nodes.resume()
-    daemon.node_power.resume()
+    daemon.node_switch.resume()
     daemon.look_at_idle_nodes()
     return daemon
 
@@ -319,7 +319,7 @@ def _take_back(daemon: Daemon, job: JobRuntime, script: ManagedProcess | None) -
     job.resize = PendingResize.from_note(boot)
     if job.launch_count:
         daemon.worlds.enter_worlds(job, (job.launch_count - 1,))
-    daemon.worlds.resize(job, Adopted())
+    daemon.worlds.feed(job, Adopted())
     _go_on_ending(daemon, job)
 
 
@@ -377,7 +377,7 @@ def _enter_end(daemon: Daemon, job: JobRuntime) -> None:
             if step.exit_code is None:
                 daemon.worlds.conclude(job, number, 1)
         if job.ending is None and all(s.exit_code == 0 for s in job.steps) and code == 0:
-            daemon.end_script(job, code)
+            daemon.job_watch.end_script(job, code)
 
 
 # FUSED rms.daemon.restart.recover: What is left of a daemon whose journal was cut, zeroed or deleted, and what is missing.

@@ -102,7 +102,7 @@ class Snapshots:
         with contextlib.suppress(JournalFullError):
             catch_up(context)
 
-    def watch(self) -> None:
+    def tick(self) -> None:
         """Take one that is due; else archive some jobs, or delete some old entries."""
         state, journal = self._context.state, self._context.journal
         try:

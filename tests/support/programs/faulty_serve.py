@@ -1,6 +1,6 @@
 """``rms serve`` that dies when a state is in the journal, once: faulty_serve.py STATE MARKER ...
 
-States are those of :class:`rms.daemon.store.record.PendingResize`; ``requested`` is the decision itself.
+States are those of :class:`rms.daemon.store.record.ResizeState`; ``requested`` is the decision.
 """
 
 from __future__ import annotations

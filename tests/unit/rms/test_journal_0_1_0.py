@@ -59,7 +59,9 @@ def resumed(journal: Journal, said: list[str]) -> Daemon:
     names = ("n1", "n2", "n3", "n4")
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(4)), (NodePower(5.0, 10.0),) * 4)
     launcher = Found(journal.path.parent, "cafe", "unix:none")
-    return resume(cluster, journal, launcher, Settings("fifo", lambda: 1020.0, said.append))
+    return resume(
+        cluster, journal, launcher, Settings(policy="fifo", now=lambda: 1020.0, say=said.append)
+    )
 
 
 def test_it_decides_what_was_recorded_and_books_what_was_booked(journal: Journal) -> None:
@@ -89,7 +91,7 @@ def test_its_jobs_are_adopted(journal: Journal) -> None:
     assert (rows["1"].answer, [r.stall_s for r in rows["1"].resizes]) == ("sha256 ab", [0.5])
     assert (rows["2"].name, rows["2"].size, rows["2"].resizing) == ("case2", 2, "ready")
     assert [node.state for node in views.nodes(daemon.context)][3] == "draining"
-    assert daemon.next_id() == 6
+    assert daemon.admission.next_id() == 6
     assert said == [
         "job 2: adopted, 4 processes still run",
         "job 2: its resize goes on, ready",
@@ -100,11 +102,13 @@ def test_its_jobs_are_adopted(journal: Journal) -> None:
 def test_its_resize_in_flight_goes_on_to_its_end(journal: Journal) -> None:
     daemon = resumed(journal, [])
     world = BootedWorld(2, 1, "127.0.0.1:5555", "tag0", 1.0)
-    assert daemon.request(TWO, 1) == ResizeRequest(2, ("cpu:0",), "warm", (world,))
+    assert daemon.jobs[TWO].request_after(1) == ResizeRequest(2, ("cpu:0",), "warm", (world,))
     step = daemon.jobs[TWO].steps[0]
     assert {launch: process.pid for launch, process in step.worlds.items()} == {0: 104, 2: 106}
-    daemon.report(TWO, Begun(2))
-    daemon.report(TWO, Done(2, Resize(9, 2, 1, "warm", 1.0, 0.1, 0.1, 8, 1.0), (2,)))
+    daemon.worlds.report(daemon.jobs[TWO], Begun(2))
+    daemon.worlds.report(
+        daemon.jobs[TWO], Done(2, Resize(9, 2, 1, "warm", 1.0, 0.1, 0.1, 8, 1.0), (2,))
+    )
     (*_, last) = (entry for entry in journal.read() if isinstance(entry, Seen))
     assert last.event == Resized(1020.0, TWO)
     assert (daemon.jobs[TWO].resize, list(step.worlds)) == (None, [2])

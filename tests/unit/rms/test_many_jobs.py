@@ -138,18 +138,18 @@ def test_a_question_is_held_while_its_wish_is_known() -> None:
 
     async def ask() -> None:
         job = JobRuntime(JobId("1"))
-        waiting = asyncio.create_task(job.news.wait())
+        waiting = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0)
         job.resize = PendingResize(1, ("a",), "spawn", told=True)
-        job.tell()
+        job.wakeup.wake()
         await asyncio.wait_for(waiting, 10)
-        held = asyncio.create_task(job.news.wait())
+        held = asyncio.create_task(job.wakeup.wait())
         await asyncio.sleep(0.01)
         job.resize = None
         await asyncio.sleep(0.01)
         assert not held.done()
         job.resize = PendingResize(2, ("b",), "spawn", told=True)
-        job.tell()
+        job.wakeup.wake()
         await asyncio.wait_for(held, 10)
 
     asyncio.run(ask())
@@ -181,13 +181,13 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     names = ("a", "b", "c")
     cluster = Cluster(names, tuple((f"cpu:{n}",) for n in range(3)), (NodePower(),) * 3)
     with Journal.open(tmp_path / "j") as journal:
-        settings = Settings("fifo", lambda: launcher.clock[0], lambda words: None)
+        settings = Settings(policy="fifo", now=lambda: launcher.clock[0], say=lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
         note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
-        daemon.submit(fixed, {each.id: dict(note) for each in fixed})
+        daemon.admission.enter(fixed, {each.id: dict(note) for each in fixed})
         for _ in range(6):
-            daemon.watch()
+            daemon.tick()
     assert launcher.looked == ["1", "2", "3"] * 2
 
 
@@ -223,17 +223,17 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
     launcher.told = []
     cluster = Cluster(("a",), (("cpu:0",),), (NodePower(),))
     with Journal.open(tmp_path / "j") as journal:
-        settings = Settings("fifo", lambda: clock[0], lambda words: None)
+        settings = Settings(policy="fifo", now=lambda: clock[0], say=lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
         note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         limited = JobSpec(JobId("1"), 1_000.0, 1, 1, 1, Mode.FIXED, limit_s=100.0)
-        daemon.submit([limited], {"1": dict(note)})
+        daemon.admission.enter([limited], {"1": dict(note)})
         watch = daemon.job_watch
-        watch.told = True
+        watch.has_signals = True
 
         def looks() -> int:
             before = launcher.child.looks
-            daemon.watch()
+            daemon.tick()
             return launcher.child.looks - before
 
         assert looks() and not looks() and not looks()
@@ -244,5 +244,5 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
         assert looks() and looks()  # until it has ended
         launcher.child.code = 143
         watch.child_ended()
-        daemon.watch()
+        daemon.tick()
         assert str(daemon.context.state.ended[JobId("1")].state) == "TIMEOUT"

@@ -32,11 +32,11 @@ def lives(bench: Bench, number: int) -> None:
         bench.submit(job_id, (1, 2, 1), Mode.FIXED)
     for _ in range(3):
         bench.now_s += 1.0
-        bench.daemon.watch()
+        bench.daemon.tick()
         bench.machine.end(job_id, None)
     for _ in range(3):  # what there is to be said of it is said by then
         bench.now_s += 6.0
-        bench.daemon.watch()
+        bench.daemon.tick()
 
 
 def told(folder: Path, at: int | None, *, after: bool = False) -> int:
@@ -152,7 +152,7 @@ def test_without_room_for_their_rows_they_stay(retired: Bench) -> None:
     with patch.object(retired.journal, "archive", side_effect=JournalFullError("full")):
         lives(retired, 4)
         assert len(lives_on.state.ended) == 2 == len(lives_on.jobs)
-    retired.daemon.watch()
+    retired.daemon.tick()
     assert len(lives_on.state.ended) == 1
 
 

@@ -88,7 +88,7 @@ def test_jobs_are_held_and_released(terminal: Terminal) -> None:
     terminal.lines("cancel", "1")
     assert daemon.jobs[JobId("1_1")].ending == "CANCELLED"
     terminal.server.clock[0] += 3601.0
-    daemon.holds.look()
+    daemon.holds.tick()
     assert JobId("2") in daemon.context.state.pending
     assert [row[0] for row in terminal.lines("hold", "2")] == ["HELD", "2"]
     assert [row[-1] for row in terminal.lines("explain", "2")] == ["REASON", "JobHeldUser"]
@@ -104,10 +104,10 @@ def test_jobs_wait_for_others(terminal: Terminal) -> None:
     (_, *rows) = terminal.lines("queue", "2")
     assert rows[0][8:] == ["(Dependency:", "afterany:1)"]
     daemon.handle(Ended(1000.0, JobId("1_0"), "COMPLETED"))
-    daemon.holds.look()
+    daemon.holds.tick()
     assert set(state.held) == {"2", "3"}
     daemon.handle(Ended(1000.0, JobId("1_1"), "FAILED"))
-    daemon.holds.look()
+    daemon.holds.tick()
     assert set(state.running) == {"2"} and set(state.held) == {"3"}
     assert terminal.lines("queue", "3")[1][8] == "(DependencyNeverSatisfied:"
     said = terminal.refused(2, "submit", "--dependency", "afterok:99", "good.sh")

@@ -69,7 +69,9 @@ class Bench:
 
     def resumed(self, policy: str, cluster: Cluster | None = None, where: str = "") -> Daemon:
         launcher = Idle(self.folder, "instance", "unix:none")
-        settings = Settings(policy, lambda: self.now_s, self.said.append, where=where)
+        settings = Settings(
+            policy=policy, now=lambda: self.now_s, say=self.said.append, where=where
+        )
         return resume(cluster or WHOLE.split(), self.journal, launcher, settings)
 
     def submit(
@@ -85,7 +87,7 @@ class Bench:
         given = {"bandwidth_gb_s": gb_s, "power_w": power_w}
         spec = JobSpec(name, self.now_s, size, high, size, mode, **given)
         note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
-        self.daemon.submit([spec], {name: note | {"array": name, "requeue": False}})
+        self.daemon.admission.enter([spec], {name: note | {"array": name, "requeue": False}})
         return name
 
     def slots(self, name: JobId) -> list[str]:

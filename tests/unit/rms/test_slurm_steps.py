@@ -15,7 +15,7 @@ from rms.core.model.jobs import JobId
 from rms.daemon.jobs.machine import Facts, KillLaunch, Observed, ResizeMachine
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Settings
-from rms.daemon.store.record import JobRuntime, PendingResize
+from rms.daemon.store.record import JobRuntime, PendingResize, ResizeState
 from rms.launch.base import LaunchError, ManagedProcess
 from rms.launch.slurm import launcher
 from rms.launch.slurm.commands import Executor
@@ -156,10 +156,10 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
     executor = Executor(cast("Slurm", None))
     within = Within(tmp_path, "0" * 32, "unix:none", executor)
     executor.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
-    settings = Settings("fifo", time.time, print)
+    settings = Settings(policy="fifo", now=time.time, say=print)
     context = SimpleNamespace(launcher=within, settings=settings)
     worlds = Worlds(cast("Context", context), cast("Any", None), cast("Any", None))
-    closing = PendingResize(1, (), "warm", state="closing", leaving=[1])
+    closing = PendingResize(1, (), "warm", state=ResizeState.CLOSING, leaving=[1])
     job, machine = JobRuntime(JobId("3"), resize=closing), ResizeMachine()
 
     def gone() -> bool:
