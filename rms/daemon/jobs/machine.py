@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+import msgspec
+
 from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon.store.context import BOOT_S, GRACE_S
 from rms.daemon.store.record import JobRuntime, NewLaunches, PendingResize, ResizeState, Step
@@ -45,8 +47,11 @@ RELAUNCH = (ResizeState.STOPPING, ResizeState.STARTING)
 # The reports of jobs (rms.wire.messages: Ready, Failed, Begun, Done, RolledBack) are inputs too.
 
 
-@dataclass(frozen=True)
-class Decided:
+class ResizeInput(msgspec.Struct, frozen=True):
+    """Something that happened to a job or to its resize."""
+
+
+class Decided(ResizeInput, frozen=True):
     """The scheduler decided a resize.
 
     Attributes:
@@ -60,28 +65,24 @@ class Decided:
     refusal: str = ""
 
 
-@dataclass(frozen=True)
-class CallStarted:
+class CallStarted(ResizeInput, frozen=True):
     """The owner of the nodes received the request and will answer."""
 
 
-@dataclass(frozen=True)
-class CallAnswered:
+class CallAnswered(ResizeInput, frozen=True):
     """The owner of the nodes fulfilled the request, or refused it for a reason."""
 
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Booted:
+class Booted(ResizeInput, frozen=True):
     """The launches of the resize were started: their processes, or the failure."""
 
     pids: dict[int, int]
     failure: str = ""
 
 
-@dataclass(frozen=True)
-class Observed:
+class Observed(ResizeInput, frozen=True):
     """The state of the resize's processes at a tick; deadlines are checked.
 
     Attributes:
@@ -93,52 +94,31 @@ class Observed:
     gone: frozenset[int]
 
 
-@dataclass(frozen=True)
-class WorldEnded:
+class WorldEnded(ResizeInput, frozen=True):
     """The world that was to end at a checkpoint has ended, with or without a record."""
 
     record: CompletionRecord | None
 
 
-@dataclass(frozen=True)
-class StepEnded:
+class StepEnded(ResizeInput, frozen=True):
     """The launcher line has ended; nothing is left to be resized."""
 
 
-@dataclass(frozen=True)
-class ScriptEnded:
+class ScriptEnded(ResizeInput, frozen=True):
     """The script has ended, and none of the job's processes is left."""
 
     nodes_lost: bool = False
 
 
-@dataclass(frozen=True)
-class Polled:
+class Polled(ResizeInput, frozen=True):
     """The job computes."""
 
 
-@dataclass(frozen=True)
-class Adopted:
+class Adopted(ResizeInput, frozen=True):
     """A restarted daemon took the job over, with the resize of its note."""
 
 
-Input = (
-    Decided
-    | CallStarted
-    | CallAnswered
-    | Booted
-    | Ready
-    | Failed
-    | Begun
-    | Done
-    | RolledBack
-    | Observed
-    | WorldEnded
-    | StepEnded
-    | ScriptEnded
-    | Polled
-    | Adopted
-)
+Input = ResizeInput | Ready | Failed | Begun | Done | RolledBack
 
 
 @dataclass(frozen=True)
@@ -175,23 +155,28 @@ class Flight(NamedTuple):
 # Instructions are values, so that a test compares lists of them.
 
 
-@dataclass(frozen=True)
-class AskGrant:
+class Command(msgspec.Struct, frozen=True):
+    """An action on the job, its processes or its nodes."""
+
+
+class SaveCommand(msgspec.Struct, frozen=True):
+    """A note for a restarted daemon, written with the next event or before the next command."""
+
+
+class AskGrant(Command, frozen=True):
     """Ask the resource manager to let the job keep its nodes and add the new ones."""
 
     have: tuple[str, ...]
     wanted: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class AskRelease:
+class AskRelease(Command, frozen=True):
     """Ask the resource manager to reduce the job to these nodes."""
 
     hosts: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class BootWorlds:
+class BootWorlds(Command, frozen=True):
     """Start launches of a step, each on its slots, for a resize; their ranks boot on ``cores``."""
 
     step: int
@@ -200,104 +185,73 @@ class BootWorlds:
     cores: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class KillLaunch:
+class KillLaunch(Command, frozen=True):
     """Kill the remaining processes of a launch."""
 
     launch: int
 
 
-@dataclass(frozen=True)
-class KillJob:
+class KillJob(Command, frozen=True):
     """Kill all processes of the job."""
 
 
-@dataclass(frozen=True)
-class Terminate:
+class Terminate(Command, frozen=True):
     """Ask the job's world to end at a checkpoint."""
 
 
-@dataclass(frozen=True)
-class SaveResize:
+class SaveResize(SaveCommand, frozen=True):
     """Note the resize in flight for a restarted daemon; the note is empty after the last one."""
 
     note: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class SaveSteps:
+class SaveSteps(SaveCommand, frozen=True):
     """Note the job's steps."""
 
 
-@dataclass(frozen=True)
-class SaveFinishedResizes:
+class SaveFinishedResizes(SaveCommand, frozen=True):
     """Note the resizes that are over."""
 
 
-@dataclass(frozen=True)
-class TellJob:
+class TellJob(Command, frozen=True):
     """Wake the job's poll: a resize request waits for it."""
 
 
-@dataclass(frozen=True)
-class Observe:
+class Observe(Command, frozen=True):
     """Observe the processes now."""
 
 
-@dataclass(frozen=True)
-class Decide:
+class Decide(Command, frozen=True):
     """Start the resize over."""
 
     slots: tuple[str, ...]
     strategy: str = ""
 
 
-@dataclass(frozen=True)
-class FindLaunches:
+class FindLaunches(Command, frozen=True):
     """Find the processes of these launches again."""
 
     launches: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class RunScript:
+class RunScript(Command, frozen=True):
     """Run the job's script again, at the new size."""
 
 
-@dataclass(frozen=True)
-class Requeue:
+class Requeue(Command, frozen=True):
     """Let the job wait again."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Say:
+class Say(Command, frozen=True):
     """Tell the operator."""
 
     words: str
 
 
-SaveCommand = SaveResize | SaveSteps | SaveFinishedResizes
-ActCommand = (
-    ResizeBegun
-    | Resized
-    | ResizeRolledBack
-    | AskGrant
-    | AskRelease
-    | BootWorlds
-    | KillLaunch
-    | KillJob
-    | Terminate
-    | TellJob
-    | Observe
-    | Decide
-    | FindLaunches
-    | RunScript
-    | Requeue
-    | Say
-)
-Instruction = SaveCommand | ActCommand
+ResizeEvent = ResizeBegun | Resized | ResizeRolledBack
+Instruction = Command | SaveCommand | ResizeEvent
 Instructions = list[Instruction]
 """Events for the scheduler and commands, to be carried out in order."""
 
@@ -317,57 +271,57 @@ class ResizeMachine:
     boot_s: float = BOOT_S
     grace_s: float = GRACE_S
 
-    def handle(self, job: JobRuntime, context: ResizeContext, given: Input) -> Instructions:
+    def handle(self, job: JobRuntime, context: ResizeContext, message: Input) -> Instructions:
         """Return the instructions for an input, in order."""
         resize = job.resize
-        if isinstance(given, Decided):
-            return self._decided(job, context, given)
-        if isinstance(given, Adopted):
+        if isinstance(message, Decided):
+            return self._decided(job, context, message)
+        if isinstance(message, Adopted):
             return self._adopted(job, context)
-        if isinstance(given, RolledBack) and job.running_step is not None:
-            job.running_step.strategy = given.strategy  # before there can be another request
-        if isinstance(given, Done) and (
-            resize is None or resize.committed or given.number != resize.number
+        if isinstance(message, RolledBack) and job.running_step is not None:
+            job.running_step.strategy = message.strategy  # before there can be another request
+        if isinstance(message, Done) and (
+            resize is None or resize.committed or message.number != resize.number
         ):
-            return amended(job, given)
+            return amended(job, message)
         if resize is None:
             return []
-        if isinstance(given, Ready | Failed | Begun | Done | RolledBack) and (
-            given.number != resize.number or context.requested is None
+        if isinstance(message, Ready | Failed | Begun | Done | RolledBack) and (
+            message.number != resize.number or context.requested is None
         ):
             return []
-        transition = TABLE.get((resize.state, type(given)), ResizeMachine._wait)
-        return transition(self, Flight(job, resize, context), given)
+        transition = TABLE.get((resize.state, type(message)), ResizeMachine._wait)
+        return transition(self, Flight(job, resize, context), message)
 
     def _wait(self, *_: object) -> Instructions:
         return []
 
     # --- the beginning -----------------------------------------------------------------------
 
-    def _decided(self, job: JobRuntime, context: ResizeContext, given: Decided) -> Instructions:
+    def _decided(self, job: JobRuntime, context: ResizeContext, message: Decided) -> Instructions:
         """Ask for the nodes; a job that cannot go over to them is to end at a checkpoint."""
         step, now = job.running_step, context.now_s
-        if not given.refusal:
-            strategy = "spawn" if step is None else given.strategy or step.strategy
-            job.resize = PendingResize(given.number, given.slots, strategy)
-            return [AskGrant(tuple(hosts_of(context.slots)), tuple(hosts_of(given.slots)))]
+        if not message.refusal:
+            strategy = "spawn" if step is None else message.strategy or step.strategy
+            job.resize = PendingResize(message.number, message.slots, strategy)
+            return [AskGrant(tuple(hosts_of(context.slots)), tuple(hosts_of(message.slots)))]
         if step is None or not step.restartable:
             could_not = "and the job could not go on from a checkpoint (--checkpoint-dir --restart)"
-            return roll_back(job, context, f"{given.refusal}; {could_not}")
+            return roll_back(job, context, f"{message.refusal}; {could_not}")
         state = ResizeState.STOPPING
-        job.resize = resize = PendingResize(given.number, given.slots, "relaunch", state=state)
+        job.resize = resize = PendingResize(message.number, message.slots, "relaunch", state=state)
         resize.begun_s, resize.until_s = now, now + self.grace_s
         return [SaveResize(resize.note()), ResizeBegun(context.at_s, job.id), Terminate()]
 
-    def _call_started(self, at: Flight, given: CallStarted) -> Instructions:
+    def _call_started(self, at: Flight, message: CallStarted) -> Instructions:
         at.resize.state = ResizeState.GRANTING
         return [SaveResize(at.resize.note())]
 
-    def _granted(self, at: Flight, given: CallAnswered) -> Instructions:
+    def _granted(self, at: Flight, message: CallAnswered) -> Instructions:
         """Boot the resize's launches, on nodes that the job holds by now; or tell it at once."""
         job, resize, context = at
-        if given.reason:
-            return close(resize, given.reason)
+        if message.reason:
+            return close(resize, message.reason)
         if resize.state is ResizeState.GRANTING and job.ending is not None:
             return close(resize, "the job is told to end")
         step, slots = job.running_step, resize.slots
@@ -393,19 +347,21 @@ class ResizeMachine:
 
     # --- a new world boots -------------------------------------------------------------------
 
-    def _booted(self, at: Flight, given: Booted) -> Instructions:
-        at.resize.new.pids = given.pids
-        return close(at.resize, given.failure) if given.failure else [SaveResize(at.resize.note())]
+    def _booted(self, at: Flight, message: Booted) -> Instructions:
+        at.resize.new.pids = message.pids
+        return (
+            close(at.resize, message.failure) if message.failure else [SaveResize(at.resize.note())]
+        )
 
-    def _ready(self, at: Flight, given: Ready) -> Instructions:
+    def _ready(self, at: Flight, message: Ready) -> Instructions:
         """Note that a launch waits for the running world; once all do, tell the job."""
         _, resize, context = at
         new = resize.new
-        if given.launch not in new.slots:
+        if message.launch not in new.slots:
             return []
-        ranks, waited_s = len(new.slots[given.launch]), context.now_s - resize.begun_s
-        new.ready[given.launch] = BootedWorld(
-            given.launch, ranks, given.address, given.port, waited_s
+        ranks, waited_s = len(new.slots[message.launch]), context.now_s - resize.begun_s
+        new.ready[message.launch] = BootedWorld(
+            message.launch, ranks, message.address, message.port, waited_s
         )
         if len(new.ready) < len(new.slots):
             return [SaveResize(resize.note())]
@@ -413,14 +369,14 @@ class ResizeMachine:
         resize.until_s = context.now_s + READY_S
         return [TellJob(), SaveResize(resize.note())]
 
-    def _failed(self, at: Flight, given: Failed) -> Instructions:
-        return close(at.resize, given.reason)
+    def _failed(self, at: Flight, message: Failed) -> Instructions:
+        return close(at.resize, message.reason)
 
-    def _check_boot(self, at: Flight, given: Observed) -> Instructions:
+    def _check_boot(self, at: Flight, message: Observed) -> Instructions:
         """Roll back if a new launch has ended or a deadline has passed."""
         job, resize, context = at
-        if given.ended and job.running_step is not None:
-            status = max(given.ended.values())
+        if message.ended and job.running_step is not None:
+            status = max(message.ended.values())
             return close(resize, f"the new world ended with {status} while {resize.state}")
         if context.now_s <= resize.until_s:
             return []
@@ -432,7 +388,7 @@ class ResizeMachine:
 
     # --- the job goes over -------------------------------------------------------------------
 
-    def _begun(self, at: Flight, given: Begun | Done) -> Instructions:
+    def _begun(self, at: Flight, message: Begun | Done) -> Instructions:
         """Enter that the job has stopped stepping, once."""
         job, resize, context = at
         instructions: Instructions = []
@@ -443,27 +399,27 @@ class ResizeMachine:
             instructions.append(ResizeBegun(context.at_s, job.id))
         return instructions
 
-    def _done(self, at: Flight, given: Done) -> Instructions:
+    def _done(self, at: Flight, message: Done) -> Instructions:
         """Commit: the new world is the job. Wait for the launches that leave."""
         job, resize, context = at
-        instructions, step = self._begun(at, given), job.running_step
-        job.add_resize(ResizeRow.of(context.at_s, given.resize, resize.number))
-        if step is not None and given.launches:
-            resize.leaving = [launch for launch in step.worlds if launch not in given.launches]
-            step.current, step.ended_s = given.launches, None
+        instructions, step = self._begun(at, message), job.running_step
+        job.add_resize(ResizeRow.of(context.at_s, message.resize, resize.number))
+        if step is not None and message.launches:
+            resize.leaving = [launch for launch in step.worlds if launch not in message.launches]
+            step.current, step.ended_s = message.launches, None
         resize.state, resize.committed, resize.told = ResizeState.LEAVING, True, False
         resize.until_s = context.now_s + LEAVE_S
         saved = SaveFinishedResizes(), SaveSteps(), SaveResize(resize.note())
         return [*instructions, *saved, Observe()]
 
-    def _rolled_back(self, at: Flight, given: RolledBack) -> Instructions:
+    def _rolled_back(self, at: Flight, message: RolledBack) -> Instructions:
         job, resize, context = at
         if resize.state is not ResizeState.REQUESTED:
-            return close(resize, given.reason)
+            return close(resize, message.reason)
         job.resize = None
-        return roll_back(job, context, given.reason)
+        return roll_back(job, context, message.reason)
 
-    def _check_move(self, at: Flight, given: Observed) -> Instructions:
+    def _check_move(self, at: Flight, message: Observed) -> Instructions:
         """End a job that has not reported in time."""
         job, resize, context = at
         if context.now_s <= resize.until_s:
@@ -472,18 +428,18 @@ class ResizeMachine:
         words = f"job {job.id}: no word of its resize for {MOVE_S:g} s; it is ended"
         return [Say(words), KillJob()]
 
-    # --- launches leave, nodes are given back ------------------------------------------------
+    # --- launches leave, nodes are message back ------------------------------------------------
 
-    def _step_ended(self, at: Flight, given: StepEnded) -> Instructions:
+    def _step_ended(self, at: Flight, message: StepEnded) -> Instructions:
         return close(at.resize, "the job ended")
 
-    def _check_leaving(self, at: Flight, given: Observed) -> Instructions:
+    def _check_leaving(self, at: Flight, message: Observed) -> Instructions:
         """Kill launches that do not leave; when all are gone, give their nodes back."""
         job, resize, context = at
         closing = resize.state is ResizeState.CLOSING
         if closing and job.call is not None:
             return []  # the request for nodes has no answer yet
-        left = [launch for launch in resize.leaving if launch not in given.gone]
+        left = [launch for launch in resize.leaving if launch not in message.gone]
         if left:
             kill = closing or context.now_s > resize.until_s
             return [KillLaunch(launch) for launch in left] if kill else []
@@ -492,17 +448,17 @@ class ResizeMachine:
         resize.state = ResizeState.RELEASING
         return [SaveSteps(), SaveResize(resize.note()), release(resize, context)]
 
-    def _grant_withdrawn(self, at: Flight, given: CallAnswered) -> Instructions:
+    def _grant_withdrawn(self, at: Flight, message: CallAnswered) -> Instructions:
         return [Observe()]
 
-    def _release_again(self, at: Flight, given: Observed) -> Instructions:
+    def _release_again(self, at: Flight, message: Observed) -> Instructions:
         return [release(at.resize, at.context)] if at.job.call is None else []
 
-    def _released(self, at: Flight, given: CallAnswered) -> Instructions:
+    def _released(self, at: Flight, message: CallAnswered) -> Instructions:
         """End the resize; a release that failed is tried again."""
         job, resize, context = at
-        if given.reason:
-            return [Say(f"job {job.id}: {given.reason}; tried again")]
+        if message.reason:
+            return [Say(f"job {job.id}: {message.reason}; tried again")]
         job.resize = None
         if resize.committed:
             return [SaveResize({}), Resized(context.at_s, job.id, job.rest(context.now_s))]
@@ -510,7 +466,7 @@ class ResizeMachine:
 
     # --- a relaunch --------------------------------------------------------------------------
 
-    def _check_stop(self, at: Flight, given: Observed) -> Instructions:
+    def _check_stop(self, at: Flight, message: Observed) -> Instructions:
         """Kill a world that has not ended in time; it goes on from the checkpoint before."""
         job, resize, context = at
         step = job.running_step
@@ -519,9 +475,9 @@ class ResizeMachine:
         resize.until_s, resize.reason = inf, "killed: no checkpoint in time"
         return [KillLaunch(launch) for launch in step.current]
 
-    def _world_ended(self, at: Flight, given: WorldEnded) -> Instructions:
+    def _world_ended(self, at: Flight, message: WorldEnded) -> Instructions:
         """Commit the relaunch, unless the world died or ended for another reason."""
-        record = given.record
+        record = message.record
         if at.resize.committed or (record is None and not at.resize.reason):
             return []
         if record is not None:
@@ -531,20 +487,20 @@ class ResizeMachine:
         at.resize.committed = True
         return [SaveResize(at.resize.note()), KillJob()]
 
-    def _script_ended(self, at: Flight, given: ScriptEnded) -> Instructions:
+    def _script_ended(self, at: Flight, message: ScriptEnded) -> Instructions:
         """Run the script again; if it could not start, requeue the job."""
         job, resize, context = at
         if job.ending is not None:
             return []
         if resize.state is ResizeState.STARTING:
-            return [Requeue("could not start at its new size")] if given.nodes_lost else []
+            return [Requeue("could not start at its new size")] if message.nodes_lost else []
         if not resize.committed or context.requested is None:
             return []
         job.steps, job.keys = [], []
         resize.state = ResizeState.STARTING
         return [SaveSteps(), SaveResize(resize.note()), RunScript()]
 
-    def _relaunched(self, at: Flight, given: Polled) -> Instructions:
+    def _relaunched(self, at: Flight, message: Polled) -> Instructions:
         """End the relaunch: the job computes again."""
         job, resize, context = at
         stall_s = context.now_s - resize.begun_s
@@ -687,8 +643,8 @@ TABLE: dict[tuple[ResizeState, type[Input]], Callable[..., Instructions]] = {
 """
 
 
-def is_legal(resize: PendingResize | None, given: Input) -> bool:
+def is_legal(resize: PendingResize | None, message: Input) -> bool:
     """Return whether an input has a meaning in the present state."""
-    if isinstance(given, Decided | Adopted | Done):
+    if isinstance(message, Decided | Adopted | Done):
         return True
-    return resize is not None and (resize.state, type(given)) in TABLE
+    return resize is not None and (resize.state, type(message)) in TABLE

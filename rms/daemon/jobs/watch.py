@@ -32,73 +32,6 @@ NOTE = "signal"
 """Kind of the note that a job has received the signal before the end of its time."""
 
 
-class JobLimits:
-    """Ends jobs that are past their time or memory limit; sends signals before the time is up."""
-
-    def __init__(self, context: Context, scripts: Scripts) -> None:
-        self._context, self._scripts = context, scripts
-
-    def tick(self, job: JobRuntime, running: Job, now_s: float) -> None:
-        """Check the limits of a job."""
-        limit_s = running.spec.limit_s
-        if limit_s is not None and running.start_s is not None:
-            end_s, signal = running.start_s + limit_s, job.shared.get("signal")
-            if now_s > end_s:
-                self._scripts.cancel(job, "TIMEOUT")
-            elif signal and not job.signalled and now_s > end_s - signal["before_s"]:
-                self._signal(job, signal["number"], batch=signal["batch"])
-        if (
-            job.shared.get("memory_mib")
-            and job.ending is None
-            and now_s > job.memory_s + LIMITS_LOOK_S
-        ):
-            job.memory_s = now_s
-            self._check_memory(job, running)
-
-    def due_s(self, job: JobRuntime, running: Job) -> float:
-        """Return the time of the next check, infinity for a job without limits."""
-        limit_s, due_s = running.spec.limit_s, inf
-        if limit_s is not None and running.start_s is not None:
-            signal, due_s = job.shared.get("signal"), running.start_s + limit_s
-            if signal and not job.signalled:
-                due_s -= signal["before_s"]
-        if job.shared.get("memory_mib"):
-            due_s = min(due_s, job.memory_s + LIMITS_LOOK_S)
-        return due_s
-
-    def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
-        """Send a job the signal of its ``--signal``, once."""
-        job.signalled = True
-        self._context.note(NOTE, job, {"sent": True})
-        script = 0 if job.script is None else job.script.pid
-        self._context.launcher.send_signal(job.id, number, script if batch else 0)
-        self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
-
-    def _check_memory(self, job: JobRuntime, running: Job) -> None:
-        """End a job whose processes hold more memory than its ``--mem``.
-
-        Where the kernel enforces the limit, it has ended all of the job already, or a part.
-        """
-        context = self._context
-        hosts = len(context.cluster.hosts_of(running.held))
-        most_mib = job.shared["memory_mib"] * hosts
-        ended = context.launcher.limit_memory(job.id, most_mib)
-        if ended is not None:
-            if ended:
-                context.say(f"job {job.id}: came to hold {most_mib:.0f} MiB, as it asked for")
-                self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
-            return
-        used_mib = sum_mib(context.launcher.members(job.id))
-        if used_mib > most_mib:
-            context.say(f"job {job.id}: holds {used_mib:.0f} MiB, asked for {most_mib:.0f} MiB")
-            self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
-
-
-def sum_mib(pids: Iterable[int]) -> float:
-    """Return the resident memory of processes; shared memory counts once for each."""
-    return sum(map(resident_mib, pids))
-
-
 class JobWatch:
     """Looks at the jobs that run.
 
@@ -108,8 +41,7 @@ class JobWatch:
 
     def __init__(self, context: Context, scripts: Scripts, worlds: Worlds, faults: Faults) -> None:
         self._context, self._scripts, self._worlds = context, scripts, worlds
-        self._faults, self._limits = faults, JobLimits(context, scripts)
-        self.has_signals = False
+        self._faults, self.has_signals = faults, False
         self._ends, self._unseen = 0, 0
 
     def child_ended(self) -> None:
@@ -158,7 +90,7 @@ class JobWatch:
         if running.state is JobState.CONFIGURING and not self._scripts.see_started(job):
             return
         self._worlds.tick(job)
-        self._limits.tick(job, running, now)
+        self._check_limits(job, running, now)
         if job.kill_at is not None and now > job.kill_at:
             self._context.launcher.kill(job.id)
         if job.script is not None:
@@ -189,4 +121,67 @@ class JobWatch:
             if step.exit_code is None:
                 processes += [step.worlds[n] for n in step.current]
         calm = all(process.is_child and process.status() is None for process in processes)
-        return self._limits.due_s(job, running) if calm else 0.0
+        return due_s(job, running) if calm else 0.0
+
+    # --- limits ------------------------------------------------------------------------------
+
+    def _check_limits(self, job: JobRuntime, running: Job, now_s: float) -> None:
+        """End a job that is past a limit; send its signal before its time is up."""
+        limit_s = running.spec.limit_s
+        if limit_s is not None and running.start_s is not None:
+            end_s, signal = running.start_s + limit_s, job.shared.get("signal")
+            if now_s > end_s:
+                self._scripts.cancel(job, "TIMEOUT")
+            elif signal and not job.signalled and now_s > end_s - signal["before_s"]:
+                self._signal(job, signal["number"], batch=signal["batch"])
+        if (
+            job.shared.get("memory_mib")
+            and job.ending is None
+            and now_s > job.memory_s + LIMITS_LOOK_S
+        ):
+            job.memory_s = now_s
+            self._check_memory(job, running)
+
+    def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
+        """Send a job the signal of its ``--signal``, once."""
+        job.signalled = True
+        self._context.note(NOTE, job, {"sent": True})
+        script = 0 if job.script is None else job.script.pid
+        self._context.launcher.send_signal(job.id, number, script if batch else 0)
+        self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
+
+    def _check_memory(self, job: JobRuntime, running: Job) -> None:
+        """End a job whose processes hold more memory than its ``--mem``.
+
+        Where the kernel enforces the limit, it has ended all of the job already, or a part.
+        """
+        context = self._context
+        hosts = len(context.cluster.hosts_of(running.held))
+        most_mib = job.shared["memory_mib"] * hosts
+        ended = context.launcher.limit_memory(job.id, most_mib)
+        if ended is not None:
+            if ended:
+                context.say(f"job {job.id}: came to hold {most_mib:.0f} MiB, as it asked for")
+                self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
+            return
+        used_mib = sum_mib(context.launcher.members(job.id))
+        if used_mib > most_mib:
+            context.say(f"job {job.id}: holds {used_mib:.0f} MiB, asked for {most_mib:.0f} MiB")
+            self._scripts.cancel(job, "OUT_OF_MEMORY", grace_s=0.0)
+
+
+def due_s(job: JobRuntime, running: Job) -> float:
+    """Return the time of the next check of a job's limits, infinity without limits."""
+    limit_s, due_s = running.spec.limit_s, inf
+    if limit_s is not None and running.start_s is not None:
+        signal, due_s = job.shared.get("signal"), running.start_s + limit_s
+        if signal and not job.signalled:
+            due_s -= signal["before_s"]
+    if job.shared.get("memory_mib"):
+        due_s = min(due_s, job.memory_s + LIMITS_LOOK_S)
+    return due_s
+
+
+def sum_mib(pids: Iterable[int]) -> float:
+    """Return the resident memory of processes; shared memory counts once for each."""
+    return sum(map(resident_mib, pids))

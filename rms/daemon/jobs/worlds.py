@@ -13,10 +13,7 @@ import msgspec
 
 from rms.core.model.events import (
     ResizeAsked,
-    ResizeBegun,
-    Resized,
     ResizePoint,
-    ResizeRolledBack,
     Started,
     Stepped,
 )
@@ -312,14 +309,14 @@ class Worlds:
         number = context.scheduler.resizes[job.id]
         self.feed(job, machine.Decided(number, slots, strategy, refusal))
 
-    def feed(self, job: JobRuntime, given: machine.Input) -> bool:
+    def feed(self, job: JobRuntime, message: machine.Input) -> bool:
         """Hand the machine an input and carry out its instructions; return whether it had any.
 
         Instructions may lead to further inputs, of this job or of others. They are queued and
         handled next, so that an input is never handled during another one. An error about another
         job ends that job.
         """
-        self._inputs.append((job, given))
+        self._inputs.append((job, message))
         if self._draining:
             return False
         self._draining, answered, failure = True, False, None
@@ -327,7 +324,7 @@ class Worlds:
             while self._inputs:
                 of, each = self._inputs.popleft()
                 try:
-                    answered |= bool(self._handle_input(of, each)) and each is given
+                    answered |= bool(self._handle_input(of, each)) and each is message
                 except Exception as error:
                     if of is job or isinstance(error, JournalError):
                         failure = failure or error
@@ -339,7 +336,7 @@ class Worlds:
             raise failure
         return answered
 
-    def _handle_input(self, job: JobRuntime, given: machine.Input) -> Instructions:
+    def _handle_input(self, job: JobRuntime, message: machine.Input) -> Instructions:
         """Return the instructions for an input, carried out.
 
         Notes are journalled together with the event behind them, or before anything is done.
@@ -347,10 +344,10 @@ class Worlds:
         context = self._resize_context(job)
         if context is None:
             return []  # the job is over
-        if self._context.settings.debug and not machine.is_legal(job.resize, given):
+        if self._context.settings.debug and not machine.is_legal(job.resize, message):
             state = "without a resize" if job.resize is None else f"while {job.resize.state}"
-            self._context.say(debug(f"job {job.id}: {type(given).__name__} ignored {state}"))
-        instructions, notes = self._machine.handle(job, context, given), Notes()
+            self._context.say(debug(f"job {job.id}: {type(message).__name__} ignored {state}"))
+        instructions, notes = self._machine.handle(job, context, message), Notes()
         for instruction in instructions:
             if isinstance(instruction, machine.SaveCommand):
                 notes |= self._note(job, instruction)
@@ -412,9 +409,11 @@ class Worlds:
 
     # --- instructions ------------------------------------------------------------------------
 
-    def _carry_out(self, job: JobRuntime, instruction: machine.ActCommand, notes: Notes) -> None:
+    def _carry_out(
+        self, job: JobRuntime, instruction: machine.Command | machine.ResizeEvent, notes: Notes
+    ) -> None:
         context, launcher = self._context, self._context.launcher
-        if isinstance(instruction, ResizeBegun | Resized | ResizeRolledBack):
+        if isinstance(instruction, machine.ResizeEvent):
             self.enter_worlds(job)
             self._handle(instruction, notes)
             return

@@ -686,7 +686,8 @@ INPUTS: tuple[Input, ...] = (
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("given", INPUTS, ids=[type(given).__name__ for given in INPUTS])
 def test_an_input_that_is_not_in_the_table_changes_nothing(state: str, given: Input) -> None:
-    assert {type(each) for each in INPUTS} == set(Input.__args__)
+    own = set(machine.ResizeInput.__subclasses__())
+    assert {type(each) for each in INPUTS} == own | {Ready, Failed, Begun, Done, RolledBack}
     found = in_state(state)
     assert found.resize is not None
     before = msgspec.to_builtins(found.resize)
