@@ -243,17 +243,17 @@ def _server(routes: Routes) -> uvicorn.Server:
 
 @dataclass
 class _Stopping:
-    """Whether the daemon is told to stop, and whether by a second signal, to stop soon."""
+    """Whether the daemon is to stop, and whether soon, after a second signal."""
 
-    told: bool = False
-    again: bool = False
+    stops: bool = False
+    hurries: bool = False
     _signalled: bool = False
 
     def signal(self) -> None:
-        self.told, self.again, self._signalled = True, self._signalled, True
+        self.stops, self.hurries, self._signalled = True, self._signalled, True
 
     def set(self) -> None:
-        self.told = True
+        self.stops = True
 
 
 def _stop_on_signals() -> _Stopping:
@@ -416,11 +416,11 @@ async def _run(
         if reason:
             daemon.say(reason)
             stopping.set()
-        if stopping.told and not ending:
+        if stopping.stops and not ending:
             ending = True
             notifier.send("STOPPING=1", "STATUS=waits for jobs to end")
             daemon.stop()
-        if stopping.again and until_s == math.inf:
+        if stopping.hurries and until_s == math.inf:
             until_s = time.monotonic() + HURRY_S
             daemon.hurry()
         if time.monotonic() > until_s:

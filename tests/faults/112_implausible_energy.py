@@ -163,7 +163,7 @@ def test_a_report_of_more_is_refused_and_logged(
         assert after_j - before_j < 100.0  # of both nodes by the model, 5 W each
         assert sum("refused energy of package-0" in words for words in server.messages) == 1
         assert report(server, 7, 280.0 + extra_j) - after_j == pytest.approx(40.0 + 5.0)
-        assert server.daemon.meters.node_w("n1") == pytest.approx(40.0)
+        assert server.daemon.scheduler.energy.measured.node_w["n1"] == pytest.approx(40.0)
         report(server, 8, 280.0 + 2.1 * extra_j)  # and again
         assert sum("refused energy of package-0" in words for words in server.messages) == 2
 

@@ -59,7 +59,7 @@ def test_all_of_it_is_booked(tmp_path: Path, period: int, most_w: float | None) 
             for renewal in range(300 // period):
                 chain.seconds(period - 1, renewal * period * 1200.0)
                 chain.seconds(1, (renewal + 1) * period * 1200.0)
-                assert server.daemon.meters.node_w("n1") == pytest.approx(1200.0)
+                assert server.daemon.scheduler.energy.measured.node_w["n1"] == pytest.approx(1200.0)
         finally:
             chain.node.close()
         assert chain.cluster_j - begun_j == pytest.approx(360e3 + 300 * 5.0)  # n2 by the model

@@ -13,7 +13,7 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from hashlib import sha256
 from math import inf
 from pathlib import Path
@@ -128,8 +128,10 @@ class Admission:
         script = parse_text(body.text, body.name)
         body, options, warnings = _heeded(context, body, script)
         _refuse_no_program(context, body)
-        note = _note(context, number, body, options)
-        specs = await _specs(context, number, body, options, note)
+        _check(check_strings, body.cwd, body.env)
+        profile = _profile(context, body, options)
+        note = _note(context, number, body, options, profile)
+        specs = await _specs(context, number, options, profile, note)
         _check_folders(note["outputs"], body.cwd)
         warnings += _estimates(context, specs[0])
         ids: list[str] = [spec.id for spec in specs]
@@ -320,14 +322,11 @@ def _refuse_no_program(context: Context, body: Submission) -> None:
 # --- The jobs -------------------------------------------------------------------------------------
 
 
-def _note(context: Context, number: int, body: Submission, options: Options) -> dict[str, Any]:
-    """Return the note of a submission, for its job or all tasks of its array.
-
-    Raises:
-        ScriptError: no job can be started in this folder and environment.
-    """
-    _check(check_strings, body.cwd, body.env)
-    requeue, profile = options.requeue, _profile(context, body, options)
+def _note(
+    context: Context, number: int, body: Submission, options: Options, profile: Profile | None
+) -> dict[str, Any]:
+    """Return the note of a submission, for its job or all tasks of its array."""
+    requeue = options.requeue
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
     note: dict[str, Any] = {
         "name": options.job_name or body.name,
@@ -386,7 +385,7 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
 
 
 async def _specs(
-    context: Context, number: int, body: Submission, options: Options, note: dict[str, Any]
+    context: Context, number: int, options: Options, profile: Profile | None, note: dict[str, Any]
 ) -> list[JobSpec]:
     """Return the jobs of a submission; other requests are answered meanwhile.
 
@@ -395,14 +394,10 @@ async def _specs(
     """
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
-    now_s, profile, begin_s = (
-        context.time(),
-        _profile(context, body, options),
-        _begin_s(context, options),
-    )
+    now_s, begin_s = context.time(), _begin_s(context, options)
     after, any_of = _after(context, options, note["name"])
     _check_memory(len(indices))
-    lists = node_lists(context, options, len(indices))
+    only, never = _node_lists(context, options, len(indices))
     points = () if profile is None else profile.points
     if (repeated := (len(after) + len(points)) * len(indices)) > MOST_REPEATED:
         expected = f"at most {MOST_REPEATED} dependencies and profile points for all tasks"
@@ -412,7 +407,8 @@ async def _specs(
     spec = replace(spec, begin_s=begin_s, after=after, after_any=any_of)
     if spec.is_assumed and options.time_s is None:
         spec = replace(spec, assumed_s=context.settings.assumed_s)
-    spec = spec if lists is None else lists.of(spec)
+    if only or never:
+        spec = _listed(replace(spec, nodelist=only, exclude=never), context.state, options)
     if options.preferred is None:
         spec = _at_most(spec, _most(context.state))
     spec = _limited(spec, options, context.state)
@@ -553,69 +549,52 @@ def _profile(context: Context, body: Submission, options: Options) -> Profile | 
 # --- Node lists -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NodeLists:
-    """``--nodelist`` and ``--exclude`` of a submission.
-
-    As with ``sbatch``, but a job gets no nodes beside those of its list.
-
-    Attributes:
-        sized: whether the submission sets the number of nodes.
-        preferred: whether it sets the preferred size.
-    """
-
-    state: State
-    only: tuple[str, ...]
-    never: tuple[str, ...]
-    sized: bool
-    preferred: bool
-
-    def of(self, spec: JobSpec) -> JobSpec:
-        """Return a job with these lists, no larger than they allow.
-
-        Raises:
-            ScriptError: the lists leave the job too few nodes.
-        """
-        spec = replace(spec, nodelist=self.only, exclude=self.never)
-        most = len(allowed(self.state, spec))
-        if self.only and not self.sized and most:
-            return replace(spec, nodes_min=most, nodes_max=most, preferred=most)
-        least = spec.preferred if self.preferred and not spec.mode.any_start else spec.nodes_min
-        if most >= least:
-            preferred = min(spec.preferred, most)
-            spec = replace(spec, preferred=preferred, nodes_max=min(spec.nodes_max, most))
-        if most < least or not spec.sizes() or spec.smallest_start > most:
-            lists = "--nodelist" if self.only else "--exclude"
-            raise ScriptError(f"{lists}: expected at least {least} nodes left to it, got {most}")
-        return spec
-
-
-def node_lists(context: Context, options: Options, tasks: int) -> NodeLists | None:
-    """Return the node lists of a submission of ``tasks`` jobs, None if it has none.
+def _node_lists(
+    context: Context, options: Options, tasks: int
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of ``--nodelist`` and ``--exclude`` of a submission of ``tasks`` jobs.
 
     Raises:
         ScriptError: the policy or the cluster cannot heed them.
     """
     texts = {"--nodelist": options.nodelist, "--exclude": options.exclude}
-    lists = {name: expand(text) for name, text in texts.items() if text}
-    if not lists:
-        return None
-    name, state, policy = next(iter(lists)), context.state, context.scheduler.engine.policy
+    names = {name: tuple(dict.fromkeys(expand(text))) for name, text in texts.items() if text}
+    if not names:
+        return (), ()
+    name, state, policy = next(iter(names)), context.state, context.scheduler.engine.policy
     if state.lease is not None:
         raise ScriptError(f"expected no {name} where allocations come and go, got {texts[name]!r}")
     if not isinstance(policy.placement, FirstFit | Consolidate):  # others pick nodes themselves
         expected = "a policy that takes nodes in order (placement first-fit)"
         raise ScriptError(f"{name}: expected {expected}, got {policy.name}")
-    names = {name: tuple(dict.fromkeys(nodes)) for name, nodes in lists.items()}
     for name, nodes in names.items():
         unknown = [node for node in nodes if node not in context.cluster.nodes_of]
         if unknown:
             raise ScriptError(f"{name}: expected nodes of this cluster, got {unknown[0]!r}")
     if (number := sum(map(len, names.values())) * tasks) > MOST_NAMES:
         raise ScriptError(f"{name}: expected {MOST_NAMES} names for all tasks, got {number}")
-    only, never = names.get("--nodelist", ()), names.get("--exclude", ())
-    preferred = options.preferred is not None
-    return NodeLists(state, only, never, options.nodes is not None or preferred, preferred)
+    return names.get("--nodelist", ()), names.get("--exclude", ())
+
+
+def _listed(spec: JobSpec, state: State, options: Options) -> JobSpec:
+    """Return a job with node lists, no larger than they allow.
+
+    As with ``sbatch``, but the job gets no nodes beside those of its ``--nodelist``.
+
+    Raises:
+        ScriptError: the lists leave the job too few nodes.
+    """
+    most, has_preferred = len(allowed(state, spec)), options.preferred is not None
+    if spec.nodelist and options.nodes is None and not has_preferred and most:
+        return replace(spec, nodes_min=most, nodes_max=most, preferred=most)
+    least = spec.preferred if has_preferred and not spec.mode.any_start else spec.nodes_min
+    if most >= least:
+        preferred = min(spec.preferred, most)
+        spec = replace(spec, preferred=preferred, nodes_max=min(spec.nodes_max, most))
+    if most < least or not spec.sizes() or spec.smallest_start > most:
+        lists = "--nodelist" if spec.nodelist else "--exclude"
+        raise ScriptError(f"{lists}: expected at least {least} nodes left to it, got {most}")
+    return spec
 
 
 # --- Refusals and warnings ------------------------------------------------------------------------

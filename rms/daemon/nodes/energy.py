@@ -136,15 +136,6 @@ class Meters:
         if energy.begun:
             self._write(max(self._context.time(), energy.measured.until_s), {})
 
-    def node_w(self, name: str) -> float | None:
-        """Return the newest mean power of a node in W, None if it is not measured."""
-        return self._scheduler.energy.measured.node_w.get(name)
-
-    @property
-    def cluster_w(self) -> float:
-        """Power of the cluster in W: measured nodes as last read, the others by the model."""
-        return self._scheduler.energy.power_w
-
     def _write(self, now_s: float | None, notes: dict[str, dict[str, object]]) -> None:
         measured = self._scheduler.energy.measured
         self._context.journal.book(measured.spans.rows(now_s), notes)

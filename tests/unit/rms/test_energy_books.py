@@ -176,8 +176,11 @@ def test_a_measurement_takes_the_place_of_the_model(daemon: Daemon) -> None:
     assert [(p.source, p.joules, p.uncertainty_j, p.estimate) for p in parts] == [
         ("rapl", 700.0, 7.0, False)
     ]
-    assert daemon.meters.node_w("n1") == 50.0 and daemon.meters.node_w("n2") is None
-    assert daemon.meters.cluster_w == 50.0 + 20.0
+    assert (
+        daemon.context.scheduler.energy.measured.node_w.get("n1") == 50.0
+        and daemon.context.scheduler.energy.measured.node_w.get("n2") is None
+    )
+    assert daemon.context.scheduler.energy.power_w == 50.0 + 20.0
     daemon.balances()
     daemon.rows_add_up()
 
@@ -211,7 +214,7 @@ def test_what_was_not_seen_is_the_models(daemon: Daemon) -> None:
     daemon.now_s = 10.0
     daemon.report("n1", 2, rapl(300.0, unseen_s=4.0))
     assert daemon.owners()["1"] == pytest.approx(300.0 + 4.0 * 100.0)
-    assert daemon.meters.node_w("n1") == 50.0
+    assert daemon.context.scheduler.energy.measured.node_w.get("n1") == 50.0
     parts = daemon.context.scheduler.energy.parts(ONE, daemon.owners()["1"])
     assert {part.source for part in parts} == {"rapl", MODEL}
     daemon.rows_add_up()
@@ -415,7 +418,10 @@ def test_a_silent_meter_leaves_power_to_the_model_and_says_so(daemon: Daemon) ->
     assert daemon.context.scheduler.energy.power_source == "rapl and model"
     daemon.now_s = 100.0
     daemon.meters.tick()
-    assert daemon.meters.node_w("n1") is None and daemon.meters.cluster_w == 120.0
+    assert (
+        daemon.context.scheduler.energy.measured.node_w.get("n1") is None
+        and daemon.context.scheduler.energy.power_w == 120.0
+    )
     assert daemon.context.scheduler.energy.power_source == MODEL
     assert "no report of the meters of n1 for 60 s" in daemon.said[-1]
     daemon.now_s = 110.0

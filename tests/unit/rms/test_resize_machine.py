@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -19,6 +21,9 @@ from rms.daemon.jobs.machine import (
     ResizeContext,
     ResizeMachine,
 )
+from rms.daemon.jobs.scripts import Scripts
+from rms.daemon.jobs.worlds import Worlds
+from rms.daemon.store.context import Context
 from rms.daemon.store.record import JobRuntime, PendingResize, ResizeState, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
@@ -660,6 +665,35 @@ def test_there_is_nothing_to_do_without_a_resize() -> None:
         machine.CallAnswered(),
     ):
         assert fed(found, given) == []
+
+
+# --- the queue of inputs -------------------------------------------------------------------------
+
+
+def test_an_input_is_handled_after_the_one_that_leads_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    failed: list[str] = []
+    scripts = SimpleNamespace(fail=lambda job, reason: failed.append(f"{job.id}: {reason[:14]}"))
+    context = SimpleNamespace(settings=SimpleNamespace(boot_s=60.0, grace_s=10.0))
+    worlds = Worlds(cast("Context", context), cast("Scripts", scripts), cast("Any", None))
+    one, two, done = JobRuntime(JobId("1")), JobRuntime(JobId("2")), list[str]()
+
+    def handled(job: JobRuntime, given: Input) -> list[machine.Instruction]:
+        if isinstance(given, machine.Polled):
+            assert not worlds.feed(two, machine.ScriptEnded())
+            assert not worlds.feed(one, machine.StepEnded())
+        done.append(f"{type(given).__name__} {job.id}")
+        if job is two:
+            raise ValueError("no nodes")
+        return [machine.Observe()] if isinstance(given, machine.Polled) else []
+
+    monkeypatch.setattr(worlds, "_handle_input", handled)
+    assert worlds.feed(one, machine.Polled())
+    assert done == ["Polled 1", "ScriptEnded 2", "StepEnded 1"]
+    assert failed == ["2: ValueError: no"]
+    with pytest.raises(ValueError, match="no nodes"):  # its own error is the caller's
+        worlds.feed(two, machine.ScriptEnded())
 
 
 # --- all pairs -----------------------------------------------------------------------------------
