@@ -27,6 +27,7 @@ from rms.core.model.jobs import Node
 from rms.core.rules.powercap import tasks_in_the_way, under_cap
 from rms.core.state import TASKS, devices_of, nodes_as_devices
 from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.notes import StrategyNote
 from rms.daemon.store.sandbox import FileStrategy, StrategyFiles
 from rms.formats.prices import Prices
 from rms.kernels import wire
@@ -477,10 +478,11 @@ class Tasks:
             self._govern()
         self.record.note(StrategySet(now, scheduler.strategy.name))
         self.files.end_unused(scheduler.strategies)
-        found = {"name": scheduler.strategy.name, "governor": str(self.rule)}
-        if isinstance(scheduler.strategy, FileStrategy):
-            found["file"] = str(scheduler.strategy.path)
-        self.context.journal.note("strategy", found)
+        used = scheduler.strategy
+        file = str(used.path) if isinstance(used, FileStrategy) else ""
+        self.context.journal.note(
+            StrategyNote(name=used.name, governor=str(self.rule), file=file)
+        )
         if strategy not in (None, scheduler.strategy):
             raise ValueError(self._refusal)
 
@@ -500,17 +502,17 @@ class Tasks:
 
     def restore(self) -> None:
         """Use the strategy and the governor of the daemon before."""
-        found = self.context.journal.notes("strategy").get("strategy")
-        if found is None:
+        note = self.context.journal.noted(StrategyNote)
+        if not note.name:
             return
         try:
-            name = found["name"]
-            file = found.get("file", "")
-            self.use(FileStrategy(Path(file), name) if file else self.files.load(name, ""), None)
+            path = Path(note.file)
+            loaded = FileStrategy(path, note.name) if note.file else self.files.load(note.name, "")
+            self.use(loaded, None)
         except ValueError as error:
             self.context.say(f"strategy {self.scheduler.strategy.name} instead: {error}")
         try:
-            self.use(None, GovernorRule.parse(found["governor"]))
+            self.use(None, GovernorRule.parse(note.governor))
         except ValueError as error:
             self.context.say(f"governor {self.rule} instead: {error}")
 
