@@ -363,6 +363,8 @@ def restore_steps(daemon: Daemon, job: JobRuntime) -> list[int]:
     job.keys, job.launch_count, job.steps = note.keys, note.launches, []
     for number, step in enumerate(note.steps):
         line = journal.noted(LineNote, f"{job.id}/{number}")
+        if not line.command:
+            raise JournalError("expected its launcher line in the journal, got none")
         env = _line_environment(daemon, job, number)
         job.steps.append(
             Step(

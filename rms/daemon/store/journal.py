@@ -357,10 +357,14 @@ class Journal:
 
     def notes(self, kind: type[N]) -> dict[str, N]:
         """Return the notes of a kind by the ids or names that they are about, sorted."""
-        prefix = f"{kind.KIND}/"
-        rows, _ = self._run(_NOTES, prefix, f"{prefix}{_LAST}")
-        ids = [key.removeprefix(prefix) for key, _ in rows]
-        return {of: kind.read(of, value) for of, (_, value) in zip(ids, rows, strict=True)}
+        prefix, notes = f"{kind.KIND}/", dict[str, N]()
+        for key, value in self._run(_NOTES, prefix, f"{prefix}{_LAST}")[0]:
+            of = key.removeprefix(prefix)
+            try:
+                notes[of] = kind.read(of, value)
+            except ValueError as error:
+                self._add_damage(f"note {key} is damaged: {error}")
+        return notes
 
     # --- archived jobs -----------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from rms.formats.values import SignalAsked
 from rms.wire.users import ResizeRow
 
 
-class Note(msgspec.Struct):
+class Note(msgspec.Struct, forbid_unknown_fields=True):
     """A fact, replaced as a whole.
 
     Attributes:

@@ -174,5 +174,5 @@ def test_of_many_jobs_that_are_over_a_few_are_looked_at_at_a_time(tmp_path: Path
         state = bench.daemon.context.state
         state.ended = walked = Walked(state.ended)
         with patch("rms.daemon.store.archive.AT_ONCE", 1):
-            assert retire(bench.daemon.context, 1)
+            assert retire(bench.daemon.context)
         assert walked.seen <= 2 and len(state.ended) == JOBS - 1
