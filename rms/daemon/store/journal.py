@@ -42,7 +42,6 @@ from rms.core.model.events import Decision, Event
 from rms.core.model.jobs import NodePower
 from rms.core.policies import named
 from rms.daemon.store.file import (
-    FORMAT,
     CountFiles,
     JournalCount,
     JournalError,
@@ -57,7 +56,6 @@ from rms.wire.files import sync_folder
 from rms.wire.users import EnergyRow, HistoryEntry, JobRow
 
 __all__ = [
-    "FORMAT",
     "Archived",
     "Entry",
     "Journal",
@@ -89,7 +87,6 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
     nodes: tuple[str, ...]
     policy: str
-    format: int = FORMAT
     power: tuple[NodePower, ...] = ()
     where: str = ""
     widths: tuple[int, ...] = ()
