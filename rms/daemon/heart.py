@@ -42,8 +42,9 @@ from rms.daemon.kernels import Tasks
 from rms.daemon.nodes.energy import CapWatch, Meters
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM, LeaseWatch, Nodes, check_placement
 from rms.daemon.nodes.switch import FrequencyControl, NodeSwitch
-from rms.daemon.store.context import Context, Faults, Notes, debug, describe, warning
+from rms.daemon.store.context import Context, Faults, debug, describe, warning
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet
+from rms.daemon.store.notes import Note, SummaryNote
 from rms.daemon.store.record import REQUEUED
 from rms.daemon.store.sandbox import guarded
 from rms.daemon.store.snapshots import Snapshots
@@ -91,7 +92,7 @@ class Daemon:
         self.frequencies = FrequencyControl(context, self.handle)
         self.tasks = Tasks(context, self.handle)
         self.snapshots = Snapshots(context)
-        self._events = deque[tuple[Event, Notes, int | None]]()
+        self._events = deque[tuple[Event, Sequence[Note], int | None]]()
         self._decisions = deque[Decision]()
         self._is_busy, self._is_full = False, False
         self._ticked_s, self._look_s = 0.0, inf
@@ -116,7 +117,7 @@ class Daemon:
     # --- events ------------------------------------------------------------------------------
 
     def handle(
-        self, event: Event, notes: Notes | None = None, number: int | None = None
+        self, event: Event, notes: Sequence[Note] = (), number: int | None = None
     ) -> list[Decision]:
         """Write an event, let the scheduler decide, write and carry out the decisions.
 
@@ -129,7 +130,7 @@ class Daemon:
         Raises:
             TransitionError: the event is impossible; nothing of it is in the journal.
         """
-        self._events.append((event, notes or {}, number))
+        self._events.append((event, notes, number))
         if self._is_busy:
             return []
         self.scripts.begin_slice()
@@ -153,15 +154,15 @@ class Daemon:
                 self._is_busy = False
         return decisions
 
-    def _enter(self, event: Event, notes: Notes, number: int | None) -> list[Decision]:
+    def _enter(self, event: Event, notes: Sequence[Note], number: int | None) -> list[Decision]:
         context, journal, scheduler = self.context, self.journal, self.scheduler
         event = msgspec.structs.replace(event, at_s=max(event.at_s, context.state.now_s))
         if number is None:
             check(context.state, event)
         ended = self.endings.due(event)
         if number is None:
-            notes = notes | {key: {"line": ""} for key in ended.values()}
-            number = journal.append(event, notes)
+            lines = [SummaryNote(job_id, "") for job_id in ended]
+            number = journal.append(event, [*notes, *lines])
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
         context.metrics.on_event(context, event, time.perf_counter() - begun)
@@ -299,7 +300,7 @@ class Daemon:
             job = self.jobs[job_id]
             if job.script is None:
                 continue
-            again = self.launcher.requeue_on_shutdown and job.note["requeue"]
+            again = self.launcher.requeue_on_shutdown and job.submission.requeue
             self.scripts.cancel(job, REQUEUED if again else "CANCELLED")
 
     def hurry(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -202,7 +202,7 @@ class Terminate(Command, frozen=True):
 class SaveResize(SaveCommand, frozen=True):
     """Note the resize in flight for a restarted daemon; the note is empty after the last one."""
 
-    note: dict[str, Any]
+    note: PendingResize | None
 
 
 class SaveSteps(SaveCommand, frozen=True):
@@ -461,8 +461,8 @@ class ResizeMachine:
             return [Say(f"job {job.id}: {message.reason}; tried again")]
         job.resize = None
         if resize.committed:
-            return [SaveResize({}), Resized(context.at_s, job.id, job.rest(context.now_s))]
-        return [SaveResize({}), *roll_back(job, context, resize.reason)]
+            return [SaveResize(None), Resized(context.at_s, job.id, job.rest(context.now_s))]
+        return [SaveResize(None), *roll_back(job, context, resize.reason)]
 
     # --- a relaunch --------------------------------------------------------------------------
 
@@ -509,7 +509,7 @@ class ResizeMachine:
         job.add_resize(ResizeRow.of(context.at_s, report, resize.number))
         job.resize = None
         resized = Resized(context.at_s, job.id, job.rest(context.now_s))
-        return [SaveFinishedResizes(), SaveResize({}), resized]
+        return [SaveFinishedResizes(), SaveResize(None), resized]
 
     # --- a restarted daemon ------------------------------------------------------------------
 
@@ -521,7 +521,7 @@ class ResizeMachine:
             context.requested is None or resize.number != context.number
         ):  # its end was entered, and perhaps the next was decided
             job.resize = resize = None
-            instructions.append(SaveResize({}))
+            instructions.append(SaveResize(None))
         if context.requested is None:
             return instructions
         if resize is None:
@@ -537,7 +537,7 @@ class ResizeMachine:
         if resize.state is ResizeState.BOOTING and not resize.new.pids:  # perhaps none was started
             job.resize = None
             again = Decide(resize.slots, resize.strategy)
-            return [*map(KillLaunch, resize.new.slots), SaveResize({}), again]
+            return [*map(KillLaunch, resize.new.slots), SaveResize(None), again]
         waits = {
             ResizeState.BOOTING: self.boot_s,
             ResizeState.READY: READY_S,

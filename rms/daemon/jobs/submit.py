@@ -13,11 +13,9 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -41,8 +39,9 @@ from rms.core.rules.checks import allowed, needs_s
 from rms.core.rules.powercap import is_unknown, within_limit
 from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
-from rms.daemon.store.context import Context, Handle, Notes
-from rms.daemon.store.record import JobRuntime, job_note
+from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.notes import IdempotencyNote, NextNote, Note, SubmissionNote
+from rms.daemon.store.record import JobRuntime
 from rms.formats import profiles
 from rms.formats.config import operating_points
 from rms.formats.jobscript import (
@@ -119,10 +118,10 @@ class Admission:
             OSError, JournalError, MemoryError: it cannot be kept now.
         """
         async with self._turn:
-            ids, facts = _repeated(self._context, body)
-            return JobIds(ids) if ids else await self._admit(body, facts)
+            key = _idempotency(self._context, body)
+            return await self._admit(body, key) if key is None or not key.ids else JobIds(key.ids)
 
-    async def _admit(self, body: Submission, facts: Notes) -> JobIds:
+    async def _admit(self, body: Submission, key: IdempotencyNote | None) -> JobIds:
         context, number = self._context, self.next_id()
         read_option("job-name", body.name)
         script = parse_text(body.text, body.name)
@@ -132,27 +131,26 @@ class Admission:
         profile = _profile(context, body, options)
         note = _note(context, number, body, options, profile)
         specs = await _specs(context, number, options, profile, note)
-        _check_folders(note["outputs"], body.cwd)
+        _check_folders(note)
         warnings += _estimates(context, specs[0])
         ids: list[str] = [spec.id for spec in specs]
         env = body.env | _cooldown(options)
         with self._folder(number):
             await asyncio.to_thread(_keep, context, number, body.text, env)
-            facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
-            self.enter(specs, {str(number): note}, {"next": {"id": number + 1}, **facts})
+            if key is not None:
+                key.ids = ids
+            notes = [NextNote(id=number + 1), *([] if key is None else [key])]
+            self.enter(specs, note, notes)
         return JobIds(ids, warnings)
 
     def enter(
-        self,
-        specs: list[JobSpec],
-        notes: Mapping[str, dict[str, Any]],
-        facts: Notes | None = None,
+        self, specs: list[JobSpec], submission: SubmissionNote, notes: Sequence[Note] = ()
     ) -> None:
         """Take in jobs, all of them or none; they are on disk when it returns.
 
         Args:
-            notes: the note of each job, or of its array.
-            facts: further notes of the same transaction.
+            submission: of the job, or of all tasks of the array.
+            notes: further notes of the same transaction.
 
         Raises:
             JournalFullError: they cannot be written now.
@@ -161,20 +159,16 @@ class Admission:
         event = Submitted(context.time(), tuple(specs))
         transition.check(context.state, event)
         with journal.whole():
-            for key, fact in (facts or {}).items():
-                journal.note(key, fact)
-            for of, note in notes.items():
-                journal.note(f"job/{of}", note)
+            journal.note(submission, *notes)
             entry = journal.append(event)
         for spec in specs:
-            note = notes[spec.id if spec.id in notes else str(spec.array)]
-            context.jobs[spec.id] = JobRuntime(spec.id, note)
+            context.jobs[spec.id] = JobRuntime(spec.id, submission)
         self._handle(event, number=entry)
         journal.flush()
 
     def next_id(self) -> int:
-        """Return the next free job number. Its use must be noted as ``next``, plus 1."""
-        return int(self._context.journal.notes("next").get("next", {"id": 1})["id"])
+        """Return the next free job number. Its use must be noted by :class:`NextNote`."""
+        return self._context.journal.noted(NextNote).id
 
     @contextmanager
     def _folder(self, number: int) -> Iterator[None]:
@@ -324,38 +318,38 @@ def _refuse_no_program(context: Context, body: Submission) -> None:
 
 def _note(
     context: Context, number: int, body: Submission, options: Options, profile: Profile | None
-) -> dict[str, Any]:
+) -> SubmissionNote:
     """Return the note of a submission, for its job or all tasks of its array."""
-    requeue = options.requeue
+    launcher, requeue = context.launcher, options.requeue
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
-    note: dict[str, Any] = {
-        "name": options.job_name or body.name,
-        "cwd": body.cwd,
-        "outputs": {"output": options.output or default},
-        "node": context.cluster.hosts[0],
-        "user": getpass.getuser(),
-        "array": str(number),
-        "requeue": context.launcher.requeue_by_default if requeue is None else requeue,
-        "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
-    }
-    if options.error is not None:
-        note["outputs"]["error"] = options.error
-    if options.arguments:
-        note["arguments"] = options.arguments
-    if options.memory_mib and context.launcher.watches_processes:
-        note["memory_mib"] = options.memory_mib
-    if options.signal is not None and context.launcher.watches_processes:
-        note["signal"] = asdict(parse_signal(options.signal))
-    return note
+    watched = launcher.watches_processes
+    signal = options.signal if watched else None
+    return SubmissionNote(
+        str(number),
+        name=options.job_name or body.name,
+        cwd=body.cwd,
+        output=options.output or default,
+        error=options.error,
+        node=context.cluster.hosts[0],
+        user=getpass.getuser(),
+        array=str(number),
+        requeue=launcher.requeue_by_default if requeue is None else requeue,
+        profile="" if profile is None else f"{profile.name}, measured {profile.measured}",
+        arguments=list(options.arguments or ()),
+        memory_mib=options.memory_mib if watched else None,
+        signal=None if signal is None else parse_signal(signal),
+    )
 
 
-def _check_folders(outputs: Mapping[str, str], cwd: str) -> None:
+def _check_folders(note: SubmissionNote) -> None:
     """Refuse outputs in folders that do not exist. Folders named after the job are made later."""
-    for option, pattern in outputs.items():
+    for option, pattern in (("output", note.output), ("error", note.error)):
+        if pattern is None:
+            continue
         folder = Path(pattern).parent
         while "%" in str(folder):
             folder = folder.parent
-        if not os.path.isdir(Path(cwd) / folder):  # noqa: PTH112 - Path.is_dir raises without permission
+        if not os.path.isdir(Path(note.cwd) / folder):  # noqa: PTH112 - Path.is_dir raises without permission
             raise ScriptError(f"expected an existing folder for --{option}, got {pattern}")
 
 
@@ -385,7 +379,7 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
 
 
 async def _specs(
-    context: Context, number: int, options: Options, profile: Profile | None, note: dict[str, Any]
+    context: Context, number: int, options: Options, profile: Profile | None, note: SubmissionNote
 ) -> list[JobSpec]:
     """Return the jobs of a submission; other requests are answered meanwhile.
 
@@ -395,7 +389,7 @@ async def _specs(
     array = None if options.array is None else parse_array(options.array)
     indices: list[int | None] = [None] if array is None else list(array.indices)
     now_s, begin_s = context.time(), _begin_s(context, options)
-    after, any_of = _after(context, options, note["name"])
+    after, any_of = _after(context, options, note.name)
     _check_memory(len(indices))
     only, never = _node_lists(context, options, len(indices))
     points = () if profile is None else profile.points
@@ -417,7 +411,7 @@ async def _specs(
     for job_id in ids:  # the tasks of an array differ in their ids only
         specs.append(replace(spec, id=job_id))
         if len(specs) <= MOST_CHECKED:
-            _check_outputs(job_note(note, job_id), context.launcher.state)
+            _check_outputs(note.files(job_id), context.launcher.state)
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
@@ -488,8 +482,8 @@ def _after(context: Context, options: Options, name: str) -> tuple[tuple[Depende
         elif dependency.any_of:
             return (), False
     if dependency.singleton:
-        notes = [context.jobs[job_id].shared for job_id in (*state.waiting, *state.running)]
-        same = dict.fromkeys(note["array"] for note in notes if note.get("name") == name)
+        notes = [context.jobs[job_id].submission for job_id in (*state.waiting, *state.running)]
+        same = dict.fromkeys(note.array for note in notes if note.name == name)
         after += [Dependency("afterany", job) for job in same]
     return tuple(after), dependency.any_of
 
@@ -643,16 +637,16 @@ def _check_memory(jobs: int) -> None:
         raise MemoryError(f"expected {expected}, got {left >> 20} MiB")
 
 
-def _check_outputs(note: Mapping[str, Any], state: Path) -> None:
+def _check_outputs(files: tuple[Path, Path | None], state: Path) -> None:
     """Refuse outputs that are not regular files of the user, or special files that jobs may write.
 
     Raises:
         ScriptError: no job can be started with these outputs.
     """
-    for output in filter(None, (note["output"], note.get("error"))):
-        _check(check_path, output)
-        _check(check_own_file, Path(output), state)
-        _check(check_output, Path(output))
+    for path in filter(None, files):
+        _check(check_path, str(path))
+        _check(check_own_file, path, state)
+        _check(check_output, path)
 
 
 def _check(check: Callable[..., None], *arguments: object) -> None:
@@ -663,23 +657,24 @@ def _check(check: Callable[..., None], *arguments: object) -> None:
         raise ScriptError(str(error)) from None
 
 
-def _repeated(context: Context, body: Submission) -> tuple[list[str], Notes]:
-    """Return the ids of a repeated submission, or the note of a new submission's key.
+def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
+    """Return the note of a submission's key, with ids if it was taken in; None without a key.
 
     Raises:
         ScriptError: another submission has the same key.
     """
     key = body.options.idempotency_key
     if not key:
-        return [], {}
+        return None
     digest = sha256(msgspec.json.encode((body.text, body.name, body.cwd, body.options))).hexdigest()
-    record = context.journal.noted("submitted", key)
-    if record and record["sha256"] != digest:
-        first = record["ids"][0]
+    note = context.journal.noted(IdempotencyNote, key)
+    if note.ids and note.sha256 != digest:
+        first = note.ids[0]
         raise ScriptError(
             f"--idempotency-key: expected another one for another submission, got that of {first}"
         )
-    return record.get("ids", []), {f"submitted/{key}": {"sha256": digest}}
+    note.sha256 = digest
+    return note
 
 
 # --- Held jobs ------------------------------------------------------------------------------------

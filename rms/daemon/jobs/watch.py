@@ -18,6 +18,7 @@ from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Faults, describe
 from rms.daemon.store.journal import JournalError
+from rms.daemon.store.notes import SignalNote
 from rms.daemon.store.record import JobRuntime
 from rms.launch.base import NODES_LOST
 from rms.launch.processes import resident_mib
@@ -129,13 +130,13 @@ class JobWatch:
         """End a job that is past a limit; send its signal before its time is up."""
         limit_s = running.spec.limit_s
         if limit_s is not None and running.start_s is not None:
-            end_s, signal = running.start_s + limit_s, job.shared.get("signal")
+            end_s, signal = running.start_s + limit_s, job.submission.signal
             if now_s > end_s:
                 self._scripts.cancel(job, "TIMEOUT")
-            elif signal and not job.signalled and now_s > end_s - signal["before_s"]:
-                self._signal(job, signal["number"], batch=signal["batch"])
+            elif signal and not job.signalled and now_s > end_s - signal.before_s:
+                self._signal(job, signal.number, batch=signal.batch)
         if (
-            job.shared.get("memory_mib")
+            job.submission.memory_mib
             and job.ending is None
             and now_s > job.memory_s + LIMITS_LOOK_S
         ):
@@ -145,7 +146,7 @@ class JobWatch:
     def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
         """Send a job the signal of its ``--signal``, once."""
         job.signalled = True
-        self._context.note(NOTE, job, {"sent": True})
+        self._context.journal.note(SignalNote(job.id, sent=True))
         script = 0 if job.script is None else job.script.pid
         self._context.launcher.send_signal(job.id, number, script if batch else 0)
         self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
@@ -157,7 +158,7 @@ class JobWatch:
         """
         context = self._context
         hosts = len(context.cluster.hosts_of(running.held))
-        most_mib = job.shared["memory_mib"] * hosts
+        most_mib = (job.submission.memory_mib or 0.0) * hosts
         ended = context.launcher.limit_memory(job.id, most_mib)
         if ended is not None:
             if ended:
@@ -174,10 +175,10 @@ def due_s(job: JobRuntime, running: Job) -> float:
     """Return the time of the next check of a job's limits, infinity without limits."""
     limit_s, due_s = running.spec.limit_s, inf
     if limit_s is not None and running.start_s is not None:
-        signal, due_s = job.shared.get("signal"), running.start_s + limit_s
+        signal, due_s = job.submission.signal, running.start_s + limit_s
         if signal and not job.signalled:
-            due_s -= signal["before_s"]
-    if job.shared.get("memory_mib"):
+            due_s -= signal.before_s
+    if job.submission.memory_mib:
         due_s = min(due_s, job.memory_s + LIMITS_LOOK_S)
     return due_s
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from rms.core.model.events import (
     ResizeAsked,
     ResizePoint,
@@ -21,10 +19,11 @@ from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.jobs import machine
 from rms.daemon.jobs.machine import Instructions, ResizeContext, ResizeMachine
 from rms.daemon.jobs.scripts import Scripts
-from rms.daemon.store.context import Context, Handle, Notes, debug, describe
+from rms.daemon.store.context import Context, Handle, debug, describe
 from rms.daemon.store.journal import JournalError
+from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import JobRuntime, ResizeState, Step, StepRateLimit
+from rms.daemon.store.record import JobRuntime, ResizeNote, ResizeState, Step, StepRateLimit
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, WorldLaunch, hosts_of
 from rms.wire.messages import (
     LAUNCHES_VARIABLE,
@@ -81,9 +80,8 @@ class Worlds:
         context.private.keep(line_file(job.id, number), command.env)
         job.steps.append(step)
         job.keys.append(key)
-        note = msgspec.to_builtins(command)
-        del note["env"]  # it may hold secrets
-        context.journal.note(f"line/{job.id}/{number}", note)
+        line = command.command, command.cwd, command.output, command.errors
+        context.journal.note(LineNote(f"{job.id}/{number}", *line))
         self.save_steps(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
         kinds = self._kinds(job, parts, resized=relaunched)
@@ -169,7 +167,7 @@ class Worlds:
 
     def save_steps(self, job: JobRuntime) -> None:
         """Note a job's steps for a restarted daemon."""
-        self._context.note("steps", job, job.steps_note())
+        self._context.journal.note(job.steps_note())
 
     def tick(self, job: JobRuntime) -> None:
         """Observe a job's launches."""
@@ -350,12 +348,11 @@ class Worlds:
         instructions, notes = self._machine.handle(job, context, message), Notes()
         for instruction in instructions:
             if isinstance(instruction, machine.SaveCommand):
-                notes |= self._note(job, instruction)
+                notes.append(self._note(job, instruction))
             else:
                 self._carry_out(job, instruction, notes)
-                notes = {}
-        if notes:
-            self._context.journal.keep(notes)
+                notes = []
+        self._context.journal.note(*notes)
         return instructions
 
     def _resize_context(self, job: JobRuntime) -> ResizeContext | None:
@@ -373,13 +370,13 @@ class Worlds:
             number=context.scheduler.resizes.get(job.id, 0),
         )
 
-    def _note(self, job: JobRuntime, command: machine.SaveCommand) -> Notes:
+    def _note(self, job: JobRuntime, command: machine.SaveCommand) -> Note:
         if isinstance(command, machine.SaveResize):
-            return {f"boot/{job.id}": command.note}
+            return ResizeNote(job.id, command.note)
         if isinstance(command, machine.SaveSteps):
-            return {f"steps/{job.id}": job.steps_note()}
+            return job.steps_note()
         self.enter_worlds(job)
-        return {f"resizes/{job.id}": {"rows": msgspec.to_builtins(job.resizes)}}
+        return ResizesNote(job.id, list(job.resizes))
 
     def _observe(self, job: JobRuntime) -> None:
         """Feed the state of the processes, or the answer, that the resize in flight waits for."""
@@ -419,9 +416,8 @@ class Worlds:
             return
         if isinstance(instruction, machine.RunScript):  # the next run leaves its own status
             launcher.status_file(job.id).unlink(missing_ok=True)
-            notes |= {f"script/{job.id}": {}}
-        if notes:
-            context.journal.keep(notes)
+            notes.append(ScriptNote(job.id))
+        context.journal.note(*notes)
         match instruction:
             case machine.AskGrant(have, wanted):
                 job.call = launcher.grant(job.id, have, wanted)

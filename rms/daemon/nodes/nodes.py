@@ -12,6 +12,7 @@ from rms.core.model.jobs import JobId, Node
 from rms.core.policies import Policy, PolicyError
 from rms.core.rules.checks import LEAST_S, needs_s
 from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.notes import DrainedNote
 from rms.launch.base import Demand, WaitingJob
 
 POWERED_BY_SLURM = (
@@ -95,7 +96,7 @@ class Nodes:
             raise ValueError(f"expected nodes of this cluster, got {', '.join(unknown)}")
         before = context.drained
         context.drained = before.union(names) if drained else before.difference(names)
-        context.journal.note("drained", {"names": sorted(context.drained)})
+        context.journal.note(DrainedNote(names=sorted(context.drained)))
         if not drained and context.broken.intersection(names):
             context.set_broken(context.broken.difference(names))
         self._close_and_open(names)

@@ -29,11 +29,9 @@ from rms.core.model.events import (
 from rms.core.model.jobs import Node
 from rms.core.state import State
 from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.notes import PoweredOffNote
 from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
-
-NOTE = "powered-off"
-"""Key of the note with the names of nodes whose command to power them off has ended."""
 
 
 @dataclass
@@ -55,7 +53,7 @@ class NodeSwitch:
         self._context, self._handle = context, handle
         self._commands = context.settings.power_commands
         self._running: dict[Node, _PowerCommand] = {}
-        self._off = set(context.journal.notes(NOTE).get(NOTE, {"names": []})["names"])
+        self._off = set(context.journal.noted(PoweredOffNote).names)
 
     def switch(self, decision: PowerOff | PowerOn) -> None:
         """Begin to power nodes off or on."""
@@ -140,7 +138,7 @@ class NodeSwitch:
         before = set(self._off)
         self._off = before | {name} if is_off else before - {name}
         if self._off != before:
-            self._context.journal.note(NOTE, {"names": sorted(self._off)})
+            self._context.journal.note(PoweredOffNote(names=sorted(self._off)))
 
 
 # --- frequencies ---------------------------------------------------------------------------------

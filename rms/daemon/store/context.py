@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
@@ -25,6 +25,7 @@ from rms.core.model.jobs import JobId
 from rms.core.scheduler.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.store.journal import Journal, JournalError
+from rms.daemon.store.notes import BrokenNote, ClockNote, Note
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
@@ -96,7 +97,6 @@ class Faults:
 
 # --- the clock -----------------------------------------------------------------------------------
 
-NOTE = "clock"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 STEP_S = 1.0
 """Smallest difference between the time of day and the clock that counts as a change."""
@@ -142,9 +142,9 @@ class BootClock:
     ) -> None:
         self._journal, self._say, self._uptime, self._of_day = journal, say, uptime, of_day
         self._boot = boot_id() if boot is None else boot
-        note = journal.notes(NOTE).get(NOTE, {})
-        goes_on = bool(self._boot) and note.get("boot") == self._boot
-        self._offset_s = float(note["offset_s"]) if goes_on else of_day() - uptime()
+        note = journal.noted(ClockNote)
+        goes_on = bool(self._boot) and note.boot == self._boot
+        self._offset_s = note.offset_s if goes_on else of_day() - uptime()
         self._skew_s = 0.0
         if not goes_on:
             self._keep()
@@ -173,7 +173,7 @@ class BootClock:
         return self._skew_s
 
     def _keep(self) -> None:
-        self._journal.note(NOTE, {"boot": self._boot, "offset_s": self._offset_s})
+        self._journal.note(ClockNote(boot=self._boot, offset_s=self._offset_s))
 
 
 # --- metrics -------------------------------------------------------------------------------------
@@ -263,15 +263,12 @@ def histogram(name: str, words: str, seen: Histogram) -> list[str]:
 
 # --- settings and context ------------------------------------------------------------------------
 
-Notes = dict[str, dict[str, Any]]
-"""Facts for a restarted daemon, by key."""
-
 
 class Handle(Protocol):
     """Enters an event: journal, scheduler, journal of the decisions, actions."""
 
     def __call__(
-        self, event: Event, notes: Notes | None = None, number: int | None = None
+        self, event: Event, notes: Sequence[Note] = (), number: int | None = None
     ) -> list[Decision]:
         """Enter the event, and notes in the same transaction; return the decisions.
 
@@ -402,8 +399,4 @@ class Context:
     def set_broken(self, names: Iterable[str]) -> None:
         """Note the nodes that could not be powered off or on."""
         self.broken = frozenset(names)
-        self.journal.note("broken", {"names": sorted(self.broken)})
-
-    def note(self, kind: str, job: JobRuntime, value: dict[str, Any]) -> None:
-        """Note a fact about a job for a restarted daemon."""
-        self.journal.note(f"{kind}/{job.id}", value)
+        self.journal.note(BrokenNote(names=sorted(self.broken)))

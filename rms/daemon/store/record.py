@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import msgspec
 
 from rms.core.model.jobs import JobId
-from rms.formats.jobscript import OutputNames, expand_output
+from rms.daemon.store.notes import Note, StepNote, StepsNote, SubmissionNote
 from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
@@ -132,31 +133,17 @@ class PendingResize(msgspec.Struct):
         worlds = tuple(self.new.ready[n] for n in self.new.slots)
         return ResizeRequest(self.number, self.slots, self.strategy, worlds)
 
-    def note(self) -> dict[str, Any]:
-        """Return the note for a restarted daemon; deadlines begin anew then."""
-        note: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        del note["told"]
-        return note | {"until_s": 0.0}
-
-    @classmethod
-    def from_note(cls, note: dict[str, Any]) -> PendingResize | None:
-        """Return the resize of a note, None for an empty note."""
-        return msgspec.convert(note, cls, strict=False) if note else None
+    def note(self) -> PendingResize:
+        """Return a copy for a restarted daemon, whose deadlines begin anew."""
+        return msgspec.structs.replace(copy.deepcopy(self), until_s=0.0, told=False)
 
 
-def job_note(shared: dict[str, Any], job_id: JobId) -> dict[str, Any]:
-    """Return the submission note of a job, from the note that all tasks of its array share."""
-    patterns = shared.get("outputs")
-    if patterns is None:
-        return shared
-    array, _, index = job_id.partition("_")
-    names = OutputNames(
-        array, int(index) if index else None, job_id, shared["name"], shared["node"], shared["user"]
-    )
-    folder = Path(shared["cwd"])
-    outputs = {name: str(folder / expand_output(form, names)) for name, form in patterns.items()}
-    own = {key: value for key, value in shared.items() if key != "outputs"}
-    return {**own, **outputs, "index": names.index}
+class ResizeNote(Note):
+    """The resize of a job that is in flight."""
+
+    KIND: ClassVar[str] = "resize"
+
+    resize: PendingResize | None = None
 
 
 PACE_S = 5.0
@@ -232,7 +219,7 @@ class JobRuntime:
     """Everything the daemon knows about a job that the scheduler does not.
 
     Attributes:
-        shared: the note of the submission, which all tasks of an array share.
+        submission: its submission, or that of its array.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: number of launches so far; the next launch has this number.
         resizes: finished resizes.
@@ -255,7 +242,7 @@ class JobRuntime:
     """
 
     id: JobId
-    shared: dict[str, Any] = field(default_factory=dict)
+    submission: SubmissionNote = field(default_factory=SubmissionNote)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -288,9 +275,9 @@ class JobRuntime:
         return self.resize is None and self.kill_at is None and not self.fault
 
     @cached_property
-    def note(self) -> dict[str, Any]:
-        """The note of its submission: script, folder, output."""
-        return job_note(self.shared, self.id)
+    def files(self) -> tuple[Path, Path | None]:
+        """The files of its output and of its errors, if these are apart."""
+        return self.submission.files(self.id)
 
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:
         """Begin its cooldown of at least ``least_s``; return whether it has one."""
@@ -352,23 +339,23 @@ class JobRuntime:
             return ""
         return self.resize.state
 
-    def steps_note(self) -> dict[str, Any]:
+    def steps_note(self) -> StepsNote:
         """Return the note of its steps for a restarted daemon."""
         steps = [
-            {
-                "pids": {str(n): world.pid for n, world in step.worlds.items()},
-                "current": step.current,
-                "strategy": step.strategy,
-                "groups": step.ranks,
-                "exit_code": step.exit_code,
-                "message": step.message,
-                "polled": step.has_polled,
-                "cooldown_s": step.cooldown_s,
-                "restartable": step.restartable,
-            }
+            StepNote(
+                pids={number: world.pid for number, world in step.worlds.items()},
+                current=step.current,
+                strategy=step.strategy,
+                ranks=step.ranks,
+                exit_code=step.exit_code,
+                message=step.message,
+                has_polled=step.has_polled,
+                cooldown_s=step.cooldown_s,
+                restartable=step.restartable,
+            )
             for step in self.steps
         ]
-        return {"keys": self.keys, "launches": self.launch_count, "steps": steps}
+        return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:
         """Drop everything about its processes, which have all ended."""

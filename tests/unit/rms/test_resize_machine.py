@@ -24,7 +24,7 @@ from rms.daemon.jobs.machine import (
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context
-from rms.daemon.store.record import JobRuntime, PendingResize, ResizeState, Step
+from rms.daemon.store.record import JobRuntime, ResizeNote, ResizeState, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
     Begun,
@@ -83,7 +83,11 @@ def words(found: list[machine.Instruction]) -> list[str]:
 
 def states(found: list[machine.Instruction]) -> list[str]:
     """Return the states that are noted."""
-    return [each.note.get("state", "") for each in found if isinstance(each, machine.SaveResize)]
+    return [
+        "" if each.note is None else each.note.state
+        for each in found
+        if isinstance(each, machine.SaveResize)
+    ]
 
 
 DECIDED = machine.Decided(1, WANTED)
@@ -225,7 +229,7 @@ def test_nodes_are_given_back_when_the_last_process_is_gone() -> None:
     assert list(found.steps[0].worlds) == [1]
     assert fed(found, machine.CallStarted()) == []
     assert fed(found, machine.CallAnswered()) == [
-        machine.SaveResize({}),
+        machine.SaveResize(None),
         Resized(100.0, JOB, False),
     ]
     assert found.resize is None
@@ -381,7 +385,7 @@ def test_a_grant_that_is_refused() -> None:
     assert given[-1] == machine.AskRelease(("n1",))  # what it has, not what it was to have
     given = fed(found, machine.CallAnswered())
     assert given == [
-        machine.SaveResize({}),
+        machine.SaveResize(None),
         ResizeRolledBack(100.0, JOB, "later: busy", True, True),
     ]
     assert found.rests_until_s == 100.0 + LATER_S
@@ -412,7 +416,7 @@ def test_a_closed_resize_kills_until_all_is_gone_and_frees_then() -> None:
     assert given[-1] == machine.AskRelease(("n1",))
     given = fed(found, machine.CallAnswered())
     assert given == [
-        machine.SaveResize({}),
+        machine.SaveResize(None),
         ResizeRolledBack(100.0, JOB, "no memory", False, False),
     ]
 
@@ -504,7 +508,7 @@ def test_a_relaunch() -> None:
     given = fed(found, machine.Polled(), at_s=108.0)
     assert given == [
         machine.SaveFinishedResizes(),
-        machine.SaveResize({}),
+        machine.SaveResize(None),
         Resized(108.0, JOB, True),
     ]
     (row,) = found.resizes
@@ -550,7 +554,7 @@ def restarted(state: str) -> JobRuntime:
     resize = before.resize
     assert resize is not None
     after = JobRuntime(JOB, steps=before.steps, launch_count=before.launch_count)
-    after.resize = PendingResize.from_note(resize.note())
+    after.resize = resize.note()
     assert after.resize is not None and not after.resize.told
     return after
 
@@ -608,14 +612,18 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
 def test_a_resize_that_the_scheduler_knows_to_be_over_is_dropped(state: str) -> None:
     found = restarted(state)
     given = MACHINE.handle(found, facts(requested=False), machine.Adopted())
-    assert given == [machine.SaveResize({})] and found.resize is None
+    assert given == [machine.SaveResize(None)] and found.resize is None
 
 
 def test_a_world_whose_start_was_not_noted_is_started_again() -> None:
     found = job()
     fed(found, DECIDED, NOBODY_TO_ASK)  # launch 1 may run, or not
     given = fed(found, machine.Adopted())
-    assert given == [machine.KillLaunch(1), machine.SaveResize({}), machine.Decide(WANTED, "warm")]
+    assert given == [
+        machine.KillLaunch(1),
+        machine.SaveResize(None),
+        machine.Decide(WANTED, "warm"),
+    ]
     assert found.resize is None
 
 
@@ -623,7 +631,7 @@ def test_a_note_of_a_resize_before_the_newest_is_dropped() -> None:
     found = restarted("leaving")
     newer = replace(facts(), number=2)
     given = MACHINE.handle(found, newer, machine.Adopted())
-    assert given == [machine.SaveResize({}), machine.Decide(WANTED)] and found.resize is None
+    assert given == [machine.SaveResize(None), machine.Decide(WANTED)] and found.resize is None
 
 
 def test_a_resize_told_twice_is_one_row() -> None:
@@ -650,7 +658,8 @@ def test_a_rollback_goes_on_after_a_restart() -> None:
 def test_a_note_has_all_but_what_is_only_of_this_daemon(state: str) -> None:
     resize = in_state(state).resize
     assert resize is not None
-    back = PendingResize.from_note(msgspec.json.decode(msgspec.json.encode(resize.note())))
+    note = ResizeNote(JOB, resize.note())
+    back = ResizeNote.read(JOB, note.value()).resize
     resize.told, resize.until_s = False, 0.0
     assert back == resize
 

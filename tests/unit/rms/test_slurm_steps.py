@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from rms.core.model.jobs import JobId
-from rms.daemon.jobs.machine import Facts, KillLaunch, Observed, ResizeMachine
+from rms.daemon.jobs.machine import KillLaunch, Observed, ResizeContext, ResizeMachine
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.record import JobRuntime, PendingResize, ResizeState
@@ -167,7 +167,7 @@ def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> N
         closing.state = "closing"
         left = worlds.has_processes(job, 1)
         seen = Observed({}, frozenset() if left else frozenset([1]))
-        for what in machine.handle(job, Facts(0.0, 0.0, ()), seen):
+        for what in machine.handle(job, ResizeContext(0.0, 0.0, ()), seen):
             if isinstance(what, KillLaunch):
                 within.kill("3", what.launch)
         return not left
