@@ -26,7 +26,7 @@ from rms.daemon.store.journal import Entry, Journal, JournalError, Opened, Polic
 from rms.daemon.store.sandbox import guarded, stand_ins
 
 
-class Replay(msgspec.Struct):
+class Replayed(msgspec.Struct):
     """The result of feeding a journal to a scheduler.
 
     Attributes:
@@ -53,7 +53,7 @@ class Replay(msgspec.Struct):
         return self.scheduler.engine
 
 
-def replayed(journal: Journal) -> Replay:
+def replayed(journal: Journal) -> Replayed:
     """Replay all entries that a journal has, and let the policies decide again.
 
     Raises:
@@ -64,7 +64,7 @@ def replayed(journal: Journal) -> Replay:
     return replay(journal.read(begins), base=base)
 
 
-def restored(journal: Journal, cluster: Cluster | None = None) -> Replay:
+def restored(journal: Journal, cluster: Cluster | None = None) -> Replayed:
     """Replay a journal from the newest readable snapshot, following the recorded decisions.
 
     Args:
@@ -96,7 +96,7 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _thawed(journal: Journal, seq: int, *, again: bool) -> Replay:
+def _thawed(journal: Journal, seq: int, *, again: bool) -> Replayed:
     """Return a replay that begins with a snapshot.
 
     Raises:
@@ -112,7 +112,7 @@ def _thawed(journal: Journal, seq: int, *, again: bool) -> Replay:
     except SnapshotError as error:
         raise JournalError(f"the snapshot after entry {seq}: {error}") from None
     scheduler.stand_ins = () if again else stand_ins(scheduler.cluster)
-    return Replay(scheduler, missing=missing)
+    return Replayed(scheduler, missing=missing)
 
 
 def replay(
@@ -120,8 +120,8 @@ def replay(
     cluster: Cluster | None = None,
     *,
     again: bool = True,
-    base: Replay | None = None,
-) -> Replay:
+    base: Replayed | None = None,
+) -> Replayed:
     """Feed the events of a journal to a scheduler, under the policies as recorded.
 
     An event on which a policy failed is not decided again, nor one of a policy that is gone.
@@ -152,7 +152,7 @@ def replay(
     return result
 
 
-def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tuple[Replay, bool]:
+def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tuple[Replayed, bool]:
     """Return a fresh scheduler, and whether the policy exists."""
     if not isinstance(first, Opened):
         raise JournalError(f"expected a header as first entry, got {first}")
@@ -160,14 +160,14 @@ def _begun(first: Entry | None, cluster: Cluster | None, *, again: bool) -> tupl
     recorded = Cluster.recorded(first.nodes, first.power, first.widths, first.shared)
     cluster = replace(cluster or recorded, levels=first.levels)
     spare = stand_ins(cluster)
-    result = Replay(Scheduler(cluster, spare[0], where))
+    result = Replayed(Scheduler(cluster, spare[0], where))
     result.scheduler.stand_ins = () if again else spare
     has_policy = _use(result, first)
     result.engine.state.max_concurrent_resizes = first.at_once
     return result, has_policy
 
 
-def _use(result: Replay, entry: Opened | PolicySet) -> bool:
+def _use(result: Replayed, entry: Opened | PolicySet) -> bool:
     """Let the policy of an entry decide; return whether it exists."""
     policy = _policy(entry.policy, result.missing)
     result.engine.policy = policy or stand_ins(result.scheduler.cluster)[0]
@@ -183,7 +183,7 @@ def _policy(key: str, missing: list[str]) -> Policy | None:
         return None
 
 
-def _feed(result: Replay, entry: Seen, *, follow: bool) -> None:
+def _feed(result: Replayed, entry: Seen, *, follow: bool) -> None:
     """Feed an event, decide on it or follow the recorded decisions; note differences."""
     result.events += 1
     recorded, name = entry.decisions, f"event {entry.seq} ({type(entry.event).__name__})"
