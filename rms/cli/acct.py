@@ -12,16 +12,15 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from rms.cli.queue import add_filters, elapsed, selection
+from rms.cli.queue import add_filters, selection
 from rms.client.connection import ask, server_address
 from rms.core.books.spans import BalanceError
 from rms.core.state import TASKS, is_task
-from rms.drawings import clock
 from rms.formats.config import FileError
-from rms.formats.energy import Account, accounts, amount, check_accounts, slurm_words
+from rms.formats.energy import OwnerEnergy, amount, check_energies, owner_energies, slurm_words
 from rms.formats.prices import Cost, Prices, PricesAnswer, read_prices
-from rms.wire.terminal import CommandError, columns, publish, refuse_on
-from rms.wire.users import Accounts, EnergyRow, JobRow, JobSelection
+from rms.wire.terminal import CommandError, clock, columns, duration, publish, refuse_on
+from rms.wire.users import AcctAnswer, EnergyRow, JobRow, JobSelection
 
 HEADS = [
     *("JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"),
@@ -56,22 +55,22 @@ class Result:
         prices: what the costs in the accounts go by, None where none are asked for.
     """
 
-    answer: Accounts
-    owners: Mapping[str, Account]
+    answer: AcctAnswer
+    owners: Mapping[str, OwnerEnergy]
     prices: Prices | None
 
-    def of(self, owner: str) -> Account:
+    def of(self, owner: str) -> OwnerEnergy:
         """Return an owner's account."""
-        return self.owners.get(owner, Account())
+        return self.owners.get(owner, OwnerEnergy())
 
     @property
-    def parts(self) -> dict[str, Account]:
+    def parts(self) -> dict[str, OwnerEnergy]:
         """The accounts of all jobs, all tasks, idle, off and boot, and of the cluster: their sum.
 
         Of tasks only where there were any.
         """
         jobs = {job.id for job in self.answer.jobs}
-        parts = {part: Account() for part in (*PARTS, "cluster")}
+        parts = {part: OwnerEnergy() for part in (*PARTS, "cluster")}
         for owner, account in self.owners.items():
             part = "tasks" if is_task(owner) else "jobs" if owner in jobs else owner
             parts[part] += account
@@ -92,8 +91,8 @@ def acct(arguments: argparse.Namespace) -> int:
     prices = _prices(server, arguments.prices) if arguments.cost else None
     wanted = selection(arguments)
     whole = wanted == JobSelection()
-    answer = ask(Accounts, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
-    result = Result(answer, accounts(answer.rows, prices), prices)
+    answer = ask(AcctAnswer, server, "GET", "/acct" if whole else f"/acct?{_query(wanted)}")
+    result = Result(answer, owner_energies(answer.rows, prices), prices)
     lines = columns(*_jobs(result))
     if arguments.energy:
         lines += ["", *columns(*_rows(answer.rows))]
@@ -107,7 +106,7 @@ def acct(arguments: argparse.Namespace) -> int:
         lines += _notes(result.parts["cluster"].cost, prices)
     publish(arguments.json, _as_json(result, arguments, whole=whole), lines)
     with refuse_on(BalanceError, exit_code=1):
-        check_accounts(answer, result.owners, whole=whole)
+        check_energies(answer, result.owners, whole=whole)
     return 0
 
 
@@ -161,7 +160,7 @@ def _job_row(job: JobRow, result: Result) -> list[str]:
 
 def _length(begin_s: float | None, end_s: float | None) -> str:
     """Return how long something took, or has taken so far; "" of what is not known."""
-    return "" if begin_s is None or end_s is None else elapsed(max(0.0, end_s - begin_s))
+    return "" if begin_s is None or end_s is None else duration(max(0.0, end_s - begin_s))
 
 
 def _cost_heads(prices: Prices) -> list[str]:
@@ -176,11 +175,11 @@ def _cost_cells(cost: Cost, prices: Prices) -> list[str]:
 
 def _rows(rows: Sequence[EnergyRow]) -> tuple[list[str], list[list[str]]]:
     """Return a table of all spans of an owner, world, node, device and source together."""
-    sums: dict[tuple[str, ...], Account] = {}
+    sums: dict[tuple[str, ...], OwnerEnergy] = {}
     for row in rows:
         world = "-" if row.world is None else str(row.world)
         key = row.owner, world, row.node, row.device, row.source
-        sums.setdefault(key, Account()).add(row)
+        sums.setdefault(key, OwnerEnergy()).add(row)
     shown = [(key, account) for key, account in sums.items() if abs(account.joules) > LEAST_J]
     return ROW_HEADS, [[*key[:-1], *account.cells] for key, account in shown]
 
@@ -251,7 +250,7 @@ def _as_json(result: Result, arguments: argparse.Namespace, *, whole: bool) -> A
     return {"jobs": jobs, "sums": parts, "rows": msgspec.to_builtins(result.answer.rows), **costs}
 
 
-def _costs(account: Account, prices: Prices | None) -> dict[str, Any]:
+def _costs(account: OwnerEnergy, prices: Prices | None) -> dict[str, Any]:
     if prices is None:
         return {}
     found: dict[str, Any] = {}

@@ -12,10 +12,9 @@ import msgspec
 from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
-from rms.drawings import clock
 from rms.formats.values import fold_ids, fold_slots
 from rms.wire.messages import STRATEGIES
-from rms.wire.terminal import NODE_NAMES, at_least, columns, completed_by, publish, tell
+from rms.wire.terminal import NODE_NAMES, at_least, clock, columns, completed_by, publish, tell
 from rms.wire.users import (
     OVER,
     HistoryEntry,

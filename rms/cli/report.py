@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ import msgspec
 
 from rms.cli.options import log_lines
 from rms.client.connection import server_address
-from rms.client.report import Report, pictures, preformatted, watts_of
+from rms.client.report import Report, watts_of
 from rms.plots import History
-from rms.wire.files import write_whole
 from rms.wire.terminal import CommandError, publish, refuse_on
 from rms.wire.users import NodeSpan, Snapshot
 
@@ -124,7 +122,7 @@ def _of_result(result: dict[str, Any], source: Path) -> Report:
     if result.get("study") == "malleability":
         found.say(f"What would malleability bring to {result['trace']}?")
     if "log" in result:
-        found.parts.append(preformatted(log_lines(result["log"])))
+        found.preformatted(log_lines(result["log"]))
     if result.get("study") == "malleability":
         _malleability(found, result)
     elif "makespan_s" in result:
@@ -161,14 +159,9 @@ def _malleability(found: Report, result: dict[str, Any]) -> None:
     from rms.studies.malleability import draw
     from rms.studies.malleability import table as study_table
 
-    found.parts.append(preformatted(study_table(result)))
+    found.preformatted(study_table(result))
     title = f"{result['trace']}, policy {result['policy']}"
-    with tempfile.TemporaryDirectory() as scratch:
-        figure = Path(scratch) / "malleability.png"
-        draw(result, figure, title)
-        picture = figure.read_bytes()
-        shown = pictures([figure])
-    found.drawing("malleability", shown, lambda path: write_whole(path, picture))
+    found.picture("malleability", lambda path: draw(result, path, title))
 
 
 def _simulation(found: Report, result: dict[str, Any]) -> None:
@@ -188,7 +181,7 @@ def _comparison(found: Report, result: dict[str, Any]) -> None:
 
     rows = result["rows"]
     if "warm_up" in result:
-        found.parts.append(preformatted(modes_table(result)))
+        found.preformatted(modes_table(result))
     for key, label, unit in (
         ("time_s", "Time", "s"),
         ("cluster_j", "Energy of the cluster", "J"),

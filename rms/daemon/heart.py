@@ -36,7 +36,6 @@ from rms.core.model.jobs import Job, JobId, JobSpec, JobState
 from rms.core.policies import PolicyError, placing
 from rms.core.rules.powercap import check_cap
 from rms.core.rules.transition import check
-from rms.daemon.ask.exposition import observe
 from rms.daemon.jobs.machine import Polled, ScriptEnded
 from rms.daemon.jobs.scripts import Endings, Scripts
 from rms.daemon.jobs.submit import Holds
@@ -129,7 +128,8 @@ class Dispatcher:
             number = journal.append(event, notes)
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
-        observe(context, event, time.perf_counter() - begun)
+        pass_s = time.perf_counter() - begun
+        context.metrics.observe(event, scheduler, context.jobs, pass_s)
         if scheduler.failure:
             self._policy_failed(number, event, decisions)
         else:

@@ -11,7 +11,7 @@ import msgspec
 from rms.core.books.spans import check_balance
 from rms.core.state import is_task
 from rms.formats.prices import Cost, Prices
-from rms.wire.users import Accounts, EnergyPart, EnergyRow, SlurmRow
+from rms.wire.users import AcctAnswer, EnergyPart, EnergyRow, SlurmRow
 
 MODEL = "model"
 
@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 
 @dataclass
-class Account:
+class OwnerEnergy:
     """The energy of one owner: a job, or idle, off and boot.
 
     Attributes:
@@ -40,7 +40,9 @@ class Account:
     cost: Cost = field(default_factory=Cost)
 
     @classmethod
-    def of(cls, parts: Iterable[EnergyPart | EnergyRow], prices: Prices | None = None) -> Account:
+    def of(
+        cls, parts: Iterable[EnergyPart | EnergyRow], prices: Prices | None = None
+    ) -> OwnerEnergy:
         """Return the account of these parts of an owner's energy."""
         found = cls()
         for part in parts:
@@ -56,11 +58,11 @@ class Account:
         self.by_source[part.source] = self.by_source.get(part.source, 0.0) + part.joules
         self.estimate |= part.estimate
 
-    def __add__(self, other: Account) -> Account:
+    def __add__(self, other: OwnerEnergy) -> OwnerEnergy:
         by_source = dict(self.by_source)
         for source, joules in other.by_source.items():
             by_source[source] = by_source.get(source, 0.0) + joules
-        return Account(
+        return OwnerEnergy(
             self.joules + other.joules,
             self.uncertainty_j + other.uncertainty_j,
             by_source,
@@ -99,15 +101,17 @@ def energy_words(joules: float) -> str:
     return f"{joules:.0f} J"
 
 
-def accounts(rows: Iterable[EnergyRow], prices: Prices | None = None) -> dict[str, Account]:
+def owner_energies(
+    rows: Iterable[EnergyRow], prices: Prices | None = None
+) -> dict[str, OwnerEnergy]:
     """Return the account of each owner."""
     found: dict[str, list[EnergyRow]] = {}
     for row in rows:
         found.setdefault(row.owner, []).append(row)
-    return {owner: Account.of(own, prices) for owner, own in found.items()}
+    return {owner: OwnerEnergy.of(own, prices) for owner, own in found.items()}
 
 
-def check_accounts(found: Accounts, owners: Mapping[str, Account], *, whole: bool) -> None:
+def check_energies(found: AcctAnswer, owners: Mapping[str, OwnerEnergy], *, whole: bool) -> None:
     """Refuse energy that does not add up to 1e-9 of the cluster's.
 
     Of each job and its rows; where they are all jobs (``whole``), of all owners and the cluster.

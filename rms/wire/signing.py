@@ -40,7 +40,8 @@ HELLO = "RMS-Hello"
 SCHEME = "RMS-HMAC"
 ANSWER_HEADER = "RMS-Signature"
 
-USER, METER = "user", "meter"
+USER_TOKEN, METER_TOKEN = "user", "meter"
+"""Names of the tokens of users and of meters."""
 
 
 def job_name(job: str) -> str:
@@ -52,7 +53,7 @@ def token_name(target: str) -> str:
     """Return the name of the token that requests of a path are signed with."""
     if target.startswith("/jobs/"):
         return job_name(target.split("/")[2])
-    return METER if target in (METER_PATH, CLOCKS_PATH) else USER
+    return METER_TOKEN if target in (METER_PATH, CLOCKS_PATH) else USER_TOKEN
 
 
 def nonce() -> str:

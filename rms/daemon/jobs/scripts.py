@@ -13,11 +13,11 @@ from rms.daemon.store.archive import is_settled, job_rows
 from rms.daemon.store.context import Context, Handle, Notes, describe, warning
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.record import REQUEUED, JobRuntime
-from rms.formats.energy import Account, cost_words
+from rms.formats.energy import OwnerEnergy, cost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
-from rms.wire.rows import restart_words
+from rms.wire.users import restart_words
 
 START_S = 0.02
 """How long jobs are started before others have their turn for as long."""
@@ -374,9 +374,9 @@ def end_words(context: Context, job: Job, known: JobRuntime) -> str:
     prices = context.settings.prices
     energy = context.scheduler.energy
     joules = energy.job_j(job.spec.id, context.time())
-    found.append(Account.of(energy.parts(job.spec.id, joules)).words)
+    found.append(OwnerEnergy.of(energy.parts(job.spec.id, joules)).words)
     if prices is not None:
-        found += cost_words(Account.of(job_rows(context, job.spec.id), prices).cost, prices)
+        found += cost_words(OwnerEnergy.of(job_rows(context, job.spec.id), prices).cost, prices)
     return f"job {job.spec.id} {job.state}: {', '.join(found)}"
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from rms.cli import queue
 from rms.cli.main import main
+from rms.wire.terminal import duration
 from rms.wire.users import EnergyPart, JobRow, ResizeRow, SeenSteps, SlurmRow
 
 RESIZE = ResizeRow(60.0, 40, 1, 2, "warm", 0.31, 0.02, 0.01, 2_500_000, 1.0)
@@ -79,4 +80,4 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     ],
 )
 def test_lengths_of_time(seconds: float, words: str) -> None:
-    assert queue.elapsed(seconds) == words
+    assert duration(seconds) == words
