@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -221,32 +222,10 @@ def marks_on(
 LANE_PX = 22
 """Height of a lane."""
 
-COLOURS = (
-    *("#77aadd", "#ee8866", "#eedd88", "#ffaabb"),
-    *("#99ddff", "#44bb99", "#bbcc33", "#aaaa00"),
-)
+COLOURS = 8
+"""Number of colours of jobs: classes ``c0`` to ``c7`` in the style."""
 
-STYLE = (
-    """svg { display: block; width: 100%; overflow: hidden }
-svg.mark { overflow: visible; width: 1px }
-svg text { font: 12px system-ui, sans-serif; fill: #111; pointer-events: none }
-svg.axis text, .scale text { fill: currentColor }
-.scale text { paint-order: stroke; stroke: Canvas; stroke-width: 4px }
-svg.axis line, .scale line { stroke: currentColor; stroke-opacity: 0.35 }
-.bar rect { stroke: #444; stroke-width: 1 }
-.cursor rect, rect.cursor { stroke: #000; stroke-width: 4 }
-rect.cursor { fill: none }
-.bar.off rect, .bar.boot rect { fill: none; stroke: currentColor; stroke-dasharray: 3 3 }
-.bar.off text, .bar.boot text { fill: currentColor }
-.mark path { fill: #000; stroke: #fff; stroke-width: 1 }
-.held { fill: #77aadd; stroke: #444 }
-.cell { stroke: #444; stroke-width: 1 }
-.jobs { fill: #77aadd } .idle { fill: #eedd88 } .off { fill: #bbcc33 } .boot { fill: #ee8866 }
-.cap { stroke: #c00; stroke-width: 2; stroke-dasharray: 6 3 }
-"""
-    + "\n".join(f".c{n} {{ fill: {colour} }}" for n, colour in enumerate(COLOURS))
-    + "\n"
-)
+STYLE = Path(__file__).with_name("plots.css").read_text()
 
 TASK_SIGNS: Mapping[str, tuple[str, str]] = {
     "PENDING": ("#ffffff", ""),
@@ -274,7 +253,7 @@ STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400,
 
 def colour(job: str) -> str:
     """Return the class of a job's colour, which all tasks of an array share."""
-    return f"c{zlib.crc32(job.partition('_')[0].encode()) % len(COLOURS)}"
+    return f"c{zlib.crc32(job.partition('_')[0].encode()) % COLOURS}"
 
 
 def lane_svg(lane: Lane, marks: Iterable[tuple[float, str]], window: Window) -> str:
@@ -435,13 +414,9 @@ def _stairs(steps: Sequence[tuple[int, int, float]]) -> str:
 
 def _round_up(value: float) -> float:
     """Return the next of 1, 1.5, 2, 3, 4, 5, 6, 8, 10, ..."""
-    power_of_ten = 1.0
-    while power_of_ten * 10.0 <= value:
-        power_of_ten *= 10.0
-    while power_of_ten > value:
-        power_of_ten /= 10.0
-    factors = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
-    return next(f * power_of_ten for f in factors if f * power_of_ten >= value)
+    decade = 10.0 ** math.floor(math.log10(value))
+    factors = (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0, 15.0)
+    return next(factor * decade for factor in factors if factor * decade >= value)
 
 
 # --- SVG: arrays and bars -----------------------------------------------------------------------

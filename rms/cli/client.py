@@ -12,9 +12,10 @@ import msgspec
 from rms.cli.queue import add_filters, add_ids, selection
 from rms.client.commands import follow, jobs, requeue_words, wait_for
 from rms.client.connection import ServerError, ask, server_address
+from rms.client.status import DECISION_HEADS, decision_cells
 from rms.formats.values import fold_ids, fold_slots
 from rms.wire.messages import STRATEGIES
-from rms.wire.terminal import NODE_NAMES, at_least, clock, columns, completed_by, publish, tell
+from rms.wire.terminal import NODE_NAMES, at_least, columns, completed_by, publish, tell
 from rms.wire.users import (
     OVER,
     HistoryEntry,
@@ -81,16 +82,7 @@ def explain(arguments: argparse.Namespace) -> int:
         return _explain_several(arguments, rows)
     path = f"/history/{quote(rows[0].id if rows else arguments.id)}"
     found = ask(list[HistoryEntry], _server(arguments), "GET", path)
-    table = [
-        [
-            clock(entry.at_s, day=True),
-            entry.kind,
-            fold_slots(entry.nodes),
-            entry.reason,
-        ]
-        for entry in found
-    ]
-    return _show(arguments, found, ["TIME", "DECISION", "NODES", "REASON"], table)
+    return _show(arguments, found, list(DECISION_HEADS), list(map(decision_cells, found)))
 
 
 def _explain_several(arguments: argparse.Namespace, rows: list[JobRow]) -> int:

@@ -7,26 +7,24 @@ import getpass
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
 from rms.client.commands import jobs
 from rms.client.connection import server_address
-from rms.formats.energy import OwnerEnergy, slurm_words
+from rms.client.status import RESIZE_HEADS, job_facts, resize_cells
 from rms.formats.values import fold_ids, fold_slots
 from rms.wire.terminal import (
     JOB_IDS,
     CommandError,
-    clock,
     columns,
     completed_by,
-    duration,
     printable,
     publish,
     slurm_duration,
 )
-from rms.wire.users import ALIVE, SHORT_STATES, JobRow, JobSelection, ResizeRow, restart_words
+from rms.wire.users import ALIVE, SHORT_STATES, JobRow, JobSelection
 
 COLUMNS = "ijuTmMlDsR"
 """Fields of the default table."""
@@ -183,8 +181,6 @@ def _fill(form: str, values: Mapping[str, str]) -> str:
 
 # --- rms show -----------------------------------------------------------------------------------
 
-RESIZE_HEADS = ("RESIZE", "AT", "STEP", "RANKS", "STRATEGY", "BOOT", "STALL", "MOVED", "ENERGY")
-
 
 def add_show(command: argparse.ArgumentParser) -> None:
     """Add the argument of ``rms show``."""
@@ -204,81 +200,8 @@ def show(arguments: argparse.Namespace) -> int:
 
 def job_lines(job: JobRow) -> list[str]:
     """Return the facts about a job, one in a line, and a table of its resizes."""
-    lines = columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(_facts(job)))
+    lines = columns(("JOB", printable(f"{job.id} {job.name}".rstrip())), list(job_facts(job)))
     if job.resizes:
-        rows = [[str(n), *_resize(row)] for n, row in enumerate(job.resizes, 1)]
-        lines += ["", *columns(RESIZE_HEADS, rows)]
+        rows = [[str(n), *resize_cells(row)] for n, row in enumerate(job.resizes, 1)]
+        lines += ["", *columns(("RESIZE", *RESIZE_HEADS), rows)]
     return lines
-
-
-def _facts(job: JobRow) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each fact about a job.
-
-    A node failure also requeues a job, so a running job shows the cost of a requeue.
-    """
-    status = "" if job.exit_code is None else f", exit status {job.exit_code}"
-    to, how = job.resize_to, job.resizing or "pending"
-    yield "state", f"{job.state}{status}" + ("" if to is None else f", resize to {to}: {how}")
-    if job.reason:
-        yield "reason", job.reason
-    if job.limit_s is not None:
-        yield "time limit", duration(job.limit_s)
-    yield "submitted", clock(job.submit_s, day=True)
-    if job.expected_start_s is not None:
-        yield "expected start", clock(job.expected_start_s, day=True)
-    if job.start_s is not None:
-        yield (
-            "started",
-            f"{clock(job.start_s, day=True)}, after {duration(job.start_s - job.submit_s)}",
-        )
-    if job.end_s is not None and job.start_s is not None:
-        yield "ended", f"{clock(job.end_s, day=True)}, after {duration(job.end_s - job.start_s)}"
-    elif job.end_s is not None:
-        yield "ended", clock(job.end_s, day=True)
-    yield "nodes", _nodes(job)
-    if job.steps:
-        yield "progress", f"step {job.step:,} of {job.steps:,} ({job.step / job.steps:.0%})"
-    if job.start_s is not None and job.end_s is None:
-        yield "if requeued", restart_words(job.restartable, job.step, job.steps)
-    if job.seen:
-        speeds = [f"{s.steps / s.seconds:.4g} on {s.nodes}" for s in job.seen if s.seconds > 0.0]
-        yield "steps a second", ", ".join(speeds)
-    yield "energy", OwnerEnergy.of(job.energy).words
-    if by_slurm := slurm_words(job.slurm):
-        yield "by Slurm", by_slurm
-    for name, listed in (("only on", job.nodelist), ("not on", job.exclude)):
-        if listed:
-            yield name, ",".join(listed)
-    for name in ("account", "answer", "profile", "output", "summary"):
-        if value := getattr(job, name):
-            yield name, str(value)
-    if job.priority:
-        yield "priority", f"{job.priority:g}"
-    if job.frequency is not None:
-        yield "frequency", f"{job.frequency:.0%} of the highest"
-
-
-def _nodes(job: JobRow) -> str:
-    """Return the number of nodes of a job, and its range."""
-    low, high = job.nodes_min, job.nodes_max
-    may = f"{low}" if low == high else f"{low} to {high}"
-    if not job.size:
-        return f"wants {may}, {job.mode}"
-    names = f" ({fold_slots(job.nodes)})" if job.nodes else ""
-    return f"{job.size}{names}, {job.mode}" + ("" if low == high else f", may have {may}")
-
-
-def _resize(row: ResizeRow) -> list[str]:
-    energy = "" if row.energy_j is None else f"{row.energy_j:.1f} J"
-    if row.saved_j is not None:
-        energy += f", {'saves' if row.saved_j >= 0.0 else 'costs'} {abs(row.saved_j):.1f} J later"
-    return [
-        clock(row.at_s),
-        f"{row.step}",
-        f"{row.from_ranks} to {row.to_ranks}",
-        row.strategy,
-        f"{row.boot_s:.2f} s",
-        f"{row.stall_s:.3f} s",
-        f"{row.bytes / 1e6:.1f} MB",
-        energy,
-    ]

@@ -34,7 +34,7 @@ from textual.widgets import Button, Footer, Input, Static
 from rms.cli.queue import job_lines
 from rms.client.commands import Action, act, actions
 from rms.client.connection import ServerError, ask
-from rms.client.monitor import ClusterStatus
+from rms.client.status import DECISION_HEADS, ClusterStatus, decision_cells
 from rms.formats.energy import energy_words
 from rms.formats.values import fold_slots
 from rms.wire.files import tail
@@ -624,8 +624,7 @@ class Top(App[None]):
         except ServerError as error:
             self.notify(printable(str(error)), severity="error", markup=False)
             return
-        rows = [(clock(e.at_s, day=True), e.kind, fold_slots(e.nodes), e.reason) for e in entries]
-        lines = columns(("TIME", "DECISION", "NODES", "REASON"), rows)
+        lines = columns(DECISION_HEADS, list(map(decision_cells, entries)))
         self.push_screen(Reader(f"decisions about job {line.job.id}", lines))
 
     @work

@@ -1,9 +1,8 @@
-"""The state of a cluster in words, and the report of a daemon's jobs (``rms report``)."""
+"""Snapshots of a daemon, in a line and a table (``rms top``) and as a report (``rms report``)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -11,11 +10,12 @@ import msgspec
 
 from rms.client.connection import ServerError, ask
 from rms.client.report import Report, watts_by_owner, watts_of
+from rms.client.status import ClusterStatus
 from rms.core.books.spans import BALANCE, BalanceError
 from rms.formats.energy import OwnerEnergy, check_energies, owner_energies
 from rms.formats.values import fold_slots
 from rms.plots import History, mark_words
-from rms.wire.live import Live, Mark
+from rms.wire.live import Mark
 from rms.wire.terminal import clock
 from rms.wire.users import (
     OVER,
@@ -54,73 +54,6 @@ END_HEADS = (
     *("JOBID", "NAME", "STATE", "MODE", "WAIT_S", "RUN_S", "RESIZES", "ENERGY_J", "SOURCE"),
     "REASON",
 )
-
-
-@dataclass(frozen=True)
-class ClusterStatus:
-    """Numbers of nodes and jobs, as the page, ``rms top`` and ``rms report`` show them.
-
-    Attributes:
-        allocated: nodes that jobs hold.
-        completed: jobs that have ended, in whatever state.
-    """
-
-    allocated: int
-    nodes: int
-    running: int
-    pending: int
-    completed: int
-    power_w: float
-    policy: str
-
-    @classmethod
-    def of_live(cls, live: Live) -> ClusterStatus:
-        """Return the status in an answer of the daemon."""
-        return cls(
-            allocated=live.held,
-            nodes=live.nodes,
-            running=live.running,
-            pending=live.waiting,
-            completed=live.over,
-            power_w=live.power_w,
-            policy=live.policy,
-        )
-
-    @classmethod
-    def of_snapshot(cls, now: Snapshot) -> ClusterStatus:
-        """Return the status in a snapshot."""
-        states = [job.state for job in now.jobs]
-        return cls(
-            allocated=sum(node.state in ("allocated", "mixed") for node in now.nodes),
-            nodes=len(now.nodes),
-            running=states.count("RUNNING"),
-            pending=states.count("PENDING"),
-            completed=sum(state in OVER for state in states),
-            power_w=now.books.power_w[-1][1] if now.books.power_w else 0.0,
-            policy=now.books.policy,
-        )
-
-    @property
-    def nodes_words(self) -> str:
-        """Allocated nodes, of all."""
-        return f"{self.allocated:,} of {self.nodes:,}"
-
-    @property
-    def jobs_words(self) -> str:
-        """Number of jobs by state."""
-        return f"Running {self.running:,}, Pending {self.pending:,}, Completed {self.completed:,}"
-
-    @property
-    def rows(self) -> list[tuple[str, str]]:
-        """Name and value of each number."""
-        return [
-            ("Nodes allocated", self.nodes_words),
-            ("Running", f"{self.running}"),
-            ("Pending", f"{self.pending}"),
-            ("Completed", f"{self.completed}"),
-            ("Power", f"{self.power_w:.0f} W"),
-            ("Policy", self.policy),
-        ]
 
 
 # --- a snapshot ---------------------------------------------------------------------------------

@@ -32,29 +32,7 @@ from rms.plots import (
 from rms.wire.files import csv_text, write_whole
 from rms.wire.users import EnergyRow
 
-STYLE = """:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --soft: #eceef1 }
-@media (prefers-color-scheme: dark) { :root { --ink: #eaeaea; --paper: #15181c; --soft: #2a3038 } }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 0 auto; max-width: 90rem; padding: 1rem;
-  color: var(--ink); background: var(--paper) }
-h1 { font-size: 1.4rem } h2 { font-size: 1.15rem; margin: 1.8rem 0 .4rem }
-h3 { font-size: 1rem; margin: 1rem 0 .3rem }
-.wide { overflow-x: auto; max-height: 34rem; margin: .5rem 0 1rem }
-table { border-collapse: collapse } th { position: sticky; top: 0; background: var(--paper) }
-td, th { padding: .2rem 1rem .2rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--soft) }
-.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap }
-img { max-width: 100%; display: block; background: #fff }
-pre { background: var(--soft); padding: .6rem; overflow-x: auto }
-.over-time { touch-action: pan-y; cursor: grab; margin: .4rem 0 }
-.over-time:focus-visible { outline: 3px solid #0b6bd3; outline-offset: 3px }
-.row { display: flex; align-items: center; gap: .5rem }
-.row .name { flex: 0 0 7rem; overflow: hidden; text-overflow: ellipsis; white-space: nowrap }
-.row svg { flex: 1; min-width: 0 } .row svg.lane { border-bottom: 1px solid var(--soft) }
-.tasks svg { max-width: 50rem }
-.key { padding: 0 .4rem; margin-right: .3rem; color: #111; border: 1px solid #444 }
-.key.jobs { background: #77aadd } .key.idle { background: #eedd88 }
-.key.off { background: #bbcc33 } .key.boot { background: #ee8866 }
-"""
+STYLE = Path(__file__).with_name("report.css")
 SCRIPT = Path(__file__).with_name("report.js")
 NUMBER = re.compile(r"[-+]?[\d,]+(\.\d+)?([eE][-+]?\d+)?( ?(s|J|kJ|MJ|GJ|W|%|MB|GB/s))?")
 
@@ -99,7 +77,7 @@ def _pieces() -> Any:
 
 def page(title: str, parts: Iterable[str]) -> str:
     """Return the page; its security policy permits no other script or style."""
-    style, script = STYLE + plots.STYLE, SCRIPT.read_text()
+    style, script = STYLE.read_text() + plots.STYLE, SCRIPT.read_text()
     rules = (
         f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}; "
         "base-uri 'none'; form-action 'none'"

@@ -16,8 +16,15 @@ from markupsafe import Markup
 
 from rms import plots
 from rms.client.commands import actions
-from rms.client.monitor import ClusterStatus
 from rms.client.report import environment
+from rms.client.status import (
+    DECISION_HEADS,
+    RESIZE_HEADS,
+    ClusterStatus,
+    decision_cells,
+    job_facts,
+    resize_cells,
+)
 from rms.core.policies import POLICIES
 from rms.formats.energy import energy_words
 from rms.formats.values import fold_slots
@@ -50,7 +57,13 @@ def _size(job: JobRow) -> str:
 
 def _templates() -> Any:
     templates = environment(Path(__file__).parent / "templates")
-    templates.globals |= {"actions": actions, "spans_s": SPANS_S, "owners": plots.OWNERS}
+    templates.globals |= {
+        "actions": actions,
+        "spans_s": SPANS_S,
+        "owners": plots.OWNERS,
+        "resize_heads": [head.capitalize() for head in RESIZE_HEADS],
+        "decision_heads": [head.capitalize() for head in DECISION_HEADS],
+    }
     templates.filters |= {
         "words": words,
         "clock": clock,
@@ -225,16 +238,16 @@ def job(page: PageQuery, live: Live) -> Content:
         return view
     view.parts |= {
         "acts": PIECES.job_buttons(row, row.id),
-        "facts": PIECES.terms([fact for fact in _facts(row, live.now_s) if fact[1]]),
+        "facts": PIECES.terms(_facts(row, live.now_s)),
         "rates": _rates(row),
         "output": _output(row),
     }
-    resizes = [(str(n), PIECES.resize_row(resize)) for n, resize in enumerate(row.resizes)]
+    resizes = [(str(n), PIECES.cells(resize_cells(at))) for n, at in enumerate(row.resizes)]
     view.fill("resizes", resizes[-50:])
     view.fill(
         "history",
         [
-            (f"{n}-{entry.at_s:.3f}", PIECES.decision_row(entry))
+            (f"{n}-{entry.at_s:.3f}", PIECES.cells([words(c, 200) for c in decision_cells(entry)]))
             for n, entry in enumerate(live.history)
         ],
     )
@@ -243,23 +256,11 @@ def job(page: PageQuery, live: Live) -> Content:
 
 def _facts(job: JobRow, now_s: float) -> Iterator[tuple[str, str]]:
     yield "Name", words(job.name)
-    yield "State", PIECES.state(job.state, job.resizing)
-    yield "Mode", words(job.mode)
-    yield "Submitted", clock(job.submit_s, day=True)
-    if job.start_s is not None:
-        yield "Started", clock(job.start_s, day=True)
-    if job.expected_start_s is not None:
-        yield "Expected start", clock(job.expected_start_s, day=True)
-    if job.end_s:
-        yield "Ended", clock(job.end_s)
-    else:
-        yield "Run time", duration(0.0 if job.start_s is None else now_s - job.start_s, 1)
-    yield "Nodes", f"{_size(job)} {words(fold_slots(job.nodes), 400)}"
-    if job.steps:
-        yield "Steps", f"{job.step} of {job.steps}"
-    yield "Energy", f"{energy_words(job.energy_j)} ({words(job.energy_source)})"
-    yield "Reason", words(job.reason, 400)
-    yield "Answer", words(job.answer)
+    for name, value in job_facts(job):
+        text = words(value, 400)
+        yield name.capitalize(), PIECES.signed(job.state, text) if name == "state" else text
+    if job.start_s is not None and job.end_s is None:
+        yield "Run time", duration(now_s - job.start_s, 1)
 
 
 def _rates(job: JobRow) -> str:
