@@ -35,7 +35,7 @@ from rms.wire.users import NodeSpan
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeWindow:
     """The time that a chart shows, and the origin of ``data-a``; s since the epoch."""
 
     begin_s: float
@@ -125,7 +125,7 @@ def lanes_of(
     names: Sequence[str],
     groups: Sequence[range],
     spans: Iterable[NodeSpan],
-    window: Window,
+    window: TimeWindow,
     *,
     states: Sequence[str] = (),
     most_bars: int | None = None,
@@ -162,7 +162,7 @@ def lanes_of(
 
 
 def held_shares(
-    spans: Iterable[NodeSpan], nodes: int, window: Window, parts: int = 120
+    spans: Iterable[NodeSpan], nodes: int, window: TimeWindow, parts: int = 120
 ) -> list[tuple[float, float]]:
     """Return the share of nodes that spans hold, at each part of a time where it changes."""
     begin_s, end_s = window.begin_s, window.end_s
@@ -256,7 +256,7 @@ def colour(job: str) -> str:
     return f"c{zlib.crc32(job.partition('_')[0].encode()) % COLOURS}"
 
 
-def lane_svg(lane: Lane, marks: Iterable[tuple[float, str]], window: Window) -> str:
+def lane_svg(lane: Lane, marks: Iterable[tuple[float, str]], window: TimeWindow) -> str:
     """Return a lane: bars of its spans and marks ``(time, words)``, or the shares held.
 
     Bars that last reach beyond the window's end, where the drawing ends.
@@ -269,7 +269,7 @@ def lane_svg(lane: Lane, marks: Iterable[tuple[float, str]], window: Window) -> 
     return f'<svg class="lane" height="{LANE_PX}" aria-hidden="true">{"".join(parts)}</svg>'
 
 
-def _timed(begin_s: float, end_s: float | None, window: Window) -> tuple[str, str]:
+def _timed(begin_s: float, end_s: float | None, window: TimeWindow) -> tuple[str, str]:
     """Return the place of a rectangle, and its times for scripts."""
     begin = f'data-a="{begin_s - window.origin_s:.1f}"'
     if end_s is None:
@@ -279,7 +279,7 @@ def _timed(begin_s: float, end_s: float | None, window: Window) -> tuple[str, st
     return f'x="{window.place(begin_s)}" width="{max(width, 0.0):.3f}%"', f"{begin} {end}"
 
 
-def _bar(span: NodeSpan, window: Window) -> str:
+def _bar(span: NodeSpan, window: TimeWindow) -> str:
     where, times = _timed(span.start_s, span.end_s, window)
     job = html.escape(span.job)
     until = "now" if span.end_s is None else clock(span.end_s)
@@ -293,7 +293,7 @@ def _bar(span: NodeSpan, window: Window) -> str:
     )
 
 
-def _mark(at_s: float, words: str, window: Window) -> str:
+def _mark(at_s: float, words: str, window: TimeWindow) -> str:
     where, times = _timed(at_s, at_s, window)
     place = where.partition('" ')[0].removeprefix('x="')
     return (
@@ -303,7 +303,7 @@ def _mark(at_s: float, words: str, window: Window) -> str:
     )
 
 
-def _steps(held: Sequence[tuple[float, float]], window: Window) -> Iterable[str]:
+def _steps(held: Sequence[tuple[float, float]], window: TimeWindow) -> Iterable[str]:
     ends = [at_s for at_s, _ in held[1:]] + [None]
     for (at_s, share), end_s in zip(held, ends, strict=True):
         if share:
@@ -317,7 +317,7 @@ def _steps(held: Sequence[tuple[float, float]], window: Window) -> Iterable[str]
             )
 
 
-def axis(window: Window) -> str:
+def axis(window: TimeWindow) -> str:
     """Return the axis of time: ticks at round times of day."""
     span_s = window.end_s - window.begin_s
     step_s = next((step for step in STEPS_S if span_s / step <= 6), 86400)
@@ -350,7 +350,7 @@ OWNERS = ("jobs", "idle", "off", "boot")
 
 
 def power(
-    points: Sequence[tuple[float, Sequence[float]]], window: Window, cap_w: float | None = None
+    points: Sequence[tuple[float, Sequence[float]]], window: TimeWindow, cap_w: float | None = None
 ) -> str:
     """Return the power over time, stacked by owner.
 

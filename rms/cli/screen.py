@@ -45,7 +45,7 @@ from rms.wire.users import HistoryEntry
 # --- dialogs ------------------------------------------------------------------------------------
 
 
-class Question(ModalScreen[int]):
+class Confirmation(ModalScreen[int]):
     """Asks for confirmation of an action: returns -1 for no, else a number of nodes or 0."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -53,11 +53,11 @@ class Question(ModalScreen[int]):
         Binding("y", "yes", "Yes"),
     ]
     DEFAULT_CSS = """
-    Question { align: center middle; }
-    Question > Vertical { width: 72; max-width: 95%; height: auto; border: round $warning;
+    Confirmation { align: center middle; }
+    Confirmation > Vertical { width: 72; max-width: 95%; height: auto; border: round $warning;
         background: $surface; padding: 1 2; }
-    Question Horizontal { height: auto; margin-top: 1; }
-    Question Button { margin-right: 2; }
+    Confirmation Horizontal { height: auto; margin-top: 1; }
+    Confirmation Button { margin-right: 2; }
     """
 
     def __init__(self, action: Action) -> None:
@@ -236,7 +236,7 @@ class JobTable(ScrollView):
     class Unloaded(Message):
         """Rows that the table does not hold are visible."""
 
-    class Opened(Message):
+    class RowOpened(Message):
         """The user opens the selected row."""
 
     def __init__(self) -> None:
@@ -340,7 +340,7 @@ class JobTable(ScrollView):
 
     def action_open(self) -> None:
         """Open the selected row."""
-        self.post_message(self.Opened())
+        self.post_message(self.RowOpened())
 
     def on_click(self, event: events.Click) -> None:
         """Select the row; a second click opens it."""
@@ -565,7 +565,7 @@ class Top(App[None]):
         self._field.display = False
         self.table.focus()
 
-    @on(JobTable.Opened)
+    @on(JobTable.RowOpened)
     def open_row(self) -> None:
         """Unfold an array, fold it again, or show a job."""
         line = self.table.chosen()
@@ -596,7 +596,7 @@ class Top(App[None]):
             if nodes is not None and nodes >= 0:
                 self._act(can[0].do, line.ids, nodes)
 
-        self.push_screen(Question(can[0]), then)
+        self.push_screen(Confirmation(can[0]), then)
 
     def action_hold(self) -> None:
         """Hold the selected job; release one on hold."""

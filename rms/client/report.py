@@ -22,7 +22,7 @@ from rms.core.books.spans import BOOT, OFF
 from rms.plots import (
     History,
     Panel,
-    Window,
+    TimeWindow,
     draw_panels,
     folded,
     gantt,
@@ -176,7 +176,7 @@ class Report:
             relative: times are seconds since the start instead of times of day.
         """
         end_s = max(history.end_s, history.start_s + 1e-3)
-        window = Window(history.start_s, end_s, history.start_s)
+        window = TimeWindow(history.start_s, end_s, history.start_s)
         curve = plots.power(points, window).replace("<svg ", '<svg class="curve" ', 1)
         if not any(HINT in part for part in self.parts):
             self.say(HINT)
@@ -264,7 +264,7 @@ def watts_of(
 
 
 def _lanes(
-    history: History, marks: Mapping[str, Sequence[tuple[float, str]]], window: Window
+    history: History, marks: Mapping[str, Sequence[tuple[float, str]]], window: TimeWindow
 ) -> Iterator[tuple[str, str]]:
     """Yield name and SVG of each lane."""
     nodes, spans = history.rows, [*history.spans, *history.power_spans]

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from rms import plots
 from rms.client.connection import ServerError, ask
 from rms.daemon.ask.http import PEER, Peer
-from rms.web.content import PageQuery, Sent, query
+from rms.web.content import PageQuery, PageState, query
 from rms.web.views import content
 from rms.wire.live import LIVE_PATH, Live
 from rms.wire.terminal import clock
@@ -151,7 +151,7 @@ class Bridge:
 
     async def _events(self, page: PageQuery, last: int) -> AsyncIterator[bytes]:
         """Yield events until the page disconnects; the last event of an update has its number."""
-        sent, after, hold_s, now_s = Sent(), last, 0.0, 0.0
+        sent, after, hold_s, now_s = PageState(), last, 0.0, 0.0
         self.pages += 1
         try:
             while True:

@@ -163,7 +163,7 @@ class Content:
             self.parts[f"{name}/{key}"] = piece
 
 
-class Sent:
+class PageState:
     """The pieces that one page has."""
 
     def __init__(self) -> None:

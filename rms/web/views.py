@@ -28,7 +28,7 @@ from rms.client.status import (
 from rms.core.policies import POLICIES
 from rms.formats.energy import energy_words
 from rms.formats.values import fold_slots
-from rms.plots import Window
+from rms.plots import TimeWindow
 from rms.web.content import ROWS, Content, PageQuery, words
 from rms.wire.files import tail
 from rms.wire.live import JobLine, Lane, Live
@@ -88,9 +88,9 @@ def content(page: PageQuery, live: Live) -> Content:
     return replace(view, frame=str(view.frame), parts=parts)
 
 
-def window_of(live: Live, begin_s: float, end_s: float) -> Window:
+def window_of(live: Live, begin_s: float, end_s: float) -> TimeWindow:
     """Return the window of charts; their origin is the time of the first event."""
-    return Window(begin_s, end_s, live.start_s or 0.0)
+    return TimeWindow(begin_s, end_s, live.start_s or 0.0)
 
 
 # --- nodes --------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _show_lanes(view: Content, page: PageQuery, live: Live) -> None:
         return
     window = window_of(live, lanes.begin_s, lanes.end_s)
     # Lanes are placed by the page's script, so they do not change while the time goes on.
-    drawn = Window(window.origin_s, window.origin_s + 1.0, window.origin_s)
+    drawn = TimeWindow(window.origin_s, window.origin_s + 1.0, window.origin_s)
     marks: dict[str, list[tuple[float, str]]] = {}
     for mark in lanes.marks:
         marks.setdefault(mark.job, []).append((mark.at_s, plots.mark_words(mark)))

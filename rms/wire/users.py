@@ -24,7 +24,7 @@ from rms.wire.messages import (
 )
 
 OVER = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY")
-"""States of jobs that will not change any more."""
+"""States of jobs that have ended."""
 
 ALIVE = "PENDING,CONFIGURING,RUNNING"
 
@@ -42,13 +42,13 @@ SHORT_STATES = {
 
 
 class ErrorAnswer(msgspec.Struct, frozen=True):
-    """Why a request was refused, in one sentence."""
+    """Reason of a refusal, in one sentence."""
 
     error: str
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """The answer where there is nothing to say but that it was done."""
+    """Empty answer."""
 
 
 # --- requests about jobs --------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Nothing(msgspec.Struct, frozen=True):
 class SubmitOptions(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 ):
-    """What the command line sets; it wins over the script. None where it does not say."""
+    """Options of the command line, which override the script's; None if not set."""
 
     array: Selection | None = None
     nodes: tuple[Nodes, Nodes] | None = None
@@ -91,11 +91,11 @@ class SubmitOptions(
 
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What ``rms submit`` sends: the script as it is now, and where and how to run it.
+    """A job script with folder, environment and options: ``rms submit``.
 
-    ``command`` are the words of its one launcher line and ``program`` the hash of its file, by
-    which a measured profile is found; ``profile`` is the text of the profile's file where one is
-    named: the daemon opens no file for others.
+    ``command`` are the words of its only launcher line and ``program`` the hash of its file, which
+    identify a measured profile. ``profile`` is the text of the profile that an option names: the
+    daemon opens no files of users.
     """
 
     text: Script
@@ -109,19 +109,19 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobIds(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Jobs that were made, or that a command has changed; sentences on what has no effect."""
+    """New jobs, or jobs that a command has changed; warnings about options without effect."""
 
     ids: list[str]
     warnings: list[str] = []
 
 
 class JobSelection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Jobs of which all this is true; several ids, states, names have commas between.
+    """Jobs that match all filters; each filter is a comma-separated list.
 
     Attributes:
         id: as ``7,8_3,9_[1-3]``.
-        state: by Slurm's names, long or short, or ``ALL``.
-        user: whose they are; all are those of the daemon's owner.
+        state: Slurm's names, long or short, or ``ALL``.
+        user: owners; all jobs belong to the daemon's owner.
     """
 
     id: Selection | None = None
@@ -134,11 +134,11 @@ WAIT_PATH = "/wait"
 
 
 class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether jobs are over, held for a while until they are.
+    """Request that the daemon holds until jobs have ended, or for a while.
 
     Attributes:
-        lines: they are over only once the last lines of their outputs are written.
-        hold_s: how long the question may be held.
+        lines: a job counts as unfinished until the last line of its output is written.
+        hold_s: longest time to hold the request.
     """
 
     id: Selection
@@ -147,15 +147,15 @@ class WaitQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WaitAnswer(msgspec.Struct, frozen=True):
-    """How many of the jobs are not over yet, at most."""
+    """Number of unfinished jobs, at most."""
 
     left: int
 
 
 class ResizeCommand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``rms resize``: to so many nodes, or over to those named (``on``, comma-separated).
+    """``rms resize``: to a number of nodes, or to the named ones (``on``, comma-separated).
 
-    None gives the choice of its size back to the policy.
+    Without a number the policy chooses the size again.
     """
 
     id: Name
@@ -179,13 +179,13 @@ class ResizeAnswer(msgspec.Struct, frozen=True):
 
 
 class ResizeRow(msgspec.Struct, frozen=True):
-    """A resize that is over: when it ended, and what :class:`rms.wire.messages.Resize` tells.
+    """A completed resize: its end, and the fields of :class:`rms.wire.messages.Resize`.
 
     Attributes:
-        number: among those decided for the job, 0 where that is not known.
-        energy_j: what the job had while it did not step, on the nodes of both worlds.
-        saved_j: what the rest of the job costs less at its new size, by the model; None where
-            its run time there is not known.
+        number: of the decision among the job's resizes, 0 if unknown.
+        energy_j: energy of the job while it did not step, on the nodes of both worlds.
+        saved_j: energy that the rest of the job saves at its new size, by the model; None if the
+            run time at that size is unknown.
     """
 
     at_s: float
@@ -209,17 +209,17 @@ class ResizeRow(msgspec.Struct, frozen=True):
 
 
 class NodesHeld(msgspec.Struct, frozen=True):
-    """Nodes that a job held in Slurm from a time on."""
+    """Nodes that a job holds in Slurm from a time on."""
 
     at_s: float
     nodes: list[str]
 
 
 class SlurmRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm knows of a job of the engine ``slurm``; of others, nothing is set.
+    """Slurm's facts about a job of the engine ``slurm``; unset for other engines.
 
-    ``waits`` is Slurm's reason, ``consumed_energy_j`` its own count, once it is known: nobody has
-    verified it, ``consumed_energy_ratio`` is it over ours.
+    ``waits`` is Slurm's reason. ``consumed_energy_j`` is Slurm's own count, which is not verified;
+    ``consumed_energy_ratio`` is its ratio to ours.
     """
 
     slurm_job: int | UnsetType | None = UNSET
@@ -233,10 +233,10 @@ class EnergyPart(msgspec.Struct, frozen=True):
     """Energy from one source.
 
     Attributes:
-        source: ``model``, or which meter.
+        source: ``model``, or the name of a meter.
         uncertainty_j: half-width of the measured energy, about 95 %; for a part of a shared
             device the largest possible error of the split is added. 0 for the model.
-        estimate: some of it is a part of a device that several nodes share, divided over them.
+        estimate: a part is a share of a device that several nodes use.
     """
 
     source: str
@@ -246,16 +246,16 @@ class EnergyPart(msgspec.Struct, frozen=True):
 
 
 class EnergyRow(msgspec.Struct, frozen=True):
-    """Energy of a device of a node while it was in one pair of hands; all rows make the cluster's.
+    """Energy of a device of a node while it had one owner; all rows add up to the cluster's.
 
     Attributes:
         owner: a job's id, ``task:PROGRAM[PID]``, ``idle``, ``off`` or ``boot``.
-        world: number of the launch among the job's, None where there was none.
-        resize: number of the job's resize that this was in, 0 for none.
-        device: such as ``package-0`` or ``gpu-0``; of the model it is ``node``.
-        joules: of the model, what no measurement stands for.
+        world: number of the job's launch, or None.
+        resize: number of the job's resize during that time, 0 for none.
+        device: such as ``package-0`` or ``gpu-0``; ``node`` for the model.
+        joules: for the model, the energy that no measurement replaces.
         uncertainty_j, estimate: as in :class:`EnergyPart`.
-        replaced_j: of the model, what a measurement stands for.
+        replaced_j: for the model, the energy that a measurement replaces.
     """
 
     owner: str
@@ -273,7 +273,7 @@ class EnergyRow(msgspec.Struct, frozen=True):
 
 
 class SeenSteps(msgspec.Struct, frozen=True):
-    """Steps that a job was seen to make on so many nodes, and the seconds they took."""
+    """Steps that a job made on a number of nodes, and their duration."""
 
     nodes: int
     steps: int
@@ -281,34 +281,34 @@ class SeenSteps(msgspec.Struct, frozen=True):
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A job, as queue, show, acct, top and reports have it.
+    """A job, for queue, show, acct, top and reports.
 
     Attributes:
-        size: nodes it holds, or held last; ``nodes`` are their names while it runs. Where jobs
-            share nodes both are of slots (``n1/0``).
-        reason: why it waits, or what was said of it last.
-        step, steps: how far its program is.
+        size: number of nodes that it holds, or held last; ``nodes`` are their names while it
+            runs. On shared nodes both are slots (``n1/0``).
+        reason: reason that it is pending, or of the last decision.
+        step, steps: progress of its program.
         restartable: whether it resumes from a checkpoint when its script runs again; None until
             its program reports that.
-        energy_source: ``model``, or which meters.
-        energy: by source; it adds up to ``energy_j``.
-        answer: what the application states of its result.
+        energy_source: ``model``, or the names of meters.
+        energy: by source; the sum is ``energy_j``.
+        answer: the application's statement of its result.
         resizing: state of the resize in flight, or "".
         resize_to: target size of a requested or running resize, in the unit of ``size``.
         output: file of its standard output.
-        summary: the last line of its output, once it is over; "" while that is still to be
-            written, None where there is none to come.
-        seen: how fast it was seen to step at each size.
-        profile: the measured profile that it is planned by, and since when there is one; or "".
-        frequency: the lowest of its nodes, over the highest one; None where none is set.
-        exit_code: of its script, 128 and the signal's number where one has ended it; None while it
-            is not over, or never ran.
-        account: whose usage its nodes count as.
+        summary: the last line of the output of an ended job; "" until it is written, None if there
+            will be none.
+        seen: measured speed at each size.
+        profile: the measured profile for planning, and its date; or "".
+        frequency: lowest frequency of its nodes, relative to the highest possible; None if not set.
+        exit_code: of its script, 128 plus the number of the signal that ended it; None before the
+            end, or if it never started.
+        account: account for the usage of nodes.
         user: name of its owner.
         limit_s: time limit, or None.
-        nodelist, exclude: names of the only nodes it may have, and of those that it may not.
-        priority: ``--priority``; for a waiting job under order ``multifactor`` the sum.
-        expected_start_s: expected start of a waiting job, or None.
+        nodelist, exclude: names of the only permitted nodes, and of the excluded ones.
+        priority: ``--priority``; for a pending job in the order ``multifactor`` the sum.
+        expected_start_s: expected start of a pending job, or None.
     """
 
     id: str
@@ -368,8 +368,8 @@ def restart_words(restartable: bool | None, step: int, steps: int) -> str:
 
 
 class HistoryEntry(msgspec.Struct, frozen=True):
-    """A decision about a job, for ``rms explain``: what (``kind``), its typed reason (``code``)
-    and that in words, and of a start or resize how many slots on which nodes.
+    """A decision about a job, for ``rms explain``: its kind, the code and the words of its reason;
+    for a start or resize also the number of slots and the nodes.
     """
 
     at_s: float
@@ -384,7 +384,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
 
 class NodePattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes a command is about, in Slurm's bracket form: ``n[1-3]``."""
+    """Nodes of a command, in Slurm's bracket form: ``n[1-3]``."""
 
     node: Selection
 
@@ -396,14 +396,14 @@ class NodeNames(msgspec.Struct, frozen=True):
 
 
 class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The policy that decides, or is to: a name, or the text of a policy file; "" for as before.
+    """The present policy, or a new one: a name, or the text of a policy file; "" for no change.
 
     Attributes:
-        strategy: what decides on tasks: a name, or a file's.
-        governor: how much of the machine they may use: ``high`` or ``low``; to set it also
-            ``price``, ``co2`` (perhaps with ``:LIMIT``) or ``cap``.
-        governor_rule: which of these sets it, "" where none does.
-        text: of the strategy's file, for the daemon opens none for others.
+        strategy: strategy of tasks: a name, or the path of a file.
+        governor: share of the machine for tasks: ``high`` or ``low``; a request may also have the
+            rules ``price``, ``co2`` (perhaps with ``:LIMIT``) or ``cap``.
+        governor_rule: the rule that sets the governor, or "".
+        text: text of the strategy's file; the daemon opens no files of users.
     """
 
     name: Script = ""
@@ -414,21 +414,20 @@ class PolicyName(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
 
 class PowerCap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the cluster is to draw at most, None for any power."""
+    """Power cap of the cluster, or None."""
 
     cap_w: Amount | None
 
 
 class NodeRow(msgspec.Struct, frozen=True):
-    """A node: its slots, its state by sinfo's words, the job there, who measures its power.
+    """A node: its slots, its state in the words of sinfo, its jobs, the source of its power.
 
     Attributes:
-        job: who holds it; several where jobs share nodes, with commas between.
-        allocated: how many of its slots are held.
-        kinds: of its processors by name, how many slots there are and how many are held; empty
-            where all are alike.
-        frequency: at which it runs, over the highest one; None where none is set.
-        reason: why its state may be out of date, "" if it is current.
+        job: job on the node; on a shared node several, separated by commas.
+        allocated: number of allocated slots.
+        kinds: number of slots and of allocated ones by kind of processor; empty if all are alike.
+        frequency: relative to the highest possible; None if not set.
+        reason: reason that the state may be out of date, "" if it is current.
     """
 
     name: str
@@ -443,9 +442,9 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class TaskRow(msgspec.Struct, frozen=True):
-    """A task with kernels: its process, how far it is, and the device or queue that it is in.
+    """A task with kernels: its process, its state, and its device or queue.
 
-    ``STOPPING`` is one that runs and was told to stop at its next yield point.
+    A task that stops at its next yield point is ``STOPPING``.
     """
 
     pid: int
@@ -456,11 +455,11 @@ class TaskRow(msgspec.Struct, frozen=True):
 
 
 class PowerCapRow(msgspec.Struct, frozen=True):
-    """The power cap beside what the cluster is expected to draw, and what its meters say.
+    """The power cap with the expected and the measured power of the cluster.
 
     Attributes:
-        idle_w: of ``expected_w``, what all nodes draw when idle.
-        measured_w: as last read, of nodes without a meter by the model; None where none has one.
+        idle_w: part of ``expected_w``: the power of all nodes when idle.
+        measured_w: last readings, with the model for nodes without a meter; None without meters.
     """
 
     cap_w: float | None
@@ -470,10 +469,10 @@ class PowerCapRow(msgspec.Struct, frozen=True):
 
 
 class Books(msgspec.Struct, frozen=True):
-    """Energy of the cluster from the first event up to ``at_s``, by the words of the contract.
+    """Energy of the cluster from the first event up to ``at_s``, by owner.
 
-    ``tasks_j`` is that of tasks with kernels, which hold nodes beside jobs.
-    ``sources`` are those of ``cluster_j``; of books that are closed they are not told.
+    ``tasks_j`` is the energy of tasks with kernels, which hold nodes beside jobs.
+    ``sources`` are those of ``cluster_j``; closed books have none.
     """
 
     at_s: float | None
@@ -489,9 +488,9 @@ class Books(msgspec.Struct, frozen=True):
 
 
 class NodeSpan(msgspec.Struct):
-    """A job held a node from ``start_s`` to ``end_s``, None while it does.
+    """The time in which a job held a node, from ``start_s`` to ``end_s``; None for the present.
 
-    Of a node that is off or boots, ``job`` is ``off`` or ``boot``.
+    ``job`` is ``off`` or ``boot`` for a node that is off or boots.
     """
 
     node: str
@@ -501,9 +500,9 @@ class NodeSpan(msgspec.Struct):
 
 
 class BooksAnswer(msgspec.Struct, frozen=True):
-    """Energy so far, who held which node when, and the cluster's power after each event.
+    """Energy so far, the spans in which jobs held nodes, and the power after each event.
 
-    ``closed`` are the books as they stood when the last job had ended, ``power_spans`` says when
+    ``closed`` are the books at the end of the last job; ``power_spans`` are the spans in which
     nodes were off or booted.
     """
 
@@ -518,9 +517,9 @@ class BooksAnswer(msgspec.Struct, frozen=True):
 
 
 class AcctAnswer(msgspec.Struct, frozen=True):
-    """Jobs and all energy at one time: ``rms acct``.
+    """Jobs and energy at one time: ``rms acct``.
 
-    ``rows`` are of the jobs and, where all jobs are asked for, of the other owners too.
+    ``rows`` belong to the jobs and, in a query for all jobs, to the other owners too.
     """
 
     jobs: list[JobRow]
@@ -529,9 +528,9 @@ class AcctAnswer(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """All that a daemon tells of its present and past: ``rms top``, ``rms report``.
+    """Present and past of a daemon: ``rms top``, ``rms report``.
 
-    ``rows`` and ``decisions``, by job, are there for reports.
+    ``rows`` and ``decisions`` (by job) are for reports only.
     """
 
     jobs: list[JobRow]

@@ -91,7 +91,7 @@ def bounded(
     unverified: dict[HttpToolsProtocol, None] = {}
     verified: dict[HttpToolsProtocol, None] = {}
 
-    class Connection(HttpToolsProtocol):
+    class BoundedConnection(HttpToolsProtocol):
         """Closes the connection when the client is too slow or sends too much."""
 
         _timer: asyncio.TimerHandle | None = None
@@ -197,7 +197,7 @@ def bounded(
             if self._timer is not None:
                 self._timer.cancel()
 
-    return Connection
+    return BoundedConnection
 
 
 # --- requests -----------------------------------------------------------------------------------

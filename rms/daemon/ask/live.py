@@ -33,7 +33,7 @@ from rms.daemon.ask import views
 from rms.daemon.store.context import Context
 from rms.daemon.store.journal import Opened, PolicySet, Seen
 from rms.formats.values import fold_ids
-from rms.plots import Window, folded, lanes_of
+from rms.plots import TimeWindow, folded, lanes_of
 from rms.wire.live import (
     MOST_ENTRIES,
     MOST_HISTORY,
@@ -230,7 +230,7 @@ def _tasks(context: Context, array: str) -> list[tuple[int, str]]:
 # --- nodes over time -----------------------------------------------------------------------------
 
 
-def _window(context: Context, query: LiveQuery, now_s: float) -> Window:
+def _window(context: Context, query: LiveQuery, now_s: float) -> TimeWindow:
     """Return the time to show."""
     end_s = query.end_s or now_s
     if not 0.0 < query.span_s < 1e9 or not 0.0 < end_s < 1e12:
@@ -240,10 +240,10 @@ def _window(context: Context, query: LiveQuery, now_s: float) -> Window:
         begin_s = max(begin_s, min(start_s, end_s - min(query.span_s, LEAST_S)))
     if (query.lanes or query.power) and not query.end_s and len(past) >= MOST_SPANS:
         begin_s = max(begin_s, past[-MOST_SPANS].end_s or 0.0)
-    return Window(begin_s, end_s)
+    return TimeWindow(begin_s, end_s)
 
 
-def _held(context: Context, window: Window) -> Iterator[NodeSpan]:
+def _held(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
     """Yield the spans in which jobs held nodes in a window."""
     timeline = context.scheduler.timeline
     first = bisect_left(timeline.past, window.begin_s, key=lambda span: span.end_s or 0.0)
@@ -252,7 +252,7 @@ def _held(context: Context, window: Window) -> Iterator[NodeSpan]:
             yield span
 
 
-def _unpowered(context: Context, window: Window) -> Iterator[NodeSpan]:
+def _unpowered(context: Context, window: TimeWindow) -> Iterator[NodeSpan]:
     """Yield the spans in which nodes were off or booted in a window."""
     for span in context.scheduler.timeline.power_spans:
         is_past = span.end_s is not None and span.end_s <= window.begin_s
@@ -260,7 +260,7 @@ def _unpowered(context: Context, window: Window) -> Iterator[NodeSpan]:
             yield span
 
 
-def _lanes(context: Context, most: int, window: Window) -> Lanes:
+def _lanes(context: Context, most: int, window: TimeWindow) -> Lanes:
     names = context.cluster.names
     groups = folded(names, most)
     spans = list(_held(context, window))
@@ -291,7 +291,7 @@ def _states(context: Context, groups: Sequence[range]) -> list[str]:
     return states
 
 
-def _marks(context: Context, jobs: Iterable[str], window: Window) -> list[Mark]:
+def _marks(context: Context, jobs: Iterable[str], window: TimeWindow) -> list[Mark]:
     """Return the newest resizes of jobs in a window."""
     runtimes = filter(None, (context.jobs.get(JobId(job)) for job in jobs))
     marks = [
@@ -306,7 +306,7 @@ def _marks(context: Context, jobs: Iterable[str], window: Window) -> list[Mark]:
 # --- power ---------------------------------------------------------------------------------------
 
 
-def _power(context: Context, window: Window) -> Power:
+def _power(context: Context, window: TimeWindow) -> Power:
     """Return the cluster's power over a window: for each of its parts that at the end."""
     curve, state = context.scheduler.timeline.power_w, context.state
     begin_s, end_s = window.begin_s, window.end_s
@@ -323,7 +323,7 @@ def _power(context: Context, window: Window) -> Power:
     return Power(begin_s, end_s, points, source, books, state.power_cap_w)
 
 
-def _unused_w(context: Context, window: Window) -> tuple[list[float], ...]:
+def _unused_w(context: Context, window: TimeWindow) -> tuple[list[float], ...]:
     """Return the power of nodes that are idle, off and booting at the parts' ends.
 
     By the model: all nodes idle, less those that are held, off or booting then.

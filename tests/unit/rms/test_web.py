@@ -25,7 +25,7 @@ from rms.cli.main import main
 from rms.client.connection import ServerError
 from rms.web import app
 from rms.web.app import Bridge
-from rms.web.content import MOST_BYTES, VIEWS, Content, PageQuery, Sent, query, words
+from rms.web.content import MOST_BYTES, VIEWS, Content, PageQuery, PageState, query, words
 from rms.web.views import content
 from rms.wire.live import Lane, Live
 from rms.wire.users import NodeSpan
@@ -243,7 +243,7 @@ CONTENTS = st.builds(
 @settings(max_examples=15)
 @given(st.lists(CONTENTS, min_size=1, max_size=3))
 def test_updates_make_a_page_show_what_there_is_and_are_short(contents: list[Content]) -> None:
-    sent, frame = Sent(), None
+    sent, frame = PageState(), None
     parts: dict[str, str] = {}
     lists: dict[str, list[str]] = {}
     for each in contents:
@@ -261,7 +261,7 @@ def test_updates_make_a_page_show_what_there_is_and_are_short(contents: list[Con
 
 
 def test_charts_place_what_has_a_time() -> None:
-    window = plots.Window(100.0, 200.0, 50.0)
+    window = plots.TimeWindow(100.0, 200.0, 50.0)
     spans = [NodeSpan("n1", "7", 110.0, 150.0), NodeSpan("n1", "off", 150.0, None)]
     drawn = plots.lane_svg(Lane("n1", 1, "idle", spans, []), [(120.0, "a <mark>")], window)
     assert 'data-a="60.0" data-b="100.0"' in drawn and 'x="10.000%" width="40.000%"' in drawn
