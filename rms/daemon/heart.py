@@ -165,7 +165,8 @@ class Daemon:
             number = journal.append(event, [*notes, *lines])
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
-        context.metrics.on_event(context, event, time.perf_counter() - begun)
+        pass_s = time.perf_counter() - begun
+        context.metrics.observe(event, scheduler, context.jobs, pass_s)
         if scheduler.failure:
             self._replace_policy(number, event, decisions)
         else:

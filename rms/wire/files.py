@@ -146,6 +146,18 @@ def _without_formula(cell: object) -> object:
     return cell
 
 
+def tail(path: Path, most_bytes: int) -> list[str]:
+    """Return the last lines of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - most_bytes))
+        return file.read(most_bytes).decode(errors="replace").splitlines()
+
+
 def sync_folder(folder: Path) -> None:
     """Return only once it is on the disk which files a folder has.
 

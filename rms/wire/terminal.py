@@ -384,3 +384,37 @@ def check_writable(target: str | Path | None, option: str, *, regular: bool = Fa
     if not os.access(folder, os.W_OK):
         return f"expected a writable folder for {option}, got {target}"
     return None
+
+
+# --- times in words -----------------------------------------------------------------------------
+
+_UNITS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+
+
+def clock(at_s: float, *, day: bool = False) -> str:
+    """Return the local time of day, with the date if ``day`` is set."""
+    return time.strftime("%Y-%m-%d %H:%M:%S" if day else "%H:%M:%S", time.localtime(at_s))
+
+
+def duration(seconds: float, units: int = 2) -> str:
+    """Return a length of time in its two largest units, ``3 min 5 s``, or in one, ``3.08 min``."""
+    if units == 1:
+        for unit, name, _, _ in _UNITS:
+            if seconds >= unit:
+                return f"{seconds / unit:.3g} {name}"
+        return f"{seconds:.3g} s"
+    if seconds < 59.95:  # 60.0 s is a minute
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    unit, name, small, rest = next(row for row in _UNITS if whole >= row[0])
+    return f"{whole // unit} {name} {whole % unit // small} {rest}"
+
+
+def slurm_duration(seconds: float) -> str:
+    """Return a length of time in the format of squeue: ``2-03:04:05``, ``3:04:05``, ``4:05``."""
+    minutes, seconds = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}-{hours:02d}:{minutes:02d}:{seconds:02d}"
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

@@ -12,15 +12,14 @@ from killed import COMMAND, bench
 from processes import called
 
 from rms.cli.main import main
-from rms.cli.queue import known_lines
+from rms.cli.queue import job_lines
 from rms.client.commands import actions
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.ask import views
 from rms.daemon.store.record import REQUEUED
 from rms.launch.base import NODES_LOST
 from rms.wire.messages import Poll
-from rms.wire.rows import JobRow
-from rms.wire.users import JobIds
+from rms.wire.users import JobIds, JobRow
 
 ONE = JobId("1")
 LOST = (
@@ -68,7 +67,7 @@ def test_a_requeue_is_announced(
     assert calls == ["GET", f"requeue of job 1 (a): {words}", "POST", "GET"]
     running = msgspec.structs.replace(row, start_s=0.0)
     words = words.partition("; ")[2]
-    (line,) = [line for line in known_lines(running) if line.startswith("if requeued")]
+    (line,) = [line for line in job_lines(running) if line.startswith("if requeued")]
     assert line.partition("  ")[2].strip() == words
 
 

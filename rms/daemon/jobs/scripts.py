@@ -14,11 +14,11 @@ from rms.daemon.store.context import Context, Handle, describe, warning
 from rms.daemon.store.journal import JournalError
 from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
 from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
-from rms.formats.energy import Account, cost_words
+from rms.formats.energy import OwnerEnergy, cost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.launch.processes import check_own_file
 from rms.wire.messages import PROCESSORS_VARIABLE, TOKEN_VARIABLE
-from rms.wire.rows import restart_words
+from rms.wire.users import restart_words
 
 START_S = 0.02
 """Time budget for starting jobs, after which requests are answered for as long."""
@@ -381,9 +381,9 @@ def end_words(context: Context, job: Job, runtime: JobRuntime) -> str:
     prices = context.settings.prices
     energy = context.scheduler.energy
     joules = energy.job_j(job.spec.id, context.time())
-    words.append(Account.of(energy.parts(job.spec.id, joules)).words)
+    words.append(OwnerEnergy.of(energy.parts(job.spec.id, joules)).words)
     if prices is not None:
-        words += cost_words(Account.of(job_rows(context, job.spec.id), prices).cost, prices)
+        words += cost_words(OwnerEnergy.of(job_rows(context, job.spec.id), prices).cost, prices)
     return f"job {job.spec.id} {job.state}: {', '.join(words)}"
 
 

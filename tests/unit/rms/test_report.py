@@ -186,7 +186,7 @@ def test_many_nodes_share_lanes(tmp_path: Path) -> None:
     found = Report("many")
     found.over_time(history, watts_of(history), {})
     page = found.write(tmp_path).read_text()
-    assert page.count('class="row"') == 63 + 2 and "100% held" in page and len(page) < 60_000
+    assert page.count('class="row"') == 63 + 2 and "100% allocated" in page and len(page) < 60_000
     assert len((tmp_path / "nodes.csv").read_text().splitlines()) == 501
 
 

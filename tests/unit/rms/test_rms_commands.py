@@ -15,9 +15,9 @@ from rms.cli.main import COMMANDS
 from rms.client import commands
 from rms.core.model.events import Ended
 from rms.core.model.jobs import JobId
-from rms.drawings import clock
 from rms.formats import profiles
 from rms.formats.profiles import Machine, Point, Profile, Program
+from rms.wire.terminal import clock
 from rms.wire.users import SlurmRow
 
 HEADS = ["JOBID", "NAME", "STATE", "MODE", "SUBMITTED", "WAITED", "RAN", "RESIZES", "ENERGY"]
@@ -241,7 +241,7 @@ def test_one_look_and_a_report(terminal: Terminal, tmp_path: Path) -> None:
     terminal.run("submit", "--job-name", "<runs>", "good.sh")
     terminal.server.clock[0] += 5.0
     assert terminal.run("top") == 0
-    assert "policy fifo: 1 of 2 nodes held, 1 jobs run, 0 wait, 0 are over" in terminal.out
+    assert "Policy fifo, nodes 1 of 2 allocated, Running 1, Pending 0, Completed 0" in terminal.out
     assert terminal.lines("report", "out") == [["out/report.html"]]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "<td>&lt;runs&gt;</td>" in page and page.count('class="bar ') == 1

@@ -37,7 +37,7 @@ from rms.daemon.store.archive import energy_rows
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal, JournalError
 from rms.formats.config import FileError, read_cluster, read_workload
-from rms.formats.energy import accounts, check_accounts
+from rms.formats.energy import check_energies, owner_energies
 from rms.formats.values import expand, fold_slots
 from rms.launch import machine
 from rms.wire.messages import DeviceEnergy, Metered
@@ -102,7 +102,7 @@ class Bench:
         context = self.daemon.context
         context.scheduler.energy.check(self.now_s)
         found = views.acct(context)
-        check_accounts(found, accounts(energy_rows(context)), whole=True)
+        check_energies(found, owner_energies(energy_rows(context)), whole=True)
 
 
 @pytest.fixture

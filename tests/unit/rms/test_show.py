@@ -11,6 +11,8 @@ import pytest
 
 from rms.cli import queue
 from rms.cli.main import main
+from rms.client.status import RESIZE_HEADS
+from rms.wire.terminal import duration
 from rms.wire.users import EnergyPart, JobRow, ResizeRow, SeenSteps, SlurmRow
 
 RESIZE = ResizeRow(60.0, 40, 1, 2, "warm", 0.31, 0.02, 0.01, 2_500_000, 1.0)
@@ -57,7 +59,7 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     more = [msgspec.structs.replace(cost, saved_j=saved_j) for saved_j in (40.0, -7.0)]
     lines = shown(job(resizes=[RESIZE, cost, *more], end_s=3700.0, exit_code=3))
     table = lines[lines.index("") + 1 :]
-    assert table[0].split() == list(queue.RESIZE_HEADS)
+    assert table[0].split() == ["RESIZE", *RESIZE_HEADS]
     assert table[1].endswith("40    1 to 2  warm      0.31 s  0.020 s  2.5 MB")
     assert table[2].endswith("2.5 MB  3.2 J")
     assert table[3].endswith("3.2 J, saves 40.0 J later")
@@ -79,4 +81,4 @@ def test_a_resize_says_what_it_cost_and_what_it_saves(shown: Any) -> None:
     ],
 )
 def test_lengths_of_time(seconds: float, words: str) -> None:
-    assert queue.elapsed(seconds) == words
+    assert duration(seconds) == words
