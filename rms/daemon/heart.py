@@ -128,8 +128,7 @@ class Dispatcher:
             number = journal.append(event, notes)
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
-        pass_s = time.perf_counter() - begun
-        context.metrics.observe(event, scheduler, context.jobs, pass_s)
+        context.metrics.on_event(context, event, time.perf_counter() - begun)
         if scheduler.failure:
             self._policy_failed(number, event, decisions)
         else:
