@@ -721,7 +721,7 @@ def _draw_power_states(axes: Any, history: History, *, named: bool) -> None:
 
 def _draw_power(axes: Any, history: History, scale: float, **style: Any) -> None:
     times, watts = history.power()
-    axes.step(times, [each / scale for each in watts], where="post", **style)
+    axes.step(times, [value / scale for value in watts], where="post", **style)
     axes.set_ylim(bottom=0)
 
 

@@ -1,4 +1,4 @@
-"""``rms report``: a page with charts and tables of a daemon, of its journal, or of a kept result."""
+"""``rms report``: a page with charts and tables of a daemon, its journal, or a kept result."""
 
 from __future__ import annotations
 
@@ -193,12 +193,11 @@ def _comparison(page: Report, result: dict[str, Any]) -> None:
         if row.get("spans"):
             page.head(f"Nodes over time, mode {row['mode']}")
             history = History(
-                row["nodes"],
-                msgspec.convert(row["spans"], list[NodeSpan]),
-                [(at_s, watts) for at_s, watts in row["power_w"]],
-                row["time_s"],
-                0.0,
-                msgspec.convert(row["power_spans"], list[NodeSpan]),
+                nodes=row["nodes"],
+                spans=msgspec.convert(row["spans"], list[NodeSpan]),
+                power_w=[(at_s, watts) for at_s, watts in row["power_w"]],
+                end_s=row["time_s"],
+                power_spans=msgspec.convert(row["power_spans"], list[NodeSpan]),
             )
             marks = {job["id"]: _marks(job) for job in row["jobs"]}
             page.over_time(history, watts_of(history), marks, f"{row['mode']}-", relative=True)

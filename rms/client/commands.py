@@ -198,14 +198,14 @@ def submit(
     program = Program.find(words, within, keep.get("PATH", os.defpath)) if words else None
     wanted = options.profile or stated.profile or ""
     body = Submission(
-        text,
-        name,
-        str(folder),
-        keep,
-        sent_options,
-        words,
-        "" if program is None else program.sha256,
-        _profile_text(folder / wanted) if wanted.endswith(".json") else "",
+        text=text,
+        name=name,
+        cwd=str(folder),
+        env=keep,
+        options=sent_options,
+        command=words,
+        program="" if program is None else program.sha256,
+        profile=_profile_text(folder / wanted) if wanted.endswith(".json") else "",
     )
     return ask(JobIds, server, "POST", "/jobs", body)
 

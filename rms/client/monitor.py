@@ -162,7 +162,12 @@ def _report(now: Snapshot) -> Report:
         report.head("Nodes over time")
         first = min(span.start_s for span in books.spans)
         history = History(
-            books.nodes, books.spans, books.power_w, books.now_s, first, books.power_spans
+            nodes=books.nodes,
+            spans=books.spans,
+            power_w=books.power_w,
+            end_s=books.now_s,
+            start_s=first,
+            power_spans=books.power_spans,
         )
         rows = [row for row in now.rows if row.end_s > first]
         points = watts_by_owner(rows, first, books.now_s) if rows else watts_of(history)

@@ -165,8 +165,7 @@ class Daemon:
             number = journal.append(event, [*notes, *lines])
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
-        pass_s = time.perf_counter() - begun
-        context.metrics.observe(event, scheduler, context.jobs, pass_s)
+        context.metrics.on_event(context, event, time.perf_counter() - begun)
         if scheduler.failure:
             self._replace_policy(number, event, decisions)
         else:

@@ -320,7 +320,14 @@ def _power(context: Context, window: TimeWindow) -> Power:
             watts = curve[before - 1][1]
             points.append((at_s, watts, min(watts, idle_w[at]), off_w[at], boot_w[at]))
     books, source = context.scheduler.books(context.time()), context.scheduler.energy.power_source
-    return Power(begin_s, end_s, points, source, books, state.power_cap_w)
+    return Power(
+        begin_s=begin_s,
+        end_s=end_s,
+        points=points,
+        sources=source,
+        energy=books,
+        cap_w=state.power_cap_w,
+    )
 
 
 def _unused_w(context: Context, window: TimeWindow) -> tuple[list[float], ...]:

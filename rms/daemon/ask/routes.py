@@ -356,8 +356,8 @@ class Routes:
         if others:
             raise RefusedError(409, f"expected one running job, got {1 + len(others)} of {body.id}")
         if body.strategy not in (None, *STRATEGIES):
-            known = ", ".join(STRATEGIES)
-            raise ValueError(f"expected a strategy of {known}, got {body.strategy!r}")
+            expected = f"a strategy of {', '.join(STRATEGIES)}"
+            raise ValueError(f"expected {expected}, got {body.strategy!r}")
         on = [name for name in (body.on or "").split(",") if name]
         if body.nodes is None and (on or body.strategy):
             raise ValueError("expected auto alone, got a strategy or nodes with it")
@@ -530,12 +530,12 @@ def _job_id(request: Request) -> JobId:
 # --- description of the routes (OpenAPI 3.1) ----------------------------------------------------
 
 REFUSALS = {
-    400: "What was sent is no such message, or cannot be.",
-    401: "It was asked without the token that is expected here, or over a connection of others.",
-    404: "There is no such job, node, step or path.",
-    409: "The job is in no state for this.",
-    413: "More was sent than anybody has reason to.",
-    503: "Nothing can be kept now: the disk is full, or its files are in the way.",
+    400: "The message is malformed, or its values are impossible.",
+    401: "The token is missing, wrong, or that of another connection.",
+    404: "The job, node, step or path does not exist.",
+    409: "The state of the job does not permit this.",
+    413: "The request is too long.",
+    503: "The journal cannot be written now: the disk is full, or its files are missing.",
 }
 
 SECURITY = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter as Tally
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,9 +17,10 @@ from prometheus_client import (
 
 from rms.core.books.spans import MODEL
 from rms.core.model.events import Ended, Event, Resized, ResizeRolledBack, Started, Withdrawn
-from rms.core.model.jobs import JobId
 from rms.core.scheduler.scheduler import Scheduler
-from rms.daemon.store.record import JobRuntime
+
+if TYPE_CHECKING:
+    from rms.daemon.store.context import Context
 
 WAITS_S = (1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0, 43200.0, 172800.0)
 PASSES_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -78,13 +80,7 @@ class Metrics:
             "rms_stall_seconds", "A job stands still for a resize.", STALLS_S
         )
 
-    def observe(
-        self,
-        event: Event,
-        scheduler: Scheduler,
-        jobs: Mapping[JobId, JobRuntime],
-        pass_s: float,
-    ) -> None:
+    def on_event(self, context: Context, event: Event, pass_s: float) -> None:
         """Count an event after its scheduling pass.
 
         Args:
@@ -92,12 +88,12 @@ class Metrics:
         """
         self._passes_s.observe(pass_s)
         if isinstance(event, Started):
-            job = scheduler.engine.state.running.get(event.job)
+            job = context.state.running.get(event.job)
             if job is not None:
                 self._waits_s.observe(max(0.0, event.at_s - job.spec.submit_s))
         elif isinstance(event, Resized):
             self._resizes.labels("done").inc()
-            runtime = jobs.get(event.job)
+            runtime = context.jobs.get(event.job)
             if runtime is not None and runtime.resizes:
                 self._stalls_s.observe(runtime.resizes[-1].stall_s)
         elif isinstance(event, ResizeRolledBack):
