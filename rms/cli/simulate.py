@@ -23,11 +23,16 @@ from rms.formats.config import FileError
 from rms.formats.joblog import COMMAND, Unit
 from rms.formats.jobscript import ScriptError, parse_power_cap
 from rms.formats.swf import write_trace
-from rms.kernels.model import ChoiceError, Governor
-from rms.kernels.record import Record, RecordEntry, past_tasks
+from rms.kernels.model import ChoiceError, Governor, Resource
+from rms.kernels.record import (
+    RecordEntry,
+    StrategyOutcome,
+    TaskRecord,
+    as_it_was,
+    past_tasks,
+    tried,
+)
 from rms.kernels.scheduler import STRATEGIES, Strategy
-from rms.kernels.simulator import Outcome, as_it_was, tried
-from rms.kernels.wire import Resource
 from rms.sim.classes import by_class, class_lines
 from rms.sim.run import COLUMNS, chosen, failing, figures, rows, simulated, write_rows
 from rms.sim.simulator import Passes
@@ -77,7 +82,7 @@ def try_strategies(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _record(arguments: argparse.Namespace) -> Record:
+def _record(arguments: argparse.Namespace) -> TaskRecord:
     """Read what a journal, or else a running daemon, has kept."""
     if arguments.journal is None:
         server = server_address(arguments.server, os.environ)
@@ -116,7 +121,7 @@ def _loaded(name: str) -> Iterator[Strategy]:
         strategy.close()
 
 
-def _row(name: str, outcome: Outcome) -> dict[str, Any]:
+def _row(name: str, outcome: StrategyOutcome) -> dict[str, Any]:
     return {"strategy": name, **asdict(outcome)}
 
 

@@ -42,7 +42,7 @@ from rms.daemon.jobs.scripts import Endings, Scripts
 from rms.daemon.jobs.submit import Holds
 from rms.daemon.jobs.watch import JobWatch
 from rms.daemon.jobs.worlds import Worlds
-from rms.daemon.kernels import Tasks
+from rms.daemon.kernels import tasks_of
 from rms.daemon.nodes.energy import Meters, PowerWatch
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM, Leases, Nodes, check_placement
 from rms.daemon.nodes.switch import FrequencyControl, PowerControl
@@ -221,7 +221,7 @@ class Daemon:
         self.power = PowerWatch(context, self.handle)
         self.node_power = PowerControl(context, self.handle, context.settings.power_commands)
         self.frequencies = FrequencyControl(context, self.handle)
-        self.tasks = Tasks(context, self.handle)
+        self.tasks = tasks_of(context, self.handle)
         self.snapshots = Snapshots(context)
         self._strategies: dict[JobId, str] = {}
         self._ticked_s, self._look_s, self._counts = 0.0, inf, CountPace()
@@ -240,7 +240,7 @@ class Daemon:
             "frequencies": self.frequencies.watch,
             "measured power": self.power.look,
             "last lines": self.endings.watch,
-            "tasks": self.tasks.look,
+            "tasks": self.tasks.tick,
             "clock": self.context.see_clock,
             "snapshots": self.snapshots.watch,
         }
@@ -266,7 +266,7 @@ class Daemon:
         self.holds.followed(event)
         if isinstance(event, Ended | Requeued):
             self._strategies.pop(event.job, None)
-        self.tasks.follow()
+        self.tasks.jobs_changed()
 
     def _act(self, decision: Decision) -> None:
         if isinstance(decision, Start):

@@ -26,7 +26,6 @@ from rms.daemon.ask.routes import WATCH_S, Routes
 from rms.daemon.heart import Daemon
 from rms.daemon.jobs.machine import BOOT_S, GRACE_S
 from rms.daemon.jobs.watch import JobWatch
-from rms.daemon.kernels import GovernorRule, Link, Tasks
 from rms.daemon.nodes.nodes import check_placement
 from rms.daemon.restart import recover
 from rms.daemon.restart.recover import resume
@@ -36,6 +35,7 @@ from rms.daemon.store.journal import Journal
 from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
 from rms.daemon.store.snapshots import KEEP
 from rms.formats.prices import Prices
+from rms.kernels.served import GovernorRule, TaskLink, Tasks
 from rms.launch.base import Engine, PowerCommands
 from rms.launch.processes import escapes, uncontained
 from rms.wire.users import PowerCap
@@ -302,7 +302,7 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
     try:
         found, _ = private.bind(f"{listen}-tasks")
     except ServeError as error:  # paths have a longest length
-        tasks.context.say(f"no tasks with kernels: {error}")
+        tasks.say(f"no tasks with kernels: {error}")
         return None
     stack.callback(private.close, found, f"{listen}-tasks")
     stack.callback(tasks.close)
@@ -317,7 +317,7 @@ async def _serve_tasks(
     if governor is not None:
         tasks.use(None, governor)
     loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: Link(tasks), sock=listening)
+    return await loop.create_unix_server(lambda: TaskLink(tasks), sock=listening)
 
 
 def _server(routes: Routes) -> uvicorn.Server:
