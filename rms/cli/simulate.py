@@ -111,7 +111,7 @@ def _loaded(name: str) -> Iterator[Strategy]:
     if not name.endswith(".py"):
         known = ", ".join(STRATEGIES)
         raise FileError(f"expected a strategy of {known} or FILE.py, got {name!r}")
-    from rms.daemon.kernels import FileStrategy, StrategyError
+    from rms.daemon.store.sandbox import FileStrategy, StrategyError
 
     with refuse_on(StrategyError):
         strategy = FileStrategy(Path(name))

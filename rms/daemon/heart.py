@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
 
 import msgspec
 
@@ -46,8 +45,9 @@ from rms.daemon.kernels import tasks_of
 from rms.daemon.nodes.energy import Meters, PowerWatch
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM, Leases, Nodes, check_placement
 from rms.daemon.nodes.switch import FrequencyControl, PowerControl
-from rms.daemon.store.context import Context, Faults, Notes, debug, describe, warning
+from rms.daemon.store.context import Context, Faults, debug, describe, warning
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet
+from rms.daemon.store.notes import NextNote, Note, SubmissionNote, SummaryNote
 from rms.daemon.store.record import REQUEUED, CountPace, JobRuntime
 from rms.daemon.store.sandbox import guarded
 from rms.daemon.store.snapshots import Snapshots
@@ -76,11 +76,11 @@ class Dispatcher:
     ) -> None:
         self._context, self._endings, self._faults = context, endings, faults
         self._followed, self._act = followed, act
-        self._queue, self.busy = deque[tuple[Event, Notes, int | None]](), False
+        self._queue, self.busy = deque[tuple[Event, Sequence[Note], int | None]](), False
         self._decided, self._unwritable = deque[Decision](), False
 
     def handle(
-        self, event: Event, notes: Notes | None = None, number: int | None = None
+        self, event: Event, notes: Sequence[Note] = (), number: int | None = None
     ) -> list[Decision]:
         """Journal an event, decide, journal the decisions, act; then what acting led to.
 
@@ -91,7 +91,7 @@ class Dispatcher:
         Raises:
             TransitionError: it cannot have happened; nothing of it is in the journal.
         """
-        self._queue.append((event, notes or {}, number))
+        self._queue.append((event, notes, number))
         return [] if self.busy else self._work_off()
 
     def act(self) -> None:
@@ -117,7 +117,9 @@ class Dispatcher:
                 self.busy = False
         return first
 
-    def _handle(self, event: Event, notes: Notes, number: int | None) -> list[Decision]:
+    def _handle(
+        self, event: Event, notes: Sequence[Note], number: int | None
+    ) -> list[Decision]:
         context = self._context
         journal, scheduler = context.journal, context.scheduler
         event = msgspec.structs.replace(event, at_s=max(event.at_s, context.state.now_s))
@@ -125,8 +127,8 @@ class Dispatcher:
             check(context.state, event)
         ended = self._endings.due(event)
         if number is None:
-            notes = notes | {key: {"line": ""} for key in ended.values()}
-            number = journal.append(event, notes)
+            lines = [SummaryNote(job_id, "") for job_id in ended]
+            number = journal.append(event, [*notes, *lines])
         begun = time.perf_counter()
         decisions = scheduler.feed(event)
         observe(context, event, time.perf_counter() - begun)
@@ -248,7 +250,7 @@ class Daemon:
     # --- events ------------------------------------------------------------------------------
 
     def handle(
-        self, event: Event, notes: Notes | None = None, number: int | None = None
+        self, event: Event, notes: Sequence[Note] = (), number: int | None = None
     ) -> list[Decision]:
         """Journal an event, decide, journal the decisions, act; then what acting led to.
 
@@ -298,16 +300,13 @@ class Daemon:
     # --- what users ask ----------------------------------------------------------------------
 
     def submit(
-        self,
-        specs: list[JobSpec],
-        notes: Mapping[str, dict[str, Any]],
-        facts: Notes | None = None,
+        self, specs: list[JobSpec], submission: SubmissionNote, notes: Sequence[Note] = ()
     ) -> None:
         """Take in jobs, all of them or none; durable when it returns.
 
         Args:
-            notes: what is kept of each job, or of the array that it is of.
-            facts: what else is true once they are taken in, and not before.
+            submission: of the job, or of all tasks of the array.
+            notes: other facts that are true once they are taken in, and not before.
 
         Raises:
             JournalFullError: they cannot be written down now.
@@ -315,21 +314,16 @@ class Daemon:
         event = Submitted(self.time(), tuple(specs))
         check(self.context.state, event)
         with self.journal.whole():
-            for key, fact in (facts or {}).items():
-                self.journal.note(key, fact)
-            for of, note in notes.items():
-                self.journal.note(f"job/{of}", note)
+            self.journal.note(submission, *notes)
             entry = self.journal.append(event)
         for spec in specs:
-            self.jobs[spec.id] = JobRuntime(
-                spec.id, notes[spec.id if spec.id in notes else str(spec.array)]
-            )
+            self.jobs[spec.id] = JobRuntime(spec.id, submission)
         self.handle(event, number=entry)
         self.journal.flush()
 
     def next_id(self) -> int:
         """Return a job number never used before; it is so until the note ``next`` is raised."""
-        return int(self.journal.notes("next").get("next", {"id": 1})["id"])
+        return self.journal.noted(NextNote).id
 
     def cancel(self, job_id: JobId) -> None:
         """End a job: at once if it waits, by SIGTERM and later SIGKILL if it runs."""
@@ -400,7 +394,7 @@ class Daemon:
             job = self.jobs[job_id]
             if job.script is None:
                 continue
-            again = self.launcher.requeue_on_shutdown and job.note["requeue"]
+            again = self.launcher.requeue_on_shutdown and job.submission.requeue
             self.scripts.cancel(job, REQUEUED if again else "CANCELLED")
 
     def hurry(self) -> None:

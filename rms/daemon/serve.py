@@ -32,6 +32,7 @@ from rms.daemon.restart.recover import resume
 from rms.daemon.store import private
 from rms.daemon.store.context import Clock, Log, Settings, warning
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import PortNote
 from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
 from rms.daemon.store.snapshots import KEEP
 from rms.formats.prices import Prices
@@ -227,7 +228,7 @@ def run_daemon(state: Path, engine: Engine, options: ServeOptions, say: Log) -> 
             listening.append(sock)
         own = [sock.getsockname() for sock in listening if sock.family == socket.AF_UNIX]
         if engine.remote:
-            journal.note("port", {"port": listening[-1].getsockname()[1]})
+            journal.note(PortNote(port=listening[-1].getsockname()[1]))
         launcher = engine.launcher(state, instance_id, address)
         stack.callback(launcher.close)
         deadlines = options.grace_s, options.boot_s
@@ -427,5 +428,5 @@ def _addresses(state: Path, listen: str, journal: Journal, *, remote: bool) -> l
         return [listen]
     if not listen.startswith("unix:"):
         return [f"unix:{state / 'socket'}", listen]
-    port = journal.notes("port").get("port", {"port": 0})["port"]
+    port = journal.noted(PortNote).port
     return [listen, f"tcp:{socket.gethostname()}:{port}"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from killed import Bench, bench
+from submissions import filler
 
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.store.record import REQUEUED
@@ -23,7 +24,7 @@ def full(tmp_path: Path) -> Iterator[Bench]:
         opened.journal._db.execute("PRAGMA max_page_count = 1")
         numbers = count()
         while opened.journal.caught_up():
-            opened.journal.note(f"filler/{next(numbers)}", {"text": "x" * 2000})
+            opened.journal.note(filler(next(numbers)))
         yield opened
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from submissions import hand_in
+
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.daemon.heart import Daemon
@@ -27,14 +29,6 @@ from rms.launch.local import LocalLauncher
 
 NAMES = ("n1", "n2", "n3", "n4")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
-NOTE: dict[str, Any] = {
-    "array": "x",
-    "cwd": "/",
-    "env": {},
-    "output": "/dev/null",
-    "index": None,
-    "name": "a",
-}
 
 
 class KilledError(BaseException):
@@ -186,7 +180,7 @@ class Bench:
     def submit(self, name: str, sizes: tuple[int, int, int], mode: Mode, **more: Any) -> None:
         """Hand in a job of so many nodes: least, most, preferred."""
         spec = JobSpec(JobId(name), self.now_s, *sizes, mode, **more)
-        self.daemon.submit([spec], {spec.id: NOTE | {"array": name, "requeue": True}})
+        hand_in(self.daemon, [spec], requeue=True)
 
 
 @contextmanager

@@ -242,7 +242,7 @@ def _found(context: Context, jobs: Iterable[Job], text: str) -> Iterable[Job]:
     return [
         job
         for job in jobs
-        if text in job.spec.id or text in str(known[job.spec.id].shared.get("name", ""))
+        if text in job.spec.id or text in known[job.spec.id].submission.name
     ]
 
 
@@ -265,7 +265,7 @@ def _sort_key(context: Context, sort: str, now_s: float) -> Callable[[list[Job]]
     known, energy = context.jobs, context.scheduler.energy
     keys: dict[str, Callable[[Job], Any]] = {
         "id": lambda job: sort_key(job.spec.id),
-        "name": lambda job: str(known[job.spec.id].shared.get("name", "")),
+        "name": lambda job: known[job.spec.id].submission.name,
         "nodes": lambda job: len(job.nodes) or job.spec.nodes_max,
         "time": lambda job: now_s - (job.spec.submit_s if job.start_s is None else job.start_s),
         "energy": lambda job: energy.job_j(job.spec.id, now_s),

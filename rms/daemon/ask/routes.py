@@ -327,7 +327,7 @@ class Routes:
 
     def _job_token(self, job_id: JobId) -> str:
         job = self.daemon.jobs.get(job_id)
-        return "" if job is None else self.daemon.context.private.token(job_id, job.note)
+        return "" if job is None else self.daemon.context.private.token(job_id)
 
     def _check_user(self, request: Request) -> None:
         """Let the owner in: at a Unix socket that is the owner's, or by the token from here."""
@@ -505,8 +505,8 @@ class Routes:
         job = self.daemon.jobs[job_id]
         if job.ending is not None:
             raise RefusedError(409, f"expected a job that goes on, got {job_id}, told to end")
-        output = body.output or job.note["output"]
-        errors = body.errors or job.note.get("error") or job.note["output"]
+        output = body.output or str(job.files[0])
+        errors = body.errors or str(job.files[1] or job.files[0])
         line = LaunchCommand(body.command, body.cwd, body.env, output, errors)
         return StepNumber(self.daemon.launch(job_id, line, body.key))
 

@@ -63,8 +63,7 @@ def selected(context: Context, selection: JobSelection) -> dict[JobId, Job]:
     if states is not None:
         jobs = {job_id: job for job_id, job in jobs.items() if job.state in states}
     if names is not None:
-        notes = {job_id: context.jobs[job_id].note for job_id in jobs}
-        jobs = {i: job for i, job in jobs.items() if notes[i].get("name") in names}
+        jobs = {i: job for i, job in jobs.items() if context.jobs[i].submission.name in names}
     return jobs
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
 from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon.store.record import JobRuntime, PendingResize, Step
@@ -193,7 +192,7 @@ class Terminate:
 class SaveResize:
     """Note the resize in flight for a restarted daemon; empty where there is none any more."""
 
-    note: dict[str, Any]
+    note: PendingResize | None
 
 
 @dataclass(frozen=True)
@@ -482,8 +481,8 @@ class ResizeMachine:
             return [Say(f"job {job.id}: {reason}; tried again")]
         job.resize = None
         if resize.committed:
-            return [SaveResize({}), Resized(facts.at_s, job.id, job.rest(facts.now_s))]
-        return [SaveResize({}), *roll_back(job, facts, resize.reason)]
+            return [SaveResize(None), Resized(facts.at_s, job.id, job.rest(facts.now_s))]
+        return [SaveResize(None), *roll_back(job, facts, resize.reason)]
 
     # --- a relaunch --------------------------------------------------------------------------
 
@@ -536,7 +535,7 @@ class ResizeMachine:
         found: Instructions = []
         if resize is not None and (facts.requested is None or resize.number != facts.number):
             job.resize = resize = None  # its end was entered, and perhaps the next was decided
-            found.append(SaveResize({}))
+            found.append(SaveResize(None))
         if facts.requested is None:
             return found
         if resize is None:
@@ -552,7 +551,7 @@ class ResizeMachine:
         if resize.state == "booting" and not resize.pids:  # perhaps none was started
             job.resize = None
             again = Decide(resize.slots, resize.strategy)
-            return [*map(KillLaunch, resize.launches), SaveResize({}), again]
+            return [*map(KillLaunch, resize.launches), SaveResize(None), again]
         waits = {"booting": self.boot_s, "ready": READY_S, "moving": MOVE_S}
         resize.until_s = now + waits.get(resize.state, LEAVE_S)
         found.append(Say(f"job {job.id}: its resize goes on, {resize.state}"))
@@ -655,4 +654,4 @@ def relaunched(job: JobRuntime, resize: PendingResize, facts: Facts) -> Instruct
     report = ResizeReport(resize.at_step, *sizes, "relaunch", stall_s, stall_s, 0.0, 0, 0.0)
     job.add_resize(ResizeRow.of(facts.at_s, report, resize.number))
     job.resize = None
-    return [SavePast(), SaveResize({}), Resized(facts.at_s, job.id, job.rest(facts.now_s))]
+    return [SavePast(), SaveResize(None), Resized(facts.at_s, job.id, job.rest(facts.now_s))]

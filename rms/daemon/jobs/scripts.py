@@ -10,9 +10,10 @@ from pathlib import Path
 from rms.core.model.events import Ended, Event, Reopened, Requeued, Start, Started
 from rms.core.model.jobs import Job, JobId, JobState, Node
 from rms.daemon.store.archive import is_settled, job_rows
-from rms.daemon.store.context import Context, Handle, Notes, describe, warning
+from rms.daemon.store.context import Context, Handle, describe, warning
 from rms.daemon.store.journal import JournalError
-from rms.daemon.store.record import REQUEUED, JobRuntime
+from rms.daemon.store.notes import EndingNote, EndNote, Notes, ScriptNote, SignalNote, SummaryNote
+from rms.daemon.store.record import REQUEUED, JobRuntime, ResizeNote
 from rms.formats.energy import Account, cost_words
 from rms.launch.base import NODES_LOST, LaunchError, ScriptLaunch
 from rms.launch.processes import check_own_file
@@ -84,23 +85,24 @@ class Scripts:
         Raises:
             LaunchError: it could not be started.
         """
-        context, note = self._context, job.note
-        if "array" not in note:
+        context, submission = self._context, job.submission
+        if not submission.array:
             raise LaunchError("what it was submitted with is missing from the journal")
+        output, errors = job.files
         launch = ScriptLaunch(
-            script=context.launcher.state / "jobs" / note["array"] / "script",
-            cwd=note["cwd"],
+            script=context.launcher.state / "jobs" / submission.array / "script",
+            cwd=submission.cwd,
             env={
-                **context.private.environment(note),
+                **context.private.environment(submission.array),
                 **environment(job, len(context.cluster.hosts_of(nodes))),
                 **processors(context.cluster.kinds_of(nodes)),
-                TOKEN_VARIABLE: context.private.token(job.id, note),
+                TOKEN_VARIABLE: context.private.token(job.id),
             },
-            output=Path(note["output"]),
+            output=output,
             nodes=[context.cluster.slots[node] for node in nodes],
             limit_s=context.state.running[job.id].spec.limit_s,
-            arguments=note.get("arguments", ()),
-            errors=Path(note["error"]) if "error" in note else None,
+            arguments=submission.arguments,
+            errors=errors,
         )
         try:
             for path in filter(None, (launch.output, launch.errors)):
@@ -109,7 +111,7 @@ class Scripts:
             raise LaunchError(str(error)) from None
         context.launcher.status_file(job.id).parent.mkdir(parents=True, exist_ok=True)
         job.script = context.launcher.start_script(job.id, launch)
-        context.note("script", job, {"pid": job.script.pid})
+        context.journal.note(ScriptNote(job.id, job.script.pid))
 
     def see_started(self, job: JobRuntime) -> bool:
         """Tell the scheduler of a script that runs by now; return whether the job goes on."""
@@ -117,7 +119,7 @@ class Scripts:
         if script is None:
             return True
         if script.started:
-            self._context.note("script", job, {"pid": script.pid})
+            self._context.journal.note(ScriptNote(job.id, script.pid))
             self._handle(Started(self._context.time(), job.id))
         elif script.end_state == NODES_LOST:
             self.requeue(job, "could not start where it was meant to")
@@ -171,7 +173,7 @@ class Scripts:
         elif job.ending is None or (job.ending == REQUEUED and state == "CANCELLED"):
             grace_s = context.settings.grace_s if grace_s is None else grace_s
             kill_at = context.now() + grace_s
-            context.note("ending", job, {"state": state, "kill_at": kill_at})
+            context.journal.note(EndingNote(job.id, state, kill_at))
             if if_journalled and not context.journal.caught_up():
                 self._ends[job.id] = state
                 return
@@ -212,8 +214,8 @@ class Scripts:
         self._ends.pop(job.id, None)
         # Before the event, else it is taken for that of the next run.
         self._context.launcher.status_file(job.id).unlink(missing_ok=True)
-        found: Notes = {f"{kind}/{job.id}": {} for kind in ("ending", "boot", "script", "signal")}
-        return found | {f"steps/{job.id}": job.steps_note()}
+        kinds = EndingNote, ResizeNote, ScriptNote, SignalNote
+        return [*(kind(job.id) for kind in kinds), job.steps_note()]
 
     def end(self, job: JobRuntime, status: int) -> None:
         """End a job whose script has ended and of which no process is left."""
@@ -229,7 +231,7 @@ class Scripts:
                 self.requeue(job, f"told to end {before}")
                 return
             ending = None  # it came to its own end in time
-        limited = bool(job.shared.get("memory_mib"))
+        limited = bool(job.submission.memory_mib)
         if limited and not (well or ending) and context.launcher.limit_memory(job.id):
             ending = "OUT_OF_MEMORY"
         if not (well or end_state or ending):
@@ -239,7 +241,7 @@ class Scripts:
             end_state, lost = (NODES_LOST, answer) if answer else ("", "")
         if end_state == NODES_LOST and ending is None:
             lost = lost or "its nodes were lost"
-            if job.note["requeue"]:
+            if job.submission.requeue:
                 self.requeue(job, lost)
                 return
             end_state = "FAILED"
@@ -255,9 +257,9 @@ class Scripts:
         """Enter the end of a job, with what there is to say of it."""
         self._context.scheduler.reasons[job.id] = reason
         job.exit_code = status
-        note = {"exit_code": status, "answer": job.answer, "reason": reason}
+        note = EndNote(job.id, status, job.answer, reason)
         at_s = self._context.time()
-        self._handle(Ended(at_s, job.id, state), {f"end/{job.id}": note})  # type: ignore[arg-type]
+        self._handle(Ended(at_s, job.id, state), [note])  # type: ignore[arg-type]
 
     def _diagnosis(self, job: JobRuntime) -> str | None:
         """Return how a job that failed has lost its nodes, "" if it has not, None until known."""
@@ -271,10 +273,10 @@ class Scripts:
 
 def environment(job: JobRuntime, nodes: int) -> dict[str, str]:
     """Return what the environment of a job's script has from the RMS, beside its own."""
-    note = job.note
+    index = job.submission.index(job.id)
     values: dict[str, str] = {"JOB_ID": JobId(job.id), "JOB_NUM_NODES": str(nodes)}
-    if note["index"] is not None:
-        values |= {"ARRAY_JOB_ID": note["array"], "ARRAY_TASK_ID": str(note["index"])}
+    if index is not None:
+        values |= {"ARRAY_JOB_ID": job.submission.array, "ARRAY_TASK_ID": str(index)}
     return {f"{kind}_{key}": value for kind in ("RMS", "SLURM") for key, value in values.items()}
 
 
@@ -291,10 +293,6 @@ SETTLE_S = 5.0
 TAIL = 1 << 16
 """How many bytes at the end of an output may hold a job's line already."""
 
-NOTE = "summary"
-"""Kind of the note that keeps a job's line; without text it is still to be written."""
-
-
 COPIED = "it ran in the state folder that this one is a copy of"
 """Reason of a job that belongs to the original folder, which still writes its output."""
 
@@ -310,16 +308,12 @@ class Endings:
             if job.summary == "" and job.id in context.state.ended
         }
 
-    def due(self, event: Event) -> dict[JobId, str]:
-        """Return whose lines are to be written once an event has happened; keys of their notes."""
+    def due(self, event: Event) -> list[JobId]:
+        """Return the jobs whose lines are to be written once an event has happened."""
         gone = event.failed if isinstance(event, Reopened) else ()
         gone = (event.job,) if isinstance(event, Ended) else gone
         jobs = [self._context.state.running.get(job_id) for job_id in gone]
-        return {
-            job.spec.id: f"{NOTE}/{job.spec.id}"
-            for job in jobs
-            if job is not None and job.start_s is not None
-        }
+        return [job.spec.id for job in jobs if job is not None and job.start_s is not None]
 
     def add(self, job_ids: Iterable[JobId]) -> None:
         """Write the lines of jobs that are over, or let them wait."""
@@ -348,12 +342,13 @@ class Endings:
         job.summary = end_words(context, context.state.ended[job_id], job)
         try:
             if context.scheduler.reasons.get(job_id) != COPIED:
-                output = Path(job.note["output"])
+                output = job.files[0]
                 check_own_file(output, context.launcher.state)
                 _append(output, job_id, f"rms: {job.summary}\n")
         except (OSError, ValueError) as error:
             context.say(warning(f"job {job_id}: its output does not take its last line: {error}"))
-        context.note(NOTE, job, {"line": job.summary})  # a line twice is seen, one lost is not
+        # A line twice is seen, one lost is not.
+        context.journal.note(SummaryNote(job_id, job.summary))
 
 
 def end_words(context: Context, job: Job, known: JobRuntime) -> str:

@@ -16,11 +16,11 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -44,9 +44,8 @@ from rms.core.rules.checks import allowed, needs_s
 from rms.core.rules.powercap import is_unknown, within_limit
 from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
-from rms.daemon.heart import Daemon
-from rms.daemon.store.context import Context, Handle, Notes
-from rms.daemon.store.record import job_note
+from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.notes import IdempotencyNote, NextNote, SubmissionNote
 from rms.formats import profiles
 from rms.formats.config import operating_points
 from rms.formats.jobscript import (
@@ -75,6 +74,9 @@ from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
 from rms.wire.users import JobIds, Submission, SubmitOptions
+
+if TYPE_CHECKING:
+    from rms.daemon.heart import Daemon
 
 MOST_NAMES = 1_000_000
 """Of all tasks of an array together: each has its own list in the journal."""
@@ -219,9 +221,9 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
         ScriptError: the script or its options cannot be run.
         OSError, JournalError, MemoryError: it cannot be kept now.
     """
-    known, facts = _repeated(daemon, body)
-    if known:
-        return JobIds(known)
+    key = _idempotency(daemon, body)
+    if key is not None and key.ids:
+        return JobIds(key.ids)
     number = daemon.next_id()
     read_option("job-name", body.name)
     script = parse_text(body.text, body.name)
@@ -255,7 +257,10 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     _refuse_no_program(daemon, body)
     note = _note(daemon, number, body, options)
     specs = await _specs(daemon, number, body, options, note)
-    for option, pattern in note["outputs"].items():
+    patterns = {"output": note.output, "error": note.error}
+    for option, pattern in patterns.items():
+        if pattern is None:
+            continue
         folder = Path(pattern).parent
         while "%" in str(folder):  # these folders are made for each job
             folder = folder.parent
@@ -276,8 +281,10 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     env = body.env | _cooldown(options)
     with _folder(daemon, number):
         await asyncio.to_thread(_keep, daemon.context, number, body.text, env)
-        facts = {key: {**fact, "ids": ids} for key, fact in facts.items()}
-        daemon.submit(specs, {str(number): note}, {"next": {"id": number + 1}, **facts})
+        if key is not None:
+            key.ids = ids
+        notes = [NextNote(id=number + 1), *([] if key is None else [key])]
+        daemon.submit(specs, note, notes)
     return JobIds(ids, warnings)
 
 
@@ -295,7 +302,7 @@ def _warnings(unheeded: Sequence[str]) -> list[str]:
     return [f"#SBATCH {' '.join(unheeded)}: without effect here"] if unheeded else []
 
 
-def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> dict[str, Any]:
+def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> SubmissionNote:
     """Return what is to be kept of a submission, for its job or all tasks of its array.
 
     Raises:
@@ -304,29 +311,27 @@ def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> di
     _check(check_strings, body.cwd, body.env)
     requeue, profile = options.requeue, _profile(daemon, body, options)
     default = DEFAULT_OUTPUT if options.array is None else DEFAULT_ARRAY_OUTPUT
-    note: dict[str, Any] = {
-        "name": options.job_name or body.name,
-        "cwd": body.cwd,
-        "outputs": {"output": options.output or default},
-        "node": daemon.context.cluster.hosts[0],
-        "user": getpass.getuser(),
-        "array": str(number),
-        "requeue": daemon.launcher.requeue_by_default if requeue is None else requeue,
-        "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
-    }
-    if options.error is not None:
-        note["outputs"]["error"] = options.error
-    if options.arguments:
-        note["arguments"] = options.arguments
-    if options.memory_mib and daemon.launcher.watches_processes:
-        note["memory_mib"] = options.memory_mib
-    if options.signal is not None and daemon.launcher.watches_processes:
-        note["signal"] = asdict(parse_signal(options.signal))
-    return note
+    watched = daemon.launcher.watches_processes
+    signal = options.signal if watched else None
+    return SubmissionNote(
+        str(number),
+        name=options.job_name or body.name,
+        cwd=body.cwd,
+        output=options.output or default,
+        error=options.error,
+        node=daemon.context.cluster.hosts[0],
+        user=getpass.getuser(),
+        array=str(number),
+        requeue=daemon.launcher.requeue_by_default if requeue is None else requeue,
+        profile="" if profile is None else f"{profile.name}, measured {profile.measured}",
+        arguments=list(options.arguments or ()),
+        memory_mib=options.memory_mib if watched else None,
+        signal=None if signal is None else parse_signal(signal),
+    )
 
 
 async def _specs(
-    daemon: Daemon, number: int, body: Submission, options: Options, note: dict[str, Any]
+    daemon: Daemon, number: int, body: Submission, options: Options, note: SubmissionNote
 ) -> list[JobSpec]:
     """Return the jobs of a submission; others have their turn now and then.
 
@@ -340,7 +345,7 @@ async def _specs(
         _profile(daemon, body, options),
         _begin_s(daemon, options),
     )
-    after, any_of = _after(daemon, options, note["name"])
+    after, any_of = _after(daemon, options, note.name)
     _check_memory(len(indices))
     lists = node_lists(daemon.context, options, len(indices))
     points = () if profile is None else profile.points
@@ -361,7 +366,7 @@ async def _specs(
     for job_id in ids:  # the tasks of an array differ in their ids only
         specs.append(replace(spec, id=job_id))
         if len(specs) <= MOST_CHECKED:
-            _check_outputs(job_note(note, job_id), daemon.launcher.state)
+            _check_outputs(note.files(job_id), daemon.launcher.state)
         if len(specs) % CHUNK == 0:
             await asyncio.sleep(0)
     return specs
@@ -446,16 +451,16 @@ def _refuse_no_program(daemon: Daemon, body: Submission) -> None:
         raise ScriptError(f"expected a program that can be run, got {body.command[0]!r}")
 
 
-def _check_outputs(note: Mapping[str, Any], state: Path) -> None:
+def _check_outputs(files: tuple[Path, Path | None], state: Path) -> None:
     """Refuse files of output that no job can be started with.
 
     Raises:
         ScriptError: they are something else.
     """
-    for output in filter(None, (note["output"], note.get("error"))):
-        _check(check_path, output)
-        _check(check_own_file, Path(output), state)
-        _check(check_output, Path(output))
+    for path in filter(None, files):
+        _check(check_path, str(path))
+        _check(check_own_file, path, state)
+        _check(check_output, path)
 
 
 def _check(check: Callable[..., None], *arguments: object) -> None:
@@ -466,23 +471,24 @@ def _check(check: Callable[..., None], *arguments: object) -> None:
         raise ScriptError(str(error)) from None
 
 
-def _repeated(daemon: Daemon, body: Submission) -> tuple[list[str], Notes]:
-    """Return the ids that a submission has from before, else what is to be kept of its key.
+def _idempotency(daemon: Daemon, body: Submission) -> IdempotencyNote | None:
+    """Return the note of a submission's key, with ids if it was taken in; None without a key.
 
     Raises:
         ScriptError: its key is that of another submission.
     """
     key = body.options.idempotency_key
     if not key:
-        return [], {}
+        return None
     digest = sha256(msgspec.json.encode((body.text, body.name, body.cwd, body.options))).hexdigest()
-    found = daemon.journal.noted("submitted", key)
-    if found and found["sha256"] != digest:
-        first = found["ids"][0]
+    note = daemon.journal.noted(IdempotencyNote, key)
+    if note.ids and note.sha256 != digest:
+        first = note.ids[0]
         raise ScriptError(
             f"--idempotency-key: expected another one for another submission, got that of {first}"
         )
-    return found.get("ids", []), {f"submitted/{key}": {"sha256": digest}}
+    note.sha256 = digest
+    return note
 
 
 @contextmanager
@@ -653,8 +659,8 @@ def _after(daemon: Daemon, options: Options, name: str) -> tuple[tuple[Dependenc
         elif asked.any_of:
             return (), False
     if asked.singleton:
-        notes = [daemon.jobs[job_id].shared for job_id in (*state.waiting, *state.running)]
-        same = dict.fromkeys(note["array"] for note in notes if note.get("name") == name)
+        notes = [daemon.jobs[job_id].submission for job_id in (*state.waiting, *state.running)]
+        same = dict.fromkeys(note.array for note in notes if note.name == name)
         after += [Dependency("afterany", job) for job in same]
     return tuple(after), asked.any_of
 

@@ -12,14 +12,12 @@ from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.store.context import Context, Faults, describe
 from rms.daemon.store.journal import JournalError
+from rms.daemon.store.notes import SignalNote
 from rms.daemon.store.record import JobRuntime
 from rms.launch.processes import resident_mib
 
 LIMITS_LOOK_S = 1.0
 """How often the memory of a job is looked at."""
-
-NOTE = "signal"
-"""Kind of the note that a job has got the signal that it asked for."""
 
 
 class Limits:
@@ -32,13 +30,13 @@ class Limits:
         """Look at a job once."""
         limit_s = running.spec.limit_s
         if limit_s is not None and running.start_s is not None:
-            end_s, asked = running.start_s + limit_s, job.shared.get("signal")
+            end_s, signal = running.start_s + limit_s, job.submission.signal
             if now_s > end_s:
                 self._scripts.cancel(job, "TIMEOUT")
-            elif asked and not job.signalled and now_s > end_s - asked["before_s"]:
-                self._signal(job, asked["number"], batch=asked["batch"])
+            elif signal and not job.signalled and now_s > end_s - signal.before_s:
+                self._signal(job, signal.number, batch=signal.batch)
         if (
-            job.shared.get("memory_mib")
+            job.submission.memory_mib
             and job.ending is None
             and now_s > job.memory_s + LIMITS_LOOK_S
         ):
@@ -49,17 +47,17 @@ class Limits:
         """Return when a job is to be looked at next, infinity where it has no limit."""
         limit_s, found = running.spec.limit_s, inf
         if limit_s is not None and running.start_s is not None:
-            asked, found = job.shared.get("signal"), running.start_s + limit_s
-            if asked and not job.signalled:
-                found -= asked["before_s"]
-        if job.shared.get("memory_mib"):
+            signal, found = job.submission.signal, running.start_s + limit_s
+            if signal and not job.signalled:
+                found -= signal.before_s
+        if job.submission.memory_mib:
             found = min(found, job.memory_s + LIMITS_LOOK_S)
         return found
 
     def _signal(self, job: JobRuntime, number: int, *, batch: bool) -> None:
         """Send a job the signal that it asked for, once."""
         job.signalled = True
-        self._context.note(NOTE, job, {"sent": True})
+        self._context.journal.note(SignalNote(job.id, sent=True))
         script = 0 if job.script is None else job.script.pid
         self._context.launcher.send_signal(job.id, number, script if batch else 0)
         self._context.say(f"job {job.id}: gets signal {number} before the end of its time")
@@ -71,7 +69,7 @@ class Limits:
         """
         context = self._context
         hosts = len(context.cluster.hosts_of(running.held))
-        most_mib = job.shared["memory_mib"] * hosts
+        most_mib = (job.submission.memory_mib or 0.0) * hosts
         ended = context.launcher.limit_memory(job.id, most_mib)
         if ended is not None:
             if ended:

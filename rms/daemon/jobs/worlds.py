@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
 from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.core.model.jobs import JobId, Node
 from rms.daemon.jobs import machine
 from rms.daemon.jobs import machine as do
 from rms.daemon.jobs.machine import ResizeMachine
 from rms.daemon.jobs.scripts import Scripts
-from rms.daemon.store.context import Context, Handle, Notes
+from rms.daemon.store.context import Context, Handle
+from rms.daemon.store.notes import LineNote, Note, Notes, ResizesNote, ScriptNote
 from rms.daemon.store.private import line_file
-from rms.daemon.store.record import JobRuntime, Step
+from rms.daemon.store.record import JobRuntime, ResizeNote, Step
 from rms.launch.base import (
     LaunchCommand,
     LaunchError,
@@ -66,10 +65,8 @@ class Worlds:
         self._context.private.keep(line_file(job.id, number), command.env)
         job.steps.append(step)
         job.keys.append(key)
-        key = f"line/{job.id}/{number}"
-        note = msgspec.to_builtins(command)
-        del note["env"]  # it may hold secrets
-        self._context.journal.note(key, note)
+        what = command.command, command.cwd, command.output, command.errors
+        self._context.journal.note(LineNote(f"{job.id}/{number}", *what))
         self.save_steps(job)
         parts = dict(enumerate(self.parts(job.id, command, slots), job.launch_count))
         # A job that is being relaunched starts on the slots that its resize brings.
@@ -153,7 +150,7 @@ class Worlds:
 
     def save_steps(self, job: JobRuntime) -> None:
         """Keep what a restarted daemon needs to know of a job's steps."""
-        self._context.note("steps", job, job.steps_note())
+        self._context.journal.note(job.steps_note())
 
     def watch(self, job: JobRuntime) -> None:
         """Look at a job's launches once."""
@@ -261,21 +258,20 @@ class Worlds:
         found, notes = self._machine.handle(job, facts, given), Notes()
         for each in found:
             if isinstance(each, do.SaveResize | do.SaveSteps | do.SavePast):
-                notes |= self._to_save(job, each)
+                notes.append(self._to_save(job, each))
             else:
                 self._carry_out(job, each, notes)
-                notes = {}
-        if notes:
-            self._context.journal.keep(notes)
+                notes = []
+        self._context.journal.note(*notes)
         return found
 
-    def _to_save(self, job: JobRuntime, what: do.SaveCommand) -> Notes:
+    def _to_save(self, job: JobRuntime, what: do.SaveCommand) -> Note:
         if isinstance(what, do.SaveResize):
-            return {f"boot/{job.id}": what.note}
+            return ResizeNote(job.id, what.note)
         if isinstance(what, do.SaveSteps):
-            return {f"steps/{job.id}": job.steps_note()}
+            return job.steps_note()
         self.enter_worlds(job)
-        return {f"resizes/{job.id}": {"rows": msgspec.to_builtins(job.resizes)}}
+        return ResizesNote(job.id, list(job.resizes))
 
     def _facts(self, job: JobRuntime) -> machine.Facts | None:
         context = self._context
@@ -328,9 +324,8 @@ class Worlds:
             return
         if isinstance(what, do.RunScript):  # what it leaves is no more that of the one before
             context.launcher.status_file(job.id).unlink(missing_ok=True)
-            notes |= {f"script/{job.id}": {}}
-        if notes:
-            context.journal.keep(notes)
+            notes.append(ScriptNote(job.id))
+        context.journal.note(*notes)
         if isinstance(what, do.TellJob):
             job.tell()
         elif isinstance(what, do.Observe):

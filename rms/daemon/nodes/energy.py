@@ -7,7 +7,7 @@ from math import inf
 
 import msgspec
 
-from rms.core.books.measured import Host, Measured
+from rms.core.books.measured import Measured
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
@@ -24,6 +24,7 @@ from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.store.context import Context, Handle, warning
 from rms.daemon.store.journal import Journal
+from rms.daemon.store.notes import MeterNote
 from rms.wire.messages import MeterAnswer, Metered
 
 STALE_S = 60.0
@@ -34,9 +35,6 @@ LONGEST_STALE_S = 600.0
 
 FORGET_S = 10.0
 """How often spans are forgotten that no report can be about any more."""
-
-NOTE = "meter/"
-"""What keys of notes begin with that hold what is known of a host's meters."""
 
 
 class Meters:
@@ -72,7 +70,7 @@ class Meters:
             self._say_silent(report)
             if report.devices:
                 self._hear(report.node, context.now())
-            self._write(None, {f"{NOTE}{report.node}": msgspec.to_builtins(host)})
+            self._write(None, MeterNote(report.node, host))
         return MeterAnswer() if report.number else host.answer
 
     def _say_refused(self, report: Metered) -> None:
@@ -110,7 +108,7 @@ class Meters:
         """Write what events have changed; let the model speak where meters have fallen silent."""
         spans = self._scheduler.energy.measured.spans
         if spans.changed:
-            self._write(None, {})
+            self._write(None)
         now_s = self._context.now()
         silent = [name for name, heard in self._heard.items() if now_s > sum(heard)]
         for host in silent:
@@ -130,7 +128,7 @@ class Meters:
         """Write rows of what lasts too, up to now: then they add up to the books."""
         energy = self._scheduler.energy
         if energy.begun:
-            self._write(max(self._context.time(), energy.measured.until_s), {})
+            self._write(max(self._context.time(), energy.measured.until_s))
 
     def node_w(self, name: str) -> float | None:
         """Return the newest mean power of a node, W; None where it is not measured."""
@@ -141,7 +139,7 @@ class Meters:
         """What the cluster draws, W: measured nodes as last read, the others by the model."""
         return self._scheduler.energy.power_w
 
-    def _write(self, now_s: float | None, notes: dict[str, dict[str, object]]) -> None:
+    def _write(self, now_s: float | None, *notes: MeterNote) -> None:
         measured = self._scheduler.energy.measured
         self._context.journal.book(measured.spans.rows(now_s), notes)
         if self._context.now() >= self._forgot_s + FORGET_S:  # it looks at all hosts
@@ -186,10 +184,11 @@ def devices_of(
 
 def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
     """Bring back what was measured and written before, once all events were followed again."""
-    energy, notes = scheduler.energy, journal.notes(NOTE)
+    energy = scheduler.energy
     measured = energy.measured
-    for key, note in notes.items():
-        measured.hosts[key.removeprefix(NOTE)] = msgspec.convert(note, Host)
+    for name, note in journal.notes(MeterNote).items():
+        if note.host is not None:
+            measured.hosts[name] = note.host
     sums = journal.energy_sums(measured.spans.totals.since_s)
     energy.restore(sums, journal.newest_energy(min(measured.kept_s.values(), default=inf)))
 

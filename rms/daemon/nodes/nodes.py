@@ -13,6 +13,7 @@ from rms.core.policies import Policy, PolicyError
 from rms.core.rules.checks import LEAST_S, needs_s
 from rms.daemon.jobs.scripts import Scripts
 from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.notes import DrainedNote
 from rms.daemon.store.record import REQUEUED
 from rms.launch.base import Demand, WaitingJob
 
@@ -97,7 +98,7 @@ class Nodes:
             raise ValueError(f"expected nodes of this cluster, got {', '.join(unknown)}")
         before = context.drained
         context.drained = before.union(names) if drained else before.difference(names)
-        context.journal.note("drained", {"names": sorted(context.drained)})
+        context.journal.note(DrainedNote(names=sorted(context.drained)))
         if not drained and context.broken.intersection(names):
             context.set_broken(context.broken.difference(names))
         self._close_and_open(names)
@@ -200,7 +201,7 @@ class Leases:
         job = self._context.jobs[job_id]
         if job.script is None:
             return
-        again = job.note["requeue"]
+        again = job.submission.requeue
         self._context.say(f"job {job_id}: told to end, as its allocation does")
         self._scripts.cancel(job, REQUEUED if again else "CANCELLED")
 

@@ -25,12 +25,10 @@ from rms.core.model.events import (
 from rms.core.model.jobs import Node
 from rms.core.state import State
 from rms.daemon.store.context import Context, Handle, warning
+from rms.daemon.store.notes import PoweredOffNote
 from rms.launch.base import PowerCommands
 from rms.power.frequency import FrequencyError
 from rms.wire.messages import ClockOrders, ClockReport
-
-NOTE = "powered-off"
-"""Key of the note with the names of nodes whose command to power them off has come to its end."""
 
 
 @dataclass
@@ -53,7 +51,7 @@ class PowerControl:
     def __init__(self, context: Context, handle: Handle, commands: PowerCommands | None) -> None:
         self._context, self._handle, self._commands = context, handle, commands
         self._running: dict[Node, _Running] = {}
-        self._off = set(context.journal.notes(NOTE).get(NOTE, {"names": []})["names"])
+        self._off = set(context.journal.noted(PoweredOffNote).names)
 
     def act(self, decision: PowerOff | PowerOn) -> None:
         """Begin to power nodes off or on."""
@@ -138,7 +136,7 @@ class PowerControl:
         before = set(self._off)
         self._off = before | {name} if is_off else before - {name}
         if self._off != before:
-            self._context.journal.note(NOTE, {"names": sorted(self._off)})
+            self._context.journal.note(PoweredOffNote(names=sorted(self._off)))
 
 
 # FUSED rms.daemon.nodes.switch: Frequencies that a policy decides, set for real where this user may.

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Decision, Event
@@ -25,6 +25,7 @@ from rms.core.scheduler.scheduler import Scheduler
 from rms.core.state import State
 from rms.daemon.jobs.machine import BOOT_S, GRACE_S
 from rms.daemon.store.journal import Journal, JournalError
+from rms.daemon.store.notes import BrokenNote, ClockNote, Note
 from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
@@ -95,7 +96,6 @@ def _is_journal(stream: str) -> bool:
 # is started again before the machine is booted again goes on with it. What else tells times (meters
 # on the nodes, files) follows the time of day; by how much that differs is :attr:`Clock.skew_s`.
 
-NOTE = "clock"
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 STEP_S = 1.0
 """A time of day that differs by less from what is counted was not set."""
@@ -135,9 +135,9 @@ class Clock:
     ) -> None:
         self._journal, self._say, self._uptime, self._of_day = journal, say, uptime, of_day
         self._boot = boot_id() if boot is None else boot
-        known = journal.notes(NOTE).get(NOTE, {})
-        goes_on = bool(self._boot) and known.get("boot") == self._boot
-        self._offset_s = float(known["offset_s"]) if goes_on else of_day() - uptime()
+        note = journal.noted(ClockNote)
+        goes_on = bool(self._boot) and note.boot == self._boot
+        self._offset_s = note.offset_s if goes_on else of_day() - uptime()
         self._skew_s = 0.0
         if not goes_on:
             self._keep()
@@ -166,7 +166,7 @@ class Clock:
         return self._skew_s
 
     def _keep(self) -> None:
-        self._journal.note(NOTE, {"boot": self._boot, "offset_s": self._offset_s})
+        self._journal.note(ClockNote(boot=self._boot, offset_s=self._offset_s))
 
 
 # FUSED rms.daemon.store.context: Errors that nobody has foreseen: each ends what it belongs to, and the daemon goes on.
@@ -273,14 +273,11 @@ def histogram(name: str, words: str, seen: Histogram) -> list[str]:
 
 # FUSED rms.daemon.store.context: What the parts of a daemon share: its settings, and where it keeps and asks what it knows.
 
-Notes = dict[str, dict[str, Any]]
-"""Facts that a restarted daemon needs, by key."""
-
 
 class Handle(Protocol):
     """Hands an event to the scheduler, through the journal; returns what was decided on it."""
 
-    def __call__(self, event: Event, notes: Notes | None = None) -> list[Decision]:
+    def __call__(self, event: Event, notes: Sequence[Note] = ()) -> list[Decision]:
         """Enter the event, and these facts with it."""
 
 
@@ -400,8 +397,4 @@ class Context:
     def set_broken(self, names: Iterable[str]) -> None:
         """Keep which nodes could not be powered off or on."""
         self.broken = frozenset(names)
-        self.journal.note("broken", {"names": sorted(self.broken)})
-
-    def note(self, kind: str, job: JobRuntime, value: dict[str, Any]) -> None:
-        """Keep a fact about a job for a restarted daemon."""
-        self.journal.note(f"{kind}/{job.id}", value)
+        self.journal.note(BrokenNote(names=sorted(self.broken)))

@@ -13,7 +13,6 @@ import socket
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -238,31 +237,24 @@ class Private:
         self._newest: tuple[str, dict[str, str]] = "", {}
         self._keyed: hmac.HMAC | None = None
 
-    def token(self, job: str, note: Mapping[str, Any]) -> str:
-        """Return what a job shows when it speaks to the daemon: the same over restarts.
+    def token(self, job: str) -> str:
+        """Return the token by which a job speaks to the daemon: the same over restarts.
 
         It is an HMAC-SHA256 of the job's id by a key in a file, so that it need not be kept.
-
-        Args:
-            note: of its submission; one of format 4 and before may hold the token itself.
         """
-        known = note.get("token")
-        if known is not None:
-            return str(known)
         if self._keyed is None:
             self._keyed = hmac.new(secret(self._folder / "key").encode(), digestmod="sha256")
-        made = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
-        made.update(f"{self._instance_id}/{job}".encode())
-        return made.hexdigest()
+        token = self._keyed.copy()  # the key is hashed once: each poll is checked by a token
+        token.update(f"{self._instance_id}/{job}".encode())
+        return token.hexdigest()
 
-    def environment(self, note: Mapping[str, Any]) -> Mapping[str, str]:
+    def environment(self, submission: str) -> dict[str, str]:
         """Return the environment of a submission, one for all tasks of an array.
 
         Raises:
             LaunchError: its file is gone.
         """
-        known: Mapping[str, str] | None = note.get("env")
-        return self.kept(f"{note['array']}/environment") if known is None else known
+        return self.kept(f"{submission}/environment")
 
     def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
         """Keep an environment, as a file below ``jobs/`` of mode 600.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import msgspec
 
 from rms.core.model.jobs import JobId
-from rms.formats.jobscript import OutputNames, expand_output
+from rms.daemon.store.notes import Note, StepNote, StepsNote, SubmissionNote
 from rms.launch.base import LaunchCommand, ManagedProcess, PendingCall
 from rms.wire.messages import BootedWorld, ResizeRequest
 from rms.wire.users import ResizeRow
@@ -49,7 +50,7 @@ class Step:
     restartable: bool = False
 
 
-class PendingResize(msgspec.Struct, rename={"reason": "why"}):
+class PendingResize(msgspec.Struct):
     """A resize in flight, from the decision to the last process gone.
 
     Attributes:
@@ -90,35 +91,17 @@ class PendingResize(msgspec.Struct, rename={"reason": "why"}):
         worlds = tuple(self.ready[n] for n in self.launches)
         return ResizeRequest(self.number, self.slots, self.strategy, worlds)
 
-    def note(self) -> dict[str, Any]:
-        """Return what a restarted daemon needs to know; deadlines begin anew then."""
-        found: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        del found["told"]
-        return found | {"until_s": 0.0}
-
-    @classmethod
-    def from_note(cls, note: dict[str, Any]) -> PendingResize | None:
-        """Return a resize as it was noted, None for an empty note."""
-        return msgspec.convert(note, cls, strict=False) if note else None
+    def note(self) -> PendingResize:
+        """Return a copy for a restarted daemon, whose deadlines begin anew."""
+        return msgspec.structs.replace(copy.deepcopy(self), until_s=0.0, told=False)
 
 
-def job_note(shared: dict[str, Any], job_id: JobId) -> dict[str, Any]:
-    """Return what is known of a job from its submission.
+class ResizeNote(Note):
+    """The resize of a job that is in flight."""
 
-    Args:
-        shared: what was kept of that, for all tasks of an array; a version before kept each job's.
-    """
-    patterns = shared.get("outputs")
-    if patterns is None:
-        return shared
-    array, _, index = job_id.partition("_")
-    names = OutputNames(
-        array, int(index) if index else None, job_id, shared["name"], shared["node"], shared["user"]
-    )
-    folder = Path(shared["cwd"])
-    found = {what: str(folder / expand_output(form, names)) for what, form in patterns.items()}
-    own = {key: value for key, value in shared.items() if key != "outputs"}
-    return {**own, **found, "index": names.index}
+    KIND: ClassVar[str] = "resize"
+
+    resize: PendingResize | None = None
 
 
 PACE_S = 5.0
@@ -193,7 +176,7 @@ class JobRuntime:
     """All of it.
 
     Attributes:
-        shared: what was kept at submission, of all tasks of an array.
+        submission: its submission, or that of its array.
         keys: of the launcher lines so far, in the order of ``steps``.
         launch_count: how many launches there were; the next has that number.
         resizes: those that are over.
@@ -216,7 +199,7 @@ class JobRuntime:
     """
 
     id: JobId
-    shared: dict[str, Any] = field(default_factory=dict)
+    submission: SubmissionNote = field(default_factory=SubmissionNote)
     script: ManagedProcess | None = None
     steps: list[Step] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -248,9 +231,9 @@ class JobRuntime:
         return self.resize is None and self.kill_at is None and not self.fault
 
     @cached_property
-    def note(self) -> dict[str, Any]:
-        """What was kept at submission: script, folder, output."""
-        return job_note(self.shared, self.id)
+    def files(self) -> tuple[Path, Path | None]:
+        """The files of its output and of its errors, if these are apart."""
+        return self.submission.files(self.id)
 
     def rest(self, now_s: float, least_s: float = 0.0) -> bool:
         """Begin its cooldown, at least so long; return whether it has one."""
@@ -309,23 +292,23 @@ class JobRuntime:
         """Wake up whoever waits for a resize request; later polls wait for the next."""
         self.news.tell()
 
-    def steps_note(self) -> dict[str, Any]:
+    def steps_note(self) -> StepsNote:
         """Return what a restarted daemon needs to know of its steps."""
         steps = [
-            {
-                "pids": {str(n): world.pid for n, world in step.worlds.items()},
-                "current": step.current,
-                "strategy": step.strategy,
-                "groups": step.ranks,
-                "exit_code": step.exit_code,
-                "message": step.message,
-                "polled": step.has_polled,
-                "cooldown_s": step.cooldown_s,
-                "restartable": step.restartable,
-            }
+            StepNote(
+                pids={number: world.pid for number, world in step.worlds.items()},
+                current=step.current,
+                strategy=step.strategy,
+                ranks=step.ranks,
+                exit_code=step.exit_code,
+                message=step.message,
+                has_polled=step.has_polled,
+                cooldown_s=step.cooldown_s,
+                restartable=step.restartable,
+            )
             for step in self.steps
         ]
-        return {"keys": self.keys, "launches": self.launch_count, "steps": steps}
+        return StepsNote(self.id, list(self.keys), self.launch_count, steps)
 
     def forget_processes(self) -> None:
         """Drop what was known of its processes, of which there are none any more."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Ended, Later, Reason, Resize
@@ -24,7 +25,6 @@ from rms.wire.messages import Resize as ResizeReport
 ONE, WALL = JobId("1"), JobId("2")
 COMMAND = LaunchCommand(["a.out"], "/", {}, "/dev/null", "/dev/null")
 NAMES = ("n1", "n2", "n3", "n4")
-NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 
 
 class Runs(ManagedProcess):
@@ -68,7 +68,7 @@ class Bench:
     def run(self, name: JobId, low: int, high: int, preferred: int, mode: Mode) -> None:
         """Submit a job that starts at once."""
         spec = JobSpec(name, self.now_s, low, high, preferred, mode)
-        self.daemon.submit([spec], {name: NOTE | {"array": name, "requeue": False}})
+        hand_in(self.daemon, [spec])
 
     def poll(self, step: int, known: int = 0) -> None:
         self.daemon.poll(ONE, Poll(step, 100, known, "spawn", ((0, 1),)))
@@ -85,8 +85,8 @@ def test_who_is_held_is_held_after_a_restart_and_freed_in_time(bench: Bench) -> 
         JobSpec(JobId("3"), bench.now_s, 1, 1, 1, Mode.FIXED, hold=True),
         JobSpec(JobId("4"), bench.now_s, 1, 1, 1, Mode.FIXED, begin_s=bench.now_s + 60.0),
     ]
-    notes = {spec.id: NOTE | {"array": spec.id, "requeue": False} for spec in specs}
-    bench.daemon.submit(specs, notes)
+    for spec in specs:
+        hand_in(bench.daemon, [spec])
     bench.daemon = bench.resumed()
     bench.daemon.watch()
     assert set(bench.daemon.context.state.held) == {"3", "4"}

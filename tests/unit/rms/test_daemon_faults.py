@@ -16,6 +16,7 @@ from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId, Mode
 from rms.daemon.ask import views
+from rms.daemon.store.file import checksum
 from rms.daemon.store.journal import Seen
 from rms.launch.base import LaunchCommand, LaunchError, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
@@ -228,7 +229,7 @@ def test_an_error_of_a_part_is_said_once(
     fault("any exception of a part that is watched", "said once, the rest goes on")
 
 
-@pytest.mark.parametrize("kind", ["job", "line", "steps", "boot"])
+@pytest.mark.parametrize("kind", ["job", "line", "steps", "resize"])
 def test_a_note_that_is_damaged_or_gone_costs_its_job_alone(
     bench: Bench, kind: str, fault: Fault
 ) -> None:
@@ -238,7 +239,9 @@ def test_a_note_that_is_damaged_or_gone_costs_its_job_alone(
         bench.daemon.journal._run("DELETE FROM notes WHERE key = 'job/1'")
     else:
         name = "line/1/0" if kind == "line" else f"{kind}/1"
-        bench.daemon.journal.note(name, {"steps": [{}], "number": "x"})
+        value = '{"steps": [{}], "number": "x"}'
+        wrong = "INSERT OR REPLACE INTO notes (key, value, sum) VALUES (?, ?, ?)"
+        bench.daemon.journal._run(wrong, name, value, checksum(name, value))
     bench.start()
     bench.daemon.watch()
     bench.daemon.watch()

@@ -26,8 +26,8 @@ def finished(server: Routed, output: Path, status: int = 0, nodes: int = 2) -> s
     """Let a job run for 4 s and end; return its line."""
     job = server.submit(nodes=[nodes, nodes])
     known = server.daemon.jobs[JobId(job)]  # as it is by now, whatever it was at submission
-    known.note["output"] = str(output)
-    server.daemon.context.note("job", known, known.note)
+    known.submission.output, known.files = str(output), (output, None)
+    server.daemon.context.journal.note(known.submission)
     server.clock[0] += 4.0
     server.daemon.scripts.end(known, status)
     return line(server, job)

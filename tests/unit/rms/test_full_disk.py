@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from faults import Fault
 from routed import SCRIPT, Routed, routed
+from submissions import filler
 
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs import submit
@@ -28,7 +29,7 @@ def fill(journal: Journal) -> None:
     journal._db.execute("PRAGMA max_page_count = 1")  # as many as there are
     numbers = count()
     while not journal._late:
-        journal.note(f"filler/{next(numbers)}", {"text": "x" * 2000})
+        journal.note(filler(next(numbers)))
 
 
 @pytest.mark.promise("full-disk")

@@ -18,7 +18,7 @@ from killed import bench as opened
 from rms.core.model.events import Resize as ResizeDecision
 from rms.core.model.jobs import JobId, JobState, Mode
 from rms.daemon.restart.replay import replayed
-from rms.daemon.store.record import REQUEUED
+from rms.daemon.store.record import REQUEUED, ResizeNote
 from rms.daemon.store.snapshots import EVERY
 from rms.wire.messages import (
     Begun,
@@ -209,7 +209,7 @@ def told(
         rows = [row.number for row in context.jobs[ONE].resizes]
         assert rows == {"resized twice": [1, 2], "relaunched": [1]}.get(name, []), where
         assert context.jobs[ONE].summary, where
-        assert context.journal.notes("boot/").get("boot/1", {}) == {}, where
+        assert context.journal.noted(ResizeNote, "1").resize is None, where
         found = replayed(context.journal)
         assert (found.differing, found.refused, found.unrecorded) == ([], [], {}), where
         return db.writes

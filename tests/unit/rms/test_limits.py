@@ -16,6 +16,7 @@ from routed import SCRIPT, Routed, routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.jobs import watch
+from rms.daemon.store.notes import SignalNote
 from rms.formats.jobscript import Options, parse_text, read_option
 from rms.formats.values import ScriptError, SignalAsked, parse_signal
 from rms.launch.base import ManagedProcess, ScriptLaunch
@@ -92,7 +93,7 @@ def test_a_job_gets_its_signal_once_before_its_time_is_up(
     daemon.watch()
     daemon.watch()
     assert sent == [("1", signal.SIGUSR1)]
-    assert daemon.journal.noted("signal", "1") == {"sent": True}
+    assert daemon.journal.noted(SignalNote, "1").sent
     server.clock[0] += 30.0
     daemon.watch()
     assert daemon.jobs[ONE].ending == "TIMEOUT" and len(sent) == 1

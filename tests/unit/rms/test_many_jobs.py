@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import Decision, Ended, Resize, Resized, Start, Started, Submitted
@@ -19,7 +20,8 @@ from rms.daemon.jobs.watch import LOOK_S
 from rms.daemon.restart.recover import replay, resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.daemon.store.record import JobRuntime, PendingResize
+from rms.daemon.store.notes import NextNote, ResizesNote, ScriptNote
+from rms.daemon.store.record import JobRuntime, PendingResize, ResizeNote
 from rms.launch.base import ManagedProcess, ScriptLaunch
 from rms.launch.local import LocalLauncher
 
@@ -104,10 +106,10 @@ def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monke
     with Journal.open(tmp_path / "j") as journal:
         journal.header(Cluster.recorded(("a",)), "fifo")
         for n in range(10):
-            journal.note(f"job/{n}", {"n": n})
+            journal.note(ScriptNote(str(n), n))
         assert flushed == []
         journal.flush()
-        journal.notes("job/")
+        journal.notes(ScriptNote)
         journal.flush()
     assert flushed == [
         str(tmp_path),
@@ -115,13 +117,13 @@ def test_many_entries_are_flushed_once(tmp_path: Path, monkeypatch: pytest.Monke
     ]  # that it is there, and what is in it
 
 
-def test_notes_are_found_by_the_beginning_of_their_keys(tmp_path: Path) -> None:
+def test_notes_are_found_by_their_kind(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "j") as journal:
-        for key in ("job/1", "job/10", "jo", "job0", "job/\u20ac", "boot/1"):
-            journal.note(key, {})
-        assert list(journal.notes("job/")) == ["job/1", "job/10", "job/\u20ac"]
-        assert list(journal.notes("job/1")) == ["job/1", "job/10"]
-        assert len(journal.notes()) == 6
+        for job in ("10", "1", "\u20ac"):
+            journal.note(ResizesNote(job), ResizeNote(job), NextNote(id=2))
+        assert list(journal.notes(ResizesNote)) == ["1", "10", "\u20ac"]
+        assert list(journal.notes(ResizeNote)) == ["1", "10", "\u20ac"]
+        assert journal.noted(NextNote) == NextNote(id=2) and journal.notes(NextNote) == {}
 
 
 # -- The server's questions -------------------------------------------------------------------
@@ -183,9 +185,8 @@ def test_every_job_has_its_turn_where_looks_take_long(tmp_path: Path) -> None:
     with Journal.open(tmp_path / "j") as journal:
         settings = Settings("fifo", lambda: launcher.clock[0], lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
-        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         fixed = [JobSpec(JobId(n), 1_000.0, 1, 1, 1, Mode.FIXED) for n in ("1", "2", "3")]
-        daemon.submit(fixed, {each.id: dict(note) for each in fixed})
+        hand_in(daemon, fixed)
         for _ in range(6):
             daemon.watch()
     assert launcher.looked == ["1", "2", "3"] * 2
@@ -225,9 +226,8 @@ def test_a_calm_job_is_looked_at_when_a_child_ends_or_a_limit_is_due(tmp_path: P
     with Journal.open(tmp_path / "j") as journal:
         settings = Settings("fifo", lambda: clock[0], lambda words: None)
         daemon = resume(cluster, journal, launcher, settings)
-        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
         limited = JobSpec(JobId("1"), 1_000.0, 1, 1, 1, Mode.FIXED, limit_s=100.0)
-        daemon.submit([limited], {"1": dict(note)})
+        hand_in(daemon, [limited])
         watch = daemon.job_watch
         watch.told = True
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from submissions import hand_in
 
 from rms.core.model.cluster import Cluster
 from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
@@ -19,7 +20,6 @@ from rms.daemon.store.journal import Journal
 from rms.launch.base import ManagedProcess, PowerCommands, ScriptLaunch
 from rms.launch.local import LocalLauncher
 
-NOTE = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
 DEADLINE_S = 30.0
 
 
@@ -65,7 +65,7 @@ class Bench:
     def submit(self, number: int, nodes: int) -> None:
         job = JobId(str(number))
         spec = JobSpec(job, self.now_s, nodes, nodes, nodes, Mode.FIXED)
-        self.daemon.submit([spec], {job: NOTE | {"array": job, "requeue": False}})
+        hand_in(self.daemon, [spec])
 
     def until(self, happens: Callable[[], bool]) -> None:
         end = time.monotonic() + DEADLINE_S

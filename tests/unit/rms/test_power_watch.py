@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import cast
 
@@ -22,7 +23,8 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, NodePower
 from rms.core.policies import named
 from rms.core.scheduler.scheduler import Scheduler
 from rms.daemon.nodes.energy import CAP_STALE_S, LAG_S, PowerWatch
-from rms.daemon.store.context import Context, Notes
+from rms.daemon.store.context import Context
+from rms.daemon.store.notes import Note
 from rms.wire.messages import DeviceEnergy, Metered
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -50,7 +52,7 @@ class Watched:
             self.handle(Started(self.now_s, decision.job))
         self.handle(ResizePoint(self.now_s, spec.id))
 
-    def handle(self, event: Event, notes: Notes | None = None) -> list[Decision]:
+    def handle(self, event: Event, notes: Sequence[Note] = ()) -> list[Decision]:
         decided = self.scheduler.feed(event)
         self.watch.followed(event)
         self.events.append(event)

@@ -12,7 +12,7 @@ from rms.core.model.jobs import JobId
 from rms.daemon.jobs import machine
 from rms.daemon.jobs import machine as do
 from rms.daemon.jobs.machine import LATER_S, LEAVE_S, MOVE_S, READY_S, Facts, Input, ResizeMachine
-from rms.daemon.store.record import JobRuntime, PendingResize, Step
+from rms.daemon.store.record import JobRuntime, ResizeNote, Step
 from rms.launch.base import LaunchCommand, ManagedProcess
 from rms.wire.messages import (
     Begun,
@@ -71,7 +71,11 @@ def words(found: list[do.Instruction]) -> list[str]:
 
 def states(found: list[do.Instruction]) -> list[str]:
     """Return the states that are noted."""
-    return [each.note.get("state", "") for each in found if isinstance(each, do.SaveResize)]
+    return [
+        "" if each.note is None else each.note.state
+        for each in found
+        if isinstance(each, do.SaveResize)
+    ]
 
 
 DECIDED = machine.Decided(1, WANTED)
@@ -212,7 +216,7 @@ def test_nodes_are_given_back_when_the_last_process_is_gone() -> None:
     assert given[-1] == do.AskRelease(("n1", "n2"))
     assert list(found.steps[0].worlds) == [1]
     assert fed(found, machine.CallStarted()) == []
-    assert fed(found, machine.CallAnswered()) == [do.SaveResize({}), Resized(100.0, JOB, False)]
+    assert fed(found, machine.CallAnswered()) == [do.SaveResize(None), Resized(100.0, JOB, False)]
     assert found.resize is None
 
 
@@ -365,7 +369,7 @@ def test_a_grant_that_is_refused() -> None:
     given = fed(found, OBSERVED)
     assert given[-1] == do.AskRelease(("n1",))  # what it has, not what it was to have
     given = fed(found, machine.CallAnswered())
-    assert given == [do.SaveResize({}), ResizeRolledBack(100.0, JOB, "later: busy", True, True)]
+    assert given == [do.SaveResize(None), ResizeRolledBack(100.0, JOB, "later: busy", True, True)]
     assert found.rests_until_s == 100.0 + LATER_S
 
 
@@ -393,7 +397,7 @@ def test_a_closed_resize_kills_until_all_is_gone_and_frees_then() -> None:
     assert words(given) == ["SaveSteps", "SaveResize", "AskRelease"]
     assert given[-1] == do.AskRelease(("n1",))
     given = fed(found, machine.CallAnswered())
-    assert given == [do.SaveResize({}), ResizeRolledBack(100.0, JOB, "no memory", False, False)]
+    assert given == [do.SaveResize(None), ResizeRolledBack(100.0, JOB, "no memory", False, False)]
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -481,7 +485,7 @@ def test_a_relaunch() -> None:
     assert found.resizing == "starting"
     found.steps.append(Step(COMMAND, {1: ManagedProcess(12)}, (1,), cooldown_s=3.0))
     given = fed(found, machine.Polled(), at_s=108.0)
-    assert given == [do.SavePast(), do.SaveResize({}), Resized(108.0, JOB, True)]
+    assert given == [do.SavePast(), do.SaveResize(None), Resized(108.0, JOB, True)]
     (row,) = found.resizes
     assert (row.step, row.from_ranks, row.to_ranks, row.stall_s) == (42, 1, 2, 8.0)
 
@@ -525,7 +529,7 @@ def restarted(state: str) -> JobRuntime:
     resize = before.resize
     assert resize is not None
     after = JobRuntime(JOB, steps=before.steps, launch_count=before.launch_count)
-    after.resize = PendingResize.from_note(resize.note())
+    after.resize = resize.note()
     assert after.resize is not None and not after.resize.told
     return after
 
@@ -581,14 +585,14 @@ def test_a_job_that_was_told_to_stop_is_told_again(committed: bool) -> None:
 def test_a_resize_that_the_scheduler_knows_to_be_over_is_dropped(state: str) -> None:
     found = restarted(state)
     given = MACHINE.handle(found, facts(requested=False), machine.Adopted())
-    assert given == [do.SaveResize({})] and found.resize is None
+    assert given == [do.SaveResize(None)] and found.resize is None
 
 
 def test_a_world_whose_start_was_not_noted_is_started_again() -> None:
     found = job()
     fed(found, DECIDED, NOBODY_TO_ASK)  # launch 1 may run, or not
     given = fed(found, machine.Adopted())
-    assert given == [do.KillLaunch(1), do.SaveResize({}), do.Decide(WANTED, "warm")]
+    assert given == [do.KillLaunch(1), do.SaveResize(None), do.Decide(WANTED, "warm")]
     assert found.resize is None
 
 
@@ -596,7 +600,7 @@ def test_a_note_of_a_resize_before_the_newest_is_dropped() -> None:
     found = restarted("leaving")
     newer = replace(facts(), number=2)
     given = MACHINE.handle(found, newer, machine.Adopted())
-    assert given == [do.SaveResize({}), do.Decide(WANTED)] and found.resize is None
+    assert given == [do.SaveResize(None), do.Decide(WANTED)] and found.resize is None
 
 
 def test_a_resize_told_twice_is_one_row() -> None:
@@ -623,7 +627,8 @@ def test_a_rollback_goes_on_after_a_restart() -> None:
 def test_a_note_has_all_but_what_is_only_of_this_daemon(state: str) -> None:
     resize = in_state(state).resize
     assert resize is not None
-    back = PendingResize.from_note(msgspec.json.decode(msgspec.json.encode(resize.note())))
+    note = ResizeNote(JOB, resize.note())
+    back = ResizeNote.read(JOB, note.value()).resize
     resize.told, resize.until_s = False, 0.0
     assert back == resize
 

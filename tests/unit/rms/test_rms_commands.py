@@ -273,7 +273,7 @@ def test_json_is_all_that_is_printed_or_goes_to_a_file(terminal: Terminal, words
 def test_what_steers_a_terminal_is_shown_as_text(terminal: Terminal) -> None:
     terminal.run("submit", "good.sh")
     job = terminal.server.daemon.jobs[JobId("1")]
-    job.note["name"] = "\x1b[2J[red]x[/b]<i>"
+    job.submission.name = "\x1b[2J[red]x[/b]<i>"
     job.answer = "\x9b31m\u202e"
     for words in ("queue", "top", "show 1", "acct"):
         assert terminal.run(*words.split()) == 0, terminal.err

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from processes import ROOT
 from routed import SCRIPT, routed
+from submissions import hand_in
 from test_daemon import Idle
 
 from rms.core.books.measured import Measured
@@ -84,8 +85,7 @@ class Bench:
         high = size + 1 if mode is Mode.MALLEABLE else size
         given = {"bandwidth_gb_s": gb_s, "power_w": power_w}
         spec = JobSpec(name, self.now_s, size, high, size, mode, **given)
-        note = {"array": "x", "cwd": "/", "env": {}, "output": "/dev/null", "index": None}
-        self.daemon.submit([spec], {name: note | {"array": name, "requeue": False}})
+        hand_in(self.daemon, [spec])
         return name
 
     def slots(self, name: JobId) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rms.daemon import kernels
-from rms.daemon.kernels import FileStrategy, StrategyError
+from rms.daemon.store import sandbox
+from rms.daemon.store.sandbox import FileStrategy, StrategyError
 from rms.kernels.model import (
     Affinity,
     KernelSpec,
@@ -107,12 +107,12 @@ def test_whatever_goes_wrong_in_a_call_is_an_error_of_the_call(
     said: list[str] = []
     scheduler = TaskScheduler(DEVICES, ShortTerm(), said.append)
     wrong = load(f"def schedule(state):\n{body}\n")
-    monkeypatch.setattr(kernels, "LIMIT_S", 0.3 if "within 0.3 s" in words else 60.0)
+    monkeypatch.setattr(sandbox, "LIMIT_S", 0.3 if "within 0.3 s" in words else 60.0)
     scheduler.swap(wrong)
     assert registered(scheduler, CORE) == [TaskRun(TaskId(0), "core", Resource.CORE)]
     assert words in said[0] and "short-term decides again" in said[0]
     with pytest.raises(ProcessLookupError):
-        os.kill(wrong._process.pid, 0)
+        os.kill(wrong.sandbox.pid, 0)
 
 
 @pytest.mark.wide

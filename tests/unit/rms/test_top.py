@@ -94,7 +94,7 @@ def typed(keys: Keys, size: tuple[int, int] = (80, 24)) -> None:
 @pytest.mark.promise("top")
 def test_an_array_is_unfolded_sorted_and_a_task_cancelled(server: Routed) -> None:
     server.submit(nodes=[2, 2], job_name="wide")
-    server.daemon.jobs[JobId("1")].note["name"] = "\x1b[2J[red]x<i>"
+    server.daemon.jobs[JobId("1")].submission.name = "\x1b[2J[red]x<i>"
     server.submit(array="1-200", job_name="winds")
     server.submit(nodes=[1, 1], job_name="last")
 
