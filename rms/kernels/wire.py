@@ -22,9 +22,6 @@ from rms.kernels.model import (
 from rms.wire.files import state_folder
 from rms.wire.messages import SERVER_VARIABLE
 
-TASK_STRATEGIES = ("short-term", "long-term", "banking", "constraint")
-"""The names that ``rms policy`` takes to be strategies of tasks."""
-
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
     """A process that has tasks; the first message on its connection.
