@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -13,11 +13,10 @@ from rms.core.rules.powercap import tasks_in_the_way, under_cap
 from rms.daemon.store.context import Context, Handle
 from rms.daemon.store.notes import StrategyNote
 from rms.daemon.store.sandbox import FileStrategy, StrategyFiles
-from rms.formats.prices import Prices
 from rms.kernels.model import Resource, TaskDevice
 from rms.kernels.record import UnitPower
 from rms.kernels.scheduler import Strategy
-from rms.kernels.served import Tasks
+from rms.kernels.served import NodeLender, Tasks
 
 LOOKED_AT = 100
 """How many waiting jobs are checked for tasks in their way."""
@@ -29,40 +28,22 @@ def tasks_of(context: Context, handle: Handle) -> Tasks:
     return Tasks(NodesForTasks(context, handle, files), files)
 
 
-class NodesForTasks:
-    """The daemon's nodes, as tasks borrow them (:class:`rms.kernels.served.NodeLender`)."""
+class NodesForTasks(NodeLender):
+    """The daemon's nodes, as tasks borrow them."""
 
     def __init__(self, context: Context, handle: Handle, files: StrategyFiles) -> None:
         self._context, self._handle, self._files = context, handle, files
-        self.now, self.say, self.launcher = context.now, context.say, context.launcher
+        self.now, self.say, self.prices = context.now, context.say, context.settings.prices
         self.record, self.recorded = context.journal.record, context.journal.recorded
+        self.launcher, cluster = context.launcher, context.cluster
+        self.devices = []
+        if self.launcher.starts_steps:
+            remote = self.launcher.shared_filesystem
+            self.devices = (nodes_as_devices if remote else devices_of)(cluster)
+        self.power = power_of(cluster)
 
-    @property
-    def devices(self) -> Sequence[TaskDevice]:
-        """The devices of tasks, if the launcher can start processes beside jobs."""
-        launcher, cluster = self.launcher, self._context.cluster
-        if not launcher.starts_steps:
-            return ()
-        return nodes_as_devices(cluster) if launcher.shared_filesystem else devices_of(cluster)
-
-    @property
-    def power(self) -> Mapping[int, UnitPower]:
-        """The power of all nodes, by their model."""
-        return power_of(self._context.cluster)
-
-    @property
-    def prices(self) -> Prices | None:
-        """The prices of electricity."""
-        return self._context.settings.prices
-
-    @property
-    def power_cap_w(self) -> float | None:
-        """The power cap of the cluster."""
-        return self._context.state.power_cap_w
-
-    @property
     def lent(self) -> Mapping[int, str]:
-        """The nodes that tasks hold, each with the owner of its energy, or ""."""
+        """Return the nodes that tasks hold, each with the owner of its energy, or ""."""
         return {int(node): owner for node, owner in self._context.state.lent.items()}
 
     def lend(self, units: Mapping[int, str]) -> None:
@@ -79,6 +60,10 @@ class NodesForTasks:
     def under_cap(self, units: Iterable[int]) -> set[int]:
         """Return those of some nodes on which tasks could run without passing the power cap."""
         return under_cap(self._context.state, units)
+
+    def power_cap_w(self) -> float | None:
+        """Return the power cap of the cluster."""
+        return self._context.state.power_cap_w
 
     def jobs_wait(self) -> bool:
         """Return whether a job could start but for nodes, or power, of tasks."""

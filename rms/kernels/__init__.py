@@ -19,10 +19,10 @@ scheduler of tasks is ``model``, ``scheduler`` and ``record``; ``served`` is its
 which lends it nodes, and ``admission`` lets its strategies start jobs.
 """
 
-from rms.kernels.collection import Kernel, KernelCollection, on_device
+from rms.kernels.collection import KernelCollection, on_device
 from rms.kernels.connection import TaskDroppedError
 from rms.kernels.model import Affinity, Resource
-from rms.kernels.places import Place, place
+from rms.kernels.places import Kernel, Place, place
 
 __all__ = [
     "Affinity",

@@ -1,10 +1,9 @@
-"""Kernels, collections of them, and how a collection runs."""
+"""Collections of kernels, and how a collection runs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import itertools
 import os
 import queue
@@ -12,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -27,7 +25,7 @@ from rms.kernels.model import (
     TaskRun,
     TaskSpec,
 )
-from rms.kernels.places import Place, bound, go_on, to_gpu, to_host, use_threads, work
+from rms.kernels.places import Kernel, Place, bound, go_on, use_threads
 from rms.kernels.remote import check_sendable, run_remotely
 from rms.wire.messages import JOB_VARIABLE
 
@@ -38,50 +36,6 @@ Deliver = Callable[[TaskRun | TaskDrop], object]
 
 _numbers = map(TaskId, itertools.count(1))
 _alone_logged = threading.Event()
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """The code of a computation for one kind of device.
-
-    Attributes:
-        function: takes the data, or the result of ``copy_in``. A generator function has yield
-            points; it must leave its progress in the data. One for another node is run by a
-            process there, so it must be a module's own (or the script's, whose main part is behind
-            ``if __name__ == "__main__"``), and the data must be one that can be pickled.
-        affinity: how well it runs there.
-        copy_in: makes the function's argument out of the data; by default the data itself, on a
-            GPU with its NumPy arrays as CuPy arrays.
-        copy_out: takes the result of ``copy_in``, and the data, and brings back the changes. By
-            default the opposite of ``copy_in``'s default.
-        expected_s: run time, 0 where it is unknown.
-        malleable: of one for all cores with yield points, that it can go on with fewer, and with
-            more again: ``place()`` has their number, and Numba (and threadpoolctl, where that is
-            loaded) has as many threads.
-    """
-
-    function: Callable[[Any], Any]
-    resource: Resource
-    affinity: Affinity = Affinity.HIGH
-    copy_in: Callable[[Any], Any] | None = None
-    copy_out: Callable[[Any, Any], None] | None = None
-    expected_s: float = 0.0
-    malleable: bool = False
-
-    @property
-    def interruptible(self) -> bool:
-        """Whether it has yield points."""
-        return inspect.isgeneratorfunction(self.function)
-
-    def work(self, data: Any, stop: Callable[[], bool]) -> bool:
-        """Run on data that is with the host before and after; return whether the kernel is done."""
-        on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
-        copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
-        moved = data if copy_in is None else copy_in(data)
-        done = work(self.function, moved, stop)
-        if copy_out is not None:
-            copy_out(moved, data)
-        return done
 
 
 class KernelCollection(Generic[T]):
@@ -198,7 +152,9 @@ class KernelCollection(Generic[T]):
         with turn.place(message) as where:
             kernel, stop = self.kernels[where.resource], turn.entry.stop.is_set
             if where.resource is Resource.NODE:
-                done = run_remotely(kernel, self.data, where, turn.begin, stop, turn.ended)
+                done = run_remotely(
+                    kernel, self.data, where, turn.begin, stop, lambda: turn.entry.ended
+                )
             else:
                 if kernel.malleable:
                     use_threads(len(where.cpus) or os.cpu_count() or 1)
@@ -284,10 +240,6 @@ class _Turn:
             if coming is not None:
                 go_on(coming.slots, coming.device)
         return False
-
-    def ended(self) -> str:
-        """Return why that command is over, "" while it is not."""
-        return self.entry.ended
 
 
 def _best(message: TaskRegistered) -> TaskRun | TaskDrop:

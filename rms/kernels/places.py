@@ -1,4 +1,4 @@
-"""Where a kernel runs: its cores, its GPU, and arrays moved there and back."""
+"""A kernel, the place where it runs, and its data, moved there and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,54 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rms.kernels.model import Resource
+from rms.kernels.model import Affinity, Resource
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The code of a computation for one kind of device.
+
+    Attributes:
+        function: takes the data, or the result of ``copy_in``. A generator function has yield
+            points; it must leave its progress in the data. One for another node is run by a
+            process there, so it must be a module's own (or the script's, whose main part is behind
+            ``if __name__ == "__main__"``), and the data must be one that can be pickled.
+        affinity: how well it runs there.
+        copy_in: makes the function's argument out of the data; by default the data itself, on a
+            GPU with its NumPy arrays as CuPy arrays.
+        copy_out: takes the result of ``copy_in``, and the data, and brings back the changes. By
+            default the opposite of ``copy_in``'s default.
+        expected_s: run time, 0 where it is unknown.
+        malleable: of one for all cores with yield points, that it can go on with fewer, and with
+            more again: ``place()`` has their number, and Numba (and threadpoolctl, where that is
+            loaded) has as many threads.
+    """
+
+    function: Callable[[Any], Any]
+    resource: Resource
+    affinity: Affinity = Affinity.HIGH
+    copy_in: Callable[[Any], Any] | None = None
+    copy_out: Callable[[Any, Any], None] | None = None
+    expected_s: float = 0.0
+    malleable: bool = False
+
+    @property
+    def interruptible(self) -> bool:
+        """Whether it has yield points."""
+        return inspect.isgeneratorfunction(self.function)
+
+    def work(self, data: Any, stop: Callable[[], bool]) -> bool:
+        """Run on data that is with the host before and after; return whether the kernel is done."""
+        on_gpu = self.resource is Resource.GPU and not (self.copy_in or self.copy_out)
+        copy_in, copy_out = (to_gpu, to_host) if on_gpu else (self.copy_in, self.copy_out)
+        moved = data if copy_in is None else copy_in(data)
+        done = work(self.function, moved, stop)
+        if copy_out is not None:
+            copy_out(moved, data)
+        return done
+
+
+# --- The place -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -100,6 +147,9 @@ def bound(where: Place) -> Iterator[None]:
         if cores is not None:
             with contextlib.suppress(OSError):
                 os.sched_setaffinity(0, cores)
+
+
+# --- The data --------------------------------------------------------------------------------
 
 
 def to_gpu(data: Any) -> Any:

@@ -24,27 +24,11 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.spawn import get_preparation_data, prepare
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
-from rms.kernels.places import Place, bound, put_back, work
+from rms.kernels.places import Kernel, Place, bound, put_back, work
 
 Link = Connection
-
-
-class RemoteKernel(Protocol):
-    """A kernel (:class:`rms.kernels.collection.Kernel`), as far as its process needs it."""
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """Runs there."""
-
-    @property
-    def copy_in(self) -> Callable[[Any], Any] | None:
-        """Makes the data that is sent."""
-
-    @property
-    def copy_out(self) -> Callable[[Any, Any], None] | None:
-        """Brings back the changes."""
 
 
 ADDRESS_VARIABLE = "RMS_KERNEL_ADDRESS"
@@ -72,7 +56,7 @@ class RemoteError(RuntimeError):
 
 
 def run_remotely(
-    kernel: RemoteKernel,
+    kernel: Kernel,
     data: Any,
     where: Place,
     begin: Callable[[list[str], Mapping[str, str]], None],

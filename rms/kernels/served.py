@@ -71,59 +71,46 @@ from rms.wire.users import TaskRow
 class NodeLender(Protocol):
     """The daemon, as far as tasks need it: it lends nodes to them and takes them back.
 
-    Units are the numbers of its nodes.
+    Attributes:
+        devices: the devices of tasks, whose units are numbers of nodes; none with an engine that
+            has no tasks.
+        power: of all nodes, by the model.
+        prices: of electricity.
+        launcher: runs commands on nodes.
+        now: the clock, in seconds since the epoch.
+        say: writes a sentence to the log.
+        record, recorded: add entries to the record of tasks in the journal, and return all.
     """
 
-    @property
-    def devices(self) -> Sequence[TaskDevice]:
-        """The devices of tasks; none with an engine that has no tasks."""
+    devices: Sequence[TaskDevice]
+    power: Mapping[int, UnitPower]
+    prices: Prices | None
+    launcher: Launcher
+    now: Callable[[], float]
+    say: Callable[[str], None]
+    record: Callable[[Sequence[RecordEntry]], None]
+    recorded: Callable[[], list[RecordEntry]]
 
-    @property
-    def power(self) -> Mapping[int, UnitPower]:
-        """The power of all units, by the model."""
-
-    @property
-    def prices(self) -> Prices | None:
-        """The prices of electricity."""
-
-    @property
-    def power_cap_w(self) -> float | None:
-        """The power cap of the cluster."""
-
-    @property
-    def launcher(self) -> Launcher:
-        """The launcher, which runs commands on nodes."""
-
-    @property
     def lent(self) -> Mapping[int, str]:
-        """The units that tasks hold, each with the owner of its energy, or ""."""
+        """Return the nodes that tasks hold, each with the owner of its energy, or ""."""
 
     def lend(self, units: Mapping[int, str]) -> None:
-        """Lend these units, to these owners of their energy, and no others."""
+        """Lend these nodes, to these owners of their energy, and no others."""
 
     def free(self, units: Iterable[int]) -> set[int]:
-        """Return those of some units that are up and no job's."""
+        """Return those of some nodes that are up and no job's."""
 
     def under_cap(self, units: Iterable[int]) -> set[int]:
-        """Return those of some units on which tasks could run without passing the power cap."""
+        """Return those of some nodes on which tasks could run without passing the power cap."""
+
+    def power_cap_w(self) -> float | None:
+        """Return the power cap of the cluster."""
 
     def jobs_wait(self) -> bool:
         """Return whether a job could start but for nodes, or power, of tasks."""
 
     def slots_of(self, units: Iterable[int]) -> tuple[str, ...]:
-        """Return the slots of units, as ``cpu:3`` or ``gpu:0``."""
-
-    def now(self) -> float:
-        """Return the time in seconds since the epoch."""
-
-    def say(self, words: str) -> None:
-        """Write a sentence to the log."""
-
-    def record(self, entries: Sequence[RecordEntry]) -> None:
-        """Add entries to the record of tasks."""
-
-    def recorded(self) -> list[RecordEntry]:
-        """Return the record of tasks."""
+        """Return the slots of nodes, as ``cpu:3`` or ``gpu:0``."""
 
     def keep(self, strategy: Strategy, governor: str) -> None:
         """Keep a strategy and the governor's rule for the next daemon."""
@@ -136,11 +123,7 @@ class StrategyLoader(Protocol):
     """Loads strategies, also from users' files, and ends the processes of these."""
 
     def load(self, name: str, text: str) -> Strategy:
-        """Return a shipped strategy, or that of a file of this text.
-
-        Raises:
-            ValueError: it cannot be loaded.
-        """
+        """Return a shipped strategy, or that of a file of this text; ValueError without one."""
 
     def used(self, strategy: Strategy) -> None:
         """Enter that a strategy decides from now on."""
@@ -225,13 +208,12 @@ class GovernorRule(msgspec.Struct, frozen=True):
         if not self.automatic:
             return Governor(self.kind), "as set"
         if self.kind == "cap":
-            if lender.power_cap_w is None:
+            cap_w, free = lender.power_cap_w(), lender.free(units)
+            if cap_w is None:
                 return Governor.HIGH, "no power cap"
-            free = lender.free(units)
             low = len(lender.under_cap(free)) < len(free)
             less = "less than" if low else "all that"
-            words = f"the cap of {lender.power_cap_w:g} W leaves {less} tasks would take"
-            return _low(low), words
+            return _low(low), f"the cap of {cap_w:g} W leaves {less} tasks would take"
         prices = lender.prices
         assert prices is not None and self.kind in ("price", "co2")
         value = prices.value(self.kind, lender.now())
@@ -464,7 +446,7 @@ class Tasks:
         self._jobs_changed, self._jobs_wait = True, False
         self._idle_since: dict[int, float] = {}
         self._closing = set[int]()  # tasks run there, and no other may after them
-        self._kept = dict(lender.lent)
+        self._kept = dict(lender.lent())
         self._kept_until_s = lender.now() + ADOPT_S
 
     def tick(self) -> None:
@@ -476,7 +458,7 @@ class Tasks:
         if self._kept and now > self._kept_until_s:
             self._kept.clear()
             self._jobs_changed = True
-        lent, need = self._lender.lent, self._need()
+        lent, need = self._lender.lent(), self._need()
         idle = dict.fromkeys(lent.keys() - need.keys(), "")
         self._idle_since = {unit: self._idle_since.get(unit, now) for unit in idle}
         if any(since_s + LINGER_S <= now for since_s in self._idle_since.values()):
@@ -489,7 +471,7 @@ class Tasks:
         wake_s = self.scheduler.wake_s
         if wake_s is not None and now >= wake_s:
             self._feed(Woken(now))
-        elif self._jobs_changed and (state.tasks or self._lender.lent):
+        elif self._jobs_changed and (state.tasks or self._lender.lent()):
             self._decide([])
 
     def jobs_changed(self) -> None:
@@ -679,7 +661,7 @@ class Tasks:
             if self._jobs_changed or self._jobs_wait or closed:
                 self._follow_jobs()
             decisions += self.scheduler.decide()
-            need, lent = self._need(), self._lender.lent
+            need, lent = self._need(), self._lender.lent()
             if not need.items() <= lent.items() or (self._jobs_wait and len(need) < len(lent)):
                 self._lend(need if self._jobs_wait else {**lent, **need})
             if not self._jobs_changed:

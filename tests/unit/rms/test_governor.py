@@ -37,17 +37,10 @@ def engine(cap_w: float | None) -> Engine:
 
 
 def said(text: str, state: State, at_s: float, present: Governor = HIGH) -> Governor:
-    journal = SimpleNamespace(record=None, recorded=None)
-    context: Any = SimpleNamespace(
-        state=state,
-        now=lambda: at_s,
-        settings=SimpleNamespace(prices=PRICES),
-        say=None,
-        launcher=None,
-        journal=journal,
-    )
-    unused: Any = None
-    lender = NodesForTasks(context, unused, unused)
+    lender = NodesForTasks.__new__(NodesForTasks)
+    lender.now, lender.prices = (lambda: at_s), PRICES
+    context: Any = SimpleNamespace(state=state)
+    lender._context = context
     return GovernorRule.parse(text).governor(lender, range(4), present)[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,30 +21,35 @@ from rms.kernels.model import (
 )
 from rms.kernels.record import RecordEntry, TaskRan, TaskRecording, UnitPower
 from rms.kernels.scheduler import STRATEGIES, Strategy
-from rms.kernels.served import ADOPT_S, LINGER_S, GovernorRule, TaskLink, Tasks
+from rms.kernels.served import ADOPT_S, LINGER_S, GovernorRule, NodeLender, TaskLink, Tasks
 from rms.kernels.wire import DaemonMessage, DeviceLost, Frames, Hello, ProcessMessage, frame
 
 
-class Nodes:
+class Nodes(NodeLender):
     """Three nodes that are lent to tasks; what jobs do is set by the test."""
 
     devices = DEVICES
     prices = None
 
     def __init__(self, lent: Mapping[int, str] | None = None) -> None:
-        self.at_s, self.waits, self.power_cap_w = 0.0, False, None
-        self.lent: Mapping[int, str] = lent or {}
+        self.at_s, self.waits, self.now = 0.0, False, lambda: self.at_s
+        self.units: Mapping[int, str] = lent or {}
         self.of_jobs = set[int]()
         self.lends: list[dict[int, str]] = []
         self.entries: list[RecordEntry] = []
         self.log: list[str] = []
+        self.say, self.record = self.log.append, self.entries.extend
+        self.recorded = lambda: self.entries
         self.strategy: tuple[Strategy, str] | None = None
         self.power = {0: UnitPower(1.0, 2.0)}
         self.launcher: Any = SimpleNamespace()
 
+    def lent(self) -> Mapping[int, str]:
+        return self.units
+
     def lend(self, units: Mapping[int, str]) -> None:
         assert not self.of_jobs & units.keys()
-        self.lent = dict(units)
+        self.units = dict(units)
         self.lends.append(dict(units))
 
     def free(self, units: Iterable[int]) -> set[int]:
@@ -59,17 +64,8 @@ class Nodes:
     def slots_of(self, units: Iterable[int]) -> tuple[str, ...]:
         return tuple(f"cpu:{unit}" for unit in units)
 
-    def now(self) -> float:
-        return self.at_s
-
-    def say(self, words: str) -> None:
-        self.log.append(words)
-
-    def record(self, entries: Sequence[RecordEntry]) -> None:
-        self.entries += entries
-
-    def recorded(self) -> list[RecordEntry]:
-        return self.entries
+    def power_cap_w(self) -> float | None:
+        return None
 
     def keep(self, strategy: Strategy, governor: str) -> None:
         self.strategy = strategy, governor
@@ -138,7 +134,7 @@ def test_a_burst_of_tasks_lends_a_node_once_and_takes_it_back() -> None:
         process.send(TaskFinished(0.0, TaskId(number)))
         assert nodes.lends == [{0: MINE}]
     tasks.tick()
-    assert nodes.lent == {0: ""}  # it draws the power of an idle node
+    assert nodes.units == {0: ""}  # it draws the power of an idle node
     nodes.at_s = LINGER_S
     tasks.tick()
     assert nodes.lends == [{0: MINE}, {0: ""}, {}]
@@ -147,7 +143,7 @@ def test_a_burst_of_tasks_lends_a_node_once_and_takes_it_back() -> None:
     tasks.tick()
     process.link.connection_lost(None)
     tasks.tick()
-    assert not tasks.rows() and nodes.lent == {0: "", 1: ""}
+    assert not tasks.rows() and nodes.units == {0: "", 1: ""}
 
 
 def test_messages_have_the_numbers_of_their_process_and_the_record_those_of_the_daemon() -> None:
@@ -158,7 +154,7 @@ def test_messages_have_the_numbers_of_their_process_and_the_record_those_of_the_
         process.register(5, spec)
     assert first.taken() == [TaskRun(TaskId(5), "gpu", GPU, ("cpu:2",))]
     assert second.taken() == [TaskRun(TaskId(5), "cores", CORES, ("cpu:0", "cpu:1"))]
-    assert nodes.lent == {0: OTHER, 1: OTHER, 2: MINE}
+    assert nodes.units == {0: OTHER, 1: OTHER, 2: MINE}
     assert [(row.pid, row.state, row.device) for row in tasks.rows()] == [
         (7, "RUNNING", "gpu"),
         (8, "RUNNING", "cores"),
@@ -187,7 +183,7 @@ def test_a_job_that_waits_for_nodes_of_tasks_goes_first() -> None:
     tasks.jobs_changed()
     process.register(3, TaskSpec(0, kernels(GPU)))
     process.send(TaskFinished(0.0, TaskId(1)))
-    assert len(process.taken()) == 2 and nodes.lent == {1: MINE}  # at once, and no device for 3
+    assert len(process.taken()) == 2 and nodes.units == {1: MINE}  # at once, and no device for 3
     nodes.waits, nodes.of_jobs = False, {0}
     tasks.jobs_changed()
     tasks.tick()
@@ -206,11 +202,11 @@ def test_nodes_of_the_previous_daemon_are_kept_for_tasks_that_run_there() -> Non
     process.register(1, TaskSpec(0, kernels(CORES, CORE), interruptible=True), "core0")
     process.register(2, TaskSpec(0, kernels(GPU)), "gpu")  # whose node was not kept
     process.register(3, TaskSpec(0, kernels(CORE)))
-    assert process.taken() == [DeviceLost(TaskId(2))] and nodes.lent == {0: MINE, 1: OTHER}
+    assert process.taken() == [DeviceLost(TaskId(2))] and nodes.units == {0: MINE, 1: OTHER}
     nodes.at_s = ADOPT_S + 1.0
     tasks.tick()
     assert process.taken() == [TaskRun(TaskId(3), "core1", CORE, ("cpu:1",))]
-    assert nodes.lent == {0: MINE, 1: MINE}
+    assert nodes.units == {0: MINE, 1: MINE}
 
 
 def test_a_process_that_reports_nonsense_is_cut_off() -> None:
@@ -231,7 +227,7 @@ def test_strategy_and_governor_are_kept_for_the_next_daemon() -> None:
     nodes, tasks = served()
     tasks.restore()
     tasks.use(STRATEGIES["banking"], GovernorRule("low"))
-    nodes.lent = {}
+    nodes.units = {}
     later = Tasks(nodes, Shipped())
     later.restore()
     assert later.scheduler.strategy is STRATEGIES["banking"]
