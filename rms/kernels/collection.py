@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import os
@@ -109,6 +108,8 @@ class KernelCollection(Generic[T]):
 
     async def run_async(self) -> T:
         """Do as :meth:`run` does; kernels run in threads, waiting takes none."""
+        import asyncio  # takes longer to load than all else
+
         loop, messages = asyncio.get_running_loop(), asyncio.Queue[TaskRun | TaskDrop]()
         turn = self._start(lambda message: loop.call_soon_threadsafe(messages.put_nowait, message))
         with self._closing(turn):
