@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
+from msgspec.structs import replace
+
 from rms.kernels.model import (
     OTHERS,
     Affinity,
@@ -160,15 +162,7 @@ class Machine:
         for task_id, task in sorted(old.tasks.items()):
             spec, device = task.spec, "" if task.device is None else task.device.name
             after = tuple(each for each in spec.after if each in old.tasks)
-            spec = TaskSpec(
-                spec.owner,
-                spec.kernels,
-                spec.priority,
-                after,
-                spec.interruptible,
-                spec.name,
-                spec.malleable,
-            )
+            spec = replace(spec, after=after)
             self.scheduler.apply(TaskRegistered(self.now_s, task_id, spec, device))
         self.feed(Woken(self.now_s))
         assert {i: t.device for i, t in old.running.items()}.items() <= {
