@@ -145,7 +145,7 @@ class KernelCollection(Generic[T]):
             try:
                 yield
             except BaseException:
-                self._failed = True  # before the daemon is told
+                self._failed = True  # before the task is reported as over
                 raise
 
     def _work(self, turn: _Turn, message: TaskRun | TaskDrop) -> bool:
