@@ -16,7 +16,6 @@ from typing import Any
 
 from rms.cli.options import ON_DEMAND, add_engine, add_policy, check_engine, local_nodes
 from rms.core.policies import DEFAULT, MissingPartError, Policy, PolicyError, placing
-from rms.daemon.kernels import GovernorRule
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM
 from rms.daemon.restart.replay import replayed
 from rms.daemon.serve import LEVELS, StderrLog, check_start, run_daemon
@@ -28,6 +27,7 @@ from rms.formats import profiles
 from rms.formats.config import FileError, read_cluster
 from rms.formats.jobscript import ScriptError, parse_power_cap, parse_time
 from rms.formats.prices import Prices, read_prices
+from rms.kernels.served import GovernorRule
 from rms.launch import machine
 from rms.launch.base import DEADLINE_S, Engine, PowerCommands
 from rms.launch.processes import escapes

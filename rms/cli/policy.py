@@ -10,7 +10,7 @@ import msgspec
 
 from rms.client.connection import ask, server_address
 from rms.formats.jobscript import ScriptError, parse_power_cap
-from rms.kernels.wire import TASK_STRATEGIES
+from rms.kernels.scheduler import STRATEGIES
 from rms.wire.terminal import CommandError, columns, completed_by, publish, refuse_on
 from rms.wire.users import PolicyName, PowerCap, PowerCapRow
 
@@ -24,7 +24,7 @@ def add_policy(command: argparse.ArgumentParser) -> None:
         help="of jobs: a policy or FILE.toml; of tasks: short-term, long-term, banking, constraint "
         "or FILE.py (default: show what decides)",
     )
-    completed_by(name, lambda: [*policies(), *TASK_STRATEGIES])
+    completed_by(name, lambda: [*policies(), *STRATEGIES])
     command.add_argument(
         "--governor",
         metavar="high|low|price[:LIMIT]|co2[:LIMIT]|cap",
@@ -48,7 +48,7 @@ def policy(arguments: argparse.Namespace) -> int:
     governor = arguments.governor or ""
     if not name and not governor:
         names = ask(PolicyName, server, "GET", "/policy")
-    elif name in TASK_STRATEGIES or name.endswith(".py"):
+    elif name in STRATEGIES or name.endswith(".py"):
         strategy, text = name, ""
         if name.endswith(".py"):
             strategy, text = str(Path(name).absolute()), _text(Path(name))

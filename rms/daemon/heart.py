@@ -38,7 +38,7 @@ from rms.daemon.jobs.scripts import Endings, Scripts
 from rms.daemon.jobs.submit import Admission, Holds
 from rms.daemon.jobs.watch import JobWatch
 from rms.daemon.jobs.worlds import Worlds
-from rms.daemon.kernels import Tasks
+from rms.daemon.kernels import tasks_of
 from rms.daemon.nodes.energy import CapWatch, Meters
 from rms.daemon.nodes.nodes import POWERED_BY_SLURM, LeaseWatch, Nodes, check_placement
 from rms.daemon.nodes.switch import FrequencyControl, NodeSwitch
@@ -90,7 +90,7 @@ class Daemon:
         self.meters = Meters(context, self.cap_watch.on_report)
         self.node_switch = NodeSwitch(context, self.handle)
         self.frequencies = FrequencyControl(context, self.handle)
-        self.tasks = Tasks(context, self.handle)
+        self.tasks = tasks_of(context, self.handle)
         self.snapshots = Snapshots(context)
         self._events = deque[tuple[Event, Sequence[Note], int | None]]()
         self._decisions = deque[Decision]()
@@ -109,7 +109,7 @@ class Daemon:
             "frequencies": self.frequencies.tick,
             "measured power": self.cap_watch.tick,
             "last lines": self.endings.tick,
-            "tasks": self.tasks.look,
+            "tasks": self.tasks.tick,
             "clock": lambda: context.skew_s,  # logs a change of the time of day
             "snapshots": self.snapshots.tick,
         }
@@ -175,7 +175,7 @@ class Daemon:
         self._look_s = scheduler.engine.look_s
         self.cap_watch.on_event(event)
         self.holds.on_event(event)
-        self.tasks.follow()
+        self.tasks.jobs_changed()
         self.endings.add(ended)
         self._decisions.extend(decisions)
         self._carry_out()

@@ -25,7 +25,6 @@ from rms.daemon.ask.http import BACKLOG, REQUEST_S, bounded
 from rms.daemon.ask.routes import WATCH_S, Routes
 from rms.daemon.heart import Daemon
 from rms.daemon.jobs.watch import JobWatch
-from rms.daemon.kernels import GovernorRule, Link, Tasks
 from rms.daemon.nodes.nodes import check_placement
 from rms.daemon.restart import recover
 from rms.daemon.store import private
@@ -33,6 +32,7 @@ from rms.daemon.store.context import BootClock, Sentence, Settings, warning
 from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import PortNote
 from rms.daemon.store.private import ServeError, check_folder, make_folder, owner_only, secret
+from rms.kernels.served import GovernorRule, TaskLink, Tasks
 from rms.launch.base import Engine
 from rms.launch.processes import escapes, uncontained
 from rms.wire.terminal import printable
@@ -202,7 +202,7 @@ def _tasks_socket(tasks: Tasks, listen: str, stack: contextlib.ExitStack) -> soc
     try:
         sock, _ = private.bind(f"{listen}-tasks")
     except ServeError as error:  # paths have a longest length
-        tasks.context.say(f"no tasks with kernels: {error}")
+        tasks.say(f"no tasks with kernels: {error}")
         return None
     stack.callback(private.close, sock, f"{listen}-tasks")
     stack.callback(tasks.close)
@@ -215,7 +215,7 @@ async def _serve_tasks(tasks: Tasks, listening: socket.socket, governor: str) ->
     if governor:
         tasks.use(None, GovernorRule.parse(governor))
     loop = asyncio.get_running_loop()
-    return await loop.create_unix_server(lambda: Link(tasks), sock=listening)
+    return await loop.create_unix_server(lambda: TaskLink(tasks), sock=listening)
 
 
 def _server(routes: Routes) -> uvicorn.Server:

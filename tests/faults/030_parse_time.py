@@ -18,7 +18,7 @@ from dmr.plan import parse_resizes
 from mpdata.options import parse_boundaries
 from rms.client.commands import launcher_words
 from rms.daemon.jobs.submit import exported
-from rms.daemon.kernels import GovernorRule
+from rms.kernels.served import GovernorRule
 from rms.formats import jobscript, prices
 from rms.formats.config import parse_criteria
 from rms.formats.joblog import Clock, records

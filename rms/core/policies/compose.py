@@ -22,7 +22,6 @@ from rms.core.policies import (
     power_slot,
     share,
     shared,
-    strategy,
 )
 from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 from rms.wire.files import check_finite
@@ -40,7 +39,6 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "conservative": admission.Conservative,
         "first-fit": admission.FirstFitting,
         "planned": backfill_share.Planned,
-        "strategy": strategy.ByStrategy,
     },
     "sizing": {
         "as-asked": placement.AsAsked,
@@ -110,6 +108,9 @@ DEFAULT = "backfill-share"
 """What decides where nobody says."""
 
 
+SHIPPED = "rms."
+"""The beginning of the names of modules that come with the program."""
+
 Modules = Collection[str] | None
 """Modules whose functions a policy may name; None for any, which is then imported."""
 
@@ -149,10 +150,11 @@ def placing(name: str, modules: Modules = None) -> Policy:
 
 
 def modules_of(policy: Policy) -> frozenset[str]:
-    """Return the modules that functions of a policy are from which do not come with the program."""
-    parts: dict[str, Any] = msgspec.json.decode(policy.text)
-    found = (table["part"] for table in parts.values() if isinstance(table, dict))
-    return frozenset(part.partition(":")[0] for part in found if ":" in part)
+    """Return the modules of a policy's parts that do not come with the program."""
+    tables: dict[str, Any] = msgspec.json.decode(policy.text)
+    parts = [table["part"] for table in tables.values() if isinstance(table, dict)]
+    modules = (part.partition(":")[0] for part in parts if ":" in part)
+    return frozenset(module for module in modules if not module.startswith(SHIPPED))
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
@@ -241,32 +243,44 @@ def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
 
 
 def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
+    """Return a part by its name or by ``module:name``, with its parameters.
+
+    A struct of the program that is not in :data:`PARTS` is made as those are; a function, or a
+    class of a user's own, is a :class:`UserPart`.
+    """
     if not isinstance(table, dict) or not isinstance(table.get("part"), str):
         raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
     parameters = {key: value for key, value in table.items() if key != "part"}
     part = table["part"]
-    if ":" in part:
-        if modules is not None and part.partition(":")[0] not in modules:
+    module, colon, _ = part.partition(":")
+    made = PARTS[kind].get(part)
+    if colon:
+        allowed, shipped = modules is None or module in modules, part.startswith(SHIPPED)
+        imported = _imported(kind, part) if allowed or shipped else None
+        if shipped and isinstance(imported, type) and issubclass(imported, msgspec.Struct):
+            made = imported
+        elif imported is None or not allowed:
             expected = "a function of a module that rms serve was started with (--policy-modules)"
             raise PolicyError(f"{kind}: expected {expected}, got {part}")
-        return _user_part(kind, part, parameters)
-    known = PARTS[kind]
-    if part not in known:
-        raise PolicyError(f"expected {kind} of {', '.join(known)} or module:function, got {part!r}")
+        else:
+            return UserPart(imported, tuple(sorted(parameters.items())))
+    if made is None:
+        names = ", ".join(PARTS[kind])
+        raise PolicyError(f"expected {kind} of {names} or module:function, got {part!r}")
     try:
-        return msgspec.convert(parameters, known[part])  # type: ignore[return-value]
+        return msgspec.convert(parameters, made)  # type: ignore[return-value]
     except msgspec.ValidationError as error:
         raise PolicyError(f"{kind} {part}: {error}") from None
 
 
-def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]:
-    """Return a user's function with its parameters."""
-    module, _, function = part.partition(":")
+def _imported(kind: str, part: str) -> Callable[..., Any]:
+    """Return a function, or a struct whose instances are parts, by its module and name."""
+    module, _, name = part.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        imported = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
-    if not callable(found):
+    if not callable(imported):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
-    return UserPart(found, tuple(sorted(parameters.items())))
+    return imported  # type: ignore[no-any-return]

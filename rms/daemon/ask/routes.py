@@ -30,12 +30,12 @@ from rms.daemon.ask.http import (
 from rms.daemon.ask.live import live
 from rms.daemon.ask.views import UnknownJobError, archived, selected
 from rms.daemon.heart import Daemon
-from rms.daemon.kernels import GovernorRule
 from rms.daemon.store.private import is_loopback, raise_open_files
 from rms.daemon.store.record import REQUEUED
 from rms.formats.prices import PricesAnswer
 from rms.formats.values import expand
 from rms.kernels.record import RecordEntry
+from rms.kernels.served import GovernorRule
 from rms.launch.base import LaunchCommand
 from rms.wire.live import LIVE_PATH, LONGEST_HOLD_S, Live, LiveQuery
 from rms.wire.messages import (
@@ -435,7 +435,8 @@ class Routes:
         tasks, name = self.daemon.tasks, body.strategy
         if name or body.governor:
             governor = GovernorRule.parse(body.governor) if body.governor else None
-            strategy = await asyncio.to_thread(tasks.files.load, name, body.text) if name else None
+            load = tasks.strategies.load
+            strategy = await asyncio.to_thread(load, name, body.text) if name else None
             tasks.use(strategy, governor)
         if body.name:
             self.daemon.set_policy(body.name)

@@ -19,7 +19,6 @@ from rms.core.model.jobs import Job, JobId, JobState, Node, sort_key
 from rms.core.rules.powercap import expected_w
 from rms.core.scheduler.scheduler import repeats
 from rms.core.state import State
-from rms.daemon.kernels import Tasks
 from rms.daemon.nodes.energy import restore_energy
 from rms.daemon.restart.recover import forget_archived, known_jobs
 from rms.daemon.restart.replay import restored
@@ -28,6 +27,7 @@ from rms.daemon.store.archive import row as row
 from rms.daemon.store.context import Context, Settings
 from rms.daemon.store.journal import Journal
 from rms.formats.values import IdSelection, parse_id_list
+from rms.kernels.served import Tasks
 from rms.launch.local import LocalLauncher
 from rms.wire.users import (
     SHORT_STATES,

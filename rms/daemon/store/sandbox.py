@@ -36,9 +36,8 @@ from rms.core.policies import DEFAULT, POLICIES, Policy, View, adjusted
 from rms.core.policies.compose import UserPart
 from rms.core.rules.checks import RuleError
 from rms.core.state import State
-from rms.kernels.model import Choice, TaskState
+from rms.kernels.model import Choice, Resource, TaskState
 from rms.kernels.scheduler import STRATEGIES, Strategy
-from rms.kernels.wire import Resource
 from rms.wire.files import write_whole
 
 LIMIT_S = 2.0
@@ -434,7 +433,7 @@ def _serve_file(answers: socket.socket, path: Path, daemon: int) -> None:
         choices = tuple(names["schedule"](state))
         wrong = [choice for choice in choices if not isinstance(choice, Choice)]
         if wrong:
-            raise SandboxError(f"expected choices (Start, Enqueue, ...), got {wrong[0]!r}")
+            raise SandboxError(f"expected choices (TaskStart, TaskEnqueue, ...), got {wrong[0]!r}")
         return choices
 
     going_on = reply(answers, load)
