@@ -17,14 +17,12 @@ from pathlib import PurePath
 from threading import Event, Lock
 from typing import TypeVar
 
-from rms.launch.slurm import output, output_json
+from rms.launch.slurm import output
 from rms.launch.slurm.output import (
     JobDetails,
-    OutputError,
     Partition,
     QueuedJob,
     Record,
-    ReportedError,
     SiteNode,
 )
 
@@ -147,7 +145,6 @@ class CommandResult:
 
 
 Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
-Row = TypeVar("Row")
 
 
 def run_command(
@@ -195,16 +192,13 @@ class Slurm:
     """One site's commands. ``outer`` is the caller's environment, whose options are left out.
 
     The variables of an allocation are left out too: within one, ``scontrol update`` would leave
-    files in the working folder.
-
-    JSON is some 3.5 kB a job where text is 70 B: on a big site pass ``{"squeue": False}``.
+    files in the working folder. All output is read as text: JSON is 50 times as long.
     """
 
     outer: Mapping[str, str]
     user: str
     run: Run = run_command
     deadline_s: float = DEADLINE_S
-    json_offered: dict[str, bool] = field(default_factory=dict)  # by command, once asked
     _begun_s: dict[int, float] = field(default_factory=dict)  # of commands under way, by thread
     _silent_since_s: float | None = None
 
@@ -214,7 +208,6 @@ class Slurm:
             for name, value in self.outer.items()
             if name in KEPT or not name.startswith(OPTIONS_OF)
         }
-        self._json_environment = kept  # sacct --json fails with the other
         self._environment = {**kept, "SLURM_TIME_FORMAT": "%s"}
 
     def call(
@@ -232,7 +225,7 @@ class Slurm:
             SlurmError: it failed, or did not end in time.
         """
         if environment is None:
-            environment = self._json_environment if "--json" in command else self._environment
+            environment = self._environment
         limit_s, name = deadline_s or self.deadline_s, PurePath(command[0]).name
         begun_s, thread = time.monotonic(), threading.get_ident()
         if name in ASK_CONTROLLER:
@@ -280,17 +273,8 @@ class Slurm:
             return " is UP" in self.call("scontrol", "ping").out
         return False
 
-    def queue(self) -> list[QueuedJob]:
-        """Return all jobs of all users, and those that have ended since minutes."""
-        return self._read(
-            ["squeue"],
-            ["--noheader", "--array", "--states=all", f"--format={output.QUEUE_FORMAT}"],
-            output_json.queue_from_json,
-            output.queue_from_text,
-        )
-
     def jobs(self, *options: str) -> list[QueuedJob]:
-        """Return the jobs that squeue's options select, always read as text: it is the cheaper."""
+        """Return the jobs that squeue's options select."""
         command = ["squeue", "--noheader", "--array", f"--format={output.QUEUE_FORMAT}", *options]
         return output.queue_from_text(self.call(*command).out)
 
@@ -300,18 +284,10 @@ class Slurm:
         return output.partitions_from_text(done.out)
 
     def nodes(self) -> list[SiteNode]:
-        """Return all nodes."""
-        return self._read(
-            ["sinfo"],
-            ["--noheader", "--Node", f"--format={output.NODES_FORMAT}"],
-            output_json.nodes_from_json,
-            output.nodes_from_text,
-        )
+        """Return all nodes.
 
-    def all_nodes(self) -> list[SiteNode]:
-        """Return the same by fewer rows, one for all nodes that are alike, always read as text.
-
-        ``sinfo --Node`` takes a second for 10,000 nodes, this 35 ms.
+        sinfo prints one row for all nodes that are alike, 35 ms for 10,000 nodes; ``sinfo --Node``
+        takes a second.
         """
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
@@ -321,12 +297,11 @@ class Slurm:
 
         Accounting counts in whole seconds: of two resizes within one, it keeps the last only.
         """
-        return self._read(
-            ["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
-            ["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
-            output_json.records_from_json,
-            output.records_from_text,
+        done = self.call(
+            *["sacct", "--duplicates", f"--jobs={','.join(map(str, jobs))}"],
+            *["--noheader", "--parsable2", f"--format={output.RECORDS_FORMAT}"],
         )
+        return output.records_from_text(done.out)
 
     def consumed_j(self, job: int) -> float:
         """Return the energy that Slurm's own plugin has measured of a job that is over."""
@@ -357,32 +332,6 @@ class Slurm:
             raise
         rows = (line.strip().partition("|") for line in done.out.splitlines())
         return [(step, name.strip()) for step, _, name in rows if step]
-
-    def _read(
-        self,
-        command: list[str],
-        for_text: list[str],
-        from_json: Callable[[str], list[Row]],
-        from_text: Callable[[str], list[Row]],
-    ) -> list[Row]:
-        """Read a command's JSON where it offers that in a shape we know; this is asked once."""
-        name = command[0]
-        if self.json_offered.get(name, True):
-            try:
-                rows = from_json(self.call(*command, "--json").out)
-                self.json_offered[name] = True
-                return rows
-            except ReportedError:
-                # An empty list and success: what is wrong, the text's command says by its status.
-                return from_text(self.call(*command, *for_text).out)
-            except OutputError:
-                pass
-            except SlurmError as error:
-                if name in self.json_offered or error.meaning is Meaning.UNREACHABLE:
-                    raise
-        rows = from_text(self.call(*command, *for_text).out)
-        self.json_offered[name] = False
-        return rows
 
     # -- Acting ------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ def _partition(
     env: Mapping[str, str], user: str, options: EngineOptions, partition: str
 ) -> tuple[Slurm, Site, Partition, Cluster]:
     """Return Slurm's commands, what this site is, the partition chosen, and its nodes."""
-    slurm = Slurm(env, user, json_offered={"squeue": False, "sinfo": False, "sacct": False})
+    slurm = Slurm(env, user)
     found = inspect_site(slurm)
     chosen = _chosen(slurm.partitions(), partition)
     known = None if options.file is None else read_cluster(options.file)

@@ -1,7 +1,7 @@
 """What Slurm's commands print, as values. Pure: text in, rows out.
 
 Times are seconds since the epoch: commands are run with ``SLURM_TIME_FORMAT=%s`` where text is
-read. What they print as JSON: :mod:`rms.launch.slurm.output_json`.
+read.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from rms.formats.jobscript import ScriptError, parse_time
 from rms.formats.values import NodeListError, expand
@@ -26,10 +25,6 @@ _WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=
 
 class OutputError(ValueError):
     """Output that has not the expected shape; one sentence, expected and got."""
-
-
-class ReportedError(OutputError):
-    """JSON that tells of a failure: its command exits 0 with an empty list all the same."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +47,7 @@ class QueuedJob:
 
 @dataclass(frozen=True)
 class SiteNode:
-    """A node as Slurm sees it, once for each of its partitions in text, once in JSON."""
+    """A node as Slurm sees it, once for all of its partitions."""
 
     name: str
     partitions: tuple[str, ...]
@@ -100,9 +95,6 @@ class Record:
     submit_s: float | None
     start_s: float | None
     end_s: float | None
-
-
-Row = TypeVar("Row")
 
 
 def hosts(text: str) -> tuple[str, ...]:
@@ -191,7 +183,7 @@ def records_from_text(text: str) -> list[Record]:
                 end_s=_time(end),
             )
         )
-    return sorted(rows, key=oldest_first)
+    return sorted(rows, key=_oldest_first)
 
 
 def details_from_text(text: str) -> JobDetails:
@@ -242,8 +234,8 @@ def version_from_text(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in match.groups() if part)
 
 
-def oldest_first(row: Record) -> tuple[float, int]:
-    """Order of records: Slurm's own differs between JSON and text, and within a second."""
+def _oldest_first(row: Record) -> tuple[float, int]:
+    """Return the sort key of a record: Slurm's own order is arbitrary within a second."""
     return (math.inf if row.start_s is None else row.start_s, row.job_id)
 
 

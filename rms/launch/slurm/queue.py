@@ -74,7 +74,7 @@ def take_snapshot(slurm: Slurm, is_own: Callable[[str], bool]) -> QueueSnapshot:
     for row in slurm.jobs(f"--states={HOLDING}"):
         (ours if row.job_id in own else others).update(row.hosts)
     hidden: set[str] = set()
-    for node in slurm.all_nodes():
+    for node in slurm.nodes():
         if node.state in ("allocated", "mixed") and node.name not in ours:
             hidden.add(node.name)
         if not node.responds or node.state in (*UNFIT, *RESERVED):

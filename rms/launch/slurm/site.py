@@ -29,7 +29,6 @@ class Site:
     accounting: str
     energy: str
     nodes: tuple[SiteNode, ...]
-    json_commands: tuple[str, ...]
 
     @property
     def fit(self) -> tuple[SiteNode, ...]:
@@ -60,7 +59,7 @@ def inspect_site(slurm: Slurm) -> Site:
     version = slurm.version()
     config = slurm.config()
     nodes = tuple(slurm.nodes())
-    queue = slurm.queue()
+    queue = slurm.jobs("--states=all")
     if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
         slurm.records([queue[0].job_id if queue else 1])
     return Site(
@@ -71,7 +70,6 @@ def inspect_site(slurm: Slurm) -> Site:
         accounting=config.get("AccountingStorageType", ""),
         energy=config.get("AcctGatherEnergyType", ""),
         nodes=nodes,
-        json_commands=tuple(sorted(name for name, yes in slurm.json_offered.items() if yes)),
     )
 
 
@@ -138,14 +136,10 @@ def as_text(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
         f"Slurm {number}, cluster {site.cluster or '(no name)'}, {site.select or 'select unknown'}:"
         f" {len(site.fit)} of {len(site.nodes)} nodes fit for work"
     )
-    offered = ", ".join(site.json_commands)
-    tail = (
-        f"JSON is read of {offered}; all else as text" if offered else "all output is read as text"
-    )
     lines = [
         f"{'yes' if v.allowed else 'no ':3s}  {v.what}: {v.why}" for v in [*verdicts(site), *tried]
     ]
-    return [head, *lines, tail]
+    return [head, *lines]
 
 
 def as_json(site: Site, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
