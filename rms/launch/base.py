@@ -16,7 +16,7 @@ import msgspec
 from rms.core.model.cluster import Cluster
 from rms.formats.config import FileError
 from rms.launch.processes import alive
-from rms.power.clocks import Shares
+from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 from rms.wire.users import SlurmRow
 

@@ -46,8 +46,7 @@ from rms.launch.processes import (
     send_signal,
 )
 from rms.power.choice import NONE, POWERCAP_VARIABLE, MeterChoice
-from rms.power.clocks import Clocks, Shares
-from rms.power.frequency import CPUFREQ_VARIABLE, FrequencyError
+from rms.power.frequency import CPUFREQ_VARIABLE, Clocks, FrequencyError, Shares
 from rms.wire.messages import (
     COMPLETION_VARIABLE,
     JOIN_VARIABLE,

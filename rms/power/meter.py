@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy
@@ -24,9 +25,20 @@ SLACK_S = 1.0
 """A reading may exceed the bound of a device by the energy of this time at the bound."""
 
 
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
 def boottime() -> float:
     """Return seconds of a clock that never goes back and goes on while the machine sleeps."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot of the machine, "" where there is none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
 
 
 class MeterError(Exception):

@@ -29,6 +29,7 @@ from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
 from rms.launch.base import Launcher, PowerCommands
+from rms.power.meter import boot_id, boottime
 from rms.wire.terminal import printable
 
 LEVELS = {"debug": 7, "info": 6, "warning": 4}
@@ -96,22 +97,8 @@ def _is_journal(stream: str) -> bool:
 # on the nodes, files) follows the time of day; by how much that differs is :attr:`Clock.skew_s`.
 
 NOTE = "clock"
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 STEP_S = 1.0
 """A time of day that differs by less from what is counted was not set."""
-
-
-def uptime_s() -> float:
-    """Return seconds since the machine was booted, suspended ones included."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def boot_id() -> str:
-    """Return what tells this boot of the machine from others, "" where that is not known."""
-    try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 class Clock:
@@ -129,7 +116,7 @@ class Clock:
         journal: Journal,
         say: Callable[[str], None],
         *,
-        uptime: Callable[[], float] = uptime_s,
+        uptime: Callable[[], float] = boottime,
         of_day: Callable[[], float] = time.time,
         boot: str | None = None,
     ) -> None:

@@ -34,7 +34,7 @@ from rms.launch.local import LocalLauncher, agent_command
 from rms.launch.processes import alive, has_live_children, program_name, send_signal
 from rms.launch.slurm.commands import Executor, SlurmError
 from rms.power.choice import AUTO, MeterChoice
-from rms.power.clocks import Shares
+from rms.power.frequency import Shares
 
 POLL_S = 0.5
 """Time between two checks of a process, or of a step that is being ended."""

@@ -12,7 +12,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -27,6 +26,7 @@ from rms.launch.base import (
     cores_of,
     hosts_of,
 )
+from rms.launch.local import agent_command
 from rms.launch.processes import INSTANCE_VARIABLE
 from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
 from rms.launch.slurm.launcher import (
@@ -40,7 +40,7 @@ from rms.launch.slurm.launcher import (
 )
 from rms.launch.slurm.output import OutputError
 from rms.launch.slurm.site import UNFIT
-from rms.power.clocks import Shares
+from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
 
 POLL_S = 3.0
@@ -294,7 +294,7 @@ class PilotLauncher(SlurmLauncher):
                 self._start_meter,
                 *given,
                 self.controller_answers,
-                agent=until_done([sys.executable, "-P", "-m", "rms.power.clock_agent"]),
+                agent=until_done(agent_command(["--clocks"])),
             ),
         )
         return self._held[number]
