@@ -23,7 +23,7 @@ import msgspec
 
 from rms.core.model.jobs import JobId, JobSpec, Mode, sort_key
 from rms.formats.config import FileError
-from rms.formats.values import ScriptError, parse_ids
+from rms.formats.values import ScriptError, parse_ids, seconds_of
 
 COMMAND = (
     "SLURM_TIME_FORMAT=%s sacct --allusers --allocations --duplicates --parsable2 --noconvert"
@@ -38,7 +38,6 @@ _NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID", "NaT", "nan"))
 _NO_LIMIT = frozenset(("UNLIMITED", "PARTITION_LIMIT", "INFINITE", "NOT_SET"))
 _FREE_TEXT = ("jobname", "comment", "admincomment", "systemcomment", "submitline", "workdir")
 JOB_ID = re.compile(r"(\d+(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?)(\..*)?", re.ASCII)
-_CLOCK = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?", re.ASCII)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KM]?)", re.ASCII)
 MISSING = -1
 """Where a column is that a file has not: behind all others, in a field that is empty."""
@@ -268,11 +267,10 @@ def duration_s(text: str, unit_s: float) -> float:
     """
     if text.isdecimal():
         return float(text) * unit_s
-    found = _CLOCK.fullmatch(text)
-    if found is None:
+    seconds = seconds_of(text.partition(".")[0], unit_s) if ":" in text else None
+    if seconds is None:
         raise ValueError(f"a duration like 1-02:03:04, got {text[:40]!r}")
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return float(86400 * days + 3600 * hours + 60 * minutes + seconds)
+    return seconds
 
 
 # FUSED rms.formats.joblog: Job tables that sites have published, as the records that ``sacct`` would have printed.

@@ -12,9 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import mul
 
 _BRACKETS_OR_COMMA = re.compile(r"\[[^\[\]]*\]|,")
 _NAME = re.compile(r"([^\[\]]*)(?:\[([^\[\]]*)\]([^\[\]]*))?")
+SHOWN = 200
+"""Characters of a bad text that an error message quotes."""
+
 MOST_NODES = 100_000
 """More are in no list, so that none takes all memory."""
 
@@ -22,11 +26,53 @@ MOST_CHARACTERS = 255
 """Maximum length of a node name, like that of a host name."""
 
 _KIND = re.compile(r"([A-Za-z]+)\d+$")
+_DURATION = re.compile("(?:([0-9]{1,9})-)?([0-9]{1,9}(?::[0-9]{1,9}){0,2})")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
 
-class NodeListError(ValueError):
-    """A list of nodes that does not parse; one sentence, expected and got."""
+class ScriptError(ValueError):
+    """A script, an option or an id that does not parse; one sentence, expected and got."""
+
+
+class NodeListError(ScriptError):
+    """A list of nodes that does not parse."""
+
+
+def shown(text: str) -> str:
+    """Return a text as error messages quote it, not longer than :data:`SHOWN`."""
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
+    """Return the match of a whole text.
+
+    Raises:
+        ScriptError: it does not match.
+    """
+    whole = re.fullmatch(form, text)
+    if whole is None:
+        raise ScriptError(f"expected {expected}, got {shown(text)!r}")
+    return whole
+
+
+def seconds_of(text: str, unit_s: float) -> float | None:
+    """Return the seconds of ``N``, ``M:S``, ``H:M:S``, ``D-H``, ``D-H:M`` or ``D-H:M:S``, or None.
+
+    Args:
+        unit_s: the unit of a number alone.
+    """
+    parsed = _DURATION.fullmatch(text)
+    if parsed is None:
+        return None
+    days, clock = parsed.groups()
+    parts = [int(part) for part in clock.split(":")]
+    if days is None and len(parts) == 1:
+        return parts[0] * unit_s
+    units = (60, 1) if days is None and len(parts) < 3 else (3600, 60, 1)
+    return float(int(days or 0) * 86400 + sum(map(mul, parts, units)))
+
+
+# --- Lists of nodes --------------------------------------------------------------------------
 
 
 def expand(text: str) -> list[str]:
@@ -101,14 +147,9 @@ def _expanded(part: str) -> list[str]:
 # FUSED rms.formats.values: Arrays of jobs and ids of jobs, in Slurm's forms. What does not parse is a ScriptError.
 
 MAX_TASKS = 10_000  # of one job array
-SHOWN = 200  # characters of what is quoted
 
 _ID = re.compile("([0-9]{1,18})(?:_([0-9]{1,18}))?")
 _ID_RANGE = re.compile("([0-9]{1,7})(?:-([0-9]{1,7})(?::([0-9]{1,7}))?)?")
-
-
-class ScriptError(ValueError):
-    """A script, option or id that does not say what it should; one sentence, expected and got."""
 
 
 @dataclass(frozen=True)
@@ -138,26 +179,13 @@ class IdSelection:
         return self.indices is None or (found[2] is not None and int(found[2]) in self.indices)
 
 
-def match(form: str | re.Pattern[str], text: str, expected: str) -> re.Match[str]:
-    """Return how a text matches, all of it.
-
-    Raises:
-        ScriptError: it does not.
-    """
-    found = re.fullmatch(form, text)
-    if found is None:
-        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-        raise ScriptError(f"expected {expected}, got {shown!r}")
-    return found
-
-
 def parse_array(spec: str) -> Array:
     """Read ``0-11%4`` or ``1,3,5-9:2``; repeated indices count once."""
     form = "an array like 0-11%4 or 1,3,5-9:2, its limit after % at least 1"
     ranges, limit = match("([^%]*)(?:%(0*[1-9][0-9]{0,8}))?", spec, form).groups()
     indices: set[int] = set()
     spanned = 0  # by ranges, overlapping ones too: each takes time
-    spec = spec if len(spec) <= SHOWN else f"{spec[:SHOWN]}..."
+    spec = shown(spec)
     expected = f"indices like 3, 0-11 or 5-9:2, up to 7 digits, in {spec!r}"
     for part in ranges.split(","):
         found = match(_ID_RANGE, part, expected)
@@ -298,8 +326,7 @@ def parse_dependency(text: str) -> Dependencies:
             continue
         found = _ONE.fullmatch(part)
         if found is None:
-            shown = text if len(text) <= 200 else f"{text[:200]}..."
-            raise ScriptError(f"expected {DEPENDENCY_FORM}, got {shown!r}")
+            raise ScriptError(f"expected {DEPENDENCY_FORM}, got {shown(text)!r}")
         after += [(found[1], job) for job in found[2].split(":")[1:]]
     if len(after) > MOST:
         raise ScriptError(f"expected at most {MOST} jobs to depend on, got {len(after)}")

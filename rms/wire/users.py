@@ -68,15 +68,21 @@ class Nothing(msgspec.Struct, frozen=True):
 # --- jobs ----------------------------------------------------------------------------------------
 
 
-class SubmitOptions(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
-    """What the command line sets; it wins over the script. None where it does not say."""
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Options of a job, as a script or a command line states them; None where it does not.
+
+    Attributes:
+        time_s: 0 for no limit.
+        arguments: of the script itself.
+        memory_mib: on each node; 0 for all of a node.
+        ntasks: ranks, one on each slot of the job's nodes.
+    """
 
     array: Selection | None = None
     nodes: tuple[Nodes, Nodes] | None = None
     preferred: Count | None = None
     ntasks: Count | None = None
+    ntasks_per_node: Count | None = None
     requeue: bool | None = None
     priority: Priority | None = None
     mode: Name | None = None
@@ -103,6 +109,17 @@ class SubmitOptions(
     nodelist: Text | None = None
     exclude: Text | None = None
 
+    def over(self, other: Options) -> Options:
+        """Return both sets of options; those of this one win."""
+        stated = {name: getattr(self, name) for name in self.__struct_fields__}
+        own = {name: value for name, value in stated.items() if value is not None}
+        return msgspec.structs.replace(other, **own)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The fewest and the most nodes, where nodes are cores."""
+        return self.nodes or (self.ntasks or 1, self.ntasks or 1)
+
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What ``rms submit`` sends: the script as it is now, and where and how to run it.
@@ -116,7 +133,7 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     cwd: Text
     env: Environment
-    options: SubmitOptions
+    options: Options
     command: list[str] = []
     program: Name = ""
     profile: Script = ""

@@ -41,7 +41,7 @@ from rms.launch.slurm.commands import Executor, Slurm
 from rms.launch.slurm.jobs import JobsLauncher
 from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
 from rms.wire.messages import Resize as Moved
-from rms.wire.users import Submission, SubmitOptions
+from rms.wire.users import Options, Submission
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
 """A world's boot, its move, the end of an old one; a script up to its line: as on the test bed."""
@@ -202,7 +202,7 @@ class Site:
 
     def submit(self, tasks: int) -> None:
         """Hand in an array of flexible jobs."""
-        options = SubmitOptions(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
+        options = Options(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
         self.ask("submit", asyncio.run, admit(self.daemon, body))
 

@@ -6,9 +6,7 @@ As with ``sbatch``, but that a job gets no other nodes beside those of its list.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import getpass
-import math
 import os
 import re
 import resource
@@ -51,8 +49,8 @@ from rms.formats.config import operating_points
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
-    Options,
     ScriptError,
+    check_options,
     nodes_of_tasks,
     nodes_with_gpus,
     parse_text,
@@ -73,7 +71,7 @@ from rms.launch.processes import check_output, check_own_file, check_path, check
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
-from rms.wire.users import JobIds, Submission, SubmitOptions
+from rms.wire.users import JobIds, Options, Submission
 
 if TYPE_CHECKING:
     from rms.daemon.heart import Daemon
@@ -227,12 +225,11 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     number = daemon.next_id()
     read_option("job-name", body.name)
     script = parse_text(body.text, body.name)
-    options, stated = _options(body.options), script.options
-    if options.nodes is not None:
-        stated = dataclasses.replace(
-            stated, ntasks=None
-        )  # they are ranks of the nodes that it states
-    options = options.over(stated)
+    stated = script.options
+    check_options(body.options)
+    if body.options.nodes is not None:  # its ranks are those of the nodes that it states
+        stated = replace(stated, ntasks=None)
+    options = body.options.over(stated)
     cluster = daemon.context.cluster
     unheeded = daemon.launcher.unheeded(script.slurm_options)
     nodes = dict(zip(cluster.names, cluster.slots, strict=True))
@@ -251,7 +248,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     refuse_unsupported(options, widths, shared=shared)
     options = nodes_of_tasks(options, widths, shared=shared)
     most_s = daemon.launcher.longest_s(script.slurm_options, body.env)
-    if options.time_s is not None and most_s < options.time_s < math.inf:
+    if options.time_s and most_s < options.time_s:
         expected = f"{most_s:.0f} s, the limit of its partition"
         raise ScriptError(f"expected --time of at most {expected}, got {options.time_s:.0f} s")
     _refuse_no_program(daemon, body)
@@ -548,21 +545,6 @@ def _keep(context: Context, number: int, text: str, env: dict[str, str]) -> None
     sync_folder(folder.parent)
 
 
-_READ_LATER = ("begin", "dependency", "signal", "account", "nodelist", "exclude")
-
-
-def _options(given: SubmitOptions) -> Options:
-    for option in ("job_name", "output", "error", "chdir", "export", *_READ_LATER):
-        text = getattr(given, option)
-        if text is not None:
-            read_option(option.replace("_", "-"), text)
-    try:
-        options = msgspec.convert(given, Options, from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise ScriptError(str(error)) from None
-    return dataclasses.replace(options, time_s=math.inf) if options.time_s == 0.0 else options
-
-
 def _cooldown(options: Options) -> dict[str, str]:
     return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
 
@@ -611,8 +593,8 @@ def _spec(
             nodes_min=low,
             nodes_max=high,
             preferred=preferred,
-            mode=options.mode or Mode.FIXED,
-            limit_s=None if options.time_s in (None, math.inf) else options.time_s,
+            mode=Mode(options.mode or Mode.FIXED),
+            limit_s=options.time_s or None,
             array=None if array is None else job_id.partition("_")[0],
             array_limit=None if array is None else array.limit,
             power_w=options.power_w,
