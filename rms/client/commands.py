@@ -19,6 +19,7 @@ from rms.client.launch import strip_options
 from rms.formats.jobscript import ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
 from rms.formats.values import fold_ids
+from rms.wire.mpiexec import LAUNCHERS
 from rms.wire.rows import restart_words
 from rms.wire.users import (
     OVER,
@@ -123,9 +124,6 @@ SUMMARY_S = 10.0
 """How long the last lines of jobs that are over are waited for."""
 
 COPY_BYTES = 1 << 16
-
-LAUNCHERS = ("srun", "mpirun", "mpiexec")
-"""What a script starts a parallel program by."""
 
 _QUOTED = re.compile(r"""\\.|'[^']*'|"[^"$`\\]*\"""")
 """Quoted words, in which a shell expands nothing."""

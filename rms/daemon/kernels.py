@@ -649,7 +649,7 @@ class Tasks:
         self.context, self._handle = context, handle
         launcher, cluster = context.launcher, context.cluster
         devices = list[Device]()
-        if launcher.starts_steps:
+        if launcher.nodes.starts_steps:
             devices = (nodes_as_devices if launcher.shared_filesystem else devices_of)(cluster)
         self.scheduler = TaskScheduler(devices, ShortTerm(), self._say)
         self.record = TaskRecord(context, self.scheduler)

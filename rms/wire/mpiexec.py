@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+LAUNCHERS = ("srun", "mpirun", "mpiexec")
+"""Programs by which a script starts a parallel program."""
+
 
 def find_mpiexec(path: str | None) -> str | None:
     """Return the mpiexec on a search path (None: this process's), or the one beside this Python."""

@@ -231,7 +231,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
         stated = replace(stated, ntasks=None)
     options = body.options.over(stated)
     cluster = daemon.context.cluster
-    unheeded = daemon.launcher.unheeded(script.slurm_options)
+    unheeded = daemon.launcher.nodes.unheeded(script.slurm_options)
     nodes = dict(zip(cluster.names, cluster.slots, strict=True))
     options, unheeded = nodes_with_gpus(options, unheeded, nodes)
     if "--exclusive" in unheeded:  # every job is exclusive on whole nodes
@@ -247,7 +247,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
     widths = [len(nodes[name]) for name in listed if name in nodes] or cluster.widths
     refuse_unsupported(options, widths, shared=shared)
     options = nodes_of_tasks(options, widths, shared=shared)
-    most_s = daemon.launcher.longest_s(script.slurm_options, body.env)
+    most_s = daemon.launcher.nodes.longest_s(script.slurm_options, body.env)
     if options.time_s and most_s < options.time_s:
         expected = f"{most_s:.0f} s, the limit of its partition"
         raise ScriptError(f"expected --time of at most {expected}, got {options.time_s:.0f} s")
@@ -310,7 +310,7 @@ def _note(daemon: Daemon, number: int, body: Submission, options: Options) -> di
         "node": daemon.context.cluster.hosts[0],
         "user": getpass.getuser(),
         "array": str(number),
-        "requeue": daemon.launcher.requeue_by_default if requeue is None else requeue,
+        "requeue": daemon.launcher.nodes.requeue_by_default if requeue is None else requeue,
         "profile": "" if profile is None else f"{profile.name}, measured {profile.measured}",
     }
     if options.error is not None:

@@ -246,7 +246,7 @@ class Worlds:
         """
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
-        refusal = context.launcher.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
+        refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
         number = context.scheduler.resizes[job.id]
         self.resize(job, machine.Decided(number, slots, strategy, refusal))
 
@@ -345,10 +345,10 @@ class Worlds:
     def _launch_or_end(self, job: JobRuntime, what: do.ProcessCommand) -> None:
         context, launcher = self._context, self._context.launcher
         if isinstance(what, do.AskGrant):
-            job.call = launcher.grant(job.id, what.have, what.wanted)
+            job.call = launcher.nodes.grant(job.id, what.have, what.wanted)
             self.resize(job, machine.CallAnswered() if job.call is None else machine.CallStarted())
         elif isinstance(what, do.AskRelease):
-            job.call = launcher.release(job.id, what.hosts)
+            job.call = launcher.nodes.release(job.id, what.hosts)
             if job.call is None:
                 self.resize(job, machine.CallAnswered())
             else:

@@ -56,18 +56,18 @@ class Nodes:
     def watch(self) -> None:
         """Tell the scheduler of nodes that are not to be had, or are again."""
         launcher = self._context.launcher
-        silent_s, before_s = launcher.silent_s(), self._silent_s
+        silent_s, before_s = launcher.nodes.silent_s(), self._silent_s
         self._silent_s = silent_s
         if silent_s and not before_s:
             words = f"slurmctld has not answered for {silent_s:.0f} s"
             self._context.say(warning(f"{words}: starts and resizes wait, running jobs go on"))
         elif before_s and not silent_s:
             self._context.say(f"slurmctld answers again, after {before_s:.0f} s")
-        found = launcher.unavailable()
+        found = launcher.nodes.unavailable()
         if found is None or self._away == found:
             return
         gone = sorted(set(found) - (self._away or set()))
-        if gone and launcher.requeue_on_shutdown and launcher.leases() is None:
+        if gone and launcher.nodes.requeue_on_shutdown and launcher.nodes.leases() is None:
             self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
         self._away = frozenset(found)
         self._close_and_open(self._context.cluster.hosts)
@@ -148,7 +148,7 @@ class Leases:
         now = context.now()
         if now < self._next_s:
             return
-        found = context.launcher.leases()
+        found = context.launcher.nodes.leases()
         if found is None:
             self._next_s = inf
             return
@@ -169,7 +169,7 @@ class Leases:
         if not _same(context.state.lease, new):
             self._handle(new)
         self._end_in_time(now, until_s)
-        for words in context.launcher.follow(self._demand()):
+        for words in context.launcher.nodes.follow(self._demand()):
             context.say(words)
 
     # --- jobs on nodes that go back ------------------------------------------------------------

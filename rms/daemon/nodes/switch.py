@@ -167,7 +167,7 @@ class FrequencyControl:
         reason = NOT_SET
         if context.settings.set_frequencies:
             slots = [slot for each in context.cluster.slots for slot in each]
-            reason = context.launcher.frequency_refusal(slots)
+            reason = context.launcher.clocks.refusal(slots)
         if settable != (not reason):
             self._enter(reason)
 
@@ -184,7 +184,7 @@ class FrequencyControl:
             try:
                 levels = state.site.levels
                 highest_mhz = levels[-1][0] * 1000.0 if levels else None
-                self._context.launcher.set_frequencies(wanted, highest_mhz)
+                self._context.launcher.clocks.set(wanted, highest_mhz)
             except FrequencyError as error:
                 reason = str(error)
         lower = any((share or 1.0) < 1.0 for share in wanted.values())
@@ -197,7 +197,7 @@ class FrequencyControl:
         if said.reason and self._context.state.settable_frequencies:
             self._set = {}
             self._enter(f"{said.node}: {said.reason}")
-        return self._context.launcher.clock_orders(said.node)
+        return self._context.launcher.clocks.orders(said.node)
 
     def _wanted(self, state: State) -> dict[str, float | None]:
         """Return the highest that one of the users of each slot is to have, None without users."""
@@ -216,6 +216,6 @@ class FrequencyControl:
         if reason:
             self._context.say(f"frequencies are not set here: {reason}")
             with contextlib.suppress(FrequencyError):
-                self._context.launcher.set_frequencies({}, None)
+                self._context.launcher.clocks.set({}, None)
         at_s = self._context.time()
         self._handle(FrequenciesSettable(at_s, not reason, reason))

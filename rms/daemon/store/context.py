@@ -351,7 +351,7 @@ class Context:
     @property
     def controller_away(self) -> str:
         """The reason while Slurm's controller does not answer, else ""."""
-        silent_s = self.launcher.silent_s()
+        silent_s = self.launcher.nodes.silent_s()
         return f"SlurmctldDown: no answer for {silent_s:.0f} s" if silent_s else ""
 
     def now(self) -> float:

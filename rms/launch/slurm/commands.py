@@ -46,7 +46,13 @@ VARIABLES = frozenset(
     f"SBATCH_{name}"
     for name in ("ACCOUNT", "CONSTRAINT", "PARTITION", "QOS", "RESERVATION", "WCKEY")
 )
-"""Of a user's environment, what says where jobs may run."""
+"""Variables of a user's environment that say where jobs may run."""
+
+SITE_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
+"""Variables that name the site, for every command of Slurm's."""
+
+ARRAY_VARIABLES = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
+"""Variables of a job's own array, which the RMS sets."""
 
 
 def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
@@ -77,12 +83,24 @@ def partition_of(own: Sequence[str]) -> str:
 
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return a job's environment without what would steer sbatch, a site's accounts aside."""
+    """Return a job's environment without the variables that steer sbatch, accounts aside."""
     return {
         key: value
         for key, value in env.items()
         if key in VARIABLES or not key.startswith(("SLURM_", "SBATCH_"))
     }
+
+
+def inner_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a step without the variables of an outer allocation or step."""
+    kept = (*SITE_VARIABLES, *ARRAY_VARIABLES)
+    return {k: v for k, v in env.items() if k in kept or not k.startswith("SLURM_")}
+
+
+def plain_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables of Slurm and the RMS, but for the site's."""
+    foreign = ("SLURM_", "RMS_")
+    return {k: v for k, v in env.items() if k in SITE_VARIABLES or not k.startswith(foreign)}
 
 
 def _name(word: str) -> str:
@@ -101,7 +119,6 @@ SILENT_S = 10.0
 ASK_CONTROLLER = ("squeue", "sinfo", "scontrol")
 """Commands that the controller answers at once; sacct uses slurmdbd, srun and salloc may wait."""
 
-KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 OPTIONS_OF = ("SLURM_", "SBATCH_", "SALLOC_", "SCANCEL_", "SQUEUE_", "SINFO_", "SACCT_")
 
 
@@ -206,7 +223,7 @@ class Slurm:
         kept = {
             name: value
             for name, value in self.outer.items()
-            if name in KEPT or not name.startswith(OPTIONS_OF)
+            if name in SITE_VARIABLES or not name.startswith(OPTIONS_OF)
         }
         self._environment = {**kept, "SLURM_TIME_FORMAT": "%s"}
 
@@ -343,7 +360,10 @@ class Slurm:
         """
         own, sbatch = None, "sbatch"
         if environment is not None:  # with a PATH of its own, on which there may be no sbatch
-            own = {**environment, **{k: v for k, v in self._environment.items() if k in KEPT}}
+            own = {
+                **environment,
+                **{k: v for k, v in self._environment.items() if k in SITE_VARIABLES},
+            }
             sbatch = shutil.which("sbatch", path=self.outer.get("PATH")) or sbatch
         answer = self.call(sbatch, "--parsable", *words, environment=own).out.strip()
         number = answer.partition(";")[0]  # the cluster's name may follow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +15,13 @@ from rms.core.rules.checks import LEAST_S
 from rms.formats.config import ClusterFile, FileError, read_cluster
 from rms.launch.base import Engine, Launcher
 from rms.launch.machine import CORE_POWER
-from rms.launch.slurm.commands import KEPT, Executor, Slurm, SlurmError
-from rms.launch.slurm.elastic import ElasticLauncher
-from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm import elastic
+from rms.launch.slurm.commands import Executor, Slurm, SlurmError
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.ondemand import Limits
 from rms.launch.slurm.output import Partition, SiteNode
-from rms.launch.slurm.pilot import PilotLauncher
+from rms.launch.slurm.pilot import within_allocation
 from rms.launch.slurm.site import Site, inspect_site, measures, refusals, serves, verdicts
 from rms.power.choice import AUTO, MeterChoice
 
@@ -49,10 +49,12 @@ class EngineOptions:
     file: Path | None = None
     meters: MeterChoice = AUTO
 
-    @property
-    def meter_token(self) -> str:
-        """What meters show; none where none are read."""
-        return "" if self.meters.none else secrets.token_hex(16)
+    def launcher(
+        self, slurm: Slurm, state: Path, instance_id: str, server: str, *, binds: bool
+    ) -> SlurmLauncher:
+        """Return a launcher to which an engine adds its parts."""
+        own = state, instance_id, server, Executor(slurm), self.reach, binds
+        return SlurmLauncher(*own, meters=self.meters)
 
 
 def pilot(
@@ -89,17 +91,10 @@ def pilot(
     if known is None or options.tasks is not None:
         slots = allocated(env, slurm, hosts, options.tasks)
     cluster = _cluster(hosts, slots, known)
-    plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
-        return PilotLauncher(
-            *(state, instance_id, server, Executor(slurm), options.reach, binds),
-            within=within,
-            hosts=hosts,
-            margin_s=margin_s,
-            environment=plain,
-            meters=options.meters,
-        )
+        own = options.launcher(slurm, state, instance_id, server, binds=binds)
+        return within_allocation(own, within, hosts, margin_s)
 
     return Engine(cluster, launcher, True, f"slurm:{within}")
 
@@ -122,8 +117,9 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
         raise SlurmError(refusal)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
-        return JobsLauncher(
-            *(state, instance_id, server, Executor(slurm), options.reach, binds),
+        own = options.launcher(slurm, state, instance_id, server, binds=binds)
+        own.nodes = own.scripts = SlurmJobs(
+            own,
             partition=partition,
             default=chosen.name,
             limits_s={p.name: p.limit_s for p in partitions if p.limit_s is not None},
@@ -131,9 +127,8 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
             no_grow=refused.get("grow", ""),
             no_shrink=refused.get("shrink", ""),
             measures=measures(found),
-            meters=options.meters,
-            meter_token=options.meter_token,
         )
+        return own
 
     return Engine(cluster, launcher, remote=True)
 
@@ -175,20 +170,12 @@ def on_demand(
             f"{limits.time_s:g} s"
         )
     words = [f"--partition={chosen.name}", f"--time={minutes}"]
-    plain = {k: v for k, v in env.items() if not k.startswith(("SLURM_", "RMS_")) or k in KEPT}
-    binds = binding(slurm)
+    binds, hosts = binding(slurm), tuple(cluster.hosts)
+    excluded = frozenset(chosen.hosts).difference(hosts)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
-        return ElasticLauncher(
-            *(state, instance_id, server, Executor(slurm), options.reach, binds),
-            margin_s=margin_s,
-            environment=plain,
-            meters=options.meters,
-            limits=limits,
-            cluster=tuple(cluster.hosts),
-            options=(*words, *limits.options),
-            excluded=frozenset(chosen.hosts).difference(cluster.hosts),
-        )
+        own = options.launcher(slurm, state, instance_id, server, binds=binds)
+        return elastic.on_demand(own, limits, hosts, (*words, *limits.options), excluded)
 
     return Engine(cluster, launcher, True, f"slurm pilots of {chosen.name}")
 

@@ -22,9 +22,10 @@ from rms.launch.slurm.commands import (
     Slurm,
     SlurmError,
 )
-from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
 from rms.launch.slurm.output import JobDetails, QueuedJob
-from rms.launch.slurm.pilot import PilotLauncher
+from rms.launch.slurm.pilot import within_allocation
 from rms.launch.slurm.queue import (
     VANISHED,
     JobTracker,
@@ -180,15 +181,18 @@ def test_queries_ask_slurm_nothing_and_start_no_thread(tmp_path: Path) -> None:
 
     threads = set(threading.enumerate())
     executor = Executor(Slurm({}, "nobody", refuse))
-    jobs = JobsLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
-    pilot = PilotLauncher(tmp_path / "pilot", "cafe", "unix:none", executor, within=7)
+    jobs = SlurmLauncher(tmp_path / "jobs", "cafe", "unix:none", executor)
+    jobs.nodes = jobs.scripts = SlurmJobs(jobs)
+    pilot = within_allocation(
+        SlurmLauncher(tmp_path / "pilot", "cafe", "unix:none", executor), number=7
+    )
     for _ in range(2):
-        for launcher in (jobs, pilot):
-            assert launcher.unavailable() is None
-            assert launcher.shutdown_reason() == ""
-            assert launcher.job_details("1") == SlurmRow()
-            assert launcher.controller_answers()
-    assert jobs.allocation("1") is None
+        for nodes in (jobs.nodes, pilot.nodes):
+            assert nodes.unavailable() is None
+            assert nodes.shutdown_reason() == ""
+            assert nodes.job_details("1") == SlurmRow()
+            assert nodes.controller_answers()
+    assert jobs.nodes.allocations("1") == []
     assert set(threading.enumerate()) == threads
     jobs.close()
     pilot.close()
