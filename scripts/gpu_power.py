@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from statistics import median
 
 from rms.power.meter import PowerIntegral, UpdatePeriod, gain_j
-from rms.power.nvidia_smi import NvidiaSmi, Reading, integrate
+from rms.power.nvidia_smi import NvidiaSmi, PowerReading, integrate
 from rms.power.nvml import AVERAGE_S, COUNTER_PERIOD_S, INSTANT_S, instant_w, load
 
 SMI_EVERY_S = 0.1
@@ -147,7 +147,7 @@ def under(readings, start_s, end_s, averaged_s, error=None):
     area, seconds = PowerIntegral(averaged_s), end_s - start_s
     for at_s, watts in inside:
         area.add(at_s, watts)
-    joules = integrate([Reading(at_s, 0, watts) for at_s, watts in readings], start_s, end_s)[0]
+    joules = integrate([PowerReading(at_s, 0, watts) for at_s, watts in readings], start_s, end_s)[0]
     around = [watts for at_s, watts in readings if start_s - IDLE_S <= at_s <= end_s + IDLE_S]
     behind_j = min(area.behind_s, seconds) * (max(around) - min(around))
     found = figures(joules, max(area.uncertainty_j(), gain_j(joules) + behind_j), seconds)

@@ -33,7 +33,7 @@ from rms.launch.base import DEADLINE_S, Engine, PowerCommands
 from rms.launch.processes import escapes
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
-from rms.launch.slurm.ondemand import Limits
+from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
@@ -504,7 +504,7 @@ def pilot(arguments: argparse.Namespace) -> int:
     return serve(arguments)
 
 
-def limits(arguments: argparse.Namespace) -> Limits:
+def limits(arguments: argparse.Namespace) -> PilotLimits:
     """Return what the user allows.
 
     Raises:
@@ -523,7 +523,7 @@ def limits(arguments: argparse.Namespace) -> Limits:
         raise CommandError("expected a --time at which allocations end, got none")
     if most is None:
         most = 0 if arguments.on_demand else keep
-    return Limits(
+    return PilotLimits(
         on_demand=arguments.on_demand,
         keep=keep,
         most=most,

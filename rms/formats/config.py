@@ -110,7 +110,7 @@ class _Clocks(msgspec.Struct, forbid_unknown_fields=True):
     power_w: list[float]
 
 
-class _Table(msgspec.Struct, forbid_unknown_fields=True):
+class _SpeedupTable(msgspec.Struct, forbid_unknown_fields=True):
     nodes: list[int] = []
     time_s: list[float] = []
     power_w_per_node: list[float] = []
@@ -128,9 +128,9 @@ class _Resize(msgspec.Struct, forbid_unknown_fields=True):
     price_s: float = 0.0
 
 
-class _Job(msgspec.Struct, forbid_unknown_fields=True):
+class _JobEntry(msgspec.Struct, forbid_unknown_fields=True):
     nodes: tuple[int, int]
-    speedup: _Table | None = None
+    speedup: _SpeedupTable | None = None
     name: str = ""
     user: str = ""
     account: str = ""
@@ -153,7 +153,7 @@ class _Job(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Workload(msgspec.Struct, forbid_unknown_fields=True):
-    jobs: list[_Job]
+    jobs: list[_JobEntry]
 
 
 def read_cluster(path: Path) -> ClusterFile:
@@ -315,7 +315,7 @@ def read_workload(
     return specs
 
 
-def _entries(path: Path) -> Iterator[tuple[str, _Job]]:
+def _entries(path: Path) -> Iterator[tuple[str, _JobEntry]]:
     """Yield where each entry of a workload file is, for messages, and the entry.
 
     Raises:
@@ -335,7 +335,7 @@ def _entries(path: Path) -> Iterator[tuple[str, _Job]]:
         raise FileError(f"{path}: {error}") from None
 
 
-def _entry_of_row(values: dict[str, Any], where: str) -> _Job:
+def _entry_of_row(values: dict[str, Any], where: str) -> _JobEntry:
     """Return the values of a row as an entry.
 
     Raises:
@@ -348,10 +348,10 @@ def _entry_of_row(values: dict[str, Any], where: str) -> _Job:
     resize = None if every_s is None else _Resize(every_s, price_s or 0.0)
     if resize is None and price_s:
         raise FileError(f"{where}: expected resize_every_s with resize_price_s, got an empty cell")
-    return _Job((low, values.pop("nodes_max", low)), resize=resize, **values)
+    return _JobEntry((low, values.pop("nodes_max", low)), resize=resize, **values)
 
 
-def _check_numbers(entry: _Job, where: str) -> None:
+def _check_numbers(entry: _JobEntry, where: str) -> None:
     """Refuse numbers out of range.
 
     Raises:
@@ -380,7 +380,7 @@ def _check_numbers(entry: _Job, where: str) -> None:
             raise FileError(f"{where}: expected {name} above 0, got {value:.10g}")
 
 
-def _amdahl(entry: _Job, where: str) -> Speedup | None:
+def _amdahl(entry: _JobEntry, where: str) -> Speedup | None:
     """Return t(n) = run_s (serial + (1 - serial) preferred / n), None without ``serial``.
 
     Raises:
@@ -402,7 +402,7 @@ def _amdahl(entry: _Job, where: str) -> Speedup | None:
 
 
 def _spec(
-    entry: _Job,
+    entry: _JobEntry,
     job_id: JobId,
     where: str,
     mode: Mode | None,
@@ -452,7 +452,7 @@ def _spec(
 
 
 def _speedup(
-    table: _Table, path: Path, say: Callable[[str], None] | None, profiles: Path | None
+    table: _SpeedupTable, path: Path, say: Callable[[str], None] | None, profiles: Path | None
 ) -> Speedup:
     if table.profile is not None:
         table = _profile(table, path, profiles)
@@ -480,7 +480,7 @@ def _speedup(
 
 
 def _operating_points(
-    table: _Table, path: Path, profiles: Path | None
+    table: _SpeedupTable, path: Path, profiles: Path | None
 ) -> tuple[OperatingPoint, ...]:
     """Return time and power over frequency, as stated or of a measured profile; empty for none."""
     clocks = table.frequency
@@ -495,7 +495,7 @@ def _operating_points(
     return tuple(OperatingPoint(f, t / time_s[-1], w / power_w[-1]) for f, t, w in rows)
 
 
-def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
+def _profile(table: _SpeedupTable, path: Path, profiles: Path | None) -> _SpeedupTable:
     """Return a measured profile as a table.
 
     Raises:
@@ -509,8 +509,8 @@ def _profile(table: _Table, path: Path, profiles: Path | None) -> _Table:
 
 
 def _read_profile(
-    table: _Table, path: Path, profiles: Path | None
-) -> tuple[_Table, tuple[OperatingPoint, ...]]:
+    table: _SpeedupTable, path: Path, profiles: Path | None
+) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
     """Return what a measured profile says of nodes and of frequencies.
 
     It is a file ``*.json``, of ``rms profile`` or a table (nodes, time_s, power_w_per_node), or
@@ -524,16 +524,16 @@ def _read_profile(
         data = file.read_bytes()
         if "points" in msgspec.json.decode(data, type=dict[str, Any]):
             return _measured(read_profile(file))
-        return msgspec.json.decode(data, type=_Table), ()
+        return msgspec.json.decode(data, type=_SpeedupTable), ()
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FileError(f"{path}: expected a profile {file}, got: {error}") from None
     except ProfileError as error:
         raise FileError(f"{path}: {error}") from None
 
 
-def _measured(profile: Profile) -> tuple[_Table, tuple[OperatingPoint, ...]]:
+def _measured(profile: Profile) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
     points = profile.matrix()
-    sizes = _Table(
+    sizes = _SpeedupTable(
         [point.nodes for point in points],
         [point.run_s for point in points],
         [point.node_w for point in points],
@@ -563,7 +563,7 @@ def operating_points(profile: Profile) -> tuple[OperatingPoint, ...]:
     )
 
 
-def _fitted(table: _Table, path: Path, say: Callable[[str], None] | None) -> Speedup:
+def _fitted(table: _SpeedupTable, path: Path, say: Callable[[str], None] | None) -> Speedup:
     """Return t(n) = tc + t1 / n by least squares, and say how far it is off."""
     if table.fit != "law" or len(table.nodes) < 2 or table.power_w_per_node:
         raise FileError(

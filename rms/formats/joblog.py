@@ -1,4 +1,4 @@
-"""What Slurm's ``sacct --parsable2`` prints: one :class:`Record` for each line that is about a job.
+"""What Slurm's ``sacct --parsable2`` prints: one :class:`LogRecord` for each line that is about a job.
 
 Columns go by the names in the header, in any order. A job name may hold the separator: what a line
 has too many fields then belongs to the name, as long as no other column is free text.
@@ -45,7 +45,7 @@ MISSING = -1
 _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 
 
-class Record(msgspec.Struct, frozen=True, gc=False):
+class LogRecord(msgspec.Struct, frozen=True, gc=False):
     """One line of accounting: a job, a part of a heterogeneous one, or one of its attempts.
 
     Attributes:
@@ -73,7 +73,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     name: str = ""
 
 
-class Clock:
+class LogClock:
     """Reads times, and refuses a log that has local times in one place and seconds in another."""
 
     def __init__(self) -> None:
@@ -103,8 +103,8 @@ class Clock:
 
 
 def records(
-    lines: Iterable[str], path: Path, clock: Clock, counts: Counter[str]
-) -> Iterator[Record]:
+    lines: Iterable[str], path: Path, clock: LogClock, counts: Counter[str]
+) -> Iterator[LogRecord]:
     """Yield the records in the lines of a file, in their order.
 
     Args:
@@ -115,13 +115,13 @@ def records(
     Raises:
         FileError: it is not what ``sacct --parsable2`` prints.
     """
-    reader: _Reader | None = None
+    reader: _SacctReader | None = None
     for number, line in enumerate(lines, 1):
         text = line.rstrip("\r\n")
         if not text.strip():
             continue
         if reader is None or reader.is_header(text):
-            reader = _Reader(text, path, clock)
+            reader = _SacctReader(text, path, clock)
             continue
         try:
             record = reader.record(text)
@@ -136,10 +136,10 @@ def records(
             yield record
 
 
-class _Reader:
+class _SacctReader:
     """Turns lines into records by the names of their columns."""
 
-    def __init__(self, header: str, path: Path, clock: Clock) -> None:
+    def __init__(self, header: str, path: Path, clock: LogClock) -> None:
         self._clock = clock
         separators = set(re.findall(r"[^A-Za-z0-9]+", header))
         self._separator = separators.pop() if len(separators) == 1 else "|"
@@ -183,7 +183,7 @@ class _Reader:
         """Return whether the line has names, as where one file was put behind another."""
         return "JobID" in text and "Submit" in text.split(self._separator)
 
-    def record(self, text: str) -> Record | None:
+    def record(self, text: str) -> LogRecord | None:
         """Return what a line says, None of a step.
 
         Raises:
@@ -203,7 +203,7 @@ class _Reader:
         elapsed, limit = fields[self._elapsed], fields[self._limit]
         unlimited = limit in _NEVER or limit.upper() in _NO_LIMIT
         state = fields[self._state]
-        return Record(
+        return LogRecord(
             found[1],
             submit_s,
             eligible_s,
@@ -334,7 +334,7 @@ def is_table(first: str) -> bool:
     return "submit_time" in first.strip().split(",")
 
 
-def csv_records(lines: Iterable[str], path: Path, clock: Clock) -> Iterator[Record]:
+def csv_records(lines: Iterable[str], path: Path, clock: LogClock) -> Iterator[LogRecord]:
     """Yield the records of a table that is CSV.
 
     Raises:
@@ -347,7 +347,7 @@ def csv_records(lines: Iterable[str], path: Path, clock: Clock) -> Iterator[Reco
         raise FileError(f"{path}: expected CSV, got: {error}") from None
 
 
-def parquet_records(path: Path, clock: Clock) -> Iterator[Record]:
+def parquet_records(path: Path, clock: LogClock) -> Iterator[LogRecord]:
     """Yield the records of a table that is Parquet.
 
     Raises:
@@ -369,7 +369,7 @@ def parquet_records(path: Path, clock: Clock) -> Iterator[Record]:
         raise FileError(f"{path}: expected a Parquet file, got: {error}") from None
 
 
-def _records(rows: Iterable[Row], path: Path, clock: Clock) -> Iterator[Record]:
+def _records(rows: Iterable[Row], path: Path, clock: LogClock) -> Iterator[LogRecord]:
     columns: Columns | None = None
     for number, row in enumerate(rows, 1):
         if columns is None:
@@ -391,7 +391,7 @@ def _columns(row: Row, path: Path) -> Columns:
     )
 
 
-def _record(row: Row, columns: Columns, clock: Clock) -> Record:
+def _record(row: Row, columns: Columns, clock: LogClock) -> LogRecord:
     def text(name: str) -> str:
         value = row.get(name)
         return "" if value is None else str(value)
@@ -417,7 +417,7 @@ def _record(row: Row, columns: Columns, clock: Clock) -> Record:
         raise ValueError(f"a job's id, got {text('job_id')[:40]!r}")
     limited = text(columns.limit).upper() not in ("", "INFINITE", "UNLIMITED", "NAN")
     state = text(columns.state).split()
-    return Record(
+    return LogRecord(
         text("job_id"),
         submit_s,
         None if "eligible_time" not in row else time("eligible_time"),
@@ -543,8 +543,8 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
         FileError: one is missing, is not such a file, or no job in them has run.
     """
     counts: Counter[str] = Counter()
-    clock = Clock()
-    found: list[Record] = []
+    clock = LogClock()
+    found: list[LogRecord] = []
     for path in paths:
         try:
             found += _read(path, clock, counts)
@@ -558,7 +558,7 @@ def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
     return log
 
 
-def _read(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
+def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogRecord]:
     """Yield the records of a file of whatever kind, read once: it may be a pipe."""
     if path.suffix == ".parquet":
         yield from parquet_records(path, clock)
@@ -573,7 +573,7 @@ def _read(path: Path, clock: Clock, counts: Counter[str]) -> Iterator[Record]:
             yield from records(lines, path, clock, counts)
 
 
-def assemble(found: Iterable[Record], by: Unit, counts: Counter[str]) -> JobLog:
+def assemble(found: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLog:
     """Return the jobs that records tell of.
 
     Args:
@@ -599,9 +599,9 @@ def _in_turn(job: LoggedJob) -> tuple[float, tuple[int, int]]:
     return job.submit_s, sort_key(job.id.partition("#")[0])
 
 
-def _once(found: Iterable[Record], counts: Counter[str]) -> Iterator[Record]:
+def _once(found: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecord]:
     """Yield each record once; of one that still ran in one file, what another says of its end."""
-    kept: dict[tuple[str, float | None, float | None], Record] = {}
+    kept: dict[tuple[str, float | None, float | None], LogRecord] = {}
     for record in found:
         # A job that waited has its start in a later file, so waiting ones are told by submission.
         at = record.submit_s if record.start_s is None else None
@@ -616,7 +616,7 @@ def _once(found: Iterable[Record], counts: Counter[str]) -> Iterator[Record]:
     yield from kept.values()
 
 
-def _has_run(record: Record, counts: Counter[str]) -> bool:
+def _has_run(record: LogRecord, counts: Counter[str]) -> bool:
     """Return whether a record has a start, an end and nodes; else enter why not."""
     over = record.end_s is not None or (record.state not in _NOT_OVER and record.elapsed_s)
     cancelled = record.state == "CANCELLED" and record.elapsed_s == 0.0
@@ -646,19 +646,19 @@ def _tasks(job_id: str) -> int:
         return 1
 
 
-def _by_job(ran: Sequence[Record]) -> Iterator[list[Record]]:
+def _by_job(ran: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
     """Yield the records of each job by start: its parts, attempts and sizes."""
-    groups: defaultdict[str, list[Record]] = defaultdict(list)
+    groups: defaultdict[str, list[LogRecord]] = defaultdict(list)
     for record in ran:
         groups[record.id.partition("+")[0]].append(record)
     for group in groups.values():
         yield sorted(group, key=lambda record: (record.start_s or 0.0, record.submit_s))
 
 
-def _attempts(job: Sequence[Record], counts: Counter[str]) -> Iterator[tuple[str, Record]]:
+def _attempts(job: Sequence[LogRecord], counts: Counter[str]) -> Iterator[tuple[str, LogRecord]]:
     """Yield each attempt of a job to run, with an id of its own."""
     name = job[0].id.partition("+")[0]
-    made: list[Record] = []
+    made: list[LogRecord] = []
     resizing = False
     for parts in _together(job):
         record = _heterogeneous(parts, counts)
@@ -673,9 +673,9 @@ def _attempts(job: Sequence[Record], counts: Counter[str]) -> Iterator[tuple[str
         yield (name if number == 1 else f"{name}#{number}"), record
 
 
-def _together(job: Sequence[Record]) -> Iterator[list[Record]]:
+def _together(job: Sequence[LogRecord]) -> Iterator[list[LogRecord]]:
     """Yield the parts of each attempt: ids that differ, until one comes again."""
-    parts: list[Record] = []
+    parts: list[LogRecord] = []
     for record in job:
         if any(record.id == part.id for part in parts):
             yield parts
@@ -684,7 +684,7 @@ def _together(job: Sequence[Record]) -> Iterator[list[Record]]:
     yield parts
 
 
-def _heterogeneous(parts: Sequence[Record], counts: Counter[str]) -> Record:
+def _heterogeneous(parts: Sequence[LogRecord], counts: Counter[str]) -> LogRecord:
     """Return the parts of a heterogeneous job, which run together, as one."""
     if len(parts) == 1:
         return parts[0]
@@ -696,7 +696,7 @@ def _heterogeneous(parts: Sequence[Record], counts: Counter[str]) -> Record:
     )
 
 
-def _resized(before: Record, after: Record) -> Record:
+def _resized(before: LogRecord, after: LogRecord) -> LogRecord:
     """Return two records of one job, at one size and the next, as one of the same node time."""
     spans = _run_s(before), _run_s(after)
     run_s = sum(spans)
@@ -711,20 +711,20 @@ def _resized(before: Record, after: Record) -> Record:
     )
 
 
-def _run_s(record: Record) -> float:
+def _run_s(record: LogRecord) -> float:
     """Return how long it ran: as stated, else from start to end."""
     if record.elapsed_s is not None:
         return record.elapsed_s
     return max(0.0, (record.end_s or 0.0) - (record.start_s or 0.0))
 
 
-def _without_endless_limit(record: Record) -> Record:
+def _without_endless_limit(record: LogRecord) -> LogRecord:
     if record.limit_s is None or record.limit_s < NO_LIMIT_FROM_S:
         return record
     return msgspec.structs.replace(record, limit_s=None)
 
 
-def _longest_limits(attempts: Iterable[tuple[str, Record]]) -> dict[str, float]:
+def _longest_limits(attempts: Iterable[tuple[str, LogRecord]]) -> dict[str, float]:
     """Return the longest limit that a job of each partition has requested, "" for all."""
     longest: dict[str, float] = {}
     for _, record in attempts:
@@ -734,7 +734,7 @@ def _longest_limits(attempts: Iterable[tuple[str, Record]]) -> dict[str, float]:
 
 
 def _logged(
-    name: str, record: Record, by: Unit, limits: dict[str, float], counts: Counter[str]
+    name: str, record: LogRecord, by: Unit, limits: dict[str, float], counts: Counter[str]
 ) -> LoggedJob:
     start_s, run_s = record.start_s or 0.0, _run_s(record)
     if record.end_s is not None:
@@ -771,7 +771,7 @@ def _logged(
     )
 
 
-def _sharing(ran: Sequence[Record]) -> tuple[float, float]:
+def _sharing(ran: Sequence[LogRecord]) -> tuple[float, float]:
     """Return the share of jobs, and of node time, with a part of their nodes' CPUs.
 
     A node is taken to have as many CPUs as a job of its partition had on one at most.

@@ -1,7 +1,7 @@
 """The interface between the daemon and the engines that run its jobs.
 
 An :class:`Engine` has the cluster and makes a :class:`Launcher`, which starts and ends processes.
-Parts of the launcher are the :class:`Nodes` that a resource manager gives and takes, and the
+Parts of the launcher are the :class:`EngineNodes` that a resource manager gives and takes, and the
 :class:`NodeClocks`, which set frequencies.
 """
 
@@ -174,7 +174,7 @@ class Demand:
 
 
 @dataclass(frozen=True)
-class Leases:
+class LeaseTerms:
     """The time for which nodes are held.
 
     Attributes:
@@ -190,7 +190,7 @@ class Leases:
     waits: str = ""
 
 
-class Nodes:
+class EngineNodes:
     """The nodes of an engine. Those of this class are there for good, without a resource manager.
 
     Queries only read. :meth:`poll` is called in each round of the daemon's loop and never blocks.
@@ -251,7 +251,7 @@ class Nodes:
         """Return the time without an answer of the resource manager, 0 while it answers."""
         return 0.0
 
-    def leases(self) -> Leases | None:
+    def leases(self) -> LeaseTerms | None:
         """Return the time for which nodes are held, None for nodes that are there for good."""
         return None
 
@@ -351,7 +351,7 @@ class Launcher(Protocol):
     meter_token: str
 
     @property
-    def nodes(self) -> Nodes:
+    def nodes(self) -> EngineNodes:
         """The nodes of its engine."""
 
     @property

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import IO
 
 from rms.launch.base import (
+    EngineNodes,
     LaunchCommand,
     LaunchError,
     ManagedProcess,
     NodeClocks,
-    Nodes,
     ScriptLaunch,
     WorldLaunch,
     cores_of,
@@ -165,7 +165,7 @@ class LocalLauncher:
     _processes: Processes = field(init=False, repr=False)
     _groups: Groups = field(init=False, repr=False)
     _agent: MeterAgent | None = field(default=None, init=False, repr=False)
-    nodes: Nodes = field(default_factory=Nodes, init=False, repr=False)
+    nodes: EngineNodes = field(default_factory=EngineNodes, init=False, repr=False)
     clocks: NodeClocks = field(default_factory=LocalClocks, init=False, repr=False)
     meter_token: str = field(default="", init=False, repr=False)
 

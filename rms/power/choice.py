@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from rms.power.command import Command, Replay
+from rms.power.command import Command, ReplayMeter
 from rms.power.meter import Ladder, Meter, MeterError, NodeMeter
 from rms.power.nvidia_smi import Devices
 from rms.power.nvml import Nvml
@@ -68,7 +68,7 @@ class MeterChoice:
         for name in text.split(","):
             if name.startswith(REPLAY):
                 file = Path(name.removeprefix(REPLAY)).absolute()
-                Replay(file).open()
+                ReplayMeter(file).open()
                 names.append(f"{REPLAY}{file}")
             elif name == RAPL or name in GPUS:
                 names.append(name)
@@ -117,7 +117,7 @@ class MeterChoice:
         if self.command:
             ladders.append([Command(self.command)])
         ladders += [
-            [Replay(Path(name.removeprefix(REPLAY)))]
+            [ReplayMeter(Path(name.removeprefix(REPLAY)))]
             for name in self.names
             if name.startswith(REPLAY)
         ]

@@ -119,7 +119,7 @@ def _numbers(row: Sequence[str], line: int) -> tuple[float, float]:
 
 
 @dataclass
-class Replay:
+class ReplayMeter:
     """Plays a recording once.
 
     Attributes:

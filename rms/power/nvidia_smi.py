@@ -49,7 +49,7 @@ PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
 
 
 @dataclass(frozen=True)
-class Reading:
+class PowerReading:
     """The power of one GPU (W) at one time (s since the epoch, by nvidia-smi's own clock).
 
     Attributes:
@@ -62,7 +62,7 @@ class Reading:
     limit_w: float | None = None
 
 
-def parse_line(line: str) -> Reading | None:
+def parse_line(line: str) -> PowerReading | None:
     """Read ``2024/05/06 12:34:56.789, 0, 61.72, 400.00`` (local time, power and limit in W).
 
     Return None for anything else; the limit may be ``[N/A]`` or missing.
@@ -78,7 +78,7 @@ def parse_line(line: str) -> Reading | None:
     except (ValueError, OverflowError):
         return None
     limit_w = float(limit) if limit and limit[0].isdigit() else 0.0
-    return Reading(at_s, int(gpu), float(power), limit_w or None)
+    return PowerReading(at_s, int(gpu), float(power), limit_w or None)
 
 
 class NvidiaSmi:
@@ -99,7 +99,7 @@ class NvidiaSmi:
         self._closing = False
         self._running: tuple[subprocess.Popen[str], threading.Thread] | None = None
 
-    def start(self, on_reading: Callable[[Reading], None]) -> None:
+    def start(self, on_reading: Callable[[PowerReading], None]) -> None:
         """Start; ``on_reading`` is called on the sampler's thread and must not raise."""
         command = [self.program, *QUERY, "-lms", str(self.every_ms)]
         try:
@@ -141,7 +141,7 @@ class NvidiaSmi:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _read(self, process: subprocess.Popen[str], tell: Callable[[Reading], None]) -> None:
+    def _read(self, process: subprocess.Popen[str], tell: Callable[[PowerReading], None]) -> None:
         with process:  # closes the pipe and reaps the child
             self._pass_on(process.stdout or (), tell)
         code = process.returncode
@@ -150,7 +150,7 @@ class NvidiaSmi:
             last = self.unreadable
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
 
-    def _pass_on(self, lines: Iterable[str], tell: Callable[[Reading], None]) -> None:
+    def _pass_on(self, lines: Iterable[str], tell: Callable[[PowerReading], None]) -> None:
         """Pass on every reading; keep the first sentence of the last line that is none."""
         for line in lines:
             if reading := parse_line(line):
@@ -159,20 +159,20 @@ class NvidiaSmi:
                 self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
 
 
-def integrate(readings: Sequence[Reading], start_s: float, end_s: float) -> dict[int, float]:
+def integrate(readings: Sequence[PowerReading], start_s: float, end_s: float) -> dict[int, float]:
     """Return the energy of each GPU (J) from start to end (s since the epoch; 0 J if reversed).
 
     The trapezoidal rule over each GPU's readings, in any order (Iserte & Rojek, section 5.2:
     energy by integrating power curves). Start and end are interpolated between readings; before
     the first reading and after the last the power is held.
     """
-    curves: dict[int, list[Reading]] = {}
+    curves: dict[int, list[PowerReading]] = {}
     for reading in sorted(readings, key=lambda r: r.at_s):
         curves.setdefault(reading.gpu, []).append(reading)
     return {gpu: _area(curve, start_s, end_s) for gpu, curve in sorted(curves.items())}
 
 
-def _area(curve: Sequence[Reading], start: float, end: float) -> float:
+def _area(curve: Sequence[PowerReading], start: float, end: float) -> float:
     head_s, tail_s = min(end, curve[0].at_s) - start, end - max(start, curve[-1].at_s)
     parts = [max(0.0, head_s) * curve[0].power_w, max(0.0, tail_s) * curve[-1].power_w]
     for a, b in pairwise(curve):
@@ -197,7 +197,7 @@ class Devices:
     every_s: float = 1.0
     trouble: str = ""
     most_w: float | None = None
-    _readings: SimpleQueue[Reading] = field(default_factory=SimpleQueue)
+    _readings: SimpleQueue[PowerReading] = field(default_factory=SimpleQueue)
     _sampler: NvidiaSmi | None = None
     _curves: dict[int, PowerIntegral] = field(default_factory=dict)
     _printed_s: dict[int, float] = field(default_factory=dict)
@@ -303,7 +303,7 @@ class Devices:
             self._printed_s[reading.gpu] = now_s
         return sorted({reading.gpu for reading in readings})
 
-    def _plausible(self, reading: Reading, now_s: float) -> bool:
+    def _plausible(self, reading: PowerReading, now_s: float) -> bool:
         """Return whether a power is plausible; record the refusal if it is not."""
         most_w = self.most_w or ABOVE_LIMIT * (reading.limit_w or GPU_LIMIT_W)
         if reading.power_w <= most_w:

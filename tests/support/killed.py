@@ -22,7 +22,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.launch.base import LaunchCommand, ManagedProcess, Nodes, ScriptLaunch, WorldLaunch
+from rms.launch.base import EngineNodes, LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -100,7 +100,7 @@ class Machine:
 
 
 @dataclass
-class Refusing(Nodes):
+class Refusing(EngineNodes):
     """Nodes that jobs cannot move to if their machine refuses."""
 
     machine: Machine

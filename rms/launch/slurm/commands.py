@@ -19,10 +19,10 @@ from typing import TypeVar
 
 from rms.launch.slurm import output
 from rms.launch.slurm.output import (
+    AccountingRecord,
     JobDetails,
     Partition,
     QueuedJob,
-    Record,
     SiteNode,
 )
 
@@ -309,7 +309,7 @@ class Slurm:
         command = ["sinfo", "--noheader", "--exact", f"--format={output.NODES_FORMAT}"]
         return output.nodes_from_text(self.call(*command).out)
 
-    def records(self, jobs: Sequence[int]) -> list[Record]:
+    def records(self, jobs: Sequence[int]) -> list[AccountingRecord]:
         """Return what accounting has of jobs, oldest first; a resized job has several.
 
         Accounting counts in whole seconds: of two resizes within one, it keeps the last only.

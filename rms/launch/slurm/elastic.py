@@ -21,15 +21,15 @@ from math import inf
 from pathlib import Path
 
 from rms.core.rules.checks import LEAST_S
-from rms.launch.base import Demand, Leases, PendingCall
+from rms.launch.base import Demand, LeaseTerms, PendingCall
 from rms.launch.slurm.commands import Executor, Meaning, Slurm, SlurmError
 from rms.launch.slurm.launcher import SlurmLauncher, SlurmNodes
 from rms.launch.slurm.ondemand import (
     Action,
-    Change,
+    Alter,
     GiveBack,
-    Limits,
     Pending,
+    PilotLimits,
     Running,
     Submit,
     Withdraw,
@@ -222,7 +222,7 @@ class Allocations:
             except SlurmError as error:
                 if isinstance(action, Submit) and error.meaning is not Meaning.UNREACHABLE:
                     self._refuse(f"Slurm refuses an allocation: {error}")
-                elif isinstance(action, Change):  # another is submitted instead
+                elif isinstance(action, Alter):  # another is submitted instead
                     with contextlib.suppress(SlurmError):
                         self.slurm.cancel(action.number, only_pending=True)
                 elif isinstance(action, GiveBack) and error.meaning is Meaning.NEVER:
@@ -247,7 +247,7 @@ class Allocations:
             )
             self._asked_for[number] = action.least, action.most
             return f"allocation {number} asked for: {action.least} to {action.most} nodes"
-        if isinstance(action, Change):
+        if isinstance(action, Alter):
             asked = f"NumNodes={action.least}-{action.most}"
             slurm.call("scontrol", "update", f"JobId={action.number}", asked)
             self._asked_for[action.number] = action.least, action.most
@@ -314,7 +314,7 @@ class OnDemandNodes(SlurmNodes):
     def __init__(
         self,
         launcher: SlurmLauncher,
-        limits: Limits,
+        limits: PilotLimits,
         cluster: tuple[str, ...],
         options: Sequence[str] = (),
         excluded: frozenset[str] = frozenset(),
@@ -409,14 +409,14 @@ class OnDemandNodes(SlurmNodes):
             there.update(set(allocation.hosts).difference(allocation.unfit, leaving))
         return frozenset(self._cluster).difference(there)
 
-    def leases(self) -> Leases:
+    def leases(self) -> LeaseTerms:
         """Return when jobs on the nodes that are held are told to end."""
         until_s: dict[str, float] = {}
         for number, allocation in self.held.by_number.items():
             end_s = self._until_s(number)
             until_s.update((host, end_s) for host in allocation.hosts if end_s < inf)
         limits, waits = self._limits, self._allocations.wait_reason
-        return Leases(until_s, limits.most, limits.longest_s, waits)
+        return LeaseTerms(until_s, limits.most, limits.longest_s, waits)
 
     def _until_s(self, number: int) -> float:
         """Return when jobs of an allocation are told to end, by the wall clock."""
@@ -516,7 +516,7 @@ class OnDemandNodes(SlurmNodes):
 
 def on_demand(
     launcher: SlurmLauncher,
-    limits: Limits,
+    limits: PilotLimits,
     cluster: tuple[str, ...],
     options: Sequence[str],
     excluded: frozenset[str],

@@ -19,10 +19,10 @@ from rms.launch.slurm import elastic
 from rms.launch.slurm.commands import Executor, Slurm, SlurmError
 from rms.launch.slurm.jobs import SlurmJobs
 from rms.launch.slurm.launcher import SlurmLauncher
-from rms.launch.slurm.ondemand import Limits
+from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.output import Partition, SiteNode
 from rms.launch.slurm.pilot import within_allocation
-from rms.launch.slurm.site import Site, inspect_site, measures, refusals, serves, verdicts
+from rms.launch.slurm.site import SlurmSite, inspect_site, measures, refusals, serves, verdicts
 from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
@@ -137,7 +137,7 @@ def on_demand(
     env: Mapping[str, str],
     user: str,
     options: EngineOptions,
-    limits: Limits,
+    limits: PilotLimits,
     margin_s: float | None = None,
 ) -> Engine:
     """Return the nodes of a partition, for a pilot that asks Slurm for them by what waits.
@@ -182,7 +182,7 @@ def on_demand(
 
 def _partition(
     env: Mapping[str, str], user: str, options: EngineOptions, partition: str
-) -> tuple[Slurm, Site, Partition, Cluster]:
+) -> tuple[Slurm, SlurmSite, Partition, Cluster]:
     """Return Slurm's commands, what this site is, the partition chosen, and its nodes."""
     slurm = Slurm(env, user)
     found = inspect_site(slurm)

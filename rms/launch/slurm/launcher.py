@@ -5,7 +5,7 @@ step, named after the job and its launch. Its ranks run while mpiexec and srun r
 be killed, the step is ended by its name and polled until it is gone.
 
 An engine is a :class:`SlurmLauncher` with parts of its own: :class:`SlurmNodes` and
-:class:`Scripts`.
+:class:`SlurmScripts`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import Protocol
 
 from rms.launch.base import (
     NODES_LOST,
+    EngineNodes,
     LaunchError,
     ManagedProcess,
     NodeClocks,
-    Nodes,
     PendingCall,
     ScriptLaunch,
     WorldLaunch,
@@ -417,7 +417,7 @@ POLL_BUDGET_S = 0.1
 """How long one call may poll processes."""
 
 
-class SlurmNodes(Nodes):
+class SlurmNodes(EngineNodes):
     """Nodes in allocations of Slurm's."""
 
     executor: Executor
@@ -439,7 +439,7 @@ class SlurmNodes(Nodes):
         return self.executor.slurm.silent_s()
 
 
-class Scripts(Protocol):
+class SlurmScripts(Protocol):
     """Job scripts, which Slurm starts."""
 
     def start(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
@@ -488,7 +488,7 @@ class SlurmLauncher(LocalLauncher):
     reach: str = "slurm"
     binds: bool = False
     nodes: SlurmNodes = field(init=False, repr=False)
-    scripts: Scripts = field(init=False, repr=False)
+    scripts: SlurmScripts = field(init=False, repr=False)
     clocks: NodeClocks = field(default_factory=SlurmClocks, init=False, repr=False)
     meter_token: str = field(default_factory=lambda: secrets.token_hex(16), init=False, repr=False)
     _ending: dict[str, Future[None]] = field(default_factory=dict, init=False)

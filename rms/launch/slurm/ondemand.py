@@ -17,7 +17,7 @@ from rms.launch.base import WaitingJob
 
 
 @dataclass(frozen=True)
-class Limits:
+class PilotLimits:
     """What a user allows.
 
     Attributes:
@@ -85,7 +85,7 @@ class Submit:
 
 
 @dataclass(frozen=True)
-class Change:
+class Alter:
     """Ask for other numbers of nodes for an allocation that waits."""
 
     number: int
@@ -109,12 +109,12 @@ class GiveBack:
     whole: bool = False
 
 
-Action = Submit | Change | Withdraw | GiveBack
+Action = Submit | Alter | Withdraw | GiveBack
 
 
 def decide(
     now_s: float,
-    limits: Limits,
+    limits: PilotLimits,
     waiting: Sequence[WaitingJob],
     running: Sequence[Running],
     pending: Sequence[Pending],
@@ -151,13 +151,13 @@ def decide(
     return actions + _give_back(running, short, old, surplus, narrows=narrows)
 
 
-def serves(limits: Limits, job: WaitingJob) -> bool:
+def serves(limits: PilotLimits, job: WaitingJob) -> bool:
     """Return whether an allocation could ever serve a job."""
     return job.least <= limits.most and job.needs_s <= limits.longest_s
 
 
 def _ask(
-    limits: Limits,
+    limits: PilotLimits,
     served: Sequence[WaitingJob],
     missing: int,
     spare: int,
@@ -178,7 +178,7 @@ def _ask(
             pieces.append((1, max(1, -(-left // (limits.backlog - len(pieces))))))
     in_turn = sorted(pending, key=lambda each: each.number)
     actions: list[Action] = [
-        Change(each.number, *piece)
+        Alter(each.number, *piece)
         for each, piece in zip(in_turn, pieces, strict=False)
         if (each.least, each.most) != piece
     ]

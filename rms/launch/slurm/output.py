@@ -23,7 +23,7 @@ SYMBOLS = "*~#!%$@^-+"  # after a node's state
 _WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=", "AdminComment=")
 
 
-class OutputError(ValueError):
+class SlurmOutputError(ValueError):
     """Output that has not the expected shape; one sentence, expected and got."""
 
 
@@ -84,7 +84,7 @@ class JobDetails:
 
 
 @dataclass(frozen=True)
-class Record:
+class AccountingRecord:
     """A job, or one stretch between two resizes of it, as accounting keeps it."""
 
     job_id: int
@@ -104,7 +104,7 @@ def hosts(text: str) -> tuple[str, ...]:
     try:
         return tuple(expand(text))
     except NodeListError as error:
-        raise OutputError(f"expected a list of nodes, got {text!r} ({error})") from None
+        raise SlurmOutputError(f"expected a list of nodes, got {text!r} ({error})") from None
 
 
 def queue_from_text(text: str) -> list[QueuedJob]:
@@ -164,7 +164,7 @@ def partitions_from_text(text: str) -> list[Partition]:
     return list(found.values())
 
 
-def records_from_text(text: str) -> list[Record]:
+def records_from_text(text: str) -> list[AccountingRecord]:
     """Read ``sacct --noheader --parsable2 --duplicates --format=RECORDS_FORMAT``, without steps."""
     rows = []
     for words in _rows(text, RECORDS_FORMAT.count(",") + 1):
@@ -172,7 +172,7 @@ def records_from_text(text: str) -> list[Record]:
         if "." in job:
             continue
         rows.append(
-            Record(
+            AccountingRecord(
                 job_id=_whole(job),
                 name=name,
                 state=state.partition(" ")[0],  # CANCELLED by 1000
@@ -217,7 +217,7 @@ def details_from_text(text: str) -> JobDetails:
             resized_s=_time(fields.get("ResizeTime", "")),
         )
     except KeyError as error:
-        raise OutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
+        raise SlurmOutputError(f"expected {error.args[0]}= of a job, got {text[:200]!r}") from None
 
 
 def config_from_text(text: str) -> dict[str, str]:
@@ -230,11 +230,11 @@ def version_from_text(text: str) -> tuple[int, ...]:
     """Read ``sinfo --version``: ``slurm-wlm 22.05.8`` is (22, 5, 8)."""
     match = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", text)
     if match is None:
-        raise OutputError(f"expected a version of Slurm, got {text.strip()!r}")
+        raise SlurmOutputError(f"expected a version of Slurm, got {text.strip()!r}")
     return tuple(int(part) for part in match.groups() if part)
 
 
-def _oldest_first(row: Record) -> tuple[float, int]:
+def _oldest_first(row: AccountingRecord) -> tuple[float, int]:
     """Return the sort key of a record: Slurm's own order is arbitrary within a second."""
     return (math.inf if row.start_s is None else row.start_s, row.job_id)
 
@@ -243,7 +243,7 @@ def _rows(text: str, columns: int) -> list[list[str]]:
     rows = [line.split("|", columns - 1) for line in text.splitlines() if line.strip()]
     for row in rows:
         if len(row) != columns:
-            raise OutputError(f"expected {columns} columns, got {'|'.join(row)!r}")
+            raise SlurmOutputError(f"expected {columns} columns, got {'|'.join(row)!r}")
     return rows
 
 
@@ -251,7 +251,7 @@ def _whole(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise OutputError(f"expected a whole number, got {text!r}") from None
+        raise SlurmOutputError(f"expected a whole number, got {text!r}") from None
 
 
 def _time(text: str) -> float | None:

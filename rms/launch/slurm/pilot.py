@@ -45,7 +45,7 @@ from rms.launch.slurm.launcher import (
     is_part_of,
     step_on_each,
 )
-from rms.launch.slurm.output import OutputError
+from rms.launch.slurm.output import SlurmOutputError
 from rms.launch.slurm.site import UNFIT
 from rms.power.frequency import Shares
 from rms.wire.messages import ClockOrders
@@ -190,7 +190,7 @@ class Allocation:
         except SlurmError as error:
             over = error.meaning is Meaning.GONE
             return f"its allocation {self.number} is over" if over else ""
-        except OutputError:
+        except SlurmOutputError:
             return ""
         # Slurm takes minutes to notice a dead node, and one that is silent may be back at once.
         held = set(details.hosts) - down

@@ -356,7 +356,7 @@ class Donor:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ChangeOutcome:
     """What became of a change: the job as it is, None where it is over, or why it could not be."""
 
     job: JobDetails | None = None
@@ -432,7 +432,7 @@ class Retried:
         self._again_s = 0.0
         self._asked: Future[JobDetails] | None = executor.ask(change)
 
-    def __call__(self) -> Outcome | None:
+    def __call__(self) -> ChangeOutcome | None:
         """Return what became of it, None while that is open; asks again when it is time."""
         now = time.monotonic()
         if self._asked is None:
@@ -443,21 +443,21 @@ class Retried:
             return None
         asked, self._asked = self._asked, None
         try:
-            return Outcome(asked.result())
+            return ChangeOutcome(asked.result())
         except Exception as error:  # of Slurm, or of what it prints
             return self._refused(error, now)
 
-    def _refused(self, error: Exception, now: float) -> Outcome | None:
+    def _refused(self, error: Exception, now: float) -> ChangeOutcome | None:
         meaning = error.meaning if isinstance(error, SlurmError) else Meaning.LATER
         if meaning is Meaning.GONE and not self._give_up:
-            return Outcome()
+            return ChangeOutcome()
         first_s = self._first_s.setdefault(meaning, now)
         # A controller that is just back refuses what it does once its nodes have reported.
         away = Meaning.UNREACHABLE in self._first_s
         later = away or meaning is Meaning.LATER
         patience_s = RESIZE_AWAY_S if away else LATER_S if later else 0.0
         if self._give_up and now >= first_s + patience_s:
-            return Outcome(None, f"later: {error}" if later else str(error))
+            return ChangeOutcome(None, f"later: {error}" if later else str(error))
         self._again_s = now + (AGAIN_S if self._give_up else 4 * AGAIN_S)
         return None
 
@@ -544,7 +544,7 @@ class JobTracker:
         self.contested = {node: until for node, until in self.contested.items() if until > now}
         return snapshot.unavailable | self.contested.keys()
 
-    def resize(self, job_id: str, change: Callable[[], Outcome | None]) -> PendingCall:
+    def resize(self, job_id: str, change: Callable[[], ChangeOutcome | None]) -> PendingCall:
         """Enter a change of a running job; when it is done, which nodes the job has then."""
         job = self.jobs[job_id]
 

@@ -19,7 +19,7 @@ UNFIT = ("down", "drained", "draining", "fail", "failing", "error", "unknown", "
 
 
 @dataclass(frozen=True)
-class Site:
+class SlurmSite:
     """The facts that the verdicts are drawn from."""
 
     version: tuple[int, ...]
@@ -50,7 +50,7 @@ class Verdict:
     why: str
 
 
-def inspect_site(slurm: Slurm) -> Site:
+def inspect_site(slurm: Slurm) -> SlurmSite:
     """Ask a site's Slurm, each command once.
 
     Raises:
@@ -62,7 +62,7 @@ def inspect_site(slurm: Slurm) -> Site:
     queue = slurm.jobs("--states=all")
     if config.get("AccountingStorageType", "").endswith("/slurmdbd"):
         slurm.records([queue[0].job_id if queue else 1])
-    return Site(
+    return SlurmSite(
         version=version,
         cluster=config.get("ClusterName", ""),
         select=config.get("SelectType", ""),
@@ -73,17 +73,17 @@ def inspect_site(slurm: Slurm) -> Site:
     )
 
 
-def verdicts(site: Site) -> list[Verdict]:
+def verdicts(site: SlurmSite) -> list[Verdict]:
     """Return what the two engines can do on a site."""
     return [_pilot(site), _jobs(site), _shrink(site), _grow(site), _books(site), _energy(site)]
 
 
-def serves(engine: str, site: Site) -> bool:
+def serves(engine: str, site: SlurmSite) -> bool:
     """Return whether an engine, ``slurm-pilot`` or ``slurm``, can work on a site at all."""
     return (_pilot(site) if engine == "slurm-pilot" else _jobs(site)).allowed
 
 
-def refusals(site: Site) -> dict[str, str]:
+def refusals(site: SlurmSite) -> dict[str, str]:
     """Return why a site changes no running job: by ``grow`` and ``shrink``, where it does not."""
     found = {"grow": _grow(site), "shrink": _shrink(site)}
     books = _books(site)
@@ -92,7 +92,7 @@ def refusals(site: Site) -> dict[str, str]:
     return {what: verdict.why for what, verdict in found.items() if not verdict.allowed}
 
 
-def measures(site: Site) -> bool:
+def measures(site: SlurmSite) -> bool:
     """Return whether a site's Slurm measures energy."""
     return _energy(site).allowed
 
@@ -129,7 +129,7 @@ def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdic
     return tried
 
 
-def as_text(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
+def as_text(site: SlurmSite, tried: Iterable[Verdict] = ()) -> list[str]:
     """Return the lines that a person reads."""
     number = ".".join(f"{part:02d}" if place == 1 else str(part) for place, part in _numbered(site))
     head = (
@@ -142,13 +142,13 @@ def as_text(site: Site, tried: Iterable[Verdict] = ()) -> list[str]:
     return [head, *lines]
 
 
-def as_json(site: Site, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
+def as_json(site: SlurmSite, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
     """Return the same for programs."""
     found = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
     return {**asdict(site), "verdicts": found}
 
 
-def _pilot(site: Site) -> Verdict:
+def _pilot(site: SlurmSite) -> Verdict:
     what = "engine slurm-pilot"
     if site.version < OLDEST:
         return Verdict(what, False, "steps share nodes (--overlap) only since Slurm 20.11")
@@ -157,7 +157,7 @@ def _pilot(site: Site) -> Verdict:
     return Verdict(what, True, "resizes within one allocation need nothing of the site")
 
 
-def _jobs(site: Site) -> Verdict:
+def _jobs(site: SlurmSite) -> Verdict:
     what = "engine slurm, jobs of their own"
     if site.version < OLDEST:
         return Verdict(what, False, "expected Slurm 20.11 or newer")
@@ -166,7 +166,7 @@ def _jobs(site: Site) -> Verdict:
     return Verdict(what, True, "each array task becomes a job; any resize may go by a checkpoint")
 
 
-def _shrink(site: Site) -> Verdict:
+def _shrink(site: SlurmSite) -> Verdict:
     what = "shrinking running jobs"
     if "disable_job_shrink" in site.scheduler_parameters:
         return Verdict(what, False, "SchedulerParameters has disable_job_shrink: by checkpoint")
@@ -177,7 +177,7 @@ def _shrink(site: Site) -> Verdict:
     return Verdict(what, True, "scontrol update NodeList=, on jobs of one's own")
 
 
-def _grow(site: Site) -> Verdict:
+def _grow(site: SlurmSite) -> Verdict:
     what = "growing running jobs"
     if "permit_job_expansion" not in site.scheduler_parameters:
         return Verdict(
@@ -197,14 +197,14 @@ def _grow(site: Site) -> Verdict:
     return Verdict(what, True, "by donors (salloc --dependency=expand)")
 
 
-def _books(site: Site) -> Verdict:
+def _books(site: SlurmSite) -> Verdict:
     what = "more than one resize of a job, and sacct's agreement"
     if not site.accounting.endswith("/slurmdbd"):
         return Verdict(what, False, "no slurmdbd: a job's second resize fails: use the pilot")
     return Verdict(what, True, "slurmdbd keeps each resize, in whole seconds")
 
 
-def _energy(site: Site) -> Verdict:
+def _energy(site: SlurmSite) -> Verdict:
     what = "Slurm's own ConsumedEnergy"
     plugin = site.energy.rpartition("/")[2]
     if plugin in ("", "none", "(null)"):
@@ -216,5 +216,5 @@ def _split(text: str) -> Iterable[str]:
     return (word.strip().lower() for word in text.split(",") if word.strip() not in ("", "(null)"))
 
 
-def _numbered(site: Site) -> Iterable[tuple[int, int]]:
+def _numbered(site: SlurmSite) -> Iterable[tuple[int, int]]:
     return enumerate(site.version)

@@ -19,7 +19,7 @@ from rms.launch.slurm.commands import (
     meaning_of,
     run_command,
 )
-from rms.launch.slurm.output import OutputError
+from rms.launch.slurm.output import SlurmOutputError
 
 SAMPLES = Path(__file__).parent / "slurm_samples"
 
@@ -154,7 +154,7 @@ def test_versions(text: str, version: tuple[int, ...]) -> None:
     ],
 )
 def test_other_shapes_are_refused_in_one_sentence(read, text) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(OutputError, match=r"expected .* got "):
+    with pytest.raises(SlurmOutputError, match=r"expected .* got "):
         read(text)
 
 
@@ -343,7 +343,7 @@ def test_a_command_that_is_missing_or_hangs() -> None:
 # -- The check -------------------------------------------------------------------------------
 
 
-def looked(kind: str = "", **changes: str) -> probe.Site:
+def looked(kind: str = "", **changes: str) -> probe.SlurmSite:
     config = sample(f"config{kind}.txt")
     for key, value in changes.items():
         lines = config.splitlines()
@@ -358,7 +358,7 @@ def looked(kind: str = "", **changes: str) -> probe.Site:
     return probe.inspect_site(Slurm({}, "me", site))
 
 
-def allowed(site: probe.Site) -> dict[str, bool]:
+def allowed(site: probe.SlurmSite) -> dict[str, bool]:
     return {verdict.what.split()[0]: verdict.allowed for verdict in probe.verdicts(site)}
 
 
@@ -401,7 +401,7 @@ def test_a_site_whose_nodes_all_have_gres() -> None:
 
 def test_an_old_site() -> None:
     site = looked()
-    old = probe.Site(**{**vars(site), "version": (19, 5, 2)})
+    old = probe.SlurmSite(**{**vars(site), "version": (19, 5, 2)})
     assert not any(v.allowed for v in probe.verdicts(old) if v.what.startswith("engine"))
     assert probe.as_text(old)[0].startswith("Slurm 19.05.2,")
 
