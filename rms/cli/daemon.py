@@ -1,4 +1,4 @@
-"""``rms serve`` and ``rms replay``: a daemon, and its journal afterwards."""
+"""``rms serve``, ``rms pilot`` and ``rms replay``: a daemon, and its journal afterwards."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ OPTIONS_OF = {
     "partition": ("slurm",),
     "margin": ("slurm-pilot",),
 }
-"""Options that only some engines have."""
+"""Options of some engines only."""
 
 MOST_KEPT = 10**12
 
@@ -168,7 +168,7 @@ def _number_kept(text: str) -> int | None:
 
 
 def _add_energy(command: argparse.ArgumentParser) -> None:
-    """Add what concerns energy and power."""
+    """Add the options of energy and power."""
     add = command.add_argument_group("energy and power").add_argument
     add(
         "--meters",
@@ -291,14 +291,14 @@ def serve(arguments: argparse.Namespace) -> int:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that the engine does not have."""
     for option, having in OPTIONS_OF.items():
-        given = getattr(arguments, option.replace("-", "_"))
-        if given not in (None, "") and arguments.engine not in having:
+        value = getattr(arguments, option.replace("-", "_"))
+        if value not in (None, "") and arguments.engine not in having:
             expected = f"--engine {' or '.join(having)} for --{option}"
             raise CommandError(f"expected {expected}, got --engine {arguments.engine}")
 
 
 def _as_found(state: Path, engine: Engine, options: ServeOptions) -> dict[str, Any]:
-    """Return what a daemon would serve, and how."""
+    """Return the nodes and the settings of a daemon that would be started."""
     cluster, goes_on = engine.cluster, (state / "journal.sqlite").exists()
     return {
         "nodes": len(cluster.hosts),
@@ -330,10 +330,10 @@ def _rows(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def _governor(arguments: argparse.Namespace, prices: Prices | None) -> GovernorRule | None:
-    """Return what is to set the governor of tasks.
+    """Return the rule of the governor of tasks.
 
     Raises:
-        CommandError: nothing that is known does.
+        CommandError: it does not parse.
     """
     if not arguments.governor:
         return None
@@ -347,29 +347,29 @@ def _governor(arguments: argparse.Namespace, prices: Prices | None) -> GovernorR
     return rule
 
 
-def _policy_modules(given: str) -> frozenset[str]:
-    """Import the modules of a user's own; return their names.
+def _policy_modules(text: str) -> frozenset[str]:
+    """Import the user's own modules; return their names.
 
     Raises:
-        PolicyError: one cannot be.
+        PolicyError: one cannot be imported.
     """
-    found = set()
-    for word in filter(None, given.split(",")):
+    names = set()
+    for word in filter(None, text.split(",")):
         name = word
         if word.endswith(".py"):
             sys.path.append(str(Path(word).absolute().parent))
             name = Path(word).stem
         try:
             importlib.import_module(name)
-        except Exception as error:  # whatever it does, it is no module to go by
+        except Exception as error:  # of the user's code
             expected = "a module that can be imported for --policy-modules"
             raise PolicyError(f"expected {expected}, got {word}: {error}") from None
-        found.add(name)
-    return frozenset(found)
+        names.add(name)
+    return frozenset(names)
 
 
 def _policy(arguments: argparse.Namespace, goes_on: bool, say: Log) -> Policy:
-    """Return the policy that is to decide; of a daemon that goes on, whatever has become of it."""
+    """Return the policy; for a daemon that goes on, the default one if a part of it is missing."""
     try:
         return placing(arguments.policy)
     except MissingPartError as error:
@@ -381,7 +381,7 @@ def _policy(arguments: argparse.Namespace, goes_on: bool, say: Log) -> Policy:
 
 
 def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
-    """Return what powers nodes off and on."""
+    """Return the commands that power nodes off and on."""
     off, on, deadline_s = arguments.power_off, arguments.power_on, arguments.power_on_deadline
     if (off or on) and arguments.engine != "local":
         got = f"--engine {arguments.engine}, whose nodes Slurm itself powers off"
@@ -393,7 +393,7 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
 
 
 def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
-    """Return the nodes of an engine and who starts processes there."""
+    """Return the engine."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
         meters.check_command()
@@ -417,7 +417,7 @@ def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
 
 
 def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.EngineOptions:
-    """Return what the engines of Slurm are configured with."""
+    """Return the options of the engines of Slurm."""
     return engines.EngineOptions(
         arguments.reach or "slurm",
         arguments.grace,
@@ -428,7 +428,7 @@ def _options(arguments: argparse.Namespace, meters: MeterChoice) -> engines.Engi
 
 
 def _check_site(arguments: argparse.Namespace) -> int:
-    """Say what this site's Slurm allows; exit 1 where the engine asked for cannot work."""
+    """Print what this site's Slurm allows; exit 1 if the engine cannot work."""
     if arguments.cluster is not None:
         with refuse_on(FileError, OSError):
             read_cluster(arguments.cluster)
@@ -452,16 +452,16 @@ def replay(arguments: argparse.Namespace) -> int:
     if not arguments.journal.is_file():
         raise CommandError(f"expected a journal, got {arguments.journal}, which does not exist")
     with refuse_on(JournalError, PolicyError), Journal.open(arguments.journal) as journal:
-        pruned, found = journal.begins(), replayed(journal)
-    summary = f"{found.events} events, {len(found.differing)} decided otherwise"
+        pruned, report = journal.begins(), replayed(journal)
+    summary = f"{report.events} events, {len(report.differing)} decided otherwise"
     if pruned:
         summary += f"; those of the first {pruned} entries are gone"
-    result = {"events": found.events, "differing": found.differing, "pruned": pruned}
-    publish(arguments.json, result, [summary, *found.differing, *found.missing])
-    return 1 if found.differing else 0
+    result = {"events": report.events, "differing": report.differing, "pruned": pruned}
+    publish(arguments.json, result, [summary, *report.differing, *report.missing])
+    return 1 if report.differing else 0
 
 
-# FUSED rms.cli.daemon: ``rms pilot``: a daemon that asks Slurm for nodes by what waits, and lets them go.
+# --- rms pilot: a daemon that requests nodes of Slurm by demand, and returns them -----------------
 
 
 def add_pilot(command: argparse.ArgumentParser) -> None:
@@ -505,10 +505,10 @@ def pilot(arguments: argparse.Namespace) -> int:
 
 
 def limits(arguments: argparse.Namespace) -> PilotLimits:
-    """Return what the user allows.
+    """Return the user's limits.
 
     Raises:
-        CommandError: it cannot be.
+        CommandError: they contradict each other.
     """
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):

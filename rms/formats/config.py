@@ -1,6 +1,6 @@
-"""Cluster and workload files (CLI.md under Files): read once, unknown keys refused.
+"""Cluster files, workload files and criteria for jobs: read once, unknown keys refused.
 
-Both are TOML; a workload may also be CSV. There a column is a key of ``[[jobs]]`` whose value is
+Files are TOML; a workload may also be CSV. There a column is a key of ``[[jobs]]`` whose value is
 no table; a nested one has the name of its table in front (``resize = {every_s}`` is
 ``resize_every_s``), and ``nodes = [min, max]`` is two columns.
 """
@@ -37,7 +37,7 @@ ROUNDING = 1e-9
 
 
 class FileError(ValueError):
-    """A file that does not say what it should; one sentence, expected and got."""
+    """A file that does not parse; one sentence, expected and got."""
 
 
 class _Power(msgspec.Struct, forbid_unknown_fields=True):
@@ -195,11 +195,15 @@ def read_cluster(path: Path) -> ClusterFile:
         raise FileError(f"{path}: expected at least one node, got none")
     if len(set(names)) != len(names):
         raise FileError(f"{path}: expected every node once, got repeated names")
-    known = tuple(gb_s) if min(gb_s) < inf else ()
-    each = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
-    unlike = any(group.processors is not None for group in raw.nodes)
-    of_each = tuple(kinds) if unlike else ()
-    return ClusterFile(raw.name, *each, known, _frequencies(raw, path), of_each)
+    columns = tuple(names), tuple(power), tuple(gpus), tuple(slots), tuple(cores)
+    has_kinds = any(group.processors is not None for group in raw.nodes)
+    return ClusterFile(
+        raw.name,
+        *columns,
+        tuple(gb_s) if min(gb_s) < inf else (),
+        _frequencies(raw, path),
+        tuple(kinds) if has_kinds else (),
+    )
 
 
 def _check_counts(group: _Nodes, path: Path) -> None:
@@ -503,18 +507,18 @@ def _profile(table: _SpeedupTable, path: Path, profiles: Path | None) -> _Speedu
     """
     if table.nodes or table.time_s or table.t1_s is not None:
         raise FileError(f"{path}: expected a profile or a table in speedup, got both")
-    found, _ = _read_profile(table, path, profiles)
-    found.interpolate, found.fit = table.interpolate, table.fit
-    return found
+    measured, _ = _read_profile(table, path, profiles)
+    measured.interpolate, measured.fit = table.interpolate, table.fit
+    return measured
 
 
 def _read_profile(
     table: _SpeedupTable, path: Path, profiles: Path | None
 ) -> tuple[_SpeedupTable, tuple[OperatingPoint, ...]]:
-    """Return what a measured profile says of nodes and of frequencies.
+    """Return the table and the operating points of a measured profile.
 
     It is a file ``*.json``, of ``rms profile`` or a table (nodes, time_s, power_w_per_node), or
-    else the name of one that is kept.
+    else the name of a stored one.
     """
     name = str(table.profile)
     file = path.parent / name
@@ -545,14 +549,14 @@ def _measured(profile: Profile) -> tuple[_SpeedupTable, tuple[OperatingPoint, ..
 def operating_points(profile: Profile) -> tuple[OperatingPoint, ...]:
     """Return time and power over frequency, of the size with most clocks that were set.
 
-    Power is what the nodes draw above idle. Empty where fewer than two clocks were set.
+    Power is that above idle. Empty if fewer than two clocks were set.
     """
     sizes: dict[tuple[int, str], dict[float, tuple[float, float]]] = {}
     for point in profile.points:
         if point.mhz is not None:
             above_w = max(0.0, point.node_w * point.nodes - point.idle_w)
-            found = sizes.setdefault((point.nodes, point.way), {})
-            found[point.mhz / 1000.0] = point.run_s, above_w
+            clocks = sizes.setdefault((point.nodes, point.way), {})
+            clocks[point.mhz / 1000.0] = point.run_s, above_w
     rows = sorted(max(sizes.values(), key=len, default={}).items())
     if len(rows) < 2:
         return ()
@@ -564,7 +568,7 @@ def operating_points(profile: Profile) -> tuple[OperatingPoint, ...]:
 
 
 def _fitted(table: _SpeedupTable, path: Path, say: Callable[[str], None] | None) -> Speedup:
-    """Return t(n) = tc + t1 / n by least squares, and say how far it is off."""
+    """Return t(n) = tc + t1 / n by least squares, and report its error."""
     if table.fit != "law" or len(table.nodes) < 2 or table.power_w_per_node:
         raise FileError(
             f'{path}: expected fit = "law" for two sizes or more, without powers, got {table.fit!r}'
@@ -593,11 +597,11 @@ def _read(path: Path, shape: type[Shape]) -> Shape:
         raise FileError(f"{path}: {error}") from None
 
 
-# Rows of a workload as CSV: a header of columns, then a row for each job
+# --- Rows of a workload as CSV: a header of columns, then a row for each job ----------------------
 
 
 class RowError(ValueError):
-    """A file that is no such table: one sentence, which names the line of a bad row."""
+    """A table that does not parse; one sentence, with the line of a bad row."""
 
 
 def _number(text: str) -> float:
@@ -636,7 +640,7 @@ COLUMNS: dict[str, tuple[Callable[[str], Any], str]] = {
     "memory_bandwidth_gb_s": NUMBER,
     "power_w": NUMBER,
 }
-"""What reads the cells of each column, and the kind of its values in words."""
+"""The reader of the cells of each column, and the kind of its values in words."""
 
 
 def _read_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -694,7 +698,7 @@ def _values(header: Sequence[str], cells: Sequence[str], line: int) -> dict[str,
     return values
 
 
-# FUSED rms.formats.config: Which jobs are meant: ``user=alice,name=wrf*,nodes=4-64,hours=1-`` on a command line. Pure.
+# --- Criteria: user=alice,name=wrf*,nodes=4-64,hours=1- -------------------------------------------
 
 LABELS = ("user", "account", "partition", "name")
 RANGES = ("nodes", "hours")
@@ -702,18 +706,18 @@ FORM = "user, account, partition or name = PATTERN, nodes or hours = MIN-MAX"
 
 
 class Criteria(msgspec.Struct, frozen=True):
-    """What a job must be; of one kind stated twice either will do, different kinds must all hold.
+    """Criteria for jobs: one of each kind must hold.
 
     Attributes:
-        labels: of each of ``LABELS`` the patterns as a shell's, of which one must match.
-        ranges: of each of ``RANGES`` the ``(least, most)`` of which one must hold.
+        labels: shell patterns of each of ``LABELS``.
+        ranges: pairs ``(least, most)`` of each of ``RANGES``.
     """
 
     labels: Mapping[str, tuple[str, ...]] = {}
     ranges: Mapping[str, tuple[tuple[float, float], ...]] = {}
 
     def match(self, nodes: int, run_s: float, labels: Mapping[str, str]) -> bool:
-        """Return whether a job is meant.
+        """Return whether a job matches.
 
         Args:
             nodes, run_s: its size and its run time in s.

@@ -1,4 +1,7 @@
-"""What Slurm's ``sacct --parsable2`` prints: one :class:`LogRecord` for each line that is about a job.
+"""A cluster's past as a workload: accounting records become jobs with a size and a run time.
+
+Records are the output of ``sacct --parsable2``, one :class:`LogRecord` for each line of a job, or
+rows of tables that sites have published.
 
 Columns go by the names in the header, in any order. A job name may hold the separator: what a line
 has too many fields then belongs to the name, as long as no other column is free text.
@@ -31,8 +34,8 @@ COMMAND = (
     "JobID,User,Account,Partition,Submit,Eligible,Start,End,ElapsedRaw,TimelimitRaw,"
     "AllocNodes,NNodes,AllocCPUS,State,JobName"
 )
-"""What to type on a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
-the job's name comes last, so that nothing in it can be taken for another column."""
+"""The command for a login node. ``%s`` gives seconds since 1970, which know no change of clocks;
+the job's name comes last, so that no part of it can be taken for another column."""
 
 _NEVER = frozenset(("", "Unknown", "None", "N/A", "INVALID", "NaT", "nan"))
 _NO_LIMIT = frozenset(("UNLIMITED", "PARTITION_LIMIT", "INFINITE", "NOT_SET"))
@@ -40,7 +43,7 @@ _FREE_TEXT = ("jobname", "comment", "admincomment", "systemcomment", "submitline
 JOB_ID = re.compile(r"(\d+(?:_(?:\d+|\[[^\]]*\]?))?(?:\+\d+)?)(\..*)?", re.ASCII)
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KM]?)", re.ASCII)
 MISSING = -1
-"""Where a column is that a file has not: behind all others, in a field that is empty."""
+"""Place of a column that a file lacks: behind all others, in an empty field."""
 
 _UNITS = {"": 1, "K": 1024, "M": 1024**2}
 
@@ -88,18 +91,18 @@ class LogClock:
         if text in _NEVER:
             return None
         if text.isdecimal():
-            found, absolute = float(text), True
-            if not found:
+            at_s, absolute = float(text), True
+            if not at_s:
                 return None
         else:
             at = datetime.fromisoformat(text)
             absolute = at.tzinfo is not None
-            found = (at if absolute else at.replace(tzinfo=UTC)).timestamp()
+            at_s = (at if absolute else at.replace(tzinfo=UTC)).timestamp()
         if self._absolute is None:
             self._absolute = absolute
         if absolute is not self._absolute:
             raise ValueError("times of one kind in all files, local or since 1970")
-        return found
+        return at_s
 
 
 def records(
@@ -108,9 +111,9 @@ def records(
     """Yield the records in the lines of a file, in their order.
 
     Args:
-        path: the file, to be named where a line is wrong.
+        path: the file, for error messages.
         clock: one for all files of a log.
-        counts: lines that are no record of a job are entered here, by what they are.
+        counts: counts of lines that are no record of a job, by kind.
 
     Raises:
         FileError: it is not what ``sacct --parsable2`` prints.
@@ -180,20 +183,20 @@ class _SacctReader:
         return next((self._at[name] for name in names if name in self._at), MISSING)
 
     def is_header(self, text: str) -> bool:
-        """Return whether the line has names, as where one file was put behind another."""
+        """Return whether the line has names, as in concatenated files."""
         return "JobID" in text and "Submit" in text.split(self._separator)
 
     def record(self, text: str) -> LogRecord | None:
-        """Return what a line says, None of a step.
+        """Return the record of a line, None for a step.
 
         Raises:
             ValueError: it does not parse; the text goes on after "expected".
         """
         fields = self._fields(text)
-        found = JOB_ID.fullmatch(fields[self._id])
-        if found is None:
+        job_id = JOB_ID.fullmatch(fields[self._id])
+        if job_id is None:
             raise ValueError(f"a job's id, got {fields[self._id][:40]!r}")
-        if found[2] is not None:
+        if job_id[2] is not None:
             return None
         submit_s = self._time(fields[self._submit], "Submit")
         eligible_s = self._time(fields[self._eligible], "Eligible")
@@ -204,7 +207,7 @@ class _SacctReader:
         unlimited = limit in _NEVER or limit.upper() in _NO_LIMIT
         state = fields[self._state]
         return LogRecord(
-            found[1],
+            job_id[1],
             submit_s,
             eligible_s,
             self._time(fields[self._start], "Start"),
@@ -221,7 +224,7 @@ class _SacctReader:
         )
 
     def _fields(self, text: str) -> Sequence[str]:
-        """Return the fields of a line, and one more that is empty, for columns it has not."""
+        """Return the fields of a line, and an empty one for missing columns."""
         fields = text.split(self._separator)
         more = len(fields) - self._width
         if more > 0 and self._free is not None:
@@ -233,7 +236,7 @@ class _SacctReader:
         return fields
 
     def _other(self, fields: Sequence[str], columns: Sequence[int]) -> int:
-        """Return the number of the second column, where the first is not there or says nothing."""
+        """Return the number of the second column, if the first is missing or empty."""
         return 0 if fields[columns[0]] not in _NEVER else _count(fields[columns[1]])
 
     def _time(self, text: str, name: str) -> float | None:
@@ -250,20 +253,20 @@ def _count(text: str) -> int:
         return int(text)
     if text in _NEVER:
         return 0
-    found = _COUNT.fullmatch(text)
-    if found is None:
+    parsed = _COUNT.fullmatch(text)
+    if parsed is None:
         raise ValueError(f"a number of nodes or CPUs, got {text[:40]!r}")
-    return round(float(found[1]) * _UNITS[found[2]])
+    return round(float(parsed[1]) * _UNITS[parsed[2]])
 
 
 def duration_s(text: str, unit_s: float) -> float:
     """Return the seconds of ``1-02:03:04``, ``02:03:04``, ``03:04``, or of a bare number.
 
     Args:
-        unit_s: what a bare number counts.
+        unit_s: the unit of a bare number.
 
     Raises:
-        ValueError: it is none of these; the text goes on after "expected".
+        ValueError: the text does not parse; the message continues after "expected".
     """
     if text.isdecimal():
         return float(text) * unit_s
@@ -273,16 +276,16 @@ def duration_s(text: str, unit_s: float) -> float:
     return seconds
 
 
-# FUSED rms.formats.joblog: Job tables that sites have published, as the records that ``sacct`` would have printed.
+# --- Job tables that sites have published ---------------------------------------------------------
 #
 # PM100: jobs of CINECA's Marconi100 (Antici et al., SC'23 workshops, doi 10.5281/zenodo.10127767);
 # columns by documentation/job_features.md of github.com/francescoantici/PM100-data.
-# Eagle: jobs of NREL's cluster of that name (data.openei.org/submissions/5860); columns by the sample
-# of github.com/NREL/eagle-jobs. Both as Parquet, or as CSV with the same columns.
+# Eagle: jobs of NREL's cluster of that name (data.openei.org/submissions/5860); columns by the
+# sample of github.com/NREL/eagle-jobs. Both as Parquet, or as CSV with the same columns.
 
 
 class Columns(msgspec.Struct, frozen=True):
-    """Which column of a table says what; "" where none does.
+    """Names of the columns of a table; "" for missing ones.
 
     Attributes:
         limit_s: unit of the requested time, in s.
@@ -381,10 +384,10 @@ def _records(rows: Iterable[Row], path: Path, clock: LogClock) -> Iterator[LogRe
 
 
 def _columns(row: Row, path: Path) -> Columns:
-    for found in (PM100, EAGLE):
-        needed = {*COMMON, found.nodes, found.run, found.state}
+    for table in (PM100, EAGLE):
+        needed = {*COMMON, table.nodes, table.run, table.state}
         if needed <= set(row):
-            return found
+            return table
     raise FileError(
         f"{path}: expected the columns of PM100 ({', '.join(COMMON)}, {PM100.nodes}, ...) or of "
         f"Eagle ({', '.join(COMMON)}, {EAGLE.nodes}, ...), got {', '.join(map(str, row))[:80]}"
@@ -405,10 +408,10 @@ def _record(row: Row, columns: Columns, clock: LogClock) -> LogRecord:
 
     def number(name: str, unit: float = 1.0) -> float:
         try:
-            found = float(text(name) or 0) * unit
+            value = float(text(name) or 0) * unit
         except ValueError:
             return duration_s(text(name), unit)
-        return found if isfinite(found) else 0.0
+        return value if isfinite(value) else 0.0
 
     submit_s = time("submit_time")
     if submit_s is None:
@@ -435,13 +438,13 @@ def _record(row: Row, columns: Columns, clock: LogClock) -> LogRecord:
     )
 
 
-# FUSED rms.formats.joblog: A cluster's past as a workload: accounting records become jobs with a size and a run time.
+# --- From records to jobs -------------------------------------------------------------------------
 #
-# What is left out or changed on the way is counted: steps, jobs that never started or still run,
+# Records that are left out or changed are counted: steps, jobs that never started or still run,
 # parts of heterogeneous jobs, attempts that were requeued, records of one job at several sizes.
 
 Unit = Literal["nodes", "cpus"]
-"""What a job's size counts."""
+"""The unit of a job's size."""
 
 NO_LIMIT_FROM_S = 365 * 86400.0
 """Slurm calls jobs without a limit unlimited, or gives them a year."""
@@ -492,12 +495,12 @@ class LoggedJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class JobLog(msgspec.Struct):
-    """The jobs of a log, by submission, and what was made of its records.
+    """The jobs of a log, by submission, and counts of changed records.
 
     Attributes:
         begin_s: the time that is 0 on the jobs' clock, in s since 1970 (of local times: as if UTC).
         largest: the most nodes (or CPUs) that they held at once.
-        counts: how many records were left out or changed, by what they were.
+        counts: how many records were left out or changed, by kind.
         shared: share of jobs, and of node time, with less than half of the CPUs of their nodes.
     """
 
@@ -508,7 +511,7 @@ class JobLog(msgspec.Struct):
     shared: tuple[float, float] = (0.0, 0.0)
 
     def figures(self, processors: int, by: Unit) -> dict[str, Any]:
-        """Return what happened, by the log: the counts, and waits and utilization as they were.
+        """Return figures of the log: the counts, and waits and utilization as they were.
 
         Args:
             processors: size of the cluster, in nodes or CPUs.
@@ -537,22 +540,22 @@ class JobLog(msgspec.Struct):
 
 
 def read_log(paths: Sequence[Path], by: Unit = "nodes") -> JobLog:
-    """Read the files of one cluster's accounting, in any order; what two of them have counts once.
+    """Read the files of one cluster's accounting, in any order; repeated records count once.
 
     Raises:
         FileError: one is missing, is not such a file, or no job in them has run.
     """
     counts: Counter[str] = Counter()
     clock = LogClock()
-    found: list[LogRecord] = []
+    rows: list[LogRecord] = []
     for path in paths:
         try:
-            found += _read(path, clock, counts)
+            rows += _read(path, clock, counts)
         except FileNotFoundError:
             raise FileError(f"expected a log, got {path}, which does not exist") from None
         except (OSError, EOFError) as error:
             raise FileError(f"{path}: expected a log, got: {error}") from None
-    log = assemble(found, by, counts)
+    log = assemble(rows, by, counts)
     if not log.jobs:
         raise FileError(f"{paths[0]}: expected at least one job that ran, got none")
     return log
@@ -573,14 +576,14 @@ def _read(path: Path, clock: LogClock, counts: Counter[str]) -> Iterator[LogReco
             yield from records(lines, path, clock, counts)
 
 
-def assemble(found: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLog:
-    """Return the jobs that records tell of.
+def assemble(rows: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobLog:
+    """Return the jobs of records.
 
     Args:
-        found: the records, in any order, some perhaps several times.
-        counts: what was left out or changed is entered here too.
+        rows: the records, in any order, some perhaps repeated.
+        counts: counts of records that are left out or changed.
     """
-    ran = [record for record in _once(found, counts) if _has_run(record, counts)]
+    ran = [record for record in _once(rows, counts) if _has_run(record, counts)]
     shared = _sharing(ran)
     attempts = [attempt for job in _by_job(ran) for attempt in _attempts(job, counts)]
     attempts = [(name, _without_endless_limit(record)) for name, record in attempts]
@@ -595,15 +598,15 @@ def assemble(found: Iterable[LogRecord], by: Unit, counts: Counter[str]) -> JobL
 
 
 def _in_turn(job: LoggedJob) -> tuple[float, tuple[int, int]]:
-    """Return what jobs are sorted by: submission, then id, which rises with it."""
+    """Return the sort key of jobs: submission, then id, which rises with it."""
     return job.submit_s, sort_key(job.id.partition("#")[0])
 
 
-def _once(found: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecord]:
-    """Yield each record once; of one that still ran in one file, what another says of its end."""
+def _once(rows: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecord]:
+    """Yield every record once; of repeated ones the one with an end."""
     kept: dict[tuple[str, float | None, float | None], LogRecord] = {}
-    for record in found:
-        # A job that waited has its start in a later file, so waiting ones are told by submission.
+    for record in rows:
+        # A job that waited has its start in a later file, so pending ones go by submission.
         at = record.submit_s if record.start_s is None else None
         key = (record.id, record.start_s, at)
         before = kept.get(key)
@@ -617,7 +620,7 @@ def _once(found: Iterable[LogRecord], counts: Counter[str]) -> Iterator[LogRecor
 
 
 def _has_run(record: LogRecord, counts: Counter[str]) -> bool:
-    """Return whether a record has a start, an end and nodes; else enter why not."""
+    """Return whether a record has a start, an end and nodes; else count the reason."""
     over = record.end_s is not None or (record.state not in _NOT_OVER and record.elapsed_s)
     cancelled = record.state == "CANCELLED" and record.elapsed_s == 0.0
     if record.start_s is None or record.nodes < 1 or record.state == "PENDING" or cancelled:
@@ -712,7 +715,7 @@ def _resized(before: LogRecord, after: LogRecord) -> LogRecord:
 
 
 def _run_s(record: LogRecord) -> float:
-    """Return how long it ran: as stated, else from start to end."""
+    """Return the run time: as stated, else from start to end."""
     if record.elapsed_s is not None:
         return record.elapsed_s
     return max(0.0, (record.end_s or 0.0) - (record.start_s or 0.0))
@@ -789,7 +792,7 @@ def _sharing(ran: Sequence[LogRecord]) -> tuple[float, float]:
 
 
 def _most_at_once(jobs: Iterable[LoggedJob]) -> int:
-    """Return the most that jobs held at one time; who ends at a time gives way to who starts."""
+    """Return the most that jobs held at one time; ends come before starts of the same time."""
     changes: list[tuple[float, int]] = []
     for job in jobs:
         if job.run_s > 0:

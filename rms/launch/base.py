@@ -178,7 +178,8 @@ class LeaseTerms:
     """The time for which nodes are held.
 
     Attributes:
-        until_s: when jobs on a node are told to end, by the wall clock; without nodes held for good.
+        until_s: when jobs on a node are told to end, by the wall clock; nodes held for good are not
+            in it.
         most: the highest number of nodes held at once.
         longest_s: the longest time of a job on nodes that have just come.
         waits: the reason why requested nodes have not come, "" without requests.

@@ -95,7 +95,7 @@ def locked(domain: Domain, mhz: int, env: Mapping[str, str] = os.environ) -> Ite
         yield
 
 
-# --- cores, by cpufreq -----------------------------------------------------------------------------
+# --- cores, by cpufreq ---------------------------------------------------------------------------
 
 
 def policies_of(env: Mapping[str, str]) -> list[Path]:
@@ -174,7 +174,7 @@ def _khz(path: Path) -> int:
         raise FrequencyError(f"expected a frequency in {path}, got something else") from None
 
 
-# --- GPUs, by NVML ---------------------------------------------------------------------------------
+# --- GPUs, by NVML -------------------------------------------------------------------------------
 
 
 def _gpus() -> list[Domain]:
@@ -242,7 +242,7 @@ def _nvml() -> Iterator[Any]:
         nvml.nvmlShutdown()
 
 
-# --- frequencies of slots, for their users ---------------------------------------------------------
+# --- frequencies of slots, for their users -------------------------------------------------------
 
 Shares = Mapping[str, float | None]
 """The frequency of each slot (``cpu:3``, ``gpu:0``) over the highest, None for unused slots."""
@@ -403,7 +403,7 @@ def _step(steps: Iterable[int], share: float, highest_mhz: float | None) -> int:
     return next((mhz for mhz in rising if mhz >= least - 0.5), rising[-1])
 
 
-# --- the guard process -----------------------------------------------------------------------------
+# --- the guard process ---------------------------------------------------------------------------
 
 
 class SavedLimits(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Which of a user's own ``#SBATCH`` options reach Slurm, and how. Pure."""
+"""Slurm's commands as typed calls, each with a deadline, and the options and variables for them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _RMS_OPTIONS = """
 -B -D -F -H -I -N -O -Q -V -W -a -b -d -e -h -i -J -k -m -n -o -s -t -v -w -x
 """
 RMS_OPTIONS = frozenset(_RMS_OPTIONS.split())
-"""What the RMS decides itself, or what would contradict it."""
+"""Options that the RMS decides itself, or that would contradict it."""
 
 _DONOR_OPTIONS = "--partition -p --account -A --qos -q --reservation --constraint -C --wckey"
 DONOR_OPTIONS = frozenset(_DONOR_OPTIONS.split())
-"""What a donor of nodes must have in common with the job they are for."""
+"""Options that a donor of nodes must have in common with the job that gets them."""
 
 VARIABLES = frozenset(
     f"SBATCH_{name}"
@@ -56,29 +56,29 @@ ARRAY_VARIABLES = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
 
 
 def sbatch_options(own: Sequence[str], partition: str = "") -> list[str]:
-    """Return those of a script's own options that sbatch gets.
+    """Return the options of a script that sbatch gets.
 
     Args:
-        own: one word each, as :func:`rms.formats.jobscript.parse_script` has them.
-        partition: where it is to run if it names none, "" for Slurm's own choice.
+        own: one word each, as :func:`rms.formats.jobscript.parse_script` returns them.
+        partition: the partition of a script that names none, "" for Slurm's own choice.
     """
-    found = [word for word in own if _name(word) not in RMS_OPTIONS]
+    words = [word for word in own if _name(word) not in RMS_OPTIONS]
     if partition and not partition_of(own):
-        found.append(f"--partition={partition}")
-    return found
+        words.append(f"--partition={partition}")
+    return words
 
 
 def donor_options(own: Sequence[str], partition: str = "") -> list[str]:
-    """Return those that salloc gets for a donor."""
+    """Return the options of a script that salloc gets for a donor."""
     return [word for word in sbatch_options(own, partition) if _name(word) in DONOR_OPTIONS]
 
 
 def partition_of(own: Sequence[str]) -> str:
-    """Return the partition that a script asks for, "" for none."""
+    """Return the partition that a script names, "" for none."""
     for word in reversed(own):
-        found = re.fullmatch(r"(?:--partition=|-p)(.+)", word)
-        if found:
-            return found[1]
+        option = re.fullmatch(r"(?:--partition=|-p)(.+)", word)
+        if option:
+            return option[1]
     return ""
 
 
@@ -107,12 +107,12 @@ def _name(word: str) -> str:
     return word.partition("=")[0] if word.startswith("--") else word[:2]
 
 
-# FUSED rms.launch.slurm.commands: Slurm's commands as typed calls: each with a deadline, each failure with what it means.
+# --- Slurm's commands -----------------------------------------------------------------------------
 #
-# Measured on a test bed (22.05): squeue and scontrol answer in 7 to 9 ms, sacct in 100 (as JSON in
-# 370), a grow takes 0.4 s, a shrink 0.2 s. So the queue is what to poll, never accounting.
+# Measured on a test bed (22.05): squeue and scontrol answer in 7 to 9 ms, sacct in 100, a grow
+# takes 0.4 s, a shrink 0.2 s. So the queue is polled, never accounting.
 
-DEADLINE_S = 30.0  # an unreachable controller takes up to 18 s to be given up
+DEADLINE_S = 30.0  # a command gives up an unreachable controller after up to 18 s
 SILENT_S = 10.0
 """The controller counts as unreachable after this time without an answer."""
 
@@ -123,12 +123,12 @@ OPTIONS_OF = ("SLURM_", "SBATCH_", "SALLOC_", "SCANCEL_", "SQUEUE_", "SINFO_", "
 
 
 class Meaning(Enum):
-    """What a refusal means for whoever asked."""
+    """The meaning of a refusal."""
 
     LATER = "may go through later"
     NEVER = "this site or this job does not allow it"
     GONE = "the job has ended, or there is none"
-    DENIED = "it is not this user's to do"
+    DENIED = "this user may not do it"
     UNREACHABLE = "the controller does not answer"
 
 
@@ -145,7 +145,7 @@ _PHRASES = (
 
 
 class SlurmError(Exception):
-    """A command that failed, in one sentence of Slurm's or ours."""
+    """A command has failed; one sentence."""
 
     def __init__(self, sentence: str, meaning: Meaning = Meaning.NEVER) -> None:
         super().__init__(sentence)
@@ -154,7 +154,7 @@ class SlurmError(Exception):
 
 @dataclass(frozen=True)
 class CommandResult:
-    """An ended command; ``status`` is None where it had to be ended at its deadline."""
+    """An ended command; ``status`` is None if it was interrupted at its deadline."""
 
     status: int | None
     out: str
@@ -167,7 +167,7 @@ Run = Callable[[Sequence[str], Mapping[str, str], float], CommandResult]
 def run_command(
     command: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> CommandResult:
-    """Run a command to its end, or interrupt it as Ctrl-C does: salloc then takes its wish back.
+    """Run a command to its end, or interrupt it as Ctrl-C does: salloc then withdraws its request.
 
     Raises:
         SlurmError: there is no such command.
@@ -199,17 +199,18 @@ def run_command(
 
 
 def meaning_of(message: str) -> Meaning:
-    """Return what a refusal means, by Slurm's message."""
+    """Return the meaning of a refusal by Slurm's message."""
     lower = message.lower()
     return next((what for what, phrase in _PHRASES if re.search(phrase, lower)), Meaning.NEVER)
 
 
 @dataclass
 class Slurm:
-    """One site's commands. ``outer`` is the caller's environment, whose options are left out.
+    """One site's commands.
 
-    The variables of an allocation are left out too: within one, ``scontrol update`` would leave
-    files in the working folder. All output is read as text: JSON is 50 times as long.
+    ``outer`` is the caller's environment. Its options for Slurm are left out, and so are the
+    variables of an allocation: within one, ``scontrol update`` would write files to the working
+    folder. All output is read as text: JSON is 50 times as long.
     """
 
     outer: Mapping[str, str]
@@ -285,7 +286,7 @@ class Slurm:
         return output.config_from_text(self.call("scontrol", "show", "config").out)
 
     def ping(self) -> bool:
-        """Tell at once whether a controller answers; other commands take many seconds to."""
+        """Return at once whether a controller answers; other commands take many seconds."""
         with contextlib.suppress(SlurmError):
             return " is UP" in self.call("scontrol", "ping").out
         return False
@@ -310,7 +311,7 @@ class Slurm:
         return output.nodes_from_text(self.call(*command).out)
 
     def records(self, jobs: Sequence[int]) -> list[AccountingRecord]:
-        """Return what accounting has of jobs, oldest first; a resized job has several.
+        """Return the records of jobs in accounting, oldest first; a resized job has several.
 
         Accounting counts in whole seconds: of two resizes within one, it keeps the last only.
         """
@@ -321,26 +322,26 @@ class Slurm:
         return output.records_from_text(done.out)
 
     def consumed_j(self, job: int) -> float:
-        """Return the energy that Slurm's own plugin has measured of a job that is over."""
+        """Return the energy of a job that is over, by Slurm's own plugin."""
         # Without steps: their energies, of the same nodes at the same time, are in its own.
         command = ["sacct", "--noheader", "--parsable2", "--allocations", "--duplicates"]
         done = self.call(*command, f"--jobs={job}", "--format=ConsumedEnergyRaw")
         return sum(float(line) for line in done.out.split() if line.isdecimal())
 
     def job(self, job: int) -> JobDetails:
-        """Return what the controller knows of a job now."""
+        """Return the controller's details of a job."""
         return output.details_from_text(
             self.call("scontrol", "--details", "show", "job", str(job)).out
         )
 
     def oversubscribed(self) -> bool:
-        """Tell whether some nodes are one machine, as on a test bed: times mean nothing there."""
+        """Return whether several nodes are one machine, as on a test bed: timings mean nothing."""
         rows = self.call("sinfo", "--noheader", "--Node", "--format=%N %n").out.split("\n")
         nodes = {tuple(row.split()) for row in rows if row.strip()}
         return len({machine for _, machine in nodes}) < len(nodes)
 
     def steps(self, job: int) -> list[tuple[str, str]]:
-        """Return (id, name) of the steps of a job that run now; none where the job is over."""
+        """Return (id, name) of the running steps of a job; none if the job is over."""
         try:
             done = self.call("squeue", "--steps", f"--jobs={job}", "--noheader", "--format=%i|%j")
         except SlurmError as error:
@@ -356,7 +357,7 @@ class Slurm:
         """Hand options and a script to sbatch; return the job's id.
 
         Args:
-            environment: what the script is to have, instead of this process's own.
+            environment: of the script, instead of this process's own.
         """
         own, sbatch = None, "sbatch"
         if environment is not None:  # with a PATH of its own, on which there may be no sbatch
@@ -372,17 +373,17 @@ class Slurm:
         return int(number)
 
     def cancel(self, *jobs: int, only_pending: bool = False) -> None:
-        """End jobs, or take out of the queue those that wait; one that has ended is no failure."""
+        """End jobs, or only pending ones; a job that has ended is no failure."""
         if jobs:
             which = ["--state=PENDING"] if only_pending else []
             self._call_unless_gone("scancel", *which, *map(str, jobs))
 
     def signal_script(self, job: int) -> None:
-        """Ask a running job's script to end (SIGTERM); one that has ended is no failure."""
+        """Ask a running job's script to end (SIGTERM); a job that has ended is no failure."""
         self._call_unless_gone("scancel", "--full", "--signal=TERM", str(job))
 
     def end_steps(self, steps: Sequence[str]) -> None:
-        """Kill steps; one that has ended already is no failure."""
+        """Kill steps; a step that has ended is no failure."""
         self._call_unless_gone("scancel", "--signal=KILL", *steps)
 
     def _call_unless_gone(self, *command: str) -> None:
@@ -393,7 +394,7 @@ class Slurm:
                 raise
 
     def shrink(self, job: int, kept: Sequence[str]) -> JobDetails:
-        """Leave a running job these of its nodes; what still runs on the others is killed.
+        """Leave a running job these of its nodes; processes on the others are killed.
 
         Raises:
             SlurmError: refused; the job has the nodes it had.
@@ -415,8 +416,8 @@ class Slurm:
         ``on`` are these nodes by name, ``options`` are more of salloc's for the donor.
 
         Slurm breaks a donor of a job with GRES (it stays COMPLETING for good), so that is refused
-        here. ``donor_name`` is this donor's alone: by it :meth:`cancel_named` finds what a killed
-        caller left, for a donor outlives the job it was for.
+        here. ``donor_name`` is this donor's alone: a donor outlives its job, and by the name
+        :meth:`cancel_named` ends those that a killed caller has left.
 
         Raises:
             SlurmError: refused or no node free; the job goes on as it was, without a donor.
@@ -450,7 +451,7 @@ class Slurm:
     def allocate(self, nodes: int, name: str, *options: str) -> int:
         """Return a job without steps that holds whole nodes until it is cancelled.
 
-        At once or not at all: it never waits in the queue.
+        It never waits in the queue: it is granted at once, or refused.
         """
         done = self.call(
             *["salloc", "--no-shell", "--immediate=1", "--exclusive", f"--nodes={nodes}"],
@@ -462,17 +463,17 @@ class Slurm:
         return int(granted[1])
 
     def cancel_named(self, name: str) -> None:
-        """Cancel all jobs of this user with a name, such as donors, whether they wait or run."""
+        """Cancel all jobs of this user with a name, such as donors, pending or running."""
         self.call("scancel", f"--user={self.user}", f"--name={name}")
 
 
-# FUSED rms.launch.slurm.commands: Slurm's commands for a daemon that must not wait: run on threads, their results taken later.
+# --- Commands on threads --------------------------------------------------------------------------
 
 THREADS = 8
-"""Most of them wait: for an answer, or for a second to be over."""
+"""Most threads wait: for an answer, or for the next second."""
 
 SHARE = 0.5
-"""Of the time in which the controller may be kept busy with changes of running jobs."""
+"""Share of the time in which changes of running jobs may keep the controller busy."""
 
 Answer = TypeVar("Answer")
 
@@ -480,8 +481,8 @@ Answer = TypeVar("Answer")
 class RateLimiter:
     """Lets one change of a running job at a time through, with pauses in between.
 
-    Slurm's controller does these one by one, 0.2 to 0.4 s each, and answers nobody meanwhile: no
-    sbatch and no scontrol of any user of the site.
+    Slurm's controller makes them one by one, 0.2 to 0.4 s each, and answers no command of any user
+    meanwhile.
     """
 
     def __init__(self, share: float = SHARE) -> None:
@@ -503,7 +504,7 @@ class Executor:
     """Commands under way; several at once.
 
     Attributes:
-        closing: set when the daemon ends: who waits for a controller that is away waits no longer.
+        closing: set when the daemon ends: waits for a controller that is away end.
     """
 
     def __init__(self, slurm: Slurm, threads: int = THREADS) -> None:
@@ -511,10 +512,10 @@ class Executor:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="slurm")
 
     def ask(self, what: Callable[[], Answer]) -> Future[Answer]:
-        """Have something done; it raises :class:`SlurmError` when its result is taken."""
+        """Run a call on a thread; its result may raise :class:`SlurmError`."""
         return self._threads.submit(what)
 
     def close(self) -> None:
-        """Let commands that are under way end; take nothing more, and try nothing again."""
+        """Wait for the commands under way; run no more, and repeat none."""
         self.closing.set()
         self._threads.shutdown(wait=True, cancel_futures=True)
