@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -69,50 +70,63 @@ def agent_command(options: Sequence[str]) -> list[str]:
 
 
 @dataclass
-class MeterAgent:
-    """Runs the agent, and starts it again if it dies; an agent without meters ends with status 0.
+class AgentProcess:
+    """Runs agents, and starts them again if they die; on nodes without meters they end with 0.
 
     Attributes:
         launch: starts a command.
-        clean: ends the processes that a dead agent has left.
+        command: returns the command, None if it cannot be run here.
+        clean: ends the processes that a dead agent, or one of an earlier daemon, has left.
+        may_start: whether a start can succeed now.
+        wait_s: pause before the next start.
     """
 
     launch: Callable[[Sequence[str]], subprocess.Popen[bytes]]
-    clean: Callable[[], None]
-    options: Sequence[str]
+    command: Callable[[], Sequence[str] | None]
+    clean: Callable[[], None] = lambda: None
+    may_start: Callable[[], bool] = lambda: True
+    wait_s: float = FIRST_WAIT_S
     _process: subprocess.Popen[bytes] | None = None
-    _started_s: float = 0.0
+    _started_s: float | None = None
     _again_s: float | None = None
-    _wait_s: float = FIRST_WAIT_S
+
+    @property
+    def started(self) -> bool:
+        """Whether they were started."""
+        return self._started_s is not None
 
     def start(self) -> None:
-        """Start the agent, after the end of those of an earlier daemon, which have its token."""
+        """Start them, after the end of those of an earlier daemon, which have its token."""
         self.clean()
-        self._started_s, self._again_s = time.monotonic(), None
-        with contextlib.suppress(LaunchError):
-            self._process = self.launch(agent_command(self.options))
+        command = self.command()
+        if command is not None:
+            self._started_s, self._again_s = time.monotonic(), None
+            with contextlib.suppress(LaunchError):
+                self._process = self.launch(command)
 
     def poll(self) -> None:
-        """Start the agent again if it has died."""
-        if self._again_s is not None and time.monotonic() >= self._again_s:
+        """Start them again if they have died."""
+        now_s = time.monotonic()
+        if self._again_s is not None and now_s >= self._again_s and self.may_start():
             self.start()
         if self._process is not None and self._process.poll() is not None:
             died, self._process = self._process.returncode != 0, None
-            now_s = time.monotonic()
             if died:
-                if now_s > self._started_s + MOST_WAIT_S:
-                    self._wait_s = min(self._wait_s, FIRST_WAIT_S)
-                self._again_s = now_s + self._wait_s
-                self._wait_s = min(2 * self._wait_s, MOST_WAIT_S)
+                if now_s > (self._started_s or 0.0) + MOST_WAIT_S:
+                    self.wait_s = min(self.wait_s, FIRST_WAIT_S)
+                self._again_s = now_s + self.wait_s
+                self.wait_s = min(2 * self.wait_s, MOST_WAIT_S)
 
-    def close(self) -> None:
-        """End the agent and its children."""
+    def close(self) -> bool:
+        """End them; return whether they ran."""
         self._again_s = None
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self.clean()
-            self._process = None
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return False
+        process.kill()
+        process.wait()
+        self.clean()
+        return True
 
 
 SHIM = """#!/bin/sh
@@ -164,7 +178,7 @@ class LocalLauncher:
     shims: Path = field(init=False)
     _processes: Processes = field(init=False, repr=False)
     _groups: Groups = field(init=False, repr=False)
-    _agent: MeterAgent | None = field(default=None, init=False, repr=False)
+    _agent: AgentProcess | None = field(default=None, init=False, repr=False)
     nodes: EngineNodes = field(default_factory=EngineNodes, init=False, repr=False)
     clocks: NodeClocks = field(default_factory=LocalClocks, init=False, repr=False)
     meter_token: str = field(default="", init=False, repr=False)
@@ -189,8 +203,9 @@ class LocalLauncher:
         """Start the agent of the meters."""
         if self.meters.worth_starting(os.environ):
             self.meter_token = secrets.token_hex(16)
-            options = ["--node", "", *self.meters.arguments]
-            self._agent = MeterAgent(self.start_agent, lambda: self.kill(METER), options)
+            command = agent_command(["--node", "", *self.meters.arguments])
+            end_others = partial(self.kill, METER)
+            self._agent = AgentProcess(self.start_agent, lambda: command, end_others)
             self._agent.start()
 
     def poll(self) -> None:

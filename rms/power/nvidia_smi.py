@@ -1,4 +1,4 @@
-"""Power of GPUs by nvidia-smi, and the energy under such a curve. Knows nothing of jobs.
+"""Power of GPUs by nvidia-smi.
 
 If nvidia-smi prints no power of a GPU for :data:`SILENT_S` (it hangs in the driver, or prints
 ``[N/A]``), the GPU is reported as unseen and nvidia-smi is restarted. A power above twice the limit
@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import pairwise
 from queue import SimpleQueue
 
 from rms.power.meter import (
@@ -157,31 +156,6 @@ class NvidiaSmi:
                 tell(reading)
             elif line.strip():
                 self.unreadable = line.strip().partition(". ")[0].rstrip(".")[:200]
-
-
-def integrate(readings: Sequence[PowerReading], start_s: float, end_s: float) -> dict[int, float]:
-    """Return the energy of each GPU (J) from start to end (s since the epoch; 0 J if reversed).
-
-    The trapezoidal rule over each GPU's readings, in any order (Iserte & Rojek, section 5.2:
-    energy by integrating power curves). Start and end are interpolated between readings; before
-    the first reading and after the last the power is held.
-    """
-    curves: dict[int, list[PowerReading]] = {}
-    for reading in sorted(readings, key=lambda r: r.at_s):
-        curves.setdefault(reading.gpu, []).append(reading)
-    return {gpu: _area(curve, start_s, end_s) for gpu, curve in sorted(curves.items())}
-
-
-def _area(curve: Sequence[PowerReading], start: float, end: float) -> float:
-    head_s, tail_s = min(end, curve[0].at_s) - start, end - max(start, curve[-1].at_s)
-    parts = [max(0.0, head_s) * curve[0].power_w, max(0.0, tail_s) * curve[-1].power_w]
-    for a, b in pairwise(curve):
-        low, high = max(a.at_s, start), min(b.at_s, end)
-        if low < high:
-            slope = (b.power_w - a.power_w) / (b.at_s - a.at_s)
-            middle_s = ((low - a.at_s) + (high - a.at_s)) / 2  # of a trapezoid: its mean height
-            parts.append((high - low) * (a.power_w + slope * middle_s))
-    return math.fsum(parts)
 
 
 @dataclass

@@ -362,7 +362,7 @@ class OnDemandNodes(SlurmNodes):
                 if self._opened:
                     self.held.start_meters(allocation)
             elif held[number].hosts != hosts:
-                held[number].narrow(hosts)
+                held[number].hosts = hosts
                 self._leaving.pop(number, None)
         for number in self._acted:  # an allocation that still has its nodes has returned none
             self._leaving.pop(number, None)

@@ -268,17 +268,11 @@ UNTIL_DONE = 'until "$@"; do [ $? -gt 128 ] || exit 1; sleep 5; done'
 EVERY_S = 2.0
 """Time between readings of a job's nodes."""
 
-READINGS_PER_S = 50.0
-"""Readings of power that the daemon takes from all nodes of an allocation together."""
-
 NO_METERS_S = 5.0
 """An agent that ends with status 0 so soon, while its job goes on, is on a node without meters."""
 
 FORGET_S = 600.0
 """Time until such nodes are tried again."""
-
-RESTART_S = 30.0
-"""Time between two starts of an allocation's agents that died."""
 
 
 @dataclass(frozen=True)
@@ -339,57 +333,6 @@ class JobMeters:
                 meter.process.kill()
                 meter.process.wait()
         self._running = []
-
-
-@dataclass
-class AllocationAgents:
-    """Agents on all nodes of one allocation: one step, started again if it dies.
-
-    Attributes:
-        launch: starts the step.
-        options: srun's for it.
-        may_start: whether a start can succeed now.
-        arguments: options of the agents.
-    """
-
-    launch: StartAgent
-    allocation: int
-    hosts: Sequence[str]
-    options: Sequence[str]
-    may_start: Callable[[], bool]
-    arguments: Sequence[str]
-    _process: subprocess.Popen[bytes] | None = None
-    _started_s: float = 0.0
-
-    @property
-    def started(self) -> bool:
-        """Whether they were started."""
-        return self._process is not None
-
-    def start(self) -> None:
-        """Start an agent on every node, if there is an srun."""
-        every_s = max(1.0, len(self.hosts) / READINGS_PER_S)
-        arguments = ["--every", f"{every_s:g}", *self.arguments]
-        step = agent_step(self.allocation, self.hosts, self.options, arguments)
-        if step is not None:
-            self._started_s = time.monotonic()
-            with contextlib.suppress(LaunchError):
-                self._process = self.launch(step)
-
-    def poll(self) -> None:
-        """Start them again if they died; on nodes without meters they end with status 0."""
-        if self._process is None or self._process.poll() in (None, 0):
-            return
-        if time.monotonic() > self._started_s + RESTART_S and self.may_start():
-            self.start()
-
-    def close(self) -> bool:
-        """End their srun; return whether it ran, so that its step has to be ended too."""
-        if self._process is None or self._process.poll() is not None:
-            return False
-        self._process.kill()
-        self._process.wait()
-        return True
 
 
 def agent_step(

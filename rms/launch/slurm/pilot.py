@@ -27,6 +27,7 @@ from rms.launch.base import (
     cores_of,
     hosts_of,
 )
+from rms.launch.local import MOST_WAIT_S, AgentProcess
 from rms.launch.slurm.commands import (
     SITE_VARIABLES,
     Executor,
@@ -37,10 +38,10 @@ from rms.launch.slurm.commands import (
     plain_environment,
 )
 from rms.launch.slurm.launcher import (
-    AllocationAgents,
     ScriptStep,
     SlurmLauncher,
     SlurmNodes,
+    agent_step,
     end_steps,
     is_part_of,
     step_on_each,
@@ -65,6 +66,9 @@ OVER = (
     *("BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY", "REVOKED"),
 )
 DEAD = ("down", "fail", "failing", "error")
+
+READINGS_PER_S = 50.0
+"""Readings of power that the daemon takes from all nodes of an allocation together."""
 
 MOST_STARTS = 5
 
@@ -110,8 +114,8 @@ class Allocation:
     number: int
     hosts: tuple[str, ...]
     probe_options: Sequence[str]
-    meters: AllocationAgents
-    clocks: AllocationAgents
+    meters: AgentProcess
+    clocks: AgentProcess
     snapshot: AllocationSnapshot | None = None
     suspects: set[str] = field(default_factory=set)
     killed: set[str] = field(default_factory=set)
@@ -136,10 +140,6 @@ class Allocation:
             self._asked = self._executor.ask(self._take_snapshot)
         self.meters.poll()
         self.clocks.poll()
-
-    def narrow(self, hosts: tuple[str, ...]) -> None:
-        """Go on with fewer nodes."""
-        self.hosts = self.meters.hosts = self.clocks.hosts = hosts
 
     def close(self) -> bool:
         """End the agents, wait for a question under way; return whether steps of agents remain."""
@@ -241,17 +241,30 @@ class HeldAllocations:
     def hold(self, number: int, hosts: tuple[str, ...]) -> Allocation:
         """Run jobs on the nodes of an allocation, too."""
         launcher = self.launcher
-        options = launcher.step_options(launcher.name(self._agent_name))
-        step = self._start_agent, number, hosts, options, self.answers
+
+        def agents(arguments: Sequence[str]) -> AgentProcess:
+            return AgentProcess(
+                self._start_agent,
+                lambda: self._agent_step(number, arguments),
+                may_start=self.answers,
+                wait_s=MOST_WAIT_S,
+            )
+
         self.by_number[number] = Allocation(
             launcher.executor.slurm,
             number,
             hosts,
             launcher.step_options(launcher.name("probe")),
-            AllocationAgents(*step, launcher.meters.arguments),
-            AllocationAgents(*step, ["--clocks"]),
+            meters=agents(launcher.meters.arguments),
+            clocks=agents(["--clocks"]),
         )
         return self.by_number[number]
+
+    def _agent_step(self, number: int, arguments: Sequence[str]) -> list[str] | None:
+        hosts = self.by_number[number].hosts
+        every_s = max(1.0, len(hosts) / READINGS_PER_S)
+        options = self.launcher.step_options(self.launcher.name(self._agent_name))
+        return agent_step(number, hosts, options, ["--every", f"{every_s:g}", *arguments])
 
     def start_meters(self, allocation: Allocation) -> None:
         """Read the meters of an allocation's nodes; end the agents of an earlier daemon."""
