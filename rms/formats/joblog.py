@@ -304,28 +304,12 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 PM100 = Columns(
-    "PM100",
-    "num_nodes_alloc",
-    "num_cores_alloc",
-    "time_limit",
-    60.0,
-    "run_time",
-    "job_state",
-    "user_id",
-    "",
-    "",
+    *("PM100", "num_nodes_alloc", "num_cores_alloc", "time_limit", 60.0, "run_time", "job_state"),
+    *("user_id", "", ""),
 )
 EAGLE = Columns(
-    "Eagle",
-    "nodes_req",
-    "processors_req",
-    "wallclock_req",
-    1.0,
-    "run_time",
-    "state",
-    "user",
-    "account",
-    "name",
+    *("Eagle", "nodes_req", "processors_req", "wallclock_req", 1.0, "run_time", "state"),
+    *("user", "account", "name"),
 )
 COMMON = ("job_id", "submit_time", "start_time", "end_time")
 OTHER = ("eligible_time", "partition")

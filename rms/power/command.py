@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from rms.power.meter import MeterError, Tally, boottime
+from rms.power.meter import Continued, MeterError, Tally, boottime
 from rms.wire.messages import DeviceEnergy
 
 # --- A recording ----------------------------------------------------------------------------------
@@ -121,8 +121,8 @@ def _numbers(row: Sequence[str], line: int) -> tuple[float, float]:
 
 
 @dataclass
-class ReplayMeter:
-    """Plays a recording once.
+class ReplayMeter(Continued):
+    """Plays a recording once; continues at its present time if an earlier agent has begun it.
 
     Attributes:
         file: the recording.
@@ -133,8 +133,6 @@ class ReplayMeter:
     every_s: float = 1.0
     trouble: str = ""
     _curves: dict[str, Curve] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
-    _gap_s: float = 0.0
     _begun_s: float | None = None
     _over: set[str] = field(default_factory=set)
 
@@ -154,7 +152,8 @@ class ReplayMeter:
         """
         self.open()
         if self._begun_s is None:
-            played_s = [known.counter for known in self._known.values() if known.counter]
+            known = [each for each in self._known.values() if each.source == "replay"]
+            played_s = [each.counter for each in known if each.counter]
             self._begun_s = now_s - (max(played_s) + self._gap_s if played_s else 0.0)
         at_s = now_s - self._begun_s
         if len(self._over) == len(self._curves):
@@ -167,11 +166,6 @@ class ReplayMeter:
                 if at_s >= curve.at_s[-1]:
                     self._over.add(device)
         return devices
-
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Continue at the present time of the recording that an earlier agent has begun."""
-        self._known = {device.device: device for device in known if device.source == "replay"}
-        self._gap_s = gap_s
 
     def close(self) -> None:
         """There is nothing to end."""
@@ -244,8 +238,11 @@ class _Device:
 
 
 @dataclass
-class Command:
+class Command(Continued):
     """Runs the program, and starts it again when it ends; without lines there is a gap.
+
+    The program begins anew with its agent, and so may its counters: the time between two agents is
+    unseen.
 
     Attributes:
         command: for the shell.
@@ -259,8 +256,6 @@ class Command:
     trouble: str = ""
     _lines: SimpleQueue[Line | str] = field(default_factory=SimpleQueue)
     _devices: dict[str, _Device] = field(default_factory=dict)
-    _known: dict[str, DeviceEnergy] = field(default_factory=dict)
-    _gap_s: float = 0.0
     _known_s: float | None = None
     _process: subprocess.Popen[str] | None = None
     _wait_s: float = FIRST_WAIT_S
@@ -285,14 +280,6 @@ class Command:
         elif self.trouble == SILENT:
             self.trouble = ""
         return [self._devices[name].tally.energy(name, "command") for name in fresh]
-
-    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Continue from the readings of an earlier agent; the time between is unseen.
-
-        The program begins anew with its agent, and so may its counters.
-        """
-        self._known = {device.device: device for device in known}
-        self._gap_s = gap_s
 
     def close(self) -> None:
         """End the program and its children."""

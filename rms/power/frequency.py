@@ -359,7 +359,7 @@ class Clocks:
             lock_gpu(int(slot.removeprefix("gpu:")), mhz)
             self.mhz[slot] = mhz
 
-    # --- guards ------------------------------------------------------------------------------------
+    # --- guards -----------------------------------------------------------------------------------
 
     def _guard(self, domain: Domain, policies: list[Path]) -> None:
         with contextlib.ExitStack() as stack:

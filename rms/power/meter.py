@@ -87,6 +87,20 @@ class Meter(Protocol):
 
 
 @dataclass
+class Continued:
+    """A meter that keeps the last report of an earlier agent, to continue from it."""
+
+    _known: dict[str, DeviceEnergy] = field(default_factory=dict, kw_only=True)
+    _gap_s: float = field(default=0.0, kw_only=True)
+    _same_boot: bool = field(default=False, kw_only=True)
+
+    def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
+        """Continue from the readings of an earlier agent; see :class:`Meter`."""
+        self._known = {device.device: device for device in known}
+        self._gap_s, self._same_boot = gap_s, same_boot
+
+
+@dataclass
 class Tally:
     """The energy of a device so far, to which meters add.
 

@@ -41,7 +41,7 @@ SILENT_S = 5.0
 """A GPU is silent after this time without a printed power."""
 EVERY_MS = 100
 AVERAGE_S = 1.0
-"""Over how long a reading is a mean, on Ampere and later; less on others."""
+"""Time over which a reading is a mean, on Ampere and later; less on others."""
 JUMP_S = 5.0
 LONGEST_PAUSE_S = 60.0
 PROBE_S = 30.0  # without persistence mode the driver takes seconds to wake
@@ -62,9 +62,9 @@ class PowerReading:
 
 
 def parse_line(line: str) -> PowerReading | None:
-    """Read ``2024/05/06 12:34:56.789, 0, 61.72, 400.00`` (local time, power and limit in W).
+    """Return the reading of ``2024/05/06 12:34:56.789, 0, 61.72, 400.00`` (local time, W, W).
 
-    Return None for anything else; the limit may be ``[N/A]`` or missing.
+    It is None for anything else; the limit may be ``[N/A]`` or missing.
 
     In the hour that repeats when summer time ends, times are taken to be its first pass.
     """
@@ -150,7 +150,7 @@ class NvidiaSmi:
             self.error = f"{self.program} ended on its own {how}{last and ': '}{last}"
 
     def _pass_on(self, lines: Iterable[str], tell: Callable[[PowerReading], None]) -> None:
-        """Pass on every reading; keep the first sentence of the last line that is none."""
+        """Pass on every reading; keep the first sentence of the last other line."""
         for line in lines:
             if reading := parse_line(line):
                 tell(reading)
@@ -183,16 +183,16 @@ class Devices:
     _tries: int = 0
 
     def resume(self, known: Sequence[DeviceEnergy], gap_s: float, same_boot: bool) -> None:
-        """Go on from what an earlier agent has read; the time between nobody has seen."""
+        """Continue from the readings of an earlier agent; the time between is unseen."""
         for device in known:
             self._before[device.device] = Tally.after(device)
             self._before[device.device].unseen_s += gap_s
 
     def read(self, now_s: float) -> list[DeviceEnergy]:
-        """Return the GPUs with new readings, and those that are no longer seen.
+        """Return the GPUs with new readings, and silent ones.
 
         Raises:
-            MeterError: nvidia-smi tells of none.
+            MeterError: nvidia-smi prints no power.
         """
         if self._begun_s is None:
             self._begun_s = now_s
@@ -235,7 +235,7 @@ class Devices:
         return "; ".join(filter(None, (problem, *reasons)))
 
     def close(self) -> None:
-        """End nvidia-smi; a later reading starts it again, unless it still hangs, and goes on."""
+        """End nvidia-smi; a later reading starts it again, unless it still hangs."""
         if self._sampler is not None:
             self._sampler.close()
             if not self._sampler.hangs:
@@ -253,10 +253,10 @@ class Devices:
         self._started_s, self._tries = now_s, self._tries + 1
 
     def _take_all(self, now_s: float) -> list[int]:
-        """Take the readings that have come, at times of the caller's clock; return whose they are.
+        """Take the new readings, at times of the caller's clock; return their GPUs.
 
-        Its own times are the local time of day, which is set now and then: they tell how far apart
-        readings are, and where they jump they begin anew.
+        Its own times are the local time of day, which is set now and then: they give the distances
+        of readings, and begin anew after a jump.
         """
         readings = [self._readings.get_nowait() for _ in range(self._readings.qsize())]
         if not readings:

@@ -1,4 +1,4 @@
-"""Where jobs run under Slurm: an allocation that the daemon was started in, or the whole site."""
+"""The engines of Slurm: the nodes of an allocation, of a partition, or of a pilot on demand."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from rms.launch.slurm.site import SlurmSite, inspect_site, measures, refusals, s
 from rms.power.choice import AUTO, MeterChoice
 
 LEAST_MARGIN_S = 20.0
-"""From the last kill of a job to the end of the allocation: its steps have to be gone by then."""
+"""Time between the last kill of a job and the end of the allocation, in which its steps end."""
 
 MARGIN_S = 30.0
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What both engines are configured with.
+    """Options of the engines of Slurm.
 
     Attributes:
-        reach: how mpiexec starts its proxies on nodes.
-        grace_s: what a job is given to end by itself.
-        tasks: slots of each node; None for what was asked of Slurm, or else for its GPUs or CPUs.
+        reach: the way in which mpiexec starts its proxies on nodes.
+        grace_s: the time that a job has to end by itself.
+        tasks: slots of each node; None for those requested of Slurm, else for its GPUs or CPUs.
         file: a cluster file with the power of each node, and its slots.
-        meters: which of the nodes' meters are read.
+        meters: the meters of the nodes that are read.
     """
 
     reach: str
@@ -80,17 +80,17 @@ def pilot(
     if details.state != "RUNNING":
         raise SlurmError(f"expected a running allocation, got job {within}, {details.state}")
     hosts, binds = details.hosts, binding(slurm)
-    known = None if options.file is None else read_cluster(options.file)
-    unknown = [] if known is None else [host for host in hosts if host not in known.nodes]
-    if unknown:
+    file = None if options.file is None else read_cluster(options.file)
+    missing = [] if file is None else [host for host in hosts if host not in file.nodes]
+    if missing:
         raise SlurmError(
             f"expected all nodes of the allocation in {options.file}, got no word of"
-            f" {', '.join(unknown)}"
+            f" {', '.join(missing)}"
         )
     slots = None
-    if known is None or options.tasks is not None:
+    if file is None or options.tasks is not None:
         slots = allocated(env, slurm, hosts, options.tasks)
-    cluster = _cluster(hosts, slots, known)
+    cluster = _cluster(hosts, slots, file)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
         own = options.launcher(slurm, state, instance_id, server, binds=binds)
@@ -110,10 +110,10 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
         SlurmError: Slurm does not answer, has no such partition or nodes, or is too old.
         FileError: the cluster file is none.
     """
-    slurm, found, chosen, cluster = _partition(env, user, options, partition)
-    binds, refused, partitions = binding(slurm), refusals(found), slurm.partitions()
-    refusal = next((v.why for v in verdicts(found) if v.what.startswith("engine slurm,")), "")
-    if not serves("slurm", found):
+    slurm, facts, chosen, cluster = _partition(env, user, options, partition)
+    binds, refused, partitions = binding(slurm), refusals(facts), slurm.partitions()
+    refusal = next((v.why for v in verdicts(facts) if v.what.startswith("engine slurm,")), "")
+    if not serves("slurm", facts):
         raise SlurmError(refusal)
 
     def launcher(state: Path, instance_id: str, server: str) -> Launcher:
@@ -126,7 +126,7 @@ def site(env: Mapping[str, str], user: str, options: EngineOptions, partition: s
             grace_s=options.grace_s,
             no_grow=refused.get("grow", ""),
             no_shrink=refused.get("shrink", ""),
-            measures=measures(found),
+            measures=measures(facts),
         )
         return own
 

@@ -1,7 +1,6 @@
-"""What Slurm's commands print, as values. Pure: text in, rows out.
+"""The output of Slurm's commands as values. Pure: text in, rows out.
 
-Times are seconds since the epoch: commands are run with ``SLURM_TIME_FORMAT=%s`` where text is
-read.
+Times are seconds since the epoch: commands run with ``SLURM_TIME_FORMAT=%s``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _WHOLE_LINE = ("Command=", "WorkDir=", "StdErr=", "StdIn=", "StdOut=", "Comment=
 
 
 class SlurmOutputError(ValueError):
-    """Output that has not the expected shape; one sentence, expected and got."""
+    """Output of an unexpected shape; one sentence, expected and got."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class JobDetails:
-    """What the controller knows of a job now; ``hosts`` are the nodes that are really its own."""
+    """The controller's details of a job; ``hosts`` are its real nodes."""
 
     job_id: int
     state: str
@@ -85,7 +84,7 @@ class JobDetails:
 
 @dataclass(frozen=True)
 class AccountingRecord:
-    """A job, or one stretch between two resizes of it, as accounting keeps it."""
+    """A job, or the time between two of its resizes, in accounting."""
 
     job_id: int
     name: str

@@ -1,7 +1,7 @@
-"""What a site's Slurm allows: behind ``rms serve --engine slurm --check``.
+"""The abilities of a site's Slurm, for ``rms serve --engine slurm --check``.
 
-:func:`inspect_site` only asks; :func:`try_resize` resizes a job for two seconds, because a site may
-refuse in plugins of its own.
+:func:`inspect_site` only reads; :func:`try_resize` resizes a job for two seconds, as a site may
+refuse it in plugins of its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ UNFIT = ("down", "drained", "draining", "fail", "failing", "error", "unknown", "
 
 @dataclass(frozen=True)
 class SlurmSite:
-    """The facts that the verdicts are drawn from."""
+    """The facts of a site from which the verdicts follow."""
 
     version: tuple[int, ...]
     cluster: str
@@ -32,18 +32,18 @@ class SlurmSite:
 
     @property
     def fit(self) -> tuple[SiteNode, ...]:
-        """The nodes that jobs can have."""
+        """Nodes that jobs can have."""
         return tuple(n for n in self.nodes if n.responds and n.state not in UNFIT)
 
     @property
     def without_gres(self) -> tuple[SiteNode, ...]:
-        """Of those, the ones that can be given from job to job."""
+        """Nodes among those that can be given from job to job."""
         return tuple(node for node in self.fit if not node.gres)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether something is allowed here, and why or what instead."""
+    """Whether something is allowed on a site, and the reason or the alternative."""
 
     what: str
     allowed: bool
@@ -51,10 +51,10 @@ class Verdict:
 
 
 def inspect_site(slurm: Slurm) -> SlurmSite:
-    """Ask a site's Slurm, each command once.
+    """Return the facts of a site; every command is called once.
 
     Raises:
-        SlurmError: Slurm is not here, or does not answer.
+        SlurmError: there is no Slurm, or it does not answer.
     """
     version = slurm.version()
     config = slurm.config()
@@ -84,12 +84,12 @@ def serves(engine: str, site: SlurmSite) -> bool:
 
 
 def refusals(site: SlurmSite) -> dict[str, str]:
-    """Return why a site changes no running job: by ``grow`` and ``shrink``, where it does not."""
-    found = {"grow": _grow(site), "shrink": _shrink(site)}
+    """Return why a site changes no running job, by ``grow`` and ``shrink`` if it does not."""
+    changes = {"grow": _grow(site), "shrink": _shrink(site)}
     books = _books(site)
     if not books.allowed:
-        found = {"grow": books, "shrink": books}
-    return {what: verdict.why for what, verdict in found.items() if not verdict.allowed}
+        changes = {"grow": books, "shrink": books}
+    return {what: verdict.why for what, verdict in changes.items() if not verdict.allowed}
 
 
 def measures(site: SlurmSite) -> bool:
@@ -98,7 +98,7 @@ def measures(site: SlurmSite) -> bool:
 
 
 def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdict]:
-    """Grow and shrink a job of one node for real, where two nodes are free; leave nothing.
+    """Grow and shrink a job of one node, if two nodes are free; leave nothing.
 
     ``name`` is for this call's jobs alone; ``now`` is a clock for the times in the verdicts.
     """
@@ -130,8 +130,9 @@ def try_resize(slurm: Slurm, name: str, now: Callable[[], float]) -> list[Verdic
 
 
 def as_text(site: SlurmSite, tried: Iterable[Verdict] = ()) -> list[str]:
-    """Return the lines that a person reads."""
-    number = ".".join(f"{part:02d}" if place == 1 else str(part) for place, part in _numbered(site))
+    """Return the verdicts as lines of text."""
+    major, *rest = site.version
+    number = ".".join([str(major), *(f"{part:02d}" for part in rest[:1]), *map(str, rest[1:])])
     head = (
         f"Slurm {number}, cluster {site.cluster or '(no name)'}, {site.select or 'select unknown'}:"
         f" {len(site.fit)} of {len(site.nodes)} nodes fit for work"
@@ -143,27 +144,29 @@ def as_text(site: SlurmSite, tried: Iterable[Verdict] = ()) -> list[str]:
 
 
 def as_json(site: SlurmSite, tried: Iterable[Verdict] = ()) -> dict[str, Any]:
-    """Return the same for programs."""
-    found = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
-    return {**asdict(site), "verdicts": found}
+    """Return the facts and the verdicts as JSON."""
+    rows = [asdict(verdict) for verdict in [*verdicts(site), *tried]]
+    return {**asdict(site), "verdicts": rows}
 
 
 def _pilot(site: SlurmSite) -> Verdict:
-    what = "engine slurm-pilot"
-    if site.version < OLDEST:
-        return Verdict(what, False, "steps share nodes (--overlap) only since Slurm 20.11")
-    if not site.fit:
-        return Verdict(what, False, "no node is fit for work now")
-    return Verdict(what, True, "resizes within one allocation need nothing of the site")
+    too_old = "steps share nodes (--overlap) only since Slurm 20.11"
+    allowed = "resizes within one allocation need nothing of the site"
+    return _engine(site, "engine slurm-pilot", too_old, allowed)
 
 
 def _jobs(site: SlurmSite) -> Verdict:
-    what = "engine slurm, jobs of their own"
+    allowed = "each array task becomes a job; any resize may go by a checkpoint"
+    too_old = "expected Slurm 20.11 or newer"
+    return _engine(site, "engine slurm, jobs of their own", too_old, allowed)
+
+
+def _engine(site: SlurmSite, what: str, too_old: str, allowed: str) -> Verdict:
     if site.version < OLDEST:
-        return Verdict(what, False, "expected Slurm 20.11 or newer")
+        return Verdict(what, False, too_old)
     if not site.fit:
         return Verdict(what, False, "no node is fit for work now")
-    return Verdict(what, True, "each array task becomes a job; any resize may go by a checkpoint")
+    return Verdict(what, True, allowed)
 
 
 def _shrink(site: SlurmSite) -> Verdict:
@@ -171,30 +174,26 @@ def _shrink(site: SlurmSite) -> Verdict:
     if "disable_job_shrink" in site.scheduler_parameters:
         return Verdict(what, False, "SchedulerParameters has disable_job_shrink: by checkpoint")
     if site.select not in KNOWN_SELECTS:
-        return Verdict(
-            what, False, f"{site.select or 'this selection'} was never tried: by checkpoint"
-        )
+        return Verdict(what, False, _untried(site))
     return Verdict(what, True, "scontrol update NodeList=, on jobs of one's own")
 
 
 def _grow(site: SlurmSite) -> Verdict:
-    what = "growing running jobs"
+    what, free, fit = "growing running jobs", len(site.without_gres), len(site.fit)
     if "permit_job_expansion" not in site.scheduler_parameters:
-        return Verdict(
-            what, False, "SchedulerParameters lacks permit_job_expansion: by checkpoint, or pilot"
-        )
+        reason = "SchedulerParameters lacks permit_job_expansion: by checkpoint, or pilot"
+        return Verdict(what, False, reason)
     if site.select not in KNOWN_SELECTS:
-        return Verdict(
-            what, False, f"{site.select or 'this selection'} was never tried: by checkpoint"
-        )
-    free = len(site.without_gres)
+        return Verdict(what, False, _untried(site))
     if not free:
         return Verdict(what, False, "every node has GRES, and such jobs cannot grow: use the pilot")
-    if free < len(site.fit):
-        return Verdict(
-            what, True, f"by donors, on the {free} of {len(site.fit)} nodes without GRES"
-        )
+    if free < fit:
+        return Verdict(what, True, f"by donors, on the {free} of {fit} nodes without GRES")
     return Verdict(what, True, "by donors (salloc --dependency=expand)")
+
+
+def _untried(site: SlurmSite) -> str:
+    return f"{site.select or 'this selection'} was never tried: by checkpoint"
 
 
 def _books(site: SlurmSite) -> Verdict:
@@ -214,7 +213,3 @@ def _energy(site: SlurmSite) -> Verdict:
 
 def _split(text: str) -> Iterable[str]:
     return (word.strip().lower() for word in text.split(",") if word.strip() not in ("", "(null)"))
-
-
-def _numbered(site: SlurmSite) -> Iterable[tuple[int, int]]:
-    return enumerate(site.version)
