@@ -124,7 +124,7 @@ def _amount(text: str) -> float:
 
 
 def _memory(text: str) -> float:
-    """Return MiB, which is what a number without a unit is."""
+    """Return MiB, the unit of a bare number."""
     form = "memory like 512 (MiB), 4G or 0.5T, 0 for all of a node"
     number, unit = match(r"(?i)([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGT]?)B?", text, form).groups()
     return float(number) * 1024.0 ** ("KMGT".index(unit.upper() or "M") - 1)
@@ -310,9 +310,9 @@ def check_options(options: Options) -> None:
 
 @dataclass(frozen=True)
 class Script:
-    """A job script as read; ``slurm_options`` are those of ``#SBATCH`` that mean nothing here.
+    """A job script; ``slurm_options`` are options of ``#SBATCH`` for Slurm alone.
 
-    One word each, as ``--mem=4G`` or ``-pdebug``, so that they can be handed on to sbatch.
+    They are one word each, as ``--mem=4G`` or ``-pdebug``, as sbatch takes them.
     """
 
     options: Options
@@ -342,10 +342,10 @@ def parse_text(text: str, path: Path | str) -> Script:
         raise ScriptError(f"{path}: expected a command after the comments, got none")
     stated: dict[str, dict[str, tuple[int, str, str]]] = {"SBATCH": {}, "RMS": {}}
     ignored: list[str] = []
-    number, seen, length = 1, 0, 0
+    number, at, length = 1, 0, 0
     for line in _DIRECTIVE.finditer(text, 0, command.start()):
-        number += text.count("\n", seen, line.start())
-        seen = line.start()
+        number += text.count("\n", at, line.start())
+        at = line.start()
         length += len(line[0])
         try:
             if length > MOST_OPTIONS:
@@ -436,10 +436,10 @@ def _directive(kind: str, line: Sequence[str]) -> tuple[list[tuple[str, str]], l
 
 
 def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool = False) -> None:
-    """Refuse what would have no effect here, rather than let it be overlooked.
+    """Refuse options without effect on a cluster.
 
     Args:
-        slots: how many slots the cluster's nodes hold; a job runs a rank on each of its nodes'.
+        slots: numbers of slots of the cluster's nodes; a job runs a rank on each slot.
         shared: whether slots are given one by one.
 
     Raises:
@@ -452,8 +452,8 @@ def refuse_unsupported(options: Options, slots: Collection[int], *, shared: bool
             f"got {tasks}"
         )
     if tasks is not None and set(slots) != {tasks}:
-        found = " or ".join(map(str, sorted(set(slots))))
-        raise ScriptError(f"expected --ntasks-per-node={found}, as nodes here hold, got {tasks}")
+        held = " or ".join(map(str, sorted(set(slots))))
+        raise ScriptError(f"expected --ntasks-per-node={held}, as nodes here hold, got {tasks}")
 
 
 def nodes_of_tasks(options: Options, slots: Collection[int], *, shared: bool = False) -> Options:
@@ -573,9 +573,9 @@ def _gpus(name: str, text: str, word: str) -> int:
 
 @dataclass(frozen=True)
 class OutputNames:
-    """What the name of a job's output file may hold.
+    """Values of the placeholders in the name of an output file.
 
-    A job of no array has its own id as ``array_id`` and None as ``index``.
+    A job without an array has its own id as ``array_id`` and None as ``index``.
     """
 
     array_id: str
@@ -595,8 +595,8 @@ def expand_output(pattern: str, job: OutputNames) -> str:
     ids = {"A": job.array_id, "a": str(index), "j": job.job_id}
     texts = {"x": job.name, "N": job.node, "u": job.user, "%": "%"}
 
-    def value(found: re.Match[str]) -> str:
-        width, symbol = found.groups()
+    def value(placeholder: re.Match[str]) -> str:
+        width, symbol = placeholder.groups()
         return ids[symbol].zfill(min(int(width or 0), 10)) if symbol in ids else texts[symbol]
 
     return re.sub("%(|[0-9]{1,9}(?!%))([AajxNu%])", value, pattern)

@@ -92,7 +92,7 @@ class Resize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a job ended, written by its last world.
+    """The end of a job, written by its last world.
 
     mpiexec's exit status cannot tell: once the first world has left, a spawned rank that dies
     still gives 0. A job is COMPLETED only if this record says so; no record means it died.
@@ -105,7 +105,7 @@ class CompletionRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: int
     ranks: int
     answer: str = ""
-    """What the application states of its result, a hash for instance."""
+    """The application's statement of its result, a hash for instance."""
     format: int = COMPLETION_FORMAT
 
 
@@ -153,7 +153,7 @@ PROCESSORS_VARIABLE = "RMS_PROCESSORS"
 each slot, in rank order, such as ``cpu cpu gpu``."""
 
 STRATEGIES = ("warm", "spawn", "merge", "restart")
-"""How a world may be replaced; which of them a job uses it says itself."""
+"""Ways to replace a world; a job states its own."""
 
 JOIN_VARIABLE = "DMR_JOIN"
 """Set for the ranks of a world that is to take over from, or to join, a running one: the number of
@@ -172,7 +172,7 @@ nodes without a new world. Set for the ranks of such a start: ``LAUNCH:RANKS ...
 PER_NODE = "node"
 
 LISTENER_VARIABLE = "DMR_LISTENER"
-"""Where a world started by the old one itself is to connect (``host:port:token``)."""
+"""Address for a world that the old one has started itself (``host:port:token``)."""
 
 
 class BootedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -248,8 +248,8 @@ class Allocations:
             self._asked_for[number] = action.least, action.most
             return f"allocation {number} asked for: {action.least} to {action.most} nodes"
         if isinstance(action, Alter):
-            asked = f"NumNodes={action.least}-{action.most}"
-            slurm.call("scontrol", "update", f"JobId={action.number}", asked)
+            nodes = f"NumNodes={action.least}-{action.most}"
+            slurm.call("scontrol", "update", f"JobId={action.number}", nodes)
             self._asked_for[action.number] = action.least, action.most
             return f"allocation {action.number} changed: {action.least} to {action.most} nodes"
         if isinstance(action, Withdraw):

@@ -1,4 +1,4 @@
-"""What the engines of Slurm share: worlds, scripts and agents as steps of allocations.
+"""The common part of Slurm's engines: worlds, scripts and agents as steps of allocations.
 
 A world is an mpiexec on the daemon's machine that reaches the nodes through one srun, so it is one
 step, named after the job and its launch. Its ranks run while mpiexec and srun run; if these had to
@@ -49,7 +49,7 @@ POLL_S = 0.5
 """Time between two checks of a process, or of a step that is being ended."""
 
 STUCK_S = 3.0
-"""How long mpiexec may be without the srun that it reaches its nodes by before it never will."""
+"""Time without an srun after which mpiexec does not reach its nodes any more."""
 
 MOST_BOOTS = 5
 
@@ -57,7 +57,7 @@ STATUS_POLL_S = 3.0
 """Time between two checks for the status of a script whose srun still runs."""
 
 STATUS_DELAY_S = 10.0
-"""How long a script may be over before its status must be seen in a shared folder."""
+"""Time from the end of a script until its status appears in a shared folder."""
 
 
 @dataclass(eq=False)
@@ -349,10 +349,10 @@ def agent_step(
 # --- the launcher and its parts --------------------------------------------------------------
 
 END_PATIENCE_S = 60.0
-"""How long a step that was ended is polled."""
+"""Time for which a step that was ended is polled."""
 
 SRUN_S = 10.0
-"""How long an srun that is to end has for ending its step. Slurm keeps a step for good whose srun
+"""Time that an srun has to end its step. Slurm keeps a step for good whose srun
 was killed between its creation and the start of its tasks: a later scancel does not find it.
 """
 

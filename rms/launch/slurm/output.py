@@ -136,7 +136,7 @@ def nodes_from_text(text: str) -> list[SiteNode]:
 
     A node of two partitions is one.
     """
-    found: dict[str, SiteNode] = {}
+    nodes: dict[str, SiteNode] = {}
     for names, partition, state, cpus, gres, reason in _rows(text, NODES_FORMAT.count("|") + 1):
         kind = SiteNode(
             name="",
@@ -148,19 +148,21 @@ def nodes_from_text(text: str) -> list[SiteNode]:
             reason="" if reason in NO_TEXT else reason,
         )
         for name in hosts(names):
-            before = found[name].partitions if name in found else ()
-            found[name] = replace(kind, name=name, partitions=(*before, *kind.partitions))
-    return list(found.values())
+            before = nodes[name].partitions if name in nodes else ()
+            nodes[name] = replace(kind, name=name, partitions=(*before, *kind.partitions))
+    return list(nodes.values())
 
 
 def partitions_from_text(text: str) -> list[Partition]:
     """Read ``sinfo --noheader --format=PARTITIONS_FORMAT``: a row a partition and kind of node."""
-    found: dict[str, Partition] = {}
+    partitions: dict[str, Partition] = {}
     for limit, names, word in _rows(text, PARTITIONS_FORMAT.count("|") + 1):
         name = word.rstrip("*")
-        before = found[name].hosts if name in found else ()
-        found[name] = Partition(name, word.endswith("*"), (*before, *hosts(names)), _limit(limit))
-    return list(found.values())
+        before = partitions[name].hosts if name in partitions else ()
+        partitions[name] = Partition(
+            name, word.endswith("*"), (*before, *hosts(names)), _limit(limit)
+        )
+    return list(partitions.values())
 
 
 def records_from_text(text: str) -> list[AccountingRecord]:
