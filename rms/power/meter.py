@@ -303,8 +303,8 @@ class NodeMeter:
 # A sensor of power is not what it seems (Yang, Adamek, Armour: Part-time Power Measurements:
 # nvidia-smi's Lack of Attention, arXiv:2312.02741, and the same authors at SC24): it is read more
 # often than it changes, its readings are means over some time before, and on A100 and H100 that
-# time is a quarter of the whole, so three quarters of a run are in no reading. The possible error i
-# summed beside the energy, as half of an interval that holds the true value in about 95 of 100
+# time is a quarter of the whole, so three quarters of a run are in no reading. The possible error
+# is summed beside the energy, as half of an interval that holds the true value in about 95 of 100
 # cases. Readings cannot show a load that repeats with the very period of the sensor, or a multiple
 # of it.
 
