@@ -1,4 +1,4 @@
-"""``rms serve`` and ``rms pilot``, which run a daemon, and ``rms replay`` of its journal."""
+"""``rms serve``, ``rms pilot`` and ``rms replay``: a daemon, and its journal afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rms.launch.base import DEADLINE_S, Engine, PowerCommands
 from rms.launch.processes import escapes
 from rms.launch.slurm import engines
 from rms.launch.slurm.commands import Slurm, SlurmError
-from rms.launch.slurm.ondemand import Limits
+from rms.launch.slurm.ondemand import PilotLimits
 from rms.launch.slurm.site import as_json, as_text, inspect_site, serves, try_resize
 from rms.power.choice import MeterChoice
 from rms.power.meter import MeterError
@@ -291,8 +291,8 @@ def serve(arguments: argparse.Namespace) -> int:
 def _check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that the engine does not have."""
     for option, having in OPTIONS_OF.items():
-        given = getattr(arguments, option.replace("-", "_"))
-        if given not in (None, "") and arguments.engine not in having:
+        value = getattr(arguments, option.replace("-", "_"))
+        if value not in (None, "") and arguments.engine not in having:
             expected = f"--engine {' or '.join(having)} for --{option}"
             raise CommandError(f"expected {expected}, got --engine {arguments.engine}")
 
@@ -392,7 +392,7 @@ def _power_commands(arguments: argparse.Namespace) -> PowerCommands | None:
 
 
 def _engine(arguments: argparse.Namespace, *, shared: bool) -> Engine:
-    """Return the nodes of an engine, and its launcher."""
+    """Return the engine."""
     meters = MeterChoice.parse(arguments.meters, arguments.meter_command, arguments.meter_limit)
     if arguments.engine == "local":
         meters.check_command()
@@ -503,11 +503,11 @@ def pilot(arguments: argparse.Namespace) -> int:
     return serve(arguments)
 
 
-def limits(arguments: argparse.Namespace) -> Limits:
-    """Return the user's limits of allocations.
+def limits(arguments: argparse.Namespace) -> PilotLimits:
+    """Return the user's limits.
 
     Raises:
-        CommandError: the limits contradict each other.
+        CommandError: they contradict each other.
     """
     keep, most = arguments.keep, arguments.max_nodes
     if not (arguments.on_demand or keep):
@@ -522,7 +522,7 @@ def limits(arguments: argparse.Namespace) -> Limits:
         raise CommandError("expected a --time at which allocations end, got none")
     if most is None:
         most = 0 if arguments.on_demand else keep
-    return Limits(
+    return PilotLimits(
         on_demand=arguments.on_demand,
         keep=keep,
         most=most,

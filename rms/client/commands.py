@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlencode
@@ -17,7 +16,7 @@ import msgspec
 
 from rms.client.connection import ServerError, ask, sendable
 from rms.client.launch import strip_options
-from rms.formats.jobscript import Options, ScriptError, parse_script, parse_text
+from rms.formats.jobscript import ScriptError, parse_script, parse_text
 from rms.formats.profiles import Program, read
 from rms.formats.values import fold_ids
 from rms.wire.users import (
@@ -26,10 +25,10 @@ from rms.wire.users import (
     JobIds,
     JobRow,
     JobSelection,
+    Options,
     ResizeAnswer,
     ResizeCommand,
     Submission,
-    SubmitOptions,
     WaitAnswer,
     WaitQuery,
     restart_words,
@@ -186,10 +185,8 @@ def submit(
 ) -> JobIds:
     """Submit a script; return the ids of its jobs, and the daemon's warnings."""
     keep = {key: value for key, value in sendable(env).items() if not key.startswith("RMS_")}
-    if options.time_s == math.inf:  # JSON has no infinity
-        options = replace(options, time_s=0.0)
     try:
-        sent_options = msgspec.convert(options, SubmitOptions, from_attributes=True)
+        msgspec.convert(msgspec.to_builtins(options), Options)
     except msgspec.ValidationError as error:
         raise ScriptError(f"expected options in range, got: {error}") from None
     folder, words = cwd or Path.cwd(), launcher_words(text)
@@ -202,7 +199,7 @@ def submit(
         name=name,
         cwd=str(folder),
         env=keep,
-        options=sent_options,
+        options=options,
         command=words,
         program="" if program is None else program.sha256,
         profile=_profile_text(folder / wanted) if wanted.endswith(".json") else "",

@@ -300,7 +300,7 @@ class Daemon:
             job = self.jobs[job_id]
             if job.script is None:
                 continue
-            again = self.launcher.requeue_on_shutdown and job.submission.requeue
+            again = self.launcher.nodes.requeue_on_shutdown and job.submission.requeue
             self.scripts.cancel(job, REQUEUED if again else "CANCELLED")
 
     def hurry(self) -> None:

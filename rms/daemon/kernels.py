@@ -37,7 +37,7 @@ class NodesForTasks(NodeLender):
         self.record, self.recorded = context.journal.record, context.journal.recorded
         self.launcher, cluster = context.launcher, context.cluster
         self.devices = []
-        if self.launcher.starts_steps:
+        if self.launcher.nodes.starts_steps:
             remote = self.launcher.shared_filesystem
             self.devices = (nodes_as_devices if remote else devices_of)(cluster)
         self.power = power_of(cluster)

@@ -413,7 +413,7 @@ async def _run(
                 daemon.say(warning(f"looking at processes: {trouble}"))
         if parent is not None and os.getppid() != parent:
             stopping.set()
-        reason = "" if ending else daemon.launcher.shutdown_reason()
+        reason = "" if ending else daemon.launcher.nodes.shutdown_reason()
         if reason:
             daemon.say(reason)
             stopping.set()

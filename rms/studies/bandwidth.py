@@ -25,11 +25,10 @@ from typing import NamedTuple
 from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options
 from rms.formats.profiles import Bandwidth, SideBySide
 from rms.studies import triad
 from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, Setup
-from rms.wire.users import OVER, JobIds, JobRow, JobSelection
+from rms.wire.users import OVER, JobIds, JobRow, JobSelection, Options
 
 ROUNDS = 5
 PROBE_S = 1.0

@@ -19,7 +19,6 @@ from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.core.books.spans import MODEL
 from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options
 from rms.formats.profiles import MALLEABLE, PROFILES_VARIABLE, SEPARATE, Point
 from rms.studies.embedded import EmbeddedError, embedded_daemon, wait_until_over
 from rms.wire.users import (
@@ -31,6 +30,7 @@ from rms.wire.users import (
     JobRow,
     JobSelection,
     NodeRow,
+    Options,
     ResizeAnswer,
     ResizeCommand,
 )

@@ -54,15 +54,21 @@ class Nothing(msgspec.Struct, frozen=True):
 # --- requests about jobs --------------------------------------------------------------------------
 
 
-class SubmitOptions(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
-):
-    """Options of the command line, which override the script's; None if not set."""
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Options of a job, as a script or a command line states them; None where it does not.
+
+    Attributes:
+        time_s: 0 for no limit.
+        arguments: of the script itself.
+        memory_mib: on each node; 0 for all of a node.
+        ntasks: ranks, one on each slot of the job's nodes.
+    """
 
     array: Selection | None = None
     nodes: tuple[Nodes, Nodes] | None = None
     preferred: Count | None = None
     ntasks: Count | None = None
+    ntasks_per_node: Count | None = None
     requeue: bool | None = None
     priority: Priority | None = None
     mode: Name | None = None
@@ -89,6 +95,17 @@ class SubmitOptions(
     nodelist: Text | None = None
     exclude: Text | None = None
 
+    def over(self, other: Options) -> Options:
+        """Return both sets of options; those of this one win."""
+        stated = {name: getattr(self, name) for name in self.__struct_fields__}
+        own = {name: value for name, value in stated.items() if value is not None}
+        return msgspec.structs.replace(other, **own)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The fewest and the most nodes, where nodes are cores."""
+        return self.nodes or (self.ntasks or 1, self.ntasks or 1)
+
 
 class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A job script with folder, environment and options: ``rms submit``.
@@ -102,7 +119,7 @@ class Submission(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     cwd: Text
     env: Environment
-    options: SubmitOptions
+    options: Options
     command: list[str] = []
     program: Name = ""
     profile: Script = ""

@@ -37,10 +37,11 @@ from rms.daemon.store.journal import Journal
 from rms.launch.base import LaunchCommand, ManagedProcess, WorldLaunch
 from rms.launch.slurm import commands
 from rms.launch.slurm.commands import Executor, Slurm
-from rms.launch.slurm.jobs import JobsLauncher
+from rms.launch.slurm.jobs import SlurmJobs
+from rms.launch.slurm.launcher import SlurmLauncher
 from rms.wire.messages import Begun, CompletionRecord, Done, Poll, Ready, write_completion
 from rms.wire.messages import Resize as Moved
-from rms.wire.users import Submission, SubmitOptions
+from rms.wire.users import Options, Submission
 
 BOOT_S, MOVE_S, LEAVE_S, SCRIPT_S = 0.9, 0.03, 0.3, 0.2
 """A world's boot, its move, the end of an old one; a script up to its line: as on the test bed."""
@@ -67,10 +68,9 @@ class World(ManagedProcess):
 
 
 @dataclass
-class StoodIn(JobsLauncher):
-    """Engine ``slurm`` without processes."""
+class StoodIn(SlurmLauncher):
+    """Engine ``slurm`` without processes, and without meters."""
 
-    meter_token: str = ""  # no meters either
     booted: list[tuple[str, int, World]] = field(default_factory=list)
 
     def boot_world(self, job: str, launch: WorldLaunch) -> ManagedProcess:
@@ -145,16 +145,10 @@ class Site:
     def __init__(self, nodes: int, folder: Path, seed: int = 1) -> None:
         names = tuple(f"n{n}" for n in range(1, nodes + 1))
         self.controller = Controller(names)
-        slurm = Slurm(
-            {"PATH": os.environ["PATH"]},
-            os.environ.get("USER", "root"),
-            self._run,
-            json_offered={"squeue": False, "sinfo": False, "sacct": False},
-        )
+        slurm = Slurm({"PATH": os.environ["PATH"]}, os.environ.get("USER", "root"), self._run)
         self.own_s = 0.0  # of the stand-in's threads, not the engine's
-        self.launcher = StoodIn(
-            folder, "feedfacefeedface", "unix:none", Executor(slurm), default="all"
-        )
+        self.launcher = StoodIn(folder, "feedfacefeedface", "unix:none", Executor(slurm))
+        self.launcher.nodes = self.launcher.scripts = SlurmJobs(self.launcher, default="all")
         cluster = Cluster(
             names, tuple((f"{n}/core:0",) for n in names), (NodePower(2.0, 2.0, 8.0),) * nodes
         )
@@ -201,7 +195,7 @@ class Site:
 
     def submit(self, tasks: int) -> None:
         """Hand in an array of flexible jobs."""
-        options = SubmitOptions(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
+        options = Options(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
         self.ask("submit", asyncio.run, self.daemon.admission.submit(body))
 

@@ -44,9 +44,6 @@ class NoProcesses(LocalLauncher):
     def start_script(self, *_: Any) -> ManagedProcess:
         return ManagedProcess(0)
 
-    def grant(self, *_: Any) -> None:
-        return None
-
 
 def spec(number: int, at: float, size: int, array: str | None) -> JobSpec:
     return JobSpec(

@@ -17,13 +17,13 @@ from rms.power.choice import MeterChoice
 from rms.power.command import Command
 from rms.power.command import parse_line as parse_command
 from rms.power.meter import GPU_LIMIT_W, Ladder, MeterError, NodeMeter
-from rms.power.nvidia_smi import Devices, NvidiaSmi, Reading, parse_line
+from rms.power.nvidia_smi import Devices, NvidiaSmi, PowerReading, parse_line
 from rms.power.nvml import Counter, Nvml, limit_w
 from rms.power.rapl import Rapl
 from rms.wire.messages import NODE_LIMIT_W, DeviceEnergy, Metered
 
 
-def line(second: float, watts: str) -> Reading:
+def line(second: float, watts: str) -> PowerReading:
     reading = parse_line(f"2026/11/23 12:00:{second:06.3f}, 0, {watts}, 700.00")
     assert reading is not None
     return reading

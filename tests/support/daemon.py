@@ -24,7 +24,7 @@ from processes import MARK, RMS, called, started
 
 from rms.cli.main import main
 from rms.client.connection import ServerError, ask
-from rms.formats.energy import owner_energies, check_energies
+from rms.formats.energy import check_energies, owner_energies
 from rms.wire.users import OVER, AcctAnswer
 
 POWER = "{ idle_w = 3.0, static_w = 5.0, dynamic_w = 7.0 }"

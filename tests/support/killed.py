@@ -24,7 +24,7 @@ from rms.daemon.heart import Daemon
 from rms.daemon.restart.recover import resume
 from rms.daemon.store.context import Settings
 from rms.daemon.store.journal import Journal
-from rms.launch.base import LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
+from rms.launch.base import EngineNodes, LaunchCommand, ManagedProcess, ScriptLaunch, WorldLaunch
 from rms.launch.local import LocalLauncher
 
 NAMES = ("n1", "n2", "n3", "n4")
@@ -94,10 +94,24 @@ class Machine:
 
 
 @dataclass
+class Refusing(EngineNodes):
+    """Nodes that jobs cannot move to if their machine refuses."""
+
+    machine: Machine
+
+    def resize_refusal(self, job: str, have: Any, wanted: Any) -> str:
+        return self.machine.refusal
+
+
+@dataclass
 class Outliving(LocalLauncher):
     """Starts numbers on a machine."""
 
     machine: Machine = field(default_factory=Machine, kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.nodes = Refusing(self.machine)
 
     def start_script(self, job: str, launch: ScriptLaunch) -> ManagedProcess:
         return self.machine.start(job, None, self.status_file(job))
@@ -117,9 +131,6 @@ class Outliving(LocalLauncher):
 
     def terminate(self, job: str, worlds: Any) -> None:
         pass
-
-    def resize_refusal(self, job: str, have: Any, wanted: Any) -> str:
-        return self.machine.refusal
 
 
 class Bench:

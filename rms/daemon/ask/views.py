@@ -263,7 +263,7 @@ def _node_state(context: Context, own: Sequence[Node], held: Collection[Node]) -
     if context.cluster.host_of(own[0]) in context.drained:
         return "draining" if is_held else "drained"
     if own[0] in state.down:
-        return context.launcher.unavailable_label
+        return context.launcher.nodes.unavailable_label
     if own[0] in state.off:
         return "powered_down"
     if own[0] in state.booting:

@@ -276,7 +276,7 @@ class Scripts:
         if job.diagnosis is None:
             running = context.state.running[job.id]
             hosts = context.cluster.hosts_of(running.held)
-            job.diagnosis = context.launcher.diagnose_failure(job.id, hosts)
+            job.diagnosis = context.launcher.nodes.diagnose_failure(job.id, hosts)
         return "" if job.diagnosis is None else job.diagnosis()
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import getpass
-import math
 import os
 import re
 import resource
@@ -47,9 +45,9 @@ from rms.formats.config import operating_points
 from rms.formats.jobscript import (
     DEFAULT_ARRAY_OUTPUT,
     DEFAULT_OUTPUT,
-    Options,
     Script,
     ScriptError,
+    check_options,
     nodes_of_tasks,
     nodes_with_gpus,
     parse_text,
@@ -70,7 +68,7 @@ from rms.launch.processes import check_output, check_own_file, check_path, check
 from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
-from rms.wire.users import JobIds, Submission, SubmitOptions
+from rms.wire.users import JobIds, Options, Submission
 
 PLACING = {"--deadline", "--reservation", "--nodefile", "-F", "--constraint", "-C"}
 """Options of sbatch that restrict when or where a job may run: a job with them is refused."""
@@ -192,11 +190,11 @@ def _heeded(
         ScriptError: an option cannot be heeded.
     """
     cluster, launcher, stated = context.cluster, context.launcher, script.options
-    options = _options(body.options)
-    if options.nodes is not None:  # the script's tasks are ranks on the script's nodes
-        stated = dataclasses.replace(stated, ntasks=None)
-    options = options.over(stated)
-    unheeded = launcher.unheeded(script.slurm_options)
+    check_options(body.options)
+    if body.options.nodes is not None:  # the script's tasks are ranks on the script's nodes
+        stated = replace(stated, ntasks=None)
+    options = body.options.over(stated)
+    unheeded = launcher.nodes.unheeded(script.slurm_options)
     nodes = dict(zip(cluster.names, cluster.slots, strict=True))
     options, unheeded = nodes_with_gpus(options, unheeded, nodes)
     if "--exclusive" in unheeded:  # every job is exclusive on whole nodes
@@ -212,8 +210,8 @@ def _heeded(
     widths = [len(nodes[name]) for name in listed if name in nodes] or cluster.widths
     refuse_unsupported(options, widths, shared=shared)
     options = nodes_of_tasks(options, widths, shared=shared)
-    most_s = launcher.longest_s(script.slurm_options, body.env)
-    if options.time_s is not None and most_s < options.time_s < math.inf:
+    most_s = launcher.nodes.longest_s(script.slurm_options, body.env)
+    if options.time_s and most_s < options.time_s:
         expected = f"{most_s:.0f} s, the limit of its partition"
         raise ScriptError(f"expected --time of at most {expected}, got {options.time_s:.0f} s")
     return body, options, warnings
@@ -275,21 +273,6 @@ def exported(env: Mapping[str, str], wanted: str) -> dict[str, str]:
     return {**env, **variables} if "ALL" in words else variables
 
 
-_READ_LATER = ("begin", "dependency", "signal", "account", "nodelist", "exclude")
-
-
-def _options(given: SubmitOptions) -> Options:
-    for option in ("job_name", "output", "error", "chdir", "export", *_READ_LATER):
-        text = getattr(given, option)
-        if text is not None:
-            read_option(option.replace("_", "-"), text)
-    try:
-        options = msgspec.convert(given, Options, from_attributes=True)
-    except msgspec.ValidationError as error:
-        raise ScriptError(str(error)) from None
-    return dataclasses.replace(options, time_s=math.inf) if options.time_s == 0.0 else options
-
-
 def _cooldown(options: Options) -> dict[str, str]:
     return {} if options.cooldown_s is None else {COOLDOWN_VARIABLE: f"{options.cooldown_s:g}"}
 
@@ -333,7 +316,7 @@ def _note(
         node=context.cluster.hosts[0],
         user=getpass.getuser(),
         array=str(number),
-        requeue=launcher.requeue_by_default if requeue is None else requeue,
+        requeue=launcher.nodes.requeue_by_default if requeue is None else requeue,
         profile="" if profile is None else f"{profile.name}, measured {profile.measured}",
         arguments=list(options.arguments or ()),
         memory_mib=options.memory_mib if watched else None,
@@ -438,8 +421,8 @@ def _spec(
             nodes_min=low,
             nodes_max=high,
             preferred=preferred,
-            mode=options.mode or Mode.FIXED,
-            limit_s=None if options.time_s in (None, math.inf) else options.time_s,
+            mode=Mode(options.mode or Mode.FIXED),
+            limit_s=options.time_s or None,
             array=None if array is None else job_id.partition("_")[0],
             array_limit=None if array is None else array.limit,
             power_w=options.power_w,

@@ -303,7 +303,7 @@ class Worlds:
         """
         context = self._context
         have = context.cluster.slots_of(context.state.running[job.id].nodes)
-        refusal = context.launcher.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
+        refusal = context.launcher.nodes.resize_refusal(job.id, hosts_of(have), hosts_of(slots))
         number = context.scheduler.resizes[job.id]
         self.feed(job, machine.Decided(number, slots, strategy, refusal))
 
@@ -420,11 +420,11 @@ class Worlds:
         context.journal.note(*notes)
         match instruction:
             case machine.AskGrant(have, wanted):
-                job.call = launcher.grant(job.id, have, wanted)
+                job.call = launcher.nodes.grant(job.id, have, wanted)
                 answered = job.call is None
                 self.feed(job, machine.CallAnswered() if answered else machine.CallStarted())
             case machine.AskRelease(hosts):
-                job.call = launcher.release(job.id, hosts)
+                job.call = launcher.nodes.release(job.id, hosts)
                 if job.call is None:
                     self.feed(job, machine.CallAnswered())
                 else:

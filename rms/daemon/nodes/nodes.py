@@ -55,18 +55,18 @@ class Nodes:
     def tick(self) -> None:
         """Tell the scheduler which nodes have become unavailable, or available."""
         launcher = self._context.launcher
-        silent_s, before_s = launcher.silent_s(), self._silent_s
+        silent_s, before_s = launcher.nodes.silent_s(), self._silent_s
         self._silent_s = silent_s
         if silent_s and not before_s:
             words = f"slurmctld has not answered for {silent_s:.0f} s"
             self._context.say(warning(f"{words}: starts and resizes wait, running jobs go on"))
         elif before_s and not silent_s:
             self._context.say(f"slurmctld answers again, after {before_s:.0f} s")
-        away = launcher.unavailable()
+        away = launcher.nodes.unavailable()
         if away is None or self._away == away:
             return
         gone = sorted(set(away) - (self._away or set()))
-        if gone and launcher.requeue_on_shutdown and launcher.leases() is None:
+        if gone and launcher.nodes.requeue_on_shutdown and launcher.nodes.leases() is None:
             self._context.say(warning(f"not to be had now: {', '.join(gone)}"))
         self._away = frozenset(away)
         self._close_and_open(self._context.cluster.hosts)
@@ -154,7 +154,7 @@ class LeaseWatch:
         now = context.now()
         if now < self._next_s:
             return []
-        leases = context.launcher.leases()
+        leases = context.launcher.nodes.leases()
         if leases is None:
             self._next_s = inf
             return []
@@ -175,7 +175,7 @@ class LeaseWatch:
         if not _same(context.state.lease, new):
             self._handle(new)
         ends = self._leave(now, until_s)
-        for words in context.launcher.follow(self._demand(starts=starts)):
+        for words in context.launcher.nodes.follow(self._demand(starts=starts)):
             context.say(words)
         return ends
 

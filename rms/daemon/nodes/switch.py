@@ -162,7 +162,7 @@ class FrequencyControl:
         reason = NOT_SET
         if context.settings.set_frequencies:
             slots = [slot for node in context.cluster.slots for slot in node]
-            reason = context.launcher.frequency_refusal(slots)
+            reason = context.launcher.clocks.refusal(slots)
         if settable != (not reason):
             self._enter(reason)
 
@@ -179,7 +179,7 @@ class FrequencyControl:
             try:
                 levels = state.site.levels
                 highest_mhz = levels[-1][0] * 1000.0 if levels else None
-                self._context.launcher.set_frequencies(wanted, highest_mhz)
+                self._context.launcher.clocks.set(wanted, highest_mhz)
             except FrequencyError as error:
                 reason = str(error)
         lower = any((share or 1.0) < 1.0 for share in wanted.values())
@@ -192,7 +192,7 @@ class FrequencyControl:
         if report.reason and self._context.state.settable_frequencies:
             self._set = {}
             self._enter(f"{report.node}: {report.reason}")
-        return self._context.launcher.clock_orders(report.node)
+        return self._context.launcher.clocks.orders(report.node)
 
     def _wanted(self, state: State) -> dict[str, float | None]:
         """Return the highest frequency share among the jobs of each slot, None without jobs."""
@@ -211,6 +211,6 @@ class FrequencyControl:
         if reason:
             self._context.say(f"frequencies are not set here: {reason}")
             with contextlib.suppress(FrequencyError):
-                self._context.launcher.set_frequencies({}, None)
+                self._context.launcher.clocks.set({}, None)
         at_s = self._context.time()
         self._handle(FrequenciesSettable(at_s, not reason, reason))

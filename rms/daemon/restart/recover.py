@@ -160,7 +160,7 @@ def resume(
     """
     where, policy = settings.where, settings.policy
     check_placement(placing(policy), cluster)
-    at_once = launcher.max_concurrent_resizes
+    at_once = launcher.nodes.max_concurrent_resizes
     journal.header(cluster, policy, where, at_once)
     context = restore(cluster, journal, launcher, settings)
     scheduler, daemon = context.scheduler, kind(context)

@@ -39,7 +39,7 @@ def row(context: Context, job: Job, now_s: float) -> JobRow:
     submission = runtime.submission
     energy_j = scheduler.energy.job_j(spec.id, now_s)
     parts = scheduler.energy.parts(spec.id, energy_j)
-    details = _compared(context.launcher.job_details(spec.id), energy_j)
+    details = _compared(context.launcher.nodes.job_details(spec.id), energy_j)
     rank = priority(context, job)
     return JobRow(
         id=spec.id,

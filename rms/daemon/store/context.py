@@ -24,6 +24,7 @@ from rms.daemon.store.private import Private
 from rms.daemon.store.record import JobRuntime
 from rms.formats.prices import Prices
 from rms.launch.base import Launcher, PowerCommands
+from rms.power.meter import boot_id, boottime
 from rms.wire.users import PowerCap
 
 BOOT_S, GRACE_S = 60.0, 10.0
@@ -91,22 +92,8 @@ class Faults:
 
 # --- the clock -----------------------------------------------------------------------------------
 
-BOOT = Path("/proc/sys/kernel/random/boot_id")
 STEP_S = 1.0
 """Smallest difference between the time of day and the clock that counts as a change."""
-
-
-def uptime_s() -> float:
-    """Return the seconds since the boot of the machine, including suspended time."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
-
-
-def boot_id() -> str:
-    """Return the identifier of this boot of the machine, "" if there is none."""
-    try:
-        return BOOT.read_text().strip()
-    except OSError:
-        return ""
 
 
 class BootClock:
@@ -130,7 +117,7 @@ class BootClock:
         journal: Journal,
         say: Callable[[str], None],
         *,
-        uptime: Callable[[], float] = uptime_s,
+        uptime: Callable[[], float] = boottime,
         of_day: Callable[[], float] = time.time,
         boot: str | None = None,
     ) -> None:
@@ -276,7 +263,7 @@ class Context:
     @property
     def controller_away(self) -> str:
         """The reason while Slurm's controller does not answer, else ""."""
-        silent_s = self.launcher.silent_s()
+        silent_s = self.launcher.nodes.silent_s()
         return f"SlurmctldDown: no answer for {silent_s:.0f} s" if silent_s else ""
 
     def now(self) -> float:

@@ -12,9 +12,10 @@ from routed import routed
 
 from rms.core.model.jobs import JobId
 from rms.daemon.ask import views
-from rms.daemon.store.context import BootClock, boot_id, uptime_s
+from rms.daemon.store.context import BootClock
 from rms.daemon.store.journal import Journal
 from rms.daemon.store.notes import ClockNote
+from rms.power.meter import boot_id, boottime
 from rms.wire.messages import DeviceEnergy, Metered
 
 DAY_S = 86_400.0
@@ -87,7 +88,7 @@ def test_a_restart_goes_on_with_it_and_another_boot_begins_anew(journal: Journal
 
 def test_this_machine_has_one(journal: Journal) -> None:
     clock = BootClock(journal, lambda words: None)
-    assert clock() <= clock() and clock.skew_s == 0.0 and uptime_s() > 0.0
+    assert clock() <= clock() and clock.skew_s == 0.0 and boottime() > 0.0
     assert journal.noted(ClockNote).boot == boot_id()
 
 

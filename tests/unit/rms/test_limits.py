@@ -71,7 +71,7 @@ def test_lines_of_sbatch_are_heeded_here_and_by_slurm(tmp_path: Path) -> None:
     found = parse_text(lines, "job.sh")
     assert found.options == Options(memory_mib=2048.0, signal="B:USR1@30")
     assert found.slurm_options == ("--mem=2G", "--signal=B:USR1@30")
-    assert LocalLauncher(tmp_path, "cafe", "unix:none").unheeded(found.slurm_options) == []
+    assert LocalLauncher(tmp_path, "cafe", "unix:none").nodes.unheeded(found.slurm_options) == []
     with pytest.raises(ScriptError, match="--mem: expected memory like 512"):
         read_option("mem", "much")
 

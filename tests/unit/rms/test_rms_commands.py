@@ -175,7 +175,7 @@ def test_what_slurm_says_stands_beside_ours(
     terminal.run("submit", "good.sh")
     terminal.server.clock[0] += 5.0
     details = SlurmRow(slurm_job=7, consumed_energy_j=20.0)
-    monkeypatch.setattr(terminal.server.daemon.launcher, "job_details", lambda job: details)
+    monkeypatch.setattr(terminal.server.daemon.launcher.nodes, "job_details", lambda job: details)
     said = "20.0 J by Slurm's ConsumedEnergy, unverified, 0.80 of ours"
     for words in (["show", "1"], ["acct", "--energy"]):
         assert terminal.run(*words) == 0 and said in terminal.out

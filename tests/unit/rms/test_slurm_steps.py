@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,7 +20,7 @@ from rms.daemon.store.record import JobRuntime, PendingResize, ResizeState
 from rms.launch.base import LaunchError, ManagedProcess
 from rms.launch.slurm import launcher
 from rms.launch.slurm.commands import Executor
-from rms.launch.slurm.launcher import ScriptStep, SlurmLauncher, World
+from rms.launch.slurm.launcher import ScriptStep, SlurmLauncher, SlurmNodes, World
 
 if TYPE_CHECKING:
     from rms.launch.slurm.commands import Slurm
@@ -147,14 +148,15 @@ class Steps:
         self.left = []
 
 
-class Within(SlurmLauncher):
-    def allocation(self, job: str) -> int:
-        return 7
+class Within(SlurmNodes):
+    def allocations(self, job: str) -> list[int]:
+        return [7]
 
 
 def test_what_is_being_ended_is_left_until_its_step_is_gone(tmp_path: Path) -> None:
     executor = Executor(cast("Slurm", None))
-    within = Within(tmp_path, "0" * 32, "unix:none", executor)
+    within = SlurmLauncher(tmp_path, "0" * 32, "unix:none", executor)
+    within.nodes, within.scripts = Within(), Mock()
     executor.slurm = cast("Slurm", steps := Steps(within.name("3", 1)))
     settings = Settings(policy="fifo", now=time.time, say=print)
     context = SimpleNamespace(launcher=within, settings=settings)

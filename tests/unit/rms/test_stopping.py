@@ -21,7 +21,7 @@ class Stuck:
     def __init__(self, *faults: Exception) -> None:
         self.said, self.told, self._faults = list[str](), list[str](), list(faults)
         self.idle, self.say = False, self.said.append
-        self.launcher = SimpleNamespace(shutdown_reason=lambda: "")
+        self.launcher = SimpleNamespace(nodes=SimpleNamespace(shutdown_reason=lambda: ""))
         self.context = SimpleNamespace(state=SimpleNamespace(running={"7": None}))
         self.scripts = SimpleNamespace(starting=False)
         self.stopping = serve._Stopping()
