@@ -207,7 +207,7 @@ def test_a_meter_of_a_host_is_split_over_it_and_its_slots(bench: Bench) -> None:
     for number, joules in ((0, 0.0), (1, 0.0), (2, 90.0)):
         bench.now_s += 10.0
         devices = [DeviceEnergy("package-0", "rapl", joules)] if number else []
-        meters.node(Metered("n1", "a", number, bench.now_s, "boot", devices))
+        meters.take_report(Metered("n1", "a", number, bench.now_s, "boot", devices))
     (job,) = views.jobs(bench.daemon.context)
     # 20 s by the model; then 90 J, of which the model has 200 for the job and 100 for the host.
     assert job.energy_j == pytest.approx(20 * 20.0 + 60.0)
