@@ -10,12 +10,9 @@ from math import inf, log
 
 from msgspec.structs import replace
 
-from rms.core.model.cluster import Cluster
 from rms.core.model.contention import Pools
-from rms.core.model.events import NodesLeased, ResizeAsked, TasksHold
+from rms.core.model.events import NodesLeased, ResizeAsked
 from rms.core.model.jobs import Job, JobId, JobSpec, Mode, Node, NodePower, Site
-from rms.kernels.model import Device
-from rms.kernels.wire import Resource
 
 MINUTE_S = 60.0
 """The time over which switches are counted, as Slurm's SuspendRate and ResumeRate count them."""
@@ -687,50 +684,6 @@ TASK = JobSpec(JobId(TASKS), 0.0, 1, 1, 1, Mode.FIXED)
 def is_task(owner: str) -> bool:
     """Return whether an owner of energy is a program with tasks."""
     return owner.startswith(TASKS)
-
-
-def devices_of(cluster: Cluster) -> list[Device]:
-    """Return the devices of this machine: GPU nodes, all cores together, each core, each node.
-
-    A node here is a virtual one: a kernel for another node runs there in a process of its own.
-    """
-    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
-    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
-    found = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
-    if cpus:
-        found.append(Device("cores", Resource.CORES, tuple(cpus)))
-    found += [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
-    return found + [each for each in nodes_as_devices(cluster) if set(cpus).issuperset(each.units)]
-
-
-def nodes_as_devices(cluster: Cluster) -> list[Device]:
-    """Return each node, or host that jobs share, as a device of kernels for another node."""
-    return [
-        Device(f"node-{host}", Resource.NODE, tuple(map(int, cluster.nodes_of[host])))
-        for host in cluster.hosts
-    ]
-
-
-def can_hold(state: State, event: TasksHold) -> bool:
-    """Return whether tasks may hold these nodes: each is free, or theirs already."""
-    vacant, lent = state.vacant, state.lent
-    if state.counted or len(event.owners) not in (0, len(event.nodes)):
-        return False
-    return all(node in lent or (0 <= node < len(vacant) and vacant[node]) for node in event.nodes)
-
-
-def hold(state: State, event: TasksHold) -> None:
-    """Give tasks these nodes and no others, and let the books know whose energy that is."""
-    before = state.lent
-    state.lent = held = dict(
-        zip(event.nodes, event.owners or ("",) * len(event.nodes), strict=True)
-    )
-    more, less = sorted(held.keys() - before.keys()), sorted(before.keys() - held.keys())
-    state.free_count += len(less) - len(more)
-    state.take(tuple(more))
-    state.give_back(tuple(less))
-    for owner in owners_changed(before, held):
-        state.changed[owner] = as_job(state, owner)
 
 
 def owners_changed(before: dict[Node, str], now: dict[Node, str]) -> list[JobId]:

@@ -35,7 +35,7 @@ from rms.core.model.cluster import Cluster
 from rms.core.model.events import TasksHold
 from rms.core.model.jobs import Node
 from rms.core.rules.powercap import tasks_in_the_way, under_cap
-from rms.core.state import TASKS, devices_of, nodes_as_devices
+from rms.core.state import TASKS
 from rms.daemon.store.context import Context, Handle
 from rms.formats.prices import Prices
 from rms.kernels import wire
@@ -954,3 +954,26 @@ class Tasks:
         elif isinstance(decision, Drop):
             self._forget(decision.task)
             link.send(wire.Drop(number, decision.reason))
+
+
+def devices_of(cluster: Cluster) -> list[Device]:
+    """Return the devices of this machine: GPU nodes, all cores together, each core, each node.
+
+    A node here is a virtual one: a kernel for another node runs there in a process of its own.
+    """
+    gpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("gpu") for s in slots)]
+    cpus = [n for n, slots in enumerate(cluster.slots) if any(s.startswith("cpu") for s in slots)]
+    devices = [Device(cluster.names[n], Resource.GPU, (n,)) for n in gpus]
+    if cpus:
+        devices.append(Device("cores", Resource.CORES, tuple(cpus)))
+    devices += [Device(cluster.names[n], Resource.CORE, (n,)) for n in cpus]
+    nodes = nodes_as_devices(cluster)
+    return devices + [node for node in nodes if set(cpus).issuperset(node.units)]
+
+
+def nodes_as_devices(cluster: Cluster) -> list[Device]:
+    """Return each node, or host that jobs share, as a device of kernels for another node."""
+    return [
+        Device(f"node-{host}", Resource.NODE, tuple(map(int, cluster.nodes_of[host])))
+        for host in cluster.hosts
+    ]

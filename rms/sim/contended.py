@@ -8,9 +8,10 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import NamedTuple
 
-from rms.core.model.contention import Pools, dynamic_power, parts
+from rms.core.model.contention import Pools, parts
 from rms.core.model.events import Ended, ResizePoint
 from rms.core.model.jobs import Job, JobId
+from rms.core.model.speedup import dynamic_power
 from rms.core.state import State
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import floor, inf
 from operator import attrgetter
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -46,22 +46,8 @@ class Phase(msgspec.Struct, frozen=True):
     job: JobId
     share: float
 
-
-RANK: dict[type, int] = {
-    Ended: 1,
-    Resized: 2,
-    NodeUp: 2,
-    NodeBooted: 2,
-    NodeDown: 2,
-    Ticked: 3,
-    ResizePoint: 4,
-    Phase: 5,
-}
-"""What comes first at one time, submissions aside: ends, nodes freed, ticks, resize points."""
-
-
-IDLE = frozenset((Ticked, NodeDown, NodeUp, NodeBooted))
-"""What matters to nobody once all jobs are over."""
+    rank: ClassVar[int] = 5
+    needs_jobs: ClassVar[bool] = False
 
 
 def submissions(specs: Sequence[JobSpec]) -> Iterator[Submitted]:
@@ -228,7 +214,7 @@ class Simulation:
             if not heap:
                 return None
             _, _, _, event, version = heapq.heappop(heap)
-            if type(event) in IDLE and submission is None and self._over:
+            if event.needs_jobs and submission is None and self._over:
                 continue  # nothing is left that it could matter to
             if not version or self._versions.get(event.job) == version:  # type: ignore[union-attr]
                 return event  # else the job's rate has changed since this was entered
@@ -475,4 +461,4 @@ class Simulation:
 
     def _push(self, event: Event | Phase, version: int = 0) -> None:
         self._number += 1
-        heapq.heappush(self._heap, (event.at_s, RANK[type(event)], self._number, event, version))
+        heapq.heappush(self._heap, (event.at_s, event.rank, self._number, event, version))

@@ -22,10 +22,10 @@ import msgspec
 
 from rms.core.model.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
 from rms.core.model.jobs import Job, JobId, Node
+from rms.core.model.speedup import drawn, longer
 from rms.core.policies.placement import Lowest, Room, expected_slowdown, take
 from rms.core.policies.shared import SharedRoom
 from rms.core.rules.powercap import PowerBudget, boot_extra_w, growth_w, mean_w
-from rms.core.rules.transition import drawn, longer
 from rms.core.state import State
 
 Switches = tuple[Sequence[Node], Sequence[Node]]

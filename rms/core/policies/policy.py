@@ -12,28 +12,19 @@ from typing import Protocol
 import msgspec
 
 from rms.core.model.events import (
+    TRIGGERS,
     Decision,
     Ended,
     Event,
     Later,
     Never,
-    NodeBooted,
-    NodePowerFailed,
-    NodesLeased,
-    NodeUp,
     PowerCapSet,
     PowerMeasured,
     Reason,
-    Reopened,
-    Requeued,
     Resize,
-    Resized,
     ResizePoint,
-    ResizeRolledBack,
     Start,
-    Stepped,
     Submitted,
-    TasksHold,
     Ticked,
     Withdrawn,
 )
@@ -68,18 +59,6 @@ from rms.core.policies.placement import (
 from rms.core.rules.powercap import PowerBudget, never_fits, why_power
 from rms.core.state import RunningKey, State
 
-POWER: frozenset[type] = frozenset((PowerCapSet, PowerMeasured))
-"""Events after which jobs may have to yield to a power cap, whenever a policy looks."""
-
-TRIGGERS: frozenset[type] = POWER | frozenset(
-    (
-        *(Submitted, Ended, Requeued, Resized, ResizeRolledBack, ResizePoint, Stepped),
-        *(NodeUp, NodeBooted, NodePowerFailed, Ticked, Reopened, TasksHold, NodesLeased),
-        Withdrawn,
-    )
-)
-"""Events after which there may be something to decide."""
-
 
 class Events(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The policy decides after every event that can change what it decides.
@@ -113,7 +92,8 @@ class Ticks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def triggers(self) -> frozenset[type]:
         """Events after which it decides."""
-        return POWER | frozenset((Ended, Withdrawn, Ticked, ResizePoint))
+        kinds = Ended, Withdrawn, Ticked, ResizePoint, PowerCapSet, PowerMeasured
+        return frozenset(kinds)
 
     @property
     def start_triggers(self) -> frozenset[type]:

@@ -16,7 +16,6 @@ from math import inf
 
 import msgspec
 
-from rms.core.model.events import PowerCapSet, PowerMeasured
 from rms.core.model.jobs import Job, JobSpec, Node, NodePower
 from rms.core.state import State, task_w, tasks_w
 
@@ -303,20 +302,3 @@ def why_power(state: State, job: Job, budget: PowerBudget) -> str | None:
     drawn = f"; {cap_w - left_w:.0f} W are drawn, by the meters" if metered else ""
     needs = f"needs {own_w:g} W on {nodes}"
     return f"PowerCap: {needs}, {max(0.0, left_w):.4g} W are left of {cap_w:g} W{drawn}"
-
-
-def cap_set(state: State, event: PowerCapSet) -> None:
-    """Let another cap hold."""
-    state.now_s, state.power_cap_w = event.at_s, event.watts
-    if event.watts is None:
-        state.measured_w, state.idle_above_w = None, 0.0
-    for job in state.running.values():
-        job.no_wider_before_s = -inf
-        if event.watts is None:
-            job.above_w = 0.0
-
-
-def measured(state: State, event: PowerMeasured) -> None:
-    """Take in what the cluster draws."""
-    state.now_s, state.measured_w = event.at_s, event.watts
-    share_above(state, event.watts)

@@ -28,9 +28,6 @@ from rms.core.rules.powercap import PowerBudget, growth_w
 from rms.core.scheduler.twin import Twin
 from rms.core.state import Idle, State, Usage
 
-_TO_DECIDE = transition.EVENTS | {ResizeAsked}
-"""Events after which it is not the events as they are that a policy is told of."""
-
 
 class Engine:
     """Holds the state and asks the policy after every event.
@@ -97,7 +94,7 @@ class Engine:
         """Take in what happened; return what to do, already entered as requested."""
         self.apply(event)
         kind = type(event)
-        if kind in _TO_DECIDE or self.state.held or self.state.wanted:
+        if kind is ResizeAsked or event.enqueues or self.state.held or self.state.wanted:
             return self.decide((event,))
         return self._pass((event,)) if kind in self._policy.triggers else []
 
@@ -157,7 +154,7 @@ class Engine:
     def _triggers(self, event: Event) -> bool:
         if isinstance(event, NodeUp) and event.more:
             return False
-        kind = Submitted if type(event) in transition.EVENTS else type(event)
+        kind = Submitted if event.enqueues else type(event)
         return kind in self._policy.triggers
 
     def _pass(self, events: Sequence[Event]) -> list[Decision]:

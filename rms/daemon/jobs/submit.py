@@ -26,12 +26,9 @@ import msgspec
 from msgspec.structs import replace
 
 from rms.core.model.events import (
-    Ended,
     Event,
     Freed,
     HeldByUser,
-    Reopened,
-    Submitted,
     Withdrawn,
     node_words,
 )
@@ -145,9 +142,6 @@ def node_lists(context: Context, options: Options, tasks: int) -> NodeLists | No
 
 # FUSED rms.daemon.jobs.submit: Jobs that may not start yet: held and released by users, and let go when their time has come.
 
-_CHANGES = transition.EVENTS | {Submitted, Ended, Withdrawn, Reopened}
-"""Events after which another job may be the next whose time comes."""
-
 
 class Holds:
     """Enters who is held and who may start."""
@@ -158,7 +152,7 @@ class Holds:
 
     def followed(self, event: Event) -> None:
         """Take in what has happened."""
-        if type(event) in _CHANGES:
+        if event.changes_holds:
             self._next_s = -inf
 
     def look(self) -> None:

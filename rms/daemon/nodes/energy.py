@@ -11,14 +11,8 @@ from rms.core.books.measured import Host, Measured
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
-    Ended,
     Event,
     PowerMeasured,
-    Reopened,
-    Requeued,
-    Resized,
-    ResizeRolledBack,
-    TasksHold,
 )
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
@@ -211,9 +205,6 @@ between two reports.
 
 REPORTS = 3
 
-_LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened, TasksHold))
-"""Events after which jobs and tasks may draw less than meters have read."""
-
 
 class PowerWatch:
     """Enters measured power as an event where it changes what is left of the cap.
@@ -235,7 +226,7 @@ class PowerWatch:
 
     def followed(self, event: Event) -> None:
         """Take in that an event has been followed."""
-        if type(event) in _LESS:
+        if event.lowers_power:
             self._less_s = event.at_s
 
     def look(self) -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rms.core.model.contention import Pools, Processors, SharedNode, dynamic_power, parts
+from rms.core.model.contention import Pools, Processors, SharedNode, parts
+from rms.core.model.speedup import dynamic_power
 from rms.sim.contended import Contention, Part
 
 LEVELS = ((0.9, 0.7), (2.0, 0.8), (4.0, 1.0))
