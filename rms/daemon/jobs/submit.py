@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -41,7 +41,6 @@ from rms.core.rules.checks import allowed, needs_s
 from rms.core.rules.powercap import is_unknown, within_limit
 from rms.core.rules.transition import is_met, unknown
 from rms.core.state import State
-from rms.daemon.heart import Daemon
 from rms.daemon.store.context import Context, Handle, Notes
 from rms.daemon.store.record import job_note
 from rms.formats import profiles
@@ -72,6 +71,9 @@ from rms.wire.files import sync_folder, write_whole
 from rms.wire.messages import COOLDOWN_VARIABLE
 from rms.wire.mpiexec import is_program
 from rms.wire.users import JobIds, Submission, SubmitOptions
+
+if TYPE_CHECKING:
+    from rms.daemon.heart import Daemon
 
 MOST_NAMES = 1_000_000
 """Of all tasks of an array together: each has its own list in the journal."""
