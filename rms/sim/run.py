@@ -231,8 +231,8 @@ def chosen(
         changes["admission"] = {"tail": "shortest" if order == "sjbf" else "queue"}
     if estimates is not None:
         changes.setdefault("admission", {})["estimates"] = estimates
-    if counted and policy.always_on and not hasattr(policy.placement, "cap_w"):
-        ahead = ahead and passes == "per-event" and hasattr(policy.admission, "estimates")
+    if counted and policy.always_on and not policy.placement.caps_nodes:
+        ahead = ahead and passes == "per-event" and policy.admission.estimates is not None
         changes["placement"] = {"part": "count", "ahead": ahead}
     try:
         return adjusted(policy, **changes) if changes else policy

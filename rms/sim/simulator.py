@@ -153,7 +153,7 @@ class Simulation:
         self.failed = 0
         self._failing = False
         for failure in failures:
-            if policy.counted:
+            if policy.placement.counted:
                 raise ValueError("expected a policy that places jobs, for nodes that fail")
             self._failing = True
             self._push(failure)

@@ -12,18 +12,18 @@ Where a part looks at the time, it has a method ``look_s``: drivers let the poli
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import inf
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import msgspec
 
 from rms.core.model.events import Decision, Never, PowerOff, PowerOn, Reason, Resize, Start
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.model.speedup import drawn, longer
-from rms.core.policies.placement import Lowest, Room, expected_slowdown, take
+from rms.core.policies.placement import Lowest, Placement, Room, RoomWithin
 from rms.core.policies.shared import SharedRoom
 from rms.core.rules.powercap import PowerBudget, boot_extra_w, growth_w, mean_w
 from rms.core.state import State
@@ -32,8 +32,25 @@ Switches = tuple[Sequence[Node], Sequence[Node]]
 """Nodes to be powered off, and on."""
 
 
-class PowerPart(Protocol):
-    """Part ``node_power``."""
+class NodePowerPart:
+    """Part ``node_power``: which nodes are powered off and on.
+
+    Attributes:
+        always_on: no node is powered off.
+    """
+
+    __slots__ = ()
+
+    always_on: ClassVar[bool] = False
+
+    @property
+    def ahead(self) -> bool:
+        """Whether nodes are powered on before the end of a job after which they will be needed."""
+        return False
+
+    def look_s(self, state: State) -> float:
+        """Return when the policy is to decide even if nothing happens before, inf for never."""
+        return inf
 
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
@@ -47,10 +64,13 @@ class PowerPart(Protocol):
             needed: nodes that are off and wanted now.
             until_s: the earliest time at which idle nodes may be needed, as far as is known.
         """
+        raise NotImplementedError
 
 
-class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AlwaysOn(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """No node is powered off; those that another policy has left off are powered on."""
+
+    always_on: ClassVar[bool] = True
 
     def __call__(
         self, state: State, idle: Sequence[Node], needed: Sequence[Node], until_s: float
@@ -62,7 +82,7 @@ class AlwaysOn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 ALWAYS_ON = AlwaysOn()
 
 
-class OffWhenIdle(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Nodes go off as soon as that saves energy, and come back when a job waits for them.
 
     Attributes:
@@ -171,7 +191,7 @@ def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
 
 
 def switched(
-    part: PowerPart,
+    part: NodePowerPart,
     state: State,
     wanted: Sequence[Decision],
     *,
@@ -353,7 +373,7 @@ def _match(other: Host, host: Host) -> tuple[float, bool, int, int]:
     return abs(other.clock - host.clock), other.clock < host.clock, len(other.free), other.at
 
 
-class Consolidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The lowest free slots; jobs that run are moved together where a host can go off for that.
 
     A migration has to save more, by what is known of ends, than it and a boot cost.
@@ -368,6 +388,7 @@ class Consolidate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     narrow: bool = False
 
     shared: ClassVar[bool] = True
+    migrates: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.moves < 0:
@@ -547,11 +568,24 @@ def _narrow_pays(state: State, host: Host, smaller: dict[JobId, tuple[Node, ...]
 # A part is asked for the room of each pass: it returns one whose starts have frequencies. What a job
 # gets is the highest that anyone on its host asks for (:mod:`rms.core.rules.transition`).
 
-FrequencyPart = Callable[[State, Room], Room]
-"""Part ``frequency``."""
+
+class FrequencyPart:
+    """Part ``frequency``: at which frequency jobs start.
+
+    Attributes:
+        sets: it sets frequencies, which nodes have to state.
+    """
+
+    __slots__ = ()
+
+    sets: ClassVar[bool] = True
+
+    def __call__(self, state: State, room: Room) -> Room:
+        """Return a room whose starts have frequencies."""
+        raise NotImplementedError
 
 
-class Nominal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Nominal(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every job at the highest frequency."""
 
     sets: ClassVar[bool] = False
@@ -564,14 +598,12 @@ class Nominal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 NOMINAL = Nominal()
 
 
-class PowerAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PowerAware(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Processes that would wait for slower ones of their job run slower (Guim et al., IV-A-2).
 
     On nodes whose processes share bandwidth, each of which has a frequency of its own: what
     ``power_aware = true`` of a placement there does too.
     """
-
-    sets: ClassVar[bool] = True
 
     def __call__(self, state: State, room: Room) -> Room:
         """Let the room of shared nodes set frequencies."""
@@ -580,7 +612,7 @@ class PowerAware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return room
 
 
-class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every job at the frequency at which it needs least energy (Chauhan et al., section III).
 
     By its time and power over frequency; one of which these are not known asks for the highest.
@@ -590,8 +622,6 @@ class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     """
 
     slowdown: float = inf
-
-    sets: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not self.slowdown >= 1.0:
@@ -622,44 +652,25 @@ class OptimalOperatingPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return found
 
 
-class ClockedRoom:
+class ClockedRoom(RoomWithin):
     """A room in which every start has a frequency."""
 
-    __slots__ = ("_part", "_room", "_state")
+    __slots__ = ("_part", "_state")
+
+    varies: ClassVar[bool] = True
 
     def __init__(self, room: Room, state: State, part: OptimalOperatingPoint) -> None:
-        self._room, self._state, self._part = room, state, part
-
-    @property
-    def free(self) -> int:
-        """How many nodes are left."""
-        return self._room.free
-
-    @property
-    def passed(self) -> int:
-        """How many running jobs are over by expectation."""
-        return self._room.passed
-
-    def fits(self, job: Job, size: int) -> bool:
-        """Return whether the job may start on ``size`` nodes now."""
-        return self._room.fits(job, size)
-
-    def place(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Take nodes for a job that fits."""
-        return self._room.place(job, size)
-
-    def resize(self, job: Job, size: int) -> tuple[Node, ...]:
-        """Return the nodes of a running job at another size."""
-        return self._room.resize(job, size)
+        super().__init__(room)
+        self._state, self._part = state, part
 
     def slowdown(self, job: Job, size: int) -> float:
         """Return how much longer the job is expected to run."""
         share = self._part.asks(self._state, job)
         own = longer(self._state.site.levels, job.spec.operating_points, share)
-        return own * expected_slowdown(self._room, job, size)
+        return own * self._room.slowdown(job, size)
 
     def take(self, job: Job, size: int) -> tuple[tuple[Node, ...], tuple[float, ...]]:
         """Take nodes for a job that fits; return the frequency on each too."""
-        nodes, _ = take(self._room, job, size)
+        nodes, _ = self._room.take(job, size)
         share = self._part.asks(self._state, job)
         return nodes, () if share == 1.0 else (share,) * len(nodes)

@@ -15,7 +15,33 @@ from rms.core.model.jobs import Job
 from rms.core.state import State
 
 
-class Fcfs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Order:
+    """Part ``order``: the waiting jobs, the first to be served first.
+
+    Attributes:
+        ranks: it includes the priorities of jobs.
+    """
+
+    __slots__ = ()
+
+    ranks: ClassVar[bool] = False
+
+    @property
+    def half_life_s(self) -> float | None:
+        """The half-life of the usage of accounts by which it goes, None where it does not."""
+        return None
+
+    @property
+    def of_twin(self) -> Order:
+        """The order of the twin (:mod:`rms.core.scheduler.twin`), if a sizing has one."""
+        return self
+
+    def __call__(self, state: State) -> Iterable[Job]:
+        """Return the queue: a view or a list, which can be iterated again, no generator."""
+        raise NotImplementedError
+
+
+class Fcfs(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """First come, first served; jobs of one instant in the order they were handed in."""
 
     def __call__(self, state: State) -> Iterable[Job]:
@@ -23,7 +49,7 @@ class Fcfs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return state.pending.values()
 
 
-class ShortestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ShortestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The shortest expected run time first; of equal ones the first that came."""
 
     def __call__(self, state: State) -> Iterable[Job]:
@@ -31,7 +57,7 @@ class ShortestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [job for _, _, job in state.by_estimate]
 
 
-class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SmallestFirst(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Due jobs first, then small ones; of these, first accounts that hold less than their share.
 
     Small by the least nodes a job can start on times the square root of the time it requests (one
@@ -44,7 +70,7 @@ class SmallestFirst(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     depth: int = 200
-    twin: ClassVar[Fcfs] = Fcfs()
+    of_twin: ClassVar[Fcfs] = Fcfs()
 
     def __post_init__(self) -> None:
         if self.depth < 1:
@@ -150,7 +176,7 @@ class Priority(msgspec.Struct, frozen=True):
         )
 
 
-class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The highest priority first.
 
     Attributes:
@@ -166,6 +192,8 @@ class Multifactor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_age_days: float = 7.0
     half_life_days: float = 7.0
     shares: dict[str, float] = {}
+
+    ranks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         weights = (self.age, self.fair_share, self.size, *self.shares.values())

@@ -22,7 +22,7 @@ import msgspec
 from rms.core.model.events import Reason, Resize
 from rms.core.model.jobs import Job, JobId
 from rms.core.model.speedup import some_sizes
-from rms.core.policies.placement import Room, budget_of
+from rms.core.policies.placement import Room, Sizing
 from rms.core.rules.powercap import PowerBudget
 from rms.core.state import State
 
@@ -213,6 +213,7 @@ class SharePlan:
         in_order: none may start before one that stands before it in the queue.
         energy: weight of energy against time that it was made with.
         awaits: running jobs that would be resized if they were at a resize point.
+        queue: the waiting jobs in the order that it goes by, where that is another.
     """
 
     sizes: dict[JobId, int] = field(default_factory=dict)
@@ -220,6 +221,7 @@ class SharePlan:
     in_order: bool = True
     energy: float = 0.0
     awaits: list[Job] = field(default_factory=list)
+    queue: Iterable[Job] | None = None
 
     def start(self, job: Job, free: int) -> int:
         """Return the size at which a waiting job should start."""
@@ -229,7 +231,7 @@ class SharePlan:
         """Return the resizes, as far as nodes are left after the starts."""
         if not self.changes:
             return []
-        found, budget = [], budget_of(room)
+        found, budget = [], room.budget
         for job, size, reason, code in self.changes:
             if size - job.size > room.free or (budget and not budget.widens(job, size)):
                 continue
@@ -240,7 +242,7 @@ class SharePlan:
         return found
 
 
-class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EqualShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Share all nodes over all jobs that can run.
 
     Attributes:
@@ -282,7 +284,7 @@ class EqualShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 self._rotate(state, plan, room)
             return plan
         left, releasing_w = room.free + state.releasing, 0.0
-        budget = None if state.power_cap_w is None else budget_of(room)
+        budget = None if state.power_cap_w is None else room.budget
         if budget is not None:
             releasing_w = budget.releasing_w
             budget = budget.plus(releasing_w)

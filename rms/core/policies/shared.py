@@ -17,6 +17,7 @@ import msgspec
 
 from rms.core.model.contention import Pools, parts
 from rms.core.model.jobs import Job, Node, Site
+from rms.core.policies.placement import Placement, Room
 from rms.core.state import State
 
 
@@ -226,7 +227,7 @@ class Offer(NamedTuple):
     waiting: ByPool | None = None
 
 
-class SharedRoom:
+class SharedRoom(Room):
     """Free processors of shared nodes during one pass."""
 
     __slots__ = (
@@ -246,7 +247,13 @@ class SharedRoom:
         "power_aware",
     )
 
-    def __init__(self, state: State, how: FirstFitShared | LessConsume) -> None:
+    free: int
+    passed: int
+
+    contended: ClassVar[bool] = True
+    varies: ClassVar[bool] = True
+
+    def __init__(self, state: State, how: SharedPlacement) -> None:
         assert state.pools is not None  # the engine has seen to it
         self._pools: Pools = state.pools
         self._site: Site = state.site
@@ -473,7 +480,38 @@ class SharedRoom:
         return found
 
 
-class FirstFitShared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SharedPlacement(Placement):
+    """A placement on nodes whose processes share memory bandwidth."""
+
+    __slots__ = ()
+
+    shared: ClassVar[bool] = True
+
+    @property
+    def fastest_first(self) -> bool:
+        """Whether faster kinds of processors are taken before slower ones, not node by node."""
+        return False
+
+    @property
+    def threshold(self) -> float:
+        """How much bandwidth may slow a job that starts."""
+        return inf
+
+    @property
+    def forecast(self) -> bool:
+        """Whether the demand is expected to change when neighbours are expected to end."""
+        return False
+
+    def __call__(self, state: State) -> SharedRoom:
+        """Open the room of a pass."""
+        return SharedRoom(state, self)
+
+    def alike(self, job: Job, size: int) -> Alike:
+        """Return what jobs have in common that would start in the same place."""
+        return (size,)
+
+
+class FirstFitShared(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The first free processors; expected run times know their speed and nothing of bandwidth.
 
     Attributes:
@@ -484,21 +522,8 @@ class FirstFitShared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     power_aware: bool = False
     fastest_first: bool = False
 
-    shared: ClassVar[bool] = True
-    least_bandwidth: ClassVar[bool] = False
-    threshold: ClassVar[float] = inf
-    forecast: ClassVar[bool] = False
 
-    def alike(self, job: Job, size: int) -> Alike:
-        """Return what jobs have in common that would start in the same place."""
-        return (size,)
-
-    def __call__(self, state: State) -> SharedRoom:
-        """Open the room of a pass."""
-        return SharedRoom(state, self)
-
-
-class LessConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LessConsume(SharedPlacement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The processors where bandwidth slows a job least, which expected run times follow.
 
     Attributes:
@@ -512,14 +537,9 @@ class LessConsume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     threshold: float = inf
     forecast: bool = False
 
-    shared: ClassVar[bool] = True
     least_bandwidth: ClassVar[bool] = True
 
     def alike(self, job: Job, size: int) -> Alike:
         """Return what jobs have in common that would start in the same place."""
         span_s = job.spec.expected_s(size) if self.forecast else 0.0
         return size, job.spec.planned_gb_s, span_s
-
-    def __call__(self, state: State) -> SharedRoom:
-        """Open the room of a pass."""
-        return SharedRoom(state, self)

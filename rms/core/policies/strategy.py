@@ -16,7 +16,7 @@ import msgspec
 
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job
-from rms.core.policies.admission import start
+from rms.core.policies.admission import Admission, start
 from rms.core.policies.placement import Plan, Room
 from rms.core.state import State
 from rms.kernels.model import Device, Registered, Run, TaskId, TaskSpec, UnitsTaken
@@ -30,7 +30,7 @@ NOBODYS = -1
 """A unit that is never free: that of devices there are too few nodes for."""
 
 
-class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who starts at which size is chosen by a strategy of tasks.
 
     Attributes:

@@ -38,8 +38,8 @@ class Engine:
     """
 
     def __init__(self, site: Site | int, policy: Policy) -> None:
-        self.state = State(Site(site) if isinstance(site, int) else site, policy.counted)
-        if policy.pooled and self.state.pools is None:
+        self.state = State(Site(site) if isinstance(site, int) else site, policy.placement.counted)
+        if policy.placement.pooled and self.state.pools is None:
             raise PolicyError(
                 f"expected nodes that share bandwidth for policy {policy.name}, got a cluster "
                 "that states none"
@@ -61,7 +61,7 @@ class Engine:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        if policy.counted != self.state.counted:
+        if policy.placement.counted != self.state.counted:
             raise checks.RuleError("expected a policy that places jobs as the one before did")
         self._policy, self._explained, self._view = policy, None, None
         self._count_usage()
@@ -76,7 +76,7 @@ class Engine:
 
     def _count_usage(self) -> None:
         """Count what accounts use, from now on, where the policy goes by it."""
-        state, half_life_s = self.state, getattr(self._policy.order, "half_life_s", None)
+        state, half_life_s = self.state, self._policy.order.half_life_s
         if half_life_s is None:
             state.usage = None
         elif state.usage is None:
@@ -177,7 +177,7 @@ class Engine:
 
     def _enter(self, decisions: Sequence[Decision]) -> None:
         """Enter decisions as requested, in order, until one breaks a rule."""
-        state, ahead, taken = self.state, self._policy.ahead, 0
+        state, ahead, taken = self.state, self._policy.placement.ahead, 0
         self._view = None
         try:
             for decision in decisions:

@@ -262,7 +262,7 @@ async def admit(daemon: Daemon, body: Submission) -> JobIds:
         planned = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
         warnings.append(f"no --time: the job is planned with {planned}, which is not a limit")
     state, policy = daemon.context.state, daemon.context.scheduler.engine.policy
-    capped = state.power_cap_w is not None or policy.caps_nodes
+    capped = state.power_cap_w is not None or policy.placement.caps_nodes
     if capped and is_unknown(state.power_models, specs[0]):
         warnings.append(
             "no --power, no profile and no power model of busy nodes: the job counts as 0 W under "
@@ -398,8 +398,8 @@ def _refuse_impossible(daemon: Daemon, spec: JobSpec) -> None:
     if lease is not None and needs_s(spec) > lease.longest_s and not spec.wait_for_nodes:
         most_s = f"{lease.longest_s:.0f} s, as allocations last"
         raise ScriptError(f"expected --time of at most {most_s}, got {spec.limit_s:.0f} s")
-    if policy.refusal is not None and least <= state.nodes:
-        why = policy.refusal(state.site, spec)
+    if least <= state.nodes:
+        why = policy.placement.refusal(state.site, spec)
         if why is not None:
             raise ScriptError(
                 f"expected a job that policy {policy.name} can place, got one that {why}"
