@@ -657,10 +657,8 @@ class ClockedRoom(RoomWithin):
 
     __slots__ = ("_part", "_state")
 
-    varies: ClassVar[bool] = True
-
     def __init__(self, room: Room, state: State, part: OptimalOperatingPoint) -> None:
-        super().__init__(room)
+        super().__init__(room, varies=True)
         self._state, self._part = state, part
 
     def slowdown(self, job: Job, size: int) -> float:

@@ -37,16 +37,15 @@ class Room(ABC):
     Attributes:
         contended: a job that does not fit though enough nodes are free lacks memory bandwidth;
             elsewhere it lacks power.
+        varies: starts there have slowdowns or frequencies.
+        budget: the rest of the power cap, None where there is none.
     """
 
     __slots__ = ()
 
     contended: ClassVar[bool] = False
-
-    @property
-    def varies(self) -> bool:
-        """Whether starts there have slowdowns or frequencies, which :meth:`take` returns."""
-        return False
+    varies: bool = False
+    budget: PowerBudget | None = None
 
     @property
     @abstractmethod
@@ -57,11 +56,6 @@ class Room(ABC):
     @abstractmethod
     def passed(self) -> int:
         """How many of the first of ``state.ends`` are over by expectation: their nodes are free."""
-
-    @property
-    def budget(self) -> PowerBudget | None:
-        """The rest of the power cap, None where there is none."""
-        return None
 
     @abstractmethod
     def fits(self, job: Job, size: int) -> bool:
@@ -90,15 +84,10 @@ class Room(ABC):
 class RoomWithin(Room):
     """A room whose starts have one more condition or effect; all else is that of the room."""
 
-    __slots__ = ("_room",)
+    __slots__ = ("_room", "varies")
 
-    def __init__(self, room: Room) -> None:
-        self._room = room
-
-    @property
-    def varies(self) -> bool:
-        """Whether starts there have slowdowns or frequencies."""
-        return self._room.varies
+    def __init__(self, room: Room, *, varies: bool = False) -> None:
+        self._room, self.varies = room, varies or room.varies
 
     @property
     def free(self) -> int:

@@ -138,23 +138,24 @@ class MissingPartError(PolicyError):
     """A policy that names a user's function which cannot be had (any more)."""
 
 
+Opened = tuple[Room, ListedRoom | None, CappedRoom | None, Room, Iterable[Job], Plan]
+"""The room of the placement; the same where it holds node lists; the one under the power cap; the
+outermost of them; the queue and the plan."""
+
+
 @dataclass(eq=False)
 class View:
-    """The state as the parts see it in a pass, and what they have made of it.
+    """The state as the parts see it, and what they have made of it, to explain why jobs wait.
 
     Attributes:
         state: all nodes on.
-        placed: the room that the placement has opened.
-        listed: the same, where jobs have node lists and it can place these.
         capped: the room under the power cap, where there is one.
-        room: the outermost of them, with the frequencies of starts.
+        room: the same, or another one that the parts have opened.
         queue: the waiting jobs in order.
         plan: their sizes.
     """
 
     state: State
-    placed: Room
-    listed: ListedRoom | None
     capped: CappedRoom | None
     room: Room
     queue: Iterable[Job]
@@ -284,7 +285,7 @@ class Policy:
             hidden: other jobs to leave out.
         """
         lacks = set(lacking(state, self._places_lists(state)))
-        first = next(iter(self._queue(state, [])), None) if lacks else None
+        first = next(iter(self._queue(state, self.order(state))), None) if lacks else None
         nodes = [] if first is None else kept(state, first, lacks)
         if nodes:
             lacks |= lacking(seen(state, (), set(), nodes)[0], True).keys()
@@ -313,28 +314,26 @@ class Policy:
         resizable = state.shrinkable or state.expandable
         if not state.pending and not resizable and not (moves and state.running):
             return decisions
-        view = self._view(state, decisions)
-        capped, room, plan = view.capped, view.room, view.plan
+        placed, listed, capped, room, queue, plan = self._open(state, decisions)
         if capped is not None and resizable and (changes := yielding(state, capped)):
             return decisions + changes
         if state.pending and (
             self.start_triggers is self.triggers
             or any(type(event) in self.start_triggers for event in events)
         ):
-            decisions += self.admission(state, view.queue, plan, room)
+            decisions += self.admission(state, queue, plan, room)
         if resizable:
             decisions += plan.resizes(state, room)
             if self.twin is not None:
                 state.awaited.update(_awaited(plan))
-        if moves and isinstance(view.placed, Lowest):
-            rest = view.placed.rest
-            decisions += self.placement.migrations(state, rest, decisions, room.budget)
-        if view.listed is not None and refused is not None:
-            refused |= view.listed.left_out(decisions)
+        if moves and isinstance(placed, Lowest):
+            decisions += self.placement.migrations(state, placed.rest, decisions, room.budget)
+        if listed is not None and refused is not None:
+            refused |= listed.left_out(decisions)
         return decisions
 
-    def _view(self, state: State, refused: Sequence[Decision] = ()) -> View:
-        """Return what the parts make of a state: rooms, queue and plan.
+    def _open(self, state: State, refused: Sequence[Decision] = ()) -> Opened:
+        """Return what the parts make of a state.
 
         Args:
             refused: jobs of these decisions are not in the queue.
@@ -346,14 +345,18 @@ class Policy:
         capped = None
         if state.power_cap_w is not None:
             room = capped = CappedRoom(room, state)
-        queue = self._queue(state, refused)
+        queue = self.order(state)
+        if refused or state.prioritised or state.array_limited or capped is not None:
+            queue = self._queue(state, queue, refused)
         plan = self.sizing(state, queue, room)
         if listed is not None or capped is not None:
             plan = LimitedPlan(plan, listed, room.budget)
-        return View(state, placed, listed, capped, room, queue, plan)
+        return placed, listed, capped, room, queue, plan
 
-    def _queue(self, state: State, refused: Sequence[Decision]) -> Iterable[Job]:
-        queue = self.order(state)
+    def _queue(
+        self, state: State, queue: Iterable[Job], refused: Sequence[Decision] = ()
+    ) -> Iterable[Job]:
+        """Return the queue of an order with priorities, without jobs that may not start."""
         if state.prioritised and not self.order.ranks:
             queue = _prioritised(state, queue)
         if state.power_cap_w is not None:  # no job waits behind one that never fits under the cap
@@ -380,11 +383,11 @@ class Policy:
             state = all_on(state)
         if state.listed:
             state, _ = self._usable(state, ())
-        view = self._view(state)
-        plan = plan_of_sizing(view.plan)
-        if isinstance(plan, SharePlan) and plan.queue:
-            view.queue = plan.queue
-        return view
+        _, _, capped, room, queue, plan = self._open(state)
+        wanted = plan_of_sizing(plan)
+        if isinstance(wanted, SharePlan) and wanted.queue:
+            queue = wanted.queue
+        return View(state, capped, room, queue, plan)
 
     def explain(self, state: State, job: Job, view: View | None = None) -> Later:
         """Return why a job waits.

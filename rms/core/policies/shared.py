@@ -251,7 +251,7 @@ class SharedRoom(Room):
     passed: int
 
     contended: ClassVar[bool] = True
-    varies: ClassVar[bool] = True
+    varies = True
 
     def __init__(self, state: State, how: SharedPlacement) -> None:
         assert state.pools is not None  # the engine has seen to it

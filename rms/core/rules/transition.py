@@ -11,6 +11,7 @@ clusters, and the rates of jobs that follow frequencies and neighbours.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 from typing import Any
@@ -123,8 +124,8 @@ def _check_nodes(number: int, nodes: Iterable[int]) -> None:
 
 
 def _check_submitted(state: State, event: Submitted) -> None:
-    ids = [spec.id for spec in event.specs]
-    for job_id in ids:
+    for spec in event.specs:
+        job_id = spec.id
         if (
             job_id in state.pending
             or job_id in state.running
@@ -133,9 +134,10 @@ def _check_submitted(state: State, event: Submitted) -> None:
             or job_id in state.too_wide
         ):
             raise TransitionError(f"expected a new job, got {job_id} again")
-    if len(ids) > 1 and len(set(ids)) < len(ids):
-        job_id = next(job_id for job_id in ids if ids.count(job_id) > 1)
-        raise TransitionError(f"expected a new job, got {job_id} again")
+    if len(event.specs) > 1:
+        job_id, times = Counter(spec.id for spec in event.specs).most_common(1)[0]
+        if times > 1:
+            raise TransitionError(f"expected a new job, got {job_id} again")
 
 
 def _submitted(state: State, event: Submitted) -> None:
@@ -336,7 +338,8 @@ def _start(state: State, decision: Start) -> None:
         if state.pools is not None:
             enter_bandwidth(state, job, 1)
     state.index_running(job)
-    _set_neighbours(state)
+    if state.clocked or state.beside:
+        _set_neighbours(state)
 
 
 def _started(state: State, event: Started) -> None:
@@ -457,7 +460,8 @@ def _resized(state: State, event: Resized) -> None:
     state.unindex_running(job)
     job.size = job.requested_size
     _go_on(state, job, rests=event.rests)
-    _set_neighbours(state)
+    if state.clocked or state.beside:
+        _set_neighbours(state)
 
 
 def _rolled_back(state: State, event: ResizeRolledBack) -> None:
@@ -556,7 +560,8 @@ def _release(state: State, job: Job) -> None:
     state.changed[job.spec.id] = job
     if state.clocked:
         state.reclocked.pop(job.spec.id, None)
-    _set_neighbours(state)
+    if state.clocked or state.beside:
+        _set_neighbours(state)
 
 
 def _over(state: State, job: Job, job_state: JobState) -> None:
@@ -761,7 +766,7 @@ def _set_neighbours(state: State) -> None:
     """Set what follows from the jobs on the same nodes, after one came, went or was resized."""
     if state.clocked:
         set_clocks(state)
-    elif state.beside:
+    else:
         _set_rates(state)
 
 
