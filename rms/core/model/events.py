@@ -336,7 +336,9 @@ class TasksHold(BaseEvent, frozen=True):
 
 
 class NodesLeased(BaseEvent, frozen=True):
-    """These nodes are held until a time from here on (:mod:`rms.core.rules.checks`), others for good.
+    """From here on these nodes are held until a time, the others for good.
+
+    See :mod:`rms.core.rules.checks`.
 
     Attributes:
         nodes, until_s: the nodes, and when jobs on each are asked to end.

@@ -1,13 +1,13 @@
 """Sizing ``backfill-share`` and admission ``planned``: the default policy, for a stream of jobs.
 
-1. Jobs that EASY would have started by now, were all jobs rigid, are *due* (:mod:`rms.core.scheduler.twin`).
-   They start before all others, in the order in which they became due, at their least sizes. The
-   first that cannot start has a reservation, by the requests of the running jobs at their least
-   sizes, that no later job may delay.
+1. Jobs that EASY would have started by now, were all jobs rigid, are *due*
+   (:mod:`rms.core.scheduler.twin`). They start before all others, in the order in which they became
+   due, at their least sizes. The first that cannot start has a reservation, by the requests of the
+   running jobs at their least sizes, that no later job may delay.
 2. Other jobs start in the queue's order, if they do not delay the first waiting job that is not
    flexible or, once a job is due and cannot start, that one.
-3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. Who gives
-   nodes, and who is given idle ones, is decided by one measure, the *worth* of a job: ``w /
+3. Running jobs can be shrunk to their least sizes, so nodes above these count as free. One measure
+   decides which jobs give nodes, and which get idle ones: the *worth* of a job, ``w /
    (a left^a)``, with ``left`` the time to its end, a = ``short`` and ``w`` = 1 + waiting jobs x its
    least size / nodes, since a job that ends sooner frees its least nodes for those who wait, too.
    For a close to 0 this is weighted proportional fairness (Kelly, European Transactions on

@@ -1,12 +1,12 @@
-"""Part ``node_power``: which idle nodes are powered off, and which are powered on again.
+"""Parts that save energy: ``node_power``, placement ``consolidate`` and ``frequency``.
+
+Part ``node_power``: which idle nodes are powered off, and which are powered on again.
 
 The other parts decide as if every node that is off or booting were on already: sizes, reservations
 and the order of starts are those of a cluster that is always on. What they decide on nodes that
 are off is put off until those have booted, and decided anew then; nobody else is given the nodes
 that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
 Chauhan et al., figures 11 (power off) and 12 (power on).
-
-Where a part looks at the time, it has a method ``look_s``: drivers let the policy decide then.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def after_ends(state: State, wanted: Sequence[Decision]) -> State | None:
     view.take(tuple(used))
     view.free_count -= len(used)
     view.asleep = tuple(node for node in view.asleep if node not in used)
-    view.only({name: job for name, job in state.pending.items() if name not in gone})
+    view.set_pending({name: job for name, job in state.pending.items() if name not in gone})
     view.running = {name: job for name, job in state.running.items() if name not in over}
     view.ends = [entry for entry in state.ends if entry[2].spec.id not in over]
     view.keep_sizes()
@@ -289,23 +289,23 @@ def _within_cap(
     return found
 
 
-# FUSED rms.core.policies.node_power: Placement ``consolidate``: jobs are moved together, so that hosts can go off (Chauhan et al.).
+# --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
 #
-# After every event at which a policy decides (the paper: at submissions and ends of jobs), hosts with
-# free slots are gone through as figure 9 has it: those of one are moved to another wherever they fit,
-# by figure 10 to the one whose operating point matches best. A migration is a resize to the same size
-# on other slots. The host that is left goes off by part ``node_power`` (figures 11 and 12). Only
-# programs that use dmr can be moved; the paper moves any program with DMTCP.
+# After every event at which a policy decides (the paper: at submissions and ends of jobs), hosts
+# with free slots are gone through as in figure 9: the jobs of one host move to another wherever
+# they fit, by figure 10 to the one whose operating point matches best. A migration is a resize to
+# the same size on other slots. The emptied host goes off by part ``node_power`` (figures 11, 12).
+# Only programs that use dmr can be moved; the paper moves any program with DMTCP.
 #
-# How the pseudocode is read, which has slips. Figure 9: ``top`` and ``bottom`` are the ends of what
-# is left of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one and
-# those above it, not the top one and one node. The ELSE with "Set top to 0" is that of a destination
-# that still has free cores: it stays in the list, which is sorted anew. The ELSE after the loop is
-# that of a bottom node for which nothing is feasible: it leaves the list. Figure 10: where the bottom
-# node could both give and take, it gives, as printed; ``ovfs`` of a host is the highest frequency
-# that its jobs ask for; raising the destination's needs no step of its own, as a host runs at the
-# highest one asked for there. M. Chauhan, N. Parveen, S. K. Saurav, Ganga Prasad G. L.: "Energy
-# Efficient Rescheduling Algorithm for High Performance Computing".
+# The pseudocode has slips and is read like this. Figure 9: ``top`` and ``bottom`` are the ends of
+# the rest of the sorted list. ``Migration_feasibility`` takes a node and a list: the bottom one and
+# those above it, not the top one and one node. The ELSE with "Set top to 0" is that of a
+# destination that still has free cores: it stays in the list, which is sorted anew. The ELSE after
+# the loop is that of a bottom node for which nothing is feasible: it leaves the list. Figure 10:
+# where the bottom node could both give and take, it gives, as printed; ``ovfs`` of a host is the
+# highest frequency that its jobs ask for; raising the destination's needs no step of its own, as a
+# host runs at the highest one asked for there. M. Chauhan, N. Parveen, S. K. Saurav, Ganga Prasad
+# G. L.: "Energy Efficient Rescheduling Algorithm for High Performance Computing".
 
 
 @dataclass(slots=True)
@@ -563,10 +563,10 @@ def _narrow_pays(state: State, host: Host, smaller: dict[JobId, tuple[Node, ...]
     return model.off_pays(off_s) and (model.idle_w - model.off_w) * off_s - model.boot_j > cost_j
 
 
-# FUSED rms.core.policies.node_power: Part ``frequency``: at which frequency jobs start, where that of nodes can be set.
+# --- part ``frequency``: at which frequency jobs start, where nodes have several -----------------
 #
-# A part is asked for the room of each pass: it returns one whose starts have frequencies. What a job
-# gets is the highest that anyone on its host asks for (:mod:`rms.core.rules.transition`).
+# A part takes the room of each pass and returns one whose starts have frequencies. A job gets the
+# highest frequency that a job on its host asks for (:mod:`rms.core.rules.transition`).
 
 
 class FrequencyPart:

@@ -1,4 +1,4 @@
-"""Part ``order``: who is served first."""
+"""Part ``order``: which jobs are served first."""
 
 from __future__ import annotations
 
@@ -119,9 +119,9 @@ class SmallestQueue:
 
 
 def _full_arrays(state: State) -> set[str | None]:
-    """Return the arrays of which as many jobs run as may: those that wait are not to be looked at.
+    """Return the arrays of which as many jobs run as may.
 
-    Else they would stand before others, of which ``depth`` lets so many be seen.
+    Their waiting jobs are left out: they would count against ``depth`` before other jobs.
     """
     running = Counter(job.spec.array for job in state.running.values())
     limits = {job.spec.array: job.spec.array_limit for job in state.running.values()}
@@ -133,11 +133,11 @@ def size(job: Job) -> float:
     return job.least * sqrt(job.spec.expected_s(job.least))
 
 
-# FUSED rms.core.policies.order: Order ``multifactor``: by age, fair share and size, as Slurm's priority/multifactor plugin.
+# --- multifactor: by age, fair share and size, as Slurm's priority/multifactor plugin ------------
 #
-# Fair share is the plugin's classic one: 2^(-U / S), with U what an account has used of all that was
-# used, older use counting less, and S its share of all shares. 1 for who has used nothing, 0.5 for
-# who has used what is its own. Of equal priorities the first that was handed in comes first.
+# Fair share is the plugin's classic one: 2^(-U / S), with U the account's part of all usage, older
+# usage counting less, and S its part of all shares: 1 for an account without usage, 0.5 for one
+# that has used its share. Of equal priorities the first submitted job comes first.
 
 DAY_S = 86_400.0
 
@@ -150,7 +150,7 @@ class Priority(msgspec.Struct, frozen=True):
     """The priority of a job, and the weighted factors that it is the sum of.
 
     Attributes:
-        usage, share: what its account has used of all that was, and its share, from 0 to 1.
+        usage, share: its account's part of all usage, and of all shares, from 0 to 1.
         own: the priority of the job itself (``--priority``).
     """
 
@@ -168,7 +168,7 @@ class Priority(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What ``rms explain`` says of it."""
+        """The priority as ``rms explain`` prints it."""
         return (
             f"priority {self.value:.0f} = age {self.age:.0f} + fair share {self.fair_share:.0f} "
             f"(has used {100 * self.usage:.0f} %, may {100 * self.share:.0f} %) "
@@ -182,7 +182,7 @@ class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True
     Attributes:
         age, fair_share, size: weights; each factor is from 0 to 1.
         max_age_days: a job that has waited for so long has all of ``age``.
-        half_life_days: what was used so long ago counts half.
+        half_life_days: usage of so long ago counts half.
         shares: of accounts; one that is not named has 1.
     """
 
@@ -204,7 +204,7 @@ class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def half_life_s(self) -> float:
-        """By what the engine counts usage."""
+        """The half-life of usage."""
         return self.half_life_days * DAY_S
 
     def __call__(self, state: State) -> Iterable[Job]:
@@ -237,15 +237,15 @@ class Multifactor(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True
         used_s, shares = sum(used.values()), float(len(used))
         for account, share in self.shares.items():
             shares += share - (account in used)
-        found = {}
+        factors = {}
         for account in accounts:
             if account not in used and account not in self.shares:
                 continue
             share = self.shares.get(account, 1.0) / shares if shares else 0.0
             usage = used.get(account, 0.0) / used_s if used_s else 0.0
             factor = 2.0 ** (-usage / share) if share else 0.0
-            found[account] = factor, usage, share
-        return found
+            factors[account] = factor, usage, share
+        return factors
 
 
 class ByAccount:

@@ -574,7 +574,7 @@ def seen(
     view = copy.copy(state)
     view.needs_pass = True
     if hidden:
-        view.only({name: job for name, job in state.pending.items() if name not in hidden})
+        view.set_pending({name: job for name, job in state.pending.items() if name not in hidden})
         events = [without(event, hidden) for event in events]
     if nodes:
         view.vacant = bytearray(state.vacant)

@@ -758,8 +758,8 @@ def _use_cluster(state: State, site: Site, lost: set[Node]) -> None:
 # Processors that share bandwidth have a frequency for each process instead. There the start of a
 # fixed job states how much longer it is expected to run. The rate of a job that may be resized
 # follows its neighbours, whenever one of them comes, goes or is resized: the rest of its run time
-# decides whether a resize pays. It waits for its slowest process (:mod:`rms.core.model.contention`),
-# by the bandwidths that policies count with.
+# decides whether a resize pays. It waits for its slowest process, by the bandwidths that policies
+# count with (:mod:`rms.core.model.contention`).
 
 
 def _set_neighbours(state: State) -> None:
