@@ -251,8 +251,8 @@ def serve(arguments: argparse.Namespace) -> int:
         commands = _power_commands(arguments)
         if arguments.engine != "local" and not policy.always_on:
             raise PolicyError(POWERED_BY_SLURM)
-        shared = policy.shared and arguments.engine != "slurm"
-        if policy.pooled and not shared:
+        shared = policy.placement.shared and arguments.engine != "slurm"
+        if policy.placement.pooled and not shared:
             got = f"{policy.name}, whose jobs share nodes"
             raise PolicyError(f"expected a policy that gives whole nodes with Slurm's, got {got}")
         prices = None if arguments.prices is None else read_prices(arguments.prices)

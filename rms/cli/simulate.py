@@ -158,7 +158,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
     if len(modes) > 1:
         raise FileError(f"expected one mode without --malleable, got {arguments.mode!r}")
     policy = named(arguments.policy)
-    shared = policy.pooled or (policy.shared and arguments.cluster is not None)
+    shared = policy.placement.pooled or (policy.placement.shared and arguments.cluster is not None)
     work = read_inputs(arguments, modes[0] if modes else None, shared=shared)
     _refuse_on_shared(arguments, work)
     specs, site = work.specs, _capped(arguments.power_cap, work.site, work.specs)
@@ -170,7 +170,7 @@ def _simulate(arguments: argparse.Namespace) -> int:
         estimates=arguments.estimates,
         passes=arguments.passes,
     )
-    if site.power_cap_w is not None or policy.caps_nodes:
+    if site.power_cap_w is not None or policy.placement.caps_nodes:
         _warn_unknown(site, specs)
     failures = _failures(arguments, site, specs)
     with ProgressBar(len(specs), quiet=arguments.json == "-") as progress:
@@ -354,7 +354,7 @@ def _malleable(arguments: argparse.Namespace) -> int:
 
     if arguments.workload is not None:
         raise FileError("expected --trace or --sacct with --malleable, got --workload")
-    if named(arguments.policy).pooled:
+    if named(arguments.policy).placement.pooled:
         raise FileError(
             "expected a policy that gives whole nodes with --malleable, as no log tells of memory "
             f"bandwidth, got {arguments.policy}"

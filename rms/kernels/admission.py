@@ -18,7 +18,7 @@ import msgspec
 
 from rms.core.model.events import Later, Reason, Start, node_words
 from rms.core.model.jobs import Job
-from rms.core.policies.admission import start
+from rms.core.policies.admission import Admission, start
 from rms.core.policies.placement import Plan, Room
 from rms.core.state import State
 from rms.kernels.model import (
@@ -40,7 +40,7 @@ MISSING = -1
 """A unit that is never free: that of devices for which there are too few nodes."""
 
 
-class ByStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ByStrategy(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Let a strategy of tasks choose which jobs start, and at which sizes.
 
     Attributes:

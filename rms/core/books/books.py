@@ -16,13 +16,11 @@ from rms.core.books.ledger import Ledger, drawing
 from rms.core.books.measured import Measured
 from rms.core.books.spans import BOOT, IDLE, MODEL, OFF, PAST, check_balance
 from rms.core.model.cluster import Cluster
-from rms.core.model.events import Event, Reopened, ResizeBegun, Resized, ResizeRolledBack
+from rms.core.model.events import Event, Reopened, ResizeBegun, ResizeEvent
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.state import State, as_job, is_task
 from rms.wire.messages import Metered
 from rms.wire.users import Books, EnergyPart, EnergyRow
-
-_OF_RESIZES = (ResizeBegun, Resized, ResizeRolledBack)
 
 ROUNDING = 1e-9
 """Of an owner's energy: less than that is left of the model's where all was measured."""
@@ -104,7 +102,7 @@ class EnergyBooks:
             numbers: of each job, that of its newest resize.
         """
         at_s, spans = event.at_s, self.measured.spans
-        if isinstance(event, _OF_RESIZES):
+        if isinstance(event, ResizeEvent):
             self._resizing(state.running[event.job], event, numbers.get(event.job, 0))
         switched = [n for n in sorted(state.switched) if n in self._hosts] if state.switched else ()
         for node in switched:
@@ -215,7 +213,7 @@ class EnergyBooks:
         number = numbers.get(job.spec.id, 0) if job.resize_begun else 0
         return tuple(self._names[node] for node in drawing(job)), number
 
-    def _resizing(self, job: Job, event: Event, number: int) -> None:
+    def _resizing(self, job: Job, event: ResizeEvent, number: int) -> None:
         """Enter the beginning of a resize, or what it has cost and will save."""
         job_id, job_j = job.spec.id, self.ledger.job_j(job.spec.id, event.at_s)
         if isinstance(event, ResizeBegun):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from rms.core.books.spans import PAST, check_balance
 from rms.core.model.jobs import Job, JobId, Node, NodePower, Site
-from rms.core.rules.transition import host_powers, node_powers
+from rms.core.model.speedup import Levels, drawn
 from rms.core.state import State, is_task
 from rms.wire.users import Books
 
@@ -410,3 +410,44 @@ def _holds(job: Job) -> int:
 def drawing(job: Job) -> tuple[Node, ...]:
     """Return the nodes a job keeps busy: while it is being resized, both worlds'."""
     return job.held if job.resize_begun else job.nodes
+
+
+def node_powers(
+    power: Sequence[NodePower], levels: Levels, job: Job, nodes: Sequence[Node]
+) -> list[float]:
+    """Return the power of each of a job's nodes, which no other job has."""
+    spec, size, clocks = job.spec, len(nodes), _clocks(job)
+    found = []
+    for node in nodes:
+        model = power[node]
+        watts, share = model.busy_w(spec, size), clocks.get(node, 1.0)
+        if share != 1.0:
+            watts = model.idle_w + (watts - model.idle_w) * drawn(
+                levels, spec.operating_points, share
+            )
+        found.append(watts)
+    return found
+
+
+def host_powers(
+    power: Sequence[NodePower], levels: Levels, job: Job, hosts: Mapping[Node, tuple[int, int]]
+) -> dict[int, float]:
+    """Return what a job adds to the idle power of each of its hosts.
+
+    Args:
+        hosts: of each of its slots, the host and how many slots that has.
+    """
+    spec, size, clocks = job.spec, len(hosts), _clocks(job)
+    found: dict[int, float] = {}
+    parts = Counter([(*where, clocks.get(node, 1.0)) for node, where in hosts.items()])
+    for (host, slots, share), number in parts.items():
+        own_w = power[host].slot_w(spec, size, slots)
+        if share != 1.0:
+            own_w *= drawn(levels, spec.operating_points, share)
+        found[host] = found.get(host, 0.0) + number * own_w
+    return found
+
+
+def _clocks(job: Job) -> dict[Node, float]:
+    """Return the frequencies of a job's nodes that are not the highest one."""
+    return dict(zip(job.nodes, job.frequencies, strict=True)) if job.frequencies else {}

@@ -18,17 +18,8 @@ from rms.core.model.events import (
     NO_RESIZE,
     Decision,
     Event,
-    Freed,
-    FrequenciesSettable,
-    HeldByUser,
     JobDecision,
-    NodeBooted,
-    NodeDown,
-    NodePowerFailed,
-    NodesLeased,
-    NodeUp,
-    PowerCapSet,
-    PowerMeasured,
+    JobEvent,
     PowerOff,
     PowerOn,
     Reopened,
@@ -37,9 +28,6 @@ from rms.core.model.events import (
     ResizeRolledBack,
     Start,
     Submitted,
-    TasksHold,
-    Ticked,
-    Withdrawn,
 )
 from rms.core.model.jobs import JobId
 from rms.core.policies import Policy
@@ -48,20 +36,6 @@ from rms.core.scheduler.engine import Engine
 from rms.core.state import owners_changed
 from rms.wire.messages import Metered
 from rms.wire.users import Books, HistoryEntry
-
-_OF_NO_JOB = frozenset(
-    (
-        *(Submitted, Ticked, Reopened, PowerCapSet, PowerMeasured, FrequenciesSettable),
-        *(TasksHold, NodesLeased, NodeDown, NodeUp, NodeBooted, NodePowerFailed),
-        *(HeldByUser, Freed, Withdrawn),
-    )
-)
-
-_OF_POWER = frozenset((NodeBooted, NodePowerFailed))
-
-_OF_NODES = (PowerOff, PowerOn)
-
-_GOES = (Start, Resize)
 
 
 def repeats(entry: HistoryEntry, before: HistoryEntry) -> bool:
@@ -111,7 +85,6 @@ class Scheduler:
             TransitionError: it cannot have happened.
             RuleError: the policy decided what cannot be, or it is recorded so.
         """
-        kind = type(event)
         if isinstance(event, Reopened):
             self._reopen(event)
         state, at_s = self.engine.state, event.at_s
@@ -122,19 +95,19 @@ class Scheduler:
             self._remember(event.job, HistoryEntry(at_s, "rolledback", "RolledBack", event.reason))
         if isinstance(event, Requeued) and event.reason:
             self._remember(event.job, HistoryEntry(at_s, "requeued", "Requeued", event.reason))
-        of_jobs = [each for each in decisions if not isinstance(each, _OF_NODES)]
+        of_jobs = [each for each in decisions if not isinstance(each, PowerOff | PowerOn)]
         for decision in of_jobs:
-            goes = isinstance(decision, _GOES)
+            goes = isinstance(decision, Start | Resize)
             self.reasons[decision.job] = "" if goes else decision.reason
             self._remember(decision.job, self.entry(at_s, decision))
             if isinstance(decision, Resize):
                 self.resizes[decision.job] = self.resizes.get(decision.job, 0) + 1
-        jobs: list[JobId] = [] if kind in _OF_NO_JOB else [event.job]  # type: ignore[union-attr]
+        jobs = [event.job] if isinstance(event, JobEvent) else []
         jobs.extend(decision.job for decision in of_jobs)
         owners = [] if state.lent is lent else owners_changed(lent, state.lent)
         self.energy.follow(state, event, [*jobs, *owners], self.resizes)
         self.timeline.hold(state, at_s, jobs)
-        if kind in _OF_POWER or len(of_jobs) < len(decisions):
+        if event.switches_nodes or len(of_jobs) < len(decisions):
             self.timeline.switch(state, at_s)
         self.timeline.power(at_s, self.energy.power_w)
         return decisions

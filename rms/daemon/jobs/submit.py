@@ -19,11 +19,9 @@ import msgspec
 from msgspec.structs import replace
 
 from rms.core.model.events import (
-    Ended,
     Event,
     Freed,
     HeldByUser,
-    Reopened,
     Submitted,
     Withdrawn,
     node_words,
@@ -343,7 +341,7 @@ def _estimates(context: Context, spec: JobSpec) -> list[str]:
         minutes, seconds = divmod(int(spec.assumed_s), 60)
         planned = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
         warnings.append(f"no --time: the job is planned with {planned}, which is not a limit")
-    capped = state.power_cap_w is not None or context.scheduler.engine.policy.caps_nodes
+    capped = state.power_cap_w is not None or context.scheduler.engine.policy.placement.caps_nodes
     if capped and is_unknown(state.power_models, spec):
         warnings.append(
             "no --power, no profile and no power model of busy nodes: the job counts as 0 W under "
@@ -595,8 +593,8 @@ def _refuse_impossible(context: Context, spec: JobSpec) -> None:
     if lease is not None and needs_s(spec) > lease.longest_s and not spec.wait_for_nodes:
         most_s = f"{lease.longest_s:.0f} s, as allocations last"
         raise ScriptError(f"expected --time of at most {most_s}, got {spec.limit_s:.0f} s")
-    if policy.refusal is not None and least <= state.nodes:
-        why = policy.refusal(state.site, spec)
+    if least <= state.nodes:
+        why = policy.placement.refusal(state.site, spec)
         if why is not None:
             raise ScriptError(
                 f"expected a job that policy {policy.name} can place, got one that {why}"
@@ -662,9 +660,6 @@ def _idempotency(context: Context, body: Submission) -> IdempotencyNote | None:
 
 # --- Held jobs ------------------------------------------------------------------------------------
 
-_CHANGES = transition.EVENTS | {Submitted, Ended, Withdrawn, Reopened}
-"""Events that may change which held job is due next."""
-
 
 class Holds:
     """Holds, releases and withdraws waiting jobs, and frees held jobs when their time has come."""
@@ -675,7 +670,7 @@ class Holds:
 
     def on_event(self, event: Event) -> None:
         """Check at the next tick, if the event may change which job is due next."""
-        if type(event) in _CHANGES:
+        if event.changes_holds:
             self._next_s = -inf
 
     def tick(self) -> None:

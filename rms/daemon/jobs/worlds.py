@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rms.core.model.events import (
     ResizeAsked,
+    ResizeEvent,
     ResizePoint,
     Started,
     Stepped,
@@ -407,10 +408,10 @@ class Worlds:
     # --- instructions ------------------------------------------------------------------------
 
     def _carry_out(
-        self, job: JobRuntime, instruction: machine.Command | machine.ResizeEvent, notes: Notes
+        self, job: JobRuntime, instruction: machine.Command | ResizeEvent, notes: Notes
     ) -> None:
         context, launcher = self._context, self._context.launcher
-        if isinstance(instruction, machine.ResizeEvent):
+        if isinstance(instruction, ResizeEvent):
             self.enter_worlds(job)
             self._handle(instruction, notes)
             return

@@ -11,14 +11,8 @@ from rms.core.books.measured import Measured
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
-    Ended,
     Event,
     PowerMeasured,
-    Reopened,
-    Requeued,
-    Resized,
-    ResizeRolledBack,
-    TasksHold,
 )
 from rms.core.rules.powercap import expected_w, matters
 from rms.core.scheduler.scheduler import Scheduler
@@ -208,9 +202,6 @@ With rare reports, this and :data:`LAG_S` are at least :data:`REPORTS` intervals
 
 REPORTS = 3
 
-_LESS = frozenset((Ended, Requeued, Resized, ResizeRolledBack, Reopened, TasksHold))
-"""Events after which jobs and tasks may draw less than meters have read."""
-
 
 class CapWatch:
     """Enters measured power as an event if it changes the power left under the cap.
@@ -232,7 +223,7 @@ class CapWatch:
 
     def on_event(self, event: Event) -> None:
         """Note the time of an event that may reduce the power."""
-        if type(event) in _LESS:
+        if event.lowers_power:
             self._less_s = event.at_s
 
     def tick(self) -> None:

@@ -28,16 +28,16 @@ def check_placement(policy: Policy, cluster: Cluster) -> None:
         PolicyError: it lets jobs share nodes that are given whole, or the other way round, or needs
             frequencies or a memory bandwidth that the cluster file does not state.
     """
-    if policy.pooled and not cluster.shared:
+    if policy.placement.pooled and not cluster.shared:
         got = f"{policy.name}, whose jobs share nodes"
         raise PolicyError(f"expected a policy that gives whole nodes, as here, got {got}")
-    if cluster.shared and not policy.shared:
+    if cluster.shared and not policy.placement.shared:
         got = f"{policy.name}, which gives whole nodes"
         raise PolicyError(f"expected a policy whose jobs share nodes, as here, got {got}")
     if policy.clocked and not cluster.levels:
         got = f"{policy.name}, and nodes that state none"
         raise PolicyError(f"expected frequencies of nodes for a policy that sets them, got {got}")
-    if getattr(policy.placement, "least_bandwidth", False) and not cluster.bandwidth_gb_s:
+    if policy.placement.least_bandwidth and not cluster.bandwidth_gb_s:
         raise PolicyError(
             f"expected memory_bandwidth_gb_s of nodes in the cluster file for {policy.name}, which "
             "places jobs by it, got none"

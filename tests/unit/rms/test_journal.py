@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NewType, Union, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -87,7 +87,8 @@ SIZES = st.lists(st.integers(1, 99), min_size=3, max_size=3).map(
 
 def records(kind: type, without: set[str] = frozenset()) -> st.SearchStrategy[dict[str, Any]]:
     hints = get_type_hints(kind)
-    return st.fixed_dictionaries({n: values(h) for n, h in hints.items() if n not in without})
+    own = {name: hint for name, hint in hints.items() if get_origin(hint) is not ClassVar}
+    return st.fixed_dictionaries({n: values(h) for n, h in own.items() if n not in without})
 
 
 def structs(kind: type) -> st.SearchStrategy[Any]:

@@ -103,7 +103,7 @@ def test_what_passes_is_what_the_transition_takes(seed: int) -> None:
         counts[passes] += 1
         if passes:
             transition.apply(known, event)
-        elif not isinstance(event, NodeDown | ResizeAsked | Submitted | Stepped):
+        else:
             with pytest.raises(TransitionError):
                 transition.apply(known, event)
     assert min(counts.values()) > 20
