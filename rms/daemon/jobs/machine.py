@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from rms.core.model.events import ResizeBegun, Resized, ResizeEvent, ResizeRolledBack
+from rms.core.model.events import ResizeBegun, Resized, ResizeRolledBack
 from rms.daemon.store.context import BOOT_S, GRACE_S
 from rms.daemon.store.record import JobRuntime, NewLaunches, PendingResize, ResizeState, Step
 from rms.launch.base import cores_of, hosts_of
@@ -250,7 +250,8 @@ class Say(Command, frozen=True):
     words: str
 
 
-Instruction = Command | SaveCommand | ResizeEvent
+SchedulerEvent = ResizeBegun | Resized | ResizeRolledBack
+Instruction = Command | SaveCommand | SchedulerEvent
 Instructions = list[Instruction]
 """Events for the scheduler and commands, to be carried out in order."""
 

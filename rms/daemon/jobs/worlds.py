@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from rms.core.model.events import (
     ResizeAsked,
-    ResizeEvent,
     ResizePoint,
     Started,
     Stepped,
@@ -408,10 +407,10 @@ class Worlds:
     # --- instructions ------------------------------------------------------------------------
 
     def _carry_out(
-        self, job: JobRuntime, instruction: machine.Command | ResizeEvent, notes: Notes
+        self, job: JobRuntime, instruction: machine.Command | machine.SchedulerEvent, notes: Notes
     ) -> None:
         context, launcher = self._context, self._context.launcher
-        if isinstance(instruction, ResizeEvent):
+        if isinstance(instruction, machine.SchedulerEvent):
             self.enter_worlds(job)
             self._handle(instruction, notes)
             return
