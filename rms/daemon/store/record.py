@@ -9,7 +9,6 @@ from enum import StrEnum
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -138,10 +137,8 @@ class PendingResize(msgspec.Struct):
         return msgspec.structs.replace(copy.deepcopy(self), until_s=0.0, told=False)
 
 
-class ResizeNote(Note):
+class ResizeNote(Note, tag="resize"):
     """The resize of a job that is in flight."""
-
-    KIND: ClassVar[str] = "resize"
 
     resize: PendingResize | None = None
 
