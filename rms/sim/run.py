@@ -205,7 +205,7 @@ class Recording:
         state, timeline = simulation.engine.state, self.timeline
         simulation.ledger.follow(state)
         timeline.power(state.now_s, simulation.ledger.power_w)
-        timeline.hold(state, state.now_s, [*timeline.holders(), *state.running])
+        timeline.hold(state, state.now_s, [*timeline.held, *state.running])
         timeline.switch(state, state.now_s)
 
 

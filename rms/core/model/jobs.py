@@ -295,6 +295,11 @@ class Job(msgspec.Struct, gc=False):
         return tuple(sorted({*self.nodes, *self.requested_nodes}))
 
     @property
+    def busy_nodes(self) -> tuple[Node, ...]:
+        """The nodes that it keeps busy: those of both worlds while it is being resized."""
+        return self.held if self.resize_begun else self.nodes
+
+    @property
     def gain(self) -> int:
         """How many nodes a resize under way brings, held for the job already."""
         if self.requested_size is None:
