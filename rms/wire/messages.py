@@ -139,9 +139,6 @@ def read_completion(path: Path) -> CompletionRecord:
 
 
 # --- what a running job and its daemon say to each other -------------------------------------
-#
-# Names on the wire are those of 0.1.0 (``rename``): a daemon that is updated while jobs run goes on
-# with them, and with the resizes that its journal holds.
 
 SERVER_VARIABLE = "RMS_SERVER"
 JOB_VARIABLE = "RMS_JOB_ID"
@@ -176,12 +173,7 @@ LISTENER_VARIABLE = "DMR_LISTENER"
 """Where a world started by the old one itself is to connect (``host:port:token``)."""
 
 
-class BootedWorld(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"launch": "world", "address": "line"},
-):
+class BootedWorld(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A world that was booted for a resize request and waits for the running one to connect.
 
     ``launch`` is the number of its launch, ``address`` that of its control channel, ``port`` its
@@ -208,12 +200,7 @@ class ResizeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     worlds: tuple[BootedWorld, ...] = ()
 
 
-class Poll(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"launches": "groups", "restartable": "restarts"},
-):
+class Poll(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Job to daemon: how far it is, and ``known``, the number of the newest resize request it has.
 
     Answered by a :class:`PollAnswer`: at once if there is a newer request, else after a while.
@@ -232,25 +219,14 @@ class Poll(
     restartable: bool = False
 
 
-class PollAnswer(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    rename={"request": "wish", "pause_s": "again_s"},
-):
+class PollAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Daemon to job: the newest resize request, or None, and how long to wait before polling."""
 
     request: ResizeRequest | None = None
     pause_s: float = 0.0
 
 
-class Ready(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag=True,
-    rename={"launch": "world", "address": "line"},
-):
+class Ready(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """New world to daemon: it is booted and its control channel and MPI port are these."""
 
     number: Count
@@ -259,13 +235,7 @@ class Ready(
     port: Text
 
 
-class Failed(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag=True,
-    rename={"launch": "world", "reason": "why"},
-):
+class Failed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """New world to daemon: it cannot take over, and why."""
 
     number: Count
@@ -279,13 +249,7 @@ class Begun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     number: Count
 
 
-class Done(
-    msgspec.Struct,
-    frozen=True,
-    forbid_unknown_fields=True,
-    tag=True,
-    rename={"launches": "worlds"},
-):
+class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Job to daemon: the new world has taken over; the old one's ranks leave.
 
     It is sent again before the new world's first step, with the total stall: the program's setup
@@ -298,9 +262,7 @@ class Done(
     launches: tuple[Count, ...] = ()
 
 
-class RolledBack(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True, rename={"reason": "why"}
-):
+class RolledBack(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True):
     """Job to daemon: the old world goes on; ``strategy`` is how it wants to be resized now."""
 
     number: Count

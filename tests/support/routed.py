@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from rms.core.model.cluster import Cluster
-from rms.core.model.jobs import JobId, NodePower
+from rms.core.model.jobs import NodePower
 from rms.daemon.ask.http import PEER, Peer
 from rms.daemon.ask.routes import Routes
 from rms.daemon.heart import Daemon
@@ -156,8 +156,7 @@ class Routed:
 
     def token(self, job: str) -> str:
         """Return what a job shows."""
-        note = self.daemon.jobs[JobId(job)].note
-        return self.daemon.context.private.token(job, note)
+        return self.daemon.context.private.token(job)
 
 
 @contextlib.contextmanager

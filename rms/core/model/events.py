@@ -58,7 +58,7 @@ class ResizeAsked(msgspec.Struct, frozen=True, tag=True):
     """A user wants a job at another size, or on these ``nodes``; the rules decide, no policy.
 
     One that ``holds`` waits for the job's first :class:`ResizePoint`; no policy changes its size
-    afterwards but for a job that waits. Journals of before have none.
+    afterwards but for a job that waits.
 
     One that is ``auto`` gives the choice back to the policy, which decides at once.
     """
@@ -97,7 +97,7 @@ class ResizeRolledBack(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     job: JobId
-    reason: str = msgspec.field(default="", name="why")
+    reason: str = ""
     rests: bool = False
     later: bool = False
 
@@ -172,7 +172,7 @@ class NodePowerFailed(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     node: Node
-    reason: str = msgspec.field(default="", name="why")
+    reason: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
@@ -231,7 +231,7 @@ class FrequenciesSettable(msgspec.Struct, frozen=True, tag=True):
 
     at_s: float
     settable: bool
-    reason: str = msgspec.field(default="", name="why")
+    reason: str = ""
 
 
 class TasksHold(msgspec.Struct, frozen=True, tag=True):
@@ -239,7 +239,7 @@ class TasksHold(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         owners: of each node, the program whose tasks run there, "" where none does just now; empty
-            where that is not known (journals of formats before 5).
+            where no program is known.
     """
 
     at_s: float

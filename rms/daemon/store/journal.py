@@ -42,7 +42,6 @@ from rms.core.model.events import Decision, Event
 from rms.core.model.jobs import NodePower
 from rms.core.policies import named
 from rms.daemon.store.file import (
-    FORMAT,
     CountFiles,
     JournalCount,
     JournalError,
@@ -57,7 +56,6 @@ from rms.wire.files import sync_folder
 from rms.wire.users import EnergyRow, HistoryEntry, JobRow
 
 __all__ = [
-    "FORMAT",
     "Archived",
     "Entry",
     "Journal",
@@ -89,7 +87,6 @@ class Opened(msgspec.Struct, frozen=True, tag=True):
 
     nodes: tuple[str, ...]
     policy: str
-    format: int = FORMAT
     power: tuple[NodePower, ...] = ()
     where: str = ""
     widths: tuple[int, ...] = ()
@@ -353,18 +350,17 @@ class Journal:
         """Return the note of a kind about a job, a host and the like; default values without."""
         key = kind(of).key
         rows, _ = self._run(_NOTES, key, f"{key}\0")
-        return kind.read(of, rows[0][1]) if rows else kind(of)
+        return kind.read(rows[0][1]) if rows else kind(of)
 
     def notes(self, kind: type[N]) -> dict[str, N]:
         """Return the notes of a kind by the ids or names that they are about, sorted."""
-        prefix, notes = f"{kind.KIND}/", dict[str, N]()
+        prefix, notes = f"{kind.kind()}/", list[N]()
         for key, value in self._run(_NOTES, prefix, f"{prefix}{_LAST}")[0]:
-            of = key.removeprefix(prefix)
             try:
-                notes[of] = kind.read(of, value)
+                notes.append(kind.read(value))
             except ValueError as error:
                 self._add_damage(f"note {key} is damaged: {error}")
-        return notes
+        return {note.of: note for note in notes}
 
     # --- archived jobs -----------------------------------------------------------------------
 

@@ -1,15 +1,15 @@
 """The notes of a journal: facts outside the scheduler that a restarted daemon needs.
 
 A note has a kind and, where there may be several of its kind, the id of a job, the name of a host
-and the like. A newer note replaces the one of the same key, ``KIND`` or ``KIND/OF``. A note that
-was never written reads as one of default values.
+and the like. A newer note replaces the one of the same key, ``KIND/OF``. A note that was never
+written reads as one of default values.
 """
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Self
 
 import msgspec
 
@@ -20,39 +20,40 @@ from rms.wire.users import ResizeRow
 
 
 class Note(msgspec.Struct, forbid_unknown_fields=True):
-    """A fact, replaced as a whole.
+    """A fact, replaced as a whole; the tag of its class is its kind.
 
     Attributes:
         of: the job, launcher line, host or key that it is about; "" where it is the daemon.
     """
-
-    KIND: ClassVar[str]
 
     of: str = ""
 
     @property
     def key(self) -> str:
         """The key in the journal."""
-        return f"{self.KIND}/{self.of}" if self.of else self.KIND
-
-    def value(self) -> str:
-        """Return the fields but ``of`` as JSON.
-
-        Raises:
-            ValueError: one is infinite: JSON has no infinity, and msgspec would write null.
-        """
-        fields = msgspec.to_builtins(self, str_keys=True)
-        del fields["of"]
-        return json.dumps(fields, allow_nan=False)  # msgspec refuses names with odd bytes
+        return f"{self.kind()}/{self.of}"
 
     @classmethod
-    def read(cls, of: str, value: str) -> Self:
+    def kind(cls) -> str:
+        """Return the first part of the key."""
+        return str(cls.__struct_config__.tag)
+
+    def value(self) -> str:
+        """Return the note as JSON.
+
+        Raises:
+            ValueError: a number is infinite: JSON has no infinity, and msgspec would write null.
+        """
+        return json.dumps(msgspec.to_builtins(self, str_keys=True), allow_nan=False)
+
+    @classmethod
+    def read(cls, value: str) -> Self:
         """Return the note of a value.
 
         Raises:
             ValueError: it is not the value of such a note.
         """
-        return msgspec.convert({**json.loads(value), "of": of}, cls, str_keys=True)
+        return msgspec.convert(json.loads(value), cls, str_keys=True)  # odd bytes of names: by json
 
 
 Notes = list[Note]
@@ -62,7 +63,7 @@ Notes = list[Note]
 # --- the daemon ----------------------------------------------------------------------------------
 
 
-class MarkNote(Note):
+class MarkNote(Note, tag="mark"):
     """The mark of the processes of this state folder, and where the folder was.
 
     Attributes:
@@ -71,85 +72,65 @@ class MarkNote(Note):
         copied: whether the folder is a copy that no daemon has served yet.
     """
 
-    KIND: ClassVar[str] = "mark"
-
     mark: str = ""
     folder: str = ""
     inodes: list[int] = []
     copied: bool = False
 
 
-class NextNote(Note):
+class NextNote(Note, tag="next"):
     """The number of the next submission."""
-
-    KIND: ClassVar[str] = "next"
 
     id: int = 1
 
 
-class PortNote(Note):
+class PortNote(Note, tag="port"):
     """The TCP port of the daemon, 0 for any."""
-
-    KIND: ClassVar[str] = "port"
 
     port: int = 0
 
 
-class ClockNote(Note):
+class ClockNote(Note, tag="clock"):
     """The offset of the daemon's clock, and the boot of the machine for which it holds."""
-
-    KIND: ClassVar[str] = "clock"
 
     boot: str = ""
     offset_s: float = 0.0
 
 
-class DrainedNote(Note):
+class DrainedNote(Note, tag="drained"):
     """The names of drained nodes."""
 
-    KIND: ClassVar[str] = "drained"
-
     names: list[str] = []
 
 
-class BrokenNote(Note):
+class BrokenNote(Note, tag="broken"):
     """The names of nodes whose power could not be switched."""
 
-    KIND: ClassVar[str] = "broken"
-
     names: list[str] = []
 
 
-class PoweredOffNote(Note):
+class PoweredOffNote(Note, tag="powered-off"):
     """The names of nodes whose command to power off has ended."""
 
-    KIND: ClassVar[str] = "powered-off"
-
     names: list[str] = []
 
 
-class MeterNote(Note):
+class MeterNote(Note, tag="meter"):
     """The state of a host's meters."""
-
-    KIND: ClassVar[str] = "meter"
 
     host: Host | None = None
 
 
-class StrategyNote(Note):
+class StrategyNote(Note, tag="strategy"):
     """The strategy of tasks, the file that it is in, and the rule of their governor."""
-
-    KIND: ClassVar[str] = "strategy"
 
     name: str = ""
     governor: str = ""
     file: str = ""
 
 
-class IdempotencyNote(Note):
+class IdempotencyNote(Note, tag="submitted"):
     """The submission of an idempotency key: its digest and the ids of its jobs."""
-
-    KIND: ClassVar[str] = "submitted"
 
     sha256: str = ""
     ids: list[str] = []
@@ -158,7 +139,7 @@ class IdempotencyNote(Note):
 # --- jobs ----------------------------------------------------------------------------------------
 
 
-class SubmissionNote(Note):
+class SubmissionNote(Note, tag="job"):
     """The submission of a job, or of all tasks of an array.
 
     Attributes:
@@ -168,8 +149,6 @@ class SubmissionNote(Note):
         profile: the name of the measured profile and when it was measured.
         signal: the signal before the end of the time limit.
     """
-
-    KIND: ClassVar[str] = "job"
 
     name: str = ""
     cwd: str = "/"
@@ -198,18 +177,14 @@ class SubmissionNote(Note):
         return output or Path(self.cwd), error or None
 
 
-class ScriptNote(Note):
+class ScriptNote(Note, tag="script"):
     """The process of a job's script."""
-
-    KIND: ClassVar[str] = "script"
 
     pid: int | None = None
 
 
-class LineNote(Note):
+class LineNote(Note, tag="line"):
     """A launcher line of a job script; its environment is a file, as it may hold secrets."""
-
-    KIND: ClassVar[str] = "line"
 
     command: list[str] = []
     cwd: str = ""
@@ -231,7 +206,7 @@ class StepNote(msgspec.Struct):
     restartable: bool
 
 
-class StepsNote(Note):
+class StepsNote(Note, tag="steps"):
     """The steps of a job.
 
     Attributes:
@@ -239,51 +214,39 @@ class StepsNote(Note):
         launches: the number of launches so far.
     """
 
-    KIND: ClassVar[str] = "steps"
-
     keys: list[str] = []
     launches: int = 0
     steps: list[StepNote] = []
 
 
-class ResizesNote(Note):
+class ResizesNote(Note, tag="resizes"):
     """The resizes of a job that are over."""
-
-    KIND: ClassVar[str] = "resizes"
 
     rows: list[ResizeRow] = []
 
 
-class EndingNote(Note):
+class EndingNote(Note, tag="ending"):
     """The state in which a running job is to end, and when it is killed; "" for none."""
-
-    KIND: ClassVar[str] = "ending"
 
     state: str = ""
     kill_at: float = 0.0
 
 
-class SignalNote(Note):
+class SignalNote(Note, tag="signal"):
     """Whether a job has got the signal before the end of its time limit."""
-
-    KIND: ClassVar[str] = "signal"
 
     sent: bool = False
 
 
-class EndNote(Note):
+class EndNote(Note, tag="end"):
     """The result of a job that is over."""
-
-    KIND: ClassVar[str] = "end"
 
     exit_code: int | None = None
     answer: str = ""
     reason: str = ""
 
 
-class SummaryNote(Note):
+class SummaryNote(Note, tag="summary"):
     """The last line of a job's output, "" while it is due, None where there is none."""
-
-    KIND: ClassVar[str] = "summary"
 
     line: str | None = None

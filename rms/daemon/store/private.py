@@ -1,4 +1,8 @@
-"""Where a daemon listens: a Unix socket that only its owner can open, or TCP."""
+"""The private part of a daemon: its folder, its secrets, and the sockets that it listens on.
+
+Other users are kept out by the folder itself (mode 700, checked at each start). Secrets are in
+files of mode 600 besides, and not in the journal, which users copy and pass on.
+"""
 
 from __future__ import annotations
 
@@ -19,145 +23,24 @@ import msgspec
 from rms.launch.base import LaunchError
 from rms.wire.files import write_whole
 
-LONGEST_UNIX_PATH = 100
-"""Systems allow 104 to 108 bytes, and their own error says nothing of that."""
-
-MOST_PORT = 65_535
-_PORT = re.compile("[0-9]{1,5}")
-
-MOST_FILES = 16384
-"""A poll that is held is an open file."""
-
 
 class ServeError(Exception):
     """The daemon cannot be started here; one sentence."""
 
 
-def bind(listen: str) -> tuple[socket.socket, str]:
-    """Open the listening socket; return it and the address clients use.
-
-    Raises:
-        ServeError: the path is too long, in use, or another owner's.
-    """
-    check_address(listen)
-    if listen.startswith("unix:"):
-        return _bind_unix(Path(listen.removeprefix("unix:"))), listen
-    host, _, port = listen.removeprefix("tcp:").rpartition(":")
-    try:
-        server = socket.create_server((host, int(port)))
-    except OSError as error:
-        why = str(error.strerror).partition(" (")[0]  # which names the address again
-        raise ServeError(f"cannot listen on {listen}: {why}") from None
-    return server, f"http://{host}:{server.getsockname()[1]}"
-
-
-def check_address(listen: str) -> None:
-    """See that a daemon could listen there, and that none does.
-
-    Raises:
-        ServeError: it is no address, its path is too long, in use, or another owner's.
-    """
-    if listen.startswith("unix:"):
-        path = Path(listen.removeprefix("unix:"))
-        if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
-            raise ServeError(
-                f"expected a socket path of at most {LONGEST_UNIX_PATH} bytes, got {path}"
-            )
-        if path.exists() or path.is_symlink():
-            _check_stale(path)
-        return
-    kind, _, rest = listen.partition(":")
-    host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not host or not _PORT.fullmatch(port) or int(port) > MOST_PORT:
-        raise ServeError(f"expected unix:PATH or tcp:HOST:PORT, got {listen!r}")
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is this machine's own, which nobody reaches from another."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False
-
-
-def check_loopback(listen: str) -> None:
-    """Refuse to be reached from other machines: what users say and show is not encrypted.
-
-    Raises:
-        ServeError: an address of TCP that is not this machine's own.
-    """
-    host = listen.removeprefix("tcp:").rpartition(":")[0].strip("[]")
-    if listen.startswith("tcp:") and host != "localhost" and not is_loopback(host):
-        raise ServeError(
-            "expected unix:PATH, or tcp:127.0.0.1:PORT, which users of other machines reach by "
-            f"ssh -L, got {listen}"
-        )
-
-
-def _bind_unix(path: Path) -> socket.socket:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.unlink(missing_ok=True)  # of a daemon that was killed
-    server = socket.socket(socket.AF_UNIX)
-    before = os.umask(0o177)
-    try:
-        server.bind(str(path))
-    except OSError as error:
-        server.close()
-        raise ServeError(f"cannot make the socket {path}: {error}") from None
-    finally:
-        os.umask(before)
-    server.listen(128)
-    return server
-
-
-def _check_stale(path: Path) -> None:
-    """See that a path is the socket of a daemon that is gone; refuse to take another's place."""
-    if not path.is_socket():
-        raise ServeError(f"expected a path for a socket, got {path}, which is something else")
-    if path.stat().st_uid != os.getuid():
-        raise ServeError(f"expected a socket of one's own, got {path} of another owner")
-    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return
-    raise ServeError(f"another daemon answers at {path}; expected a socket not in use")
-
-
-def close(listening: socket.socket, listen: str) -> None:
-    """Close a listening socket and remove its path."""
-    listening.close()
-    if listen.startswith("unix:"):
-        Path(listen.removeprefix("unix:")).unlink(missing_ok=True)
-
-
-def raise_open_files() -> int:
-    """Return how many files this process may have open, having raised that as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-    if wanted > soft != resource.RLIM_INFINITY:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-            return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft
-
-
-# FUSED rms.daemon.store.private: What only the owner of a daemon may read or change: its folder, tokens of jobs, environments.
-#
-# Others are kept out by the folder itself (mode 700, checked at each start); what is secret in it is
-# in files of mode 600 besides, and not in the journal, which users copy and hand on.
+# --- the folder ----------------------------------------------------------------------------------
 
 OTHERS = 0o077
-"""Bits of a mode that let somebody else than the owner in."""
+"""Bits of a mode that let others than the owner in."""
 
 
 def make_folder(state: Path) -> None:
-    """Make the daemon's folder, or see that nobody else can open or replace the one there is.
+    """Make the daemon's folder, or check that no other user can open or replace it.
 
-    (But who shares a group with the owner, or owns a folder above, where these let them write.)
+    Members of a group that may write to a folder above, and its owner, are not excluded.
 
     Raises:
-        ServeError: somebody else can, or it is no folder.
+        ServeError: another user can, or it is no folder.
     """
     try:
         if not state.exists():
@@ -169,25 +52,25 @@ def make_folder(state: Path) -> None:
 
 
 def check_folder(state: Path) -> None:
-    """See that nobody else can open or replace a folder; one that is not there can be made.
+    """Check that no other user can open or replace a folder; a missing one passes.
 
     Raises:
-        ServeError: somebody else can, or it is no folder.
+        ServeError: another user can, or it is no folder.
     """
     if not state.exists():
         return
     if not state.is_dir():
         raise ServeError(f"expected a folder for --state, got {state}, which is a file")
-    found = state.stat()
-    if found.st_uid != os.geteuid():
+    status = state.stat()
+    if status.st_uid != os.geteuid():
         raise ServeError(
             f"expected a state folder of one's own (user {os.geteuid()}), got {state} of user "
-            f"{found.st_uid}"
+            f"{status.st_uid}"
         )
-    if found.st_mode & OTHERS:
+    if status.st_mode & OTHERS:
         raise ServeError(
             f"expected a state folder that only its owner can open (chmod 700 {state}), got mode "
-            f"{stat.S_IMODE(found.st_mode):o}"
+            f"{stat.S_IMODE(status.st_mode):o}"
         )
     for above in state.resolve().parents:
         mode = above.stat().st_mode
@@ -200,7 +83,7 @@ def check_folder(state: Path) -> None:
 
 @contextlib.contextmanager
 def owner_only() -> Iterator[None]:
-    """Make files meanwhile that only their owner can open. Jobs keep the umask of the user."""
+    """Make files of the block that only their owner can open. Jobs keep the umask of the user."""
     before = os.umask(OTHERS)
     try:
         yield
@@ -209,27 +92,26 @@ def owner_only() -> Iterator[None]:
 
 
 def secret(path: Path) -> str:
-    """Return the secret of a file that only its owner can read; made at random where missing."""
+    """Return the secret in a file that only its owner can read; a missing one is made."""
     with contextlib.suppress(FileNotFoundError):
-        found = path.read_text().strip()
-        if found:
-            return found
-    made = secrets.token_hex(16)
-    write_whole(path, made, sync=True, mode=0o600)
-    return made
+        if text := path.read_text().strip():
+            return text
+    text = secrets.token_hex(16)
+    write_whole(path, text, sync=True, mode=0o600)
+    return text
 
 
 def line_file(job: str, number: int) -> str:
-    """Return what the environment of a job's launcher line is kept as."""
+    """Return the file name of the environment of a job's launcher line."""
     return f"{job}/line-{number}"
 
 
 class Private:
-    """Tokens of jobs, and the environments that they and their launcher lines were given.
+    """Tokens of jobs, and the environments of their submissions and launcher lines.
 
     Args:
-        folder: the daemon's.
-        instance_id: of its journal: another journal's job of the same id has another token.
+        folder: of the daemon.
+        instance_id: of its journal; a job of the same id in another journal has another token.
     """
 
     def __init__(self, folder: Path, instance_id: str) -> None:
@@ -257,7 +139,7 @@ class Private:
         return self.kept(f"{submission}/environment")
 
     def keep(self, name: str, env: Mapping[str, str], *, sync: bool = False) -> None:
-        """Keep an environment, as a file below ``jobs/`` of mode 600.
+        """Write an environment to a file below ``jobs/`` of mode 600.
 
         Raises:
             OSError: it cannot be written.
@@ -268,7 +150,7 @@ class Private:
         self._newest = "", {}
 
     def kept(self, name: str) -> dict[str, str]:
-        """Return an environment that was kept.
+        """Return an environment from its file.
 
         Raises:
             LaunchError: its file is gone.
@@ -276,8 +158,129 @@ class Private:
         if self._newest[0] != name:
             path = self._folder / "jobs" / name
             try:
-                found = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+                env = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
             except (OSError, ValueError) as error:
                 raise LaunchError(f"expected the environment in {path}, got: {error}") from None
-            self._newest = name, found
+            self._newest = name, env
         return self._newest[1]
+
+
+# --- the sockets ---------------------------------------------------------------------------------
+
+LONGEST_UNIX_PATH = 100
+"""Systems allow 104 to 108 bytes, and their own error does not name the limit."""
+
+MOST_PORT = 65_535
+_PORT = re.compile("[0-9]{1,5}")
+
+MOST_FILES = 16384
+"""Each held poll is an open file."""
+
+
+def bind(listen: str) -> tuple[socket.socket, str]:
+    """Open the listening socket; return it and the address clients use.
+
+    Raises:
+        ServeError: the path is too long, in use, or another owner's.
+    """
+    check_address(listen)
+    if listen.startswith("unix:"):
+        return _bind_unix(Path(listen.removeprefix("unix:"))), listen
+    host, _, port = listen.removeprefix("tcp:").rpartition(":")
+    try:
+        server = socket.create_server((host, int(port)))
+    except OSError as error:
+        why = str(error.strerror).partition(" (")[0]  # which names the address again
+        raise ServeError(f"cannot listen on {listen}: {why}") from None
+    return server, f"http://{host}:{server.getsockname()[1]}"
+
+
+def check_address(listen: str) -> None:
+    """Check that a daemon can listen at an address, and that none does.
+
+    Raises:
+        ServeError: it is no address; its path is too long, in use, or another owner's.
+    """
+    if listen.startswith("unix:"):
+        path = Path(listen.removeprefix("unix:"))
+        if len(os.fsencode(path)) > LONGEST_UNIX_PATH:
+            raise ServeError(
+                f"expected a socket path of at most {LONGEST_UNIX_PATH} bytes, got {path}"
+            )
+        if path.exists() or path.is_symlink():
+            _check_stale(path)
+        return
+    kind, _, rest = listen.partition(":")
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not _PORT.fullmatch(port) or int(port) > MOST_PORT:
+        raise ServeError(f"expected unix:PATH or tcp:HOST:PORT, got {listen!r}")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def check_loopback(listen: str) -> None:
+    """Refuse addresses that other machines reach: users' messages are not encrypted.
+
+    Raises:
+        ServeError: a TCP address of more than this machine.
+    """
+    host = listen.removeprefix("tcp:").rpartition(":")[0].strip("[]")
+    if listen.startswith("tcp:") and host != "localhost" and not is_loopback(host):
+        raise ServeError(
+            "expected unix:PATH, or tcp:127.0.0.1:PORT, which users of other machines reach by "
+            f"ssh -L, got {listen}"
+        )
+
+
+def _bind_unix(path: Path) -> socket.socket:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.unlink(missing_ok=True)  # of a daemon that was killed
+    server = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        server.bind(str(path))
+    except OSError as error:
+        server.close()
+        raise ServeError(f"cannot make the socket {path}: {error}") from None
+    finally:
+        os.umask(before)
+    server.listen(128)
+    return server
+
+
+def _check_stale(path: Path) -> None:
+    """Check that a path is the socket of a daemon that has ended."""
+    if not path.is_socket():
+        raise ServeError(f"expected a path for a socket, got {path}, which is something else")
+    if path.stat().st_uid != os.getuid():
+        raise ServeError(f"expected a socket of one's own, got {path} of another owner")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return
+    raise ServeError(f"another daemon answers at {path}; expected a socket not in use")
+
+
+def close(listening: socket.socket, listen: str) -> None:
+    """Close a listening socket and remove its path."""
+    listening.close()
+    if listen.startswith("unix:"):
+        Path(listen.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def raise_open_files() -> int:
+    """Raise the limit of open files as far as allowed; return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if wanted > soft != resource.RLIM_INFINITY:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            return wanted
+    return wanted if soft == resource.RLIM_INFINITY else soft

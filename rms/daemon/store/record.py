@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 from pathlib import Path
-from typing import ClassVar
 
 import msgspec
 
@@ -96,10 +95,8 @@ class PendingResize(msgspec.Struct):
         return msgspec.structs.replace(copy.deepcopy(self), until_s=0.0, told=False)
 
 
-class ResizeNote(Note):
+class ResizeNote(Note, tag="resize"):
     """The resize of a job that is in flight."""
-
-    KIND: ClassVar[str] = "resize"
 
     resize: PendingResize | None = None
 

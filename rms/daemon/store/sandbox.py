@@ -52,9 +52,6 @@ MOST_OPEN = 1 << 16
 LENGTH_BYTES = 8
 """Size of the length before each message."""
 
-PARENT_S = 0.5
-"""Interval at which a fork checks that its daemon is there."""
-
 T = TypeVar("T")
 
 
@@ -125,14 +122,9 @@ class Sandbox:
         expected: str = "an answer",
     ) -> None:
         self._socket, theirs = socket.socketpair()
-        self._expected, parent = expected, os.getpid()
-
-        def run() -> None:
-            threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-            work(theirs)
-
+        self._expected = expected
         try:
-            self.pid = fork(run, theirs.fileno() if alone else None)
+            self.pid = fork(lambda: work(theirs), theirs.fileno() if alone else None)
         except OSError:
             self._socket.close()
             raise
@@ -209,13 +201,6 @@ def _receive(stream: socket.socket, until_s: float | None = None) -> bytes:
         if len(data) == LENGTH_BYTES:
             size += int.from_bytes(data, "big")
     return bytes(data[LENGTH_BYTES:])
-
-
-def _end_with(parent: int) -> None:
-    """End this process when its daemon is gone, whatever its other thread does."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_S)
-    os._exit(0)
 
 
 # --- policies with parts of users' own -----------------------------------------------------------
@@ -315,6 +300,9 @@ def forked(work: Callable[[], T], kind: type[T]) -> T:
 LOAD_S = 30.0
 """Deadline for the import of a file; the daemon goes on meanwhile."""
 
+PARENT_S = 0.5
+"""Interval at which a strategy's process checks that its daemon is there."""
+
 MOST_SEEN = 256
 """Number of waiting tasks, from the first, that a strategy is sent: sending takes time."""
 
@@ -341,7 +329,8 @@ class FileStrategy:
         self.path, self.name = path, name or str(path)
         if not path.is_file():
             raise StrategyError(f"expected a strategy's file, got {path}, which does not exist")
-        self.sandbox = Sandbox(lambda answers: _serve_file(answers, path), alone=True)
+        daemon = os.getpid()
+        self.sandbox = Sandbox(lambda answers: _serve_file(answers, path, daemon), alone=True)
         self.capacity: Mapping[Resource, int] = self._answer(dict[Resource, int], LOAD_S)
 
     def __call__(self, state: TaskState) -> tuple[Choice, ...]:
@@ -420,8 +409,9 @@ def _head(state: TaskState) -> TaskState:
     return head
 
 
-def _serve_file(answers: socket.socket, path: Path) -> None:
+def _serve_file(answers: socket.socket, path: Path, daemon: int) -> None:
     """Import a strategy's file, answer with its capacities, then each state with its choices."""
+    threading.Thread(target=_end_with, args=(daemon,), daemon=True).start()
     gc.freeze()  # the daemon's objects are not looked through; the strategy's are
     gc.enable()
     os.dup2(2, 1)  # what the file prints goes to standard error
@@ -450,3 +440,10 @@ def _serve_file(answers: socket.socket, path: Path) -> None:
     while going_on:
         state: TaskState = pickle.loads(_receive(answers))
         reply(answers, choose)
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its daemon is gone, whatever its other thread does."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os._exit(0)

@@ -29,9 +29,8 @@ from rms.core.model.speedup import OperatingPoint
 from rms.core.policies import POLICIES, PolicyError, named
 from rms.core.scheduler.engine import Engine
 from rms.daemon.restart.recover import replay
-from rms.daemon.store.file import checksum
+from rms.daemon.store.file import FORMAT, checksum
 from rms.daemon.store.journal import (
-    FORMAT,
     Journal,
     JournalError,
     JournalFullError,
@@ -169,10 +168,10 @@ def test_headers_and_policies_have_their_place_among_the_events(tmp_path: Path) 
     with begun(path, "array-share") as journal:
         last = journal.append(event)
         assert list(journal.read()) == [
-            Opened(NODES, "fifo", FORMAT, widths=(1,) * 4),
+            Opened(NODES, "fifo", widths=(1,) * 4),
             Seen(first, event, None),
             PolicySet(2.0, "easy"),
-            Opened(NODES, "array-share", FORMAT, widths=(1,) * 4),
+            Opened(NODES, "array-share", widths=(1,) * 4),
             Seen(last, event, None),
         ]
     with sqlite3.connect(path) as db:

@@ -123,7 +123,7 @@ def test_notes_are_found_by_their_kind(tmp_path: Path) -> None:
             journal.note(ResizesNote(job), ResizeNote(job), NextNote(id=2))
         assert list(journal.notes(ResizesNote)) == ["1", "10", "\u20ac"]
         assert list(journal.notes(ResizeNote)) == ["1", "10", "\u20ac"]
-        assert journal.noted(NextNote) == NextNote(id=2) and journal.notes(NextNote) == {}
+        assert journal.notes(NextNote) == {"": journal.noted(NextNote)} == {"": NextNote(id=2)}
 
 
 # -- The server's questions -------------------------------------------------------------------

@@ -628,7 +628,7 @@ def test_a_note_has_all_but_what_is_only_of_this_daemon(state: str) -> None:
     resize = in_state(state).resize
     assert resize is not None
     note = ResizeNote(JOB, resize.note())
-    back = ResizeNote.read(JOB, note.value()).resize
+    back = ResizeNote.read(note.value()).resize
     resize.told, resize.until_s = False, 0.0
     assert back == resize
 

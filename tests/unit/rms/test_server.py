@@ -72,8 +72,7 @@ def test_answers_have_the_names_of_the_contract(server: Routed) -> None:
         "exclude": [],
         "restartable": None,
     }
-    note = server.daemon.jobs[JobId(runs)].note
-    kept = server.daemon.context.private.environment(note)
+    kept = server.daemon.context.private.environment(runs)
     assert kept == {"A": "1", "DMR_COOLDOWN": "2.5"}
     assert server.ask("GET", f"/jobs?id={waits}")[1] == rows[1:]
     (entry,) = server.ask("GET", f"/history/{runs}")[1]
