@@ -178,8 +178,7 @@ def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
     """Restore the measured energy from the journal, once all events were replayed."""
     energy = scheduler.energy
     measured = energy.measured
-    notes = {"": journal.noted(MeterNote), **journal.notes(MeterNote)}  # "": this machine
-    for name, note in notes.items():
+    for name, note in journal.notes(MeterNote).items():
         if note.host is not None:
             measured.hosts[name] = note.host
     sums = journal.energy_sums(measured.spans.totals.since_s)
