@@ -35,13 +35,19 @@ from rms.core.policies import PolicyError, placing
 from rms.core.rules.powercap import check_cap
 from rms.core.rules.transition import check
 from rms.daemon.jobs.scripts import Endings, Scripts
-from rms.daemon.jobs.submit import Admission, Holds
+from rms.daemon.jobs.submit import Holds, Submissions
 from rms.daemon.jobs.watch import JobWatch
 from rms.daemon.jobs.worlds import Worlds
 from rms.daemon.kernels import tasks_of
 from rms.daemon.nodes.energy import CapWatch, Meters
-from rms.daemon.nodes.nodes import POWERED_BY_SLURM, LeaseWatch, Nodes, check_placement
-from rms.daemon.nodes.switch import FrequencyControl, NodeSwitch
+from rms.daemon.nodes.nodes import (
+    POWERED_BY_SLURM,
+    FrequencyControl,
+    LeaseWatch,
+    Nodes,
+    NodeSwitch,
+    check_placement,
+)
 from rms.daemon.store.context import Context, Faults, debug, describe, warning
 from rms.daemon.store.journal import JournalError, JournalFullError, PolicySet
 from rms.daemon.store.notes import Note, SummaryNote
@@ -56,7 +62,7 @@ class Daemon:
     Its parts enter events by :meth:`handle`. Callers use the parts directly.
 
     Attributes:
-        admission: takes in submissions.
+        submissions: takes in submissions.
         holds: jobs that may not start yet.
         scripts, worlds: processes of jobs.
         job_watch: looks at running jobs.
@@ -76,7 +82,7 @@ class Daemon:
         self.journal, self.launcher = context.journal, context.launcher
         self.now, self.time, self.say = context.now, context.time, context.say
         self.faults = Faults(context.say)
-        self.admission = Admission(context, self.handle)
+        self.submissions = Submissions(context, self.handle)
         self.holds = Holds(context, self.handle)
         self.scripts = Scripts(context, self.handle)
         self.worlds = Worlds(context, self.scripts, self.handle)

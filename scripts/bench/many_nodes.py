@@ -197,7 +197,7 @@ class Site:
         """Hand in an array of flexible jobs."""
         options = Options(array=f"1-{tasks}", nodes=(1, WIDEST), preferred=8, mode="flexible")
         body = Submission("#!/bin/sh\nmpiexec x\n", "wide", str(self.folder), {}, options)
-        self.ask("submit", asyncio.run, self.daemon.admission.submit(body))
+        self.ask("submit", asyncio.run, self.daemon.submissions.submit(body))
 
     def drive(self, run_s: float, wave: int) -> None:
         """Let it run; every few seconds come more jobs."""

@@ -19,7 +19,7 @@ def hand_in(daemon: Daemon, specs: Sequence[JobSpec], **fields: Any) -> None:
     """Submit jobs at once; the first gives the submission its number."""
     number = specs[0].id
     daemon.context.private.keep(f"{number}/environment", {})
-    daemon.admission.enter(list(specs), submission(number, **fields))
+    daemon.submissions.enter(list(specs), submission(number, **fields))
 
 
 def filler(number: int, size: int = 2000) -> SubmissionNote:

@@ -235,7 +235,7 @@ class Routes:
 
     async def submit(self, request: Request, body: Submission) -> JobIds:
         """Submit a script; answer with the ids of its jobs."""
-        return await self.daemon.admission.submit(body)
+        return await self.daemon.submissions.submit(body)
 
     async def jobs(self, request: Request) -> list[JobRow]:
         """Return all jobs, or those that ids, states, names select; or a page of them."""

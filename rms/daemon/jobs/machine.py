@@ -155,7 +155,7 @@ class Flight(NamedTuple):
 # Instructions are values, so that a test compares lists of them.
 
 
-class Command(msgspec.Struct, frozen=True):
+class ResizeAction(msgspec.Struct, frozen=True):
     """An action on the job, its processes or its nodes."""
 
 
@@ -163,20 +163,20 @@ class SaveCommand(msgspec.Struct, frozen=True):
     """A note for a restarted daemon, written with the next event or before the next command."""
 
 
-class AskGrant(Command, frozen=True):
+class AskGrant(ResizeAction, frozen=True):
     """Ask the resource manager to let the job keep its nodes and add the new ones."""
 
     have: tuple[str, ...]
     wanted: tuple[str, ...]
 
 
-class AskRelease(Command, frozen=True):
+class AskRelease(ResizeAction, frozen=True):
     """Ask the resource manager to reduce the job to these nodes."""
 
     hosts: tuple[str, ...]
 
 
-class BootWorlds(Command, frozen=True):
+class BootWorlds(ResizeAction, frozen=True):
     """Start launches of a step, each on its slots, for a resize; their ranks boot on ``cores``."""
 
     step: int
@@ -185,17 +185,17 @@ class BootWorlds(Command, frozen=True):
     cores: tuple[int, ...]
 
 
-class KillLaunch(Command, frozen=True):
+class KillLaunch(ResizeAction, frozen=True):
     """Kill the remaining processes of a launch."""
 
     launch: int
 
 
-class KillJob(Command, frozen=True):
+class KillJob(ResizeAction, frozen=True):
     """Kill all processes of the job."""
 
 
-class Terminate(Command, frozen=True):
+class Terminate(ResizeAction, frozen=True):
     """Ask the job's world to end at a checkpoint."""
 
 
@@ -213,45 +213,45 @@ class SaveFinishedResizes(SaveCommand, frozen=True):
     """Note the resizes that are over."""
 
 
-class TellJob(Command, frozen=True):
+class TellJob(ResizeAction, frozen=True):
     """Wake the job's poll: a resize request waits for it."""
 
 
-class Observe(Command, frozen=True):
+class Observe(ResizeAction, frozen=True):
     """Observe the processes now."""
 
 
-class Decide(Command, frozen=True):
+class Decide(ResizeAction, frozen=True):
     """Start the resize over."""
 
     slots: tuple[str, ...]
     strategy: str = ""
 
 
-class FindLaunches(Command, frozen=True):
+class FindLaunches(ResizeAction, frozen=True):
     """Find the processes of these launches again."""
 
     launches: tuple[int, ...]
 
 
-class RunScript(Command, frozen=True):
+class RunScript(ResizeAction, frozen=True):
     """Run the job's script again, at the new size."""
 
 
-class Requeue(Command, frozen=True):
+class Requeue(ResizeAction, frozen=True):
     """Let the job wait again."""
 
     reason: str
 
 
-class Say(Command, frozen=True):
+class Say(ResizeAction, frozen=True):
     """Tell the operator."""
 
     words: str
 
 
 SchedulerEvent = ResizeBegun | Resized | ResizeRolledBack
-Instruction = Command | SaveCommand | SchedulerEvent
+Instruction = ResizeAction | SaveCommand | SchedulerEvent
 Instructions = list[Instruction]
 """Events for the scheduler and commands, to be carried out in order."""
 

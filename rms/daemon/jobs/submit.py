@@ -91,7 +91,7 @@ MOST_NAMES = 1_000_000
 """Limit of names of all tasks together, as each task has its own list in the journal."""
 
 
-class Admission:
+class Submissions:
     """Takes in submissions.
 
     Args:

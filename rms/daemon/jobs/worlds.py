@@ -407,7 +407,10 @@ class Worlds:
     # --- instructions ------------------------------------------------------------------------
 
     def _carry_out(
-        self, job: JobRuntime, instruction: machine.Command | machine.SchedulerEvent, notes: Notes
+        self,
+        job: JobRuntime,
+        instruction: machine.ResizeAction | machine.SchedulerEvent,
+        notes: Notes,
     ) -> None:
         context, launcher = self._context, self._context.launcher
         if isinstance(instruction, machine.SchedulerEvent):
