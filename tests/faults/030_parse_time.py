@@ -20,7 +20,7 @@ from rms.client.commands import launcher_words
 from rms.daemon.jobs.submit import exported
 from rms.formats import jobscript, prices
 from rms.formats.config import parse_criteria
-from rms.formats.joblog import Clock, records
+from rms.formats.joblog import LogClock, records
 from rms.formats.jobscript import ScriptError, parse_nodes, parse_power_cap, parse_text, parse_time
 from rms.formats.profiles import parsed
 from rms.formats.values import (
@@ -60,7 +60,7 @@ def price_file(text: str) -> object:
 
 
 def accounting(text: str) -> object:
-    return list(records(text.splitlines(keepends=True), Path("log"), Clock(), Counter()))
+    return list(records(text.splitlines(keepends=True), Path("log"), LogClock(), Counter()))
 
 
 def profile(text: str) -> object:

@@ -79,7 +79,7 @@ def test_the_time_since_the_last_change_of_a_refused_one_is_the_models(
             begun_j = chain.cluster_j
             chain.seconds(period - 1, 1200.0)
             chain.seconds(1, 1e9)
-            (found,) = chain.node._given.values()
+            (found,) = chain.node._last.values()
         finally:
             chain.node.close()
         # The sum rose in the first second of the first period, and not in its others.

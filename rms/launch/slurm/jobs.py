@@ -29,7 +29,6 @@ from rms.launch.slurm.queue import (
     QueuePoller,
     SlurmJob,
     SubmissionRecord,
-    SubmitCall,
     submit,
 )
 from rms.wire.users import NodesHeld, SlurmRow
@@ -136,18 +135,11 @@ class SlurmJobs(SlurmNodes):
         child.hosts = tuple(hosts_of([slot for node in launch.nodes for slot in node]))
         if record.before and not maybe_submitted:
             child.keep()  # at once: the one before must not be taken for this one
-        call = SubmitCall(
-            self._arguments(child, own, launch),
-            {
-                **commands.environment(launch.env),
-                **self._launcher.script_env(job, launch.env.get("PATH", os.defpath)),
-                "RMS_SCRIPT": str(launch.script),
-            },
-            launch.output.parent,
-            maybe_submitted,
-        )
-        executor = self.executor
-        child.submission = executor.ask(lambda: submit(executor, child, call))
+        path = launch.env.get("PATH", os.defpath)
+        env = commands.environment(launch.env) | self._launcher.script_env(job, path)
+        env["RMS_SCRIPT"] = str(launch.script)
+        call = self.executor, child, self._arguments(child, own, launch), env, launch.output.parent
+        child.submission = self.executor.ask(lambda: submit(*call, search=maybe_submitted))
         self._past.pop(job, None)
         self._cancelled_s.pop(job, None)
         return child
@@ -234,10 +226,10 @@ class SlurmJobs(SlurmNodes):
         if number is None:
             return lambda: "Slurm has not told its number yet"
         executor = self.executor
-        donor = queue.Donor(self.donor(job), self.tracker.jobs[job].record.donor)
+        donor, options = self.donor(job), self.tracker.jobs[job].record.donor
         change = queue.Retried(
             executor,
-            lambda: queue.grow(executor, number, hosts, wanted, donor),
+            lambda: queue.grow(executor, number, hosts, wanted, donor, options),
             give_up=True,
         )
         return self.tracker.resize(job, change)

@@ -280,24 +280,23 @@ class SlurmJob(ManagedProcess):
             self.end_reason = f"Slurm says {state}"
 
 
-@dataclass(frozen=True)
-class SubmitCall:
-    """The arguments and the environment of sbatch for a job.
-
-    Attributes:
-        output_folder: folder of its output, which is made before.
-        maybe_submitted: whether an earlier daemon may have submitted it: then the queue is searched
-            first, which takes long with many jobs.
-    """
-
-    arguments: Sequence[str]
-    environment: Mapping[str, str]
-    output_folder: Path
-    maybe_submitted: bool
-
-
-def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
+def submit(
+    executor: Executor,
+    job: SlurmJob,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    search: bool,
+) -> int:
     """Submit a job, on a thread, unless it was submitted; repeat that while Slurm is away.
+
+    Args:
+        arguments: sbatch's.
+        environment: of the script.
+        folder: folder of its output, which is made before.
+        search: whether an earlier daemon may have submitted it: then the queue is searched first,
+            which takes long with many jobs.
 
     Returns:
         Its number in Slurm; 0 if it was asked to end before.
@@ -306,11 +305,11 @@ def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
         SlurmError: refused, or its record could not be saved, or the daemon ends: its record stays
             open, and the next daemon searches for it first.
     """
-    slurm, record, search = executor.slurm, job.record, call.maybe_submitted
+    slurm, record = executor.slurm, job.record
     try:
         if not search and job.status_file is not None:
             job.status_file.unlink(missing_ok=True)
-        call.output_folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         job.save()
         with job.record_file.open("rb") as file:
             os.fsync(file.fileno())
@@ -322,11 +321,7 @@ def submit(executor: Executor, job: SlurmJob, call: SubmitCall) -> int:
                 new = row.job_id not in record.before and row.name == job.name
                 if new and (row.submit_s or 0.0) >= record.since_s - 1:
                     return row.job_id
-            return (
-                0
-                if job.end_requested
-                else slurm.submit(*call.arguments, environment=call.environment)
-            )
+            return 0 if job.end_requested else slurm.submit(*arguments, environment=environment)
         except SlurmError as error:
             if error.meaning is not Meaning.UNREACHABLE:
                 raise
@@ -351,14 +346,6 @@ AGAIN_S = 0.5
 
 
 @dataclass(frozen=True)
-class Donor:
-    """A throw-away job by which a job gets nodes: its name, and salloc's options for it."""
-
-    name: str
-    options: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class ChangeOutcome:
     """The result of a change: the job (None: it is over), or the reason of a failure."""
 
@@ -367,9 +354,18 @@ class ChangeOutcome:
 
 
 def grow(
-    executor: Executor, job: int, hosts: Sequence[str], wanted: Sequence[str], donor: Donor
+    executor: Executor,
+    job: int,
+    hosts: Sequence[str],
+    wanted: Sequence[str],
+    donor: str,
+    options: Sequence[str],
 ) -> JobDetails:
     """Let a job hold ``hosts``; return its details after that.
+
+    Args:
+        donor: name of a throw-away job by which it gets nodes.
+        options: salloc's for the donor.
 
     Raises:
         SlurmError: refused; it goes on as it was, without a donor.
@@ -385,11 +381,11 @@ def grow(
     missing = [host for host in hosts if host not in now.hosts]
     if not missing:
         return now
-    slurm.cancel_named(donor.name)  # of a daemon that was killed
+    slurm.cancel_named(donor)  # of a daemon that was killed
     _next_second(now)
     try:
         with executor.rate_limiter:
-            return slurm.grow(job, len(missing), donor.name, *donor.options, on=missing)
+            return slurm.grow(job, len(missing), donor, *options, on=missing)
     except SlurmError:
         now = slurm.job(job)
         if set(missing) <= set(now.hosts):

@@ -117,7 +117,9 @@ def test_a_backlog_is_shared_out_and_single_nodes_stay_where_they_must() -> None
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> tuple[PilotLimits, list[WaitingJob], list[Running], list[Pending]]:
+def situations(
+    draw: st.DrawFn,
+) -> tuple[PilotLimits, list[WaitingJob], list[Running], list[Pending]]:
     most = draw(st.integers(1, 9))
     limits = PilotLimits(
         on_demand=draw(st.booleans()),

@@ -32,7 +32,6 @@ from rms.launch.slurm.queue import (
     QueueSnapshot,
     SlurmJob,
     SubmissionRecord,
-    SubmitCall,
     submit,
 )
 from rms.wire.users import SlurmRow
@@ -243,7 +242,7 @@ class Away(Slurm):
 
 def test_a_submission_ends_with_the_daemon_and_the_next_one_looks_for_it(tmp_path: Path) -> None:
     executor, job = Executor(Away({}, "nobody")), slurm_job(tmp_path)
-    job.submission = executor.ask(lambda: submit(executor, job, SubmitCall([], {}, tmp_path, True)))
+    job.submission = executor.ask(lambda: submit(executor, job, [], {}, tmp_path, search=True))
     deadline = time.monotonic() + 120
     while not Away.asked:
         assert time.monotonic() < deadline
