@@ -155,8 +155,8 @@ def placing(name: str, modules: Modules = None) -> Policy:
 def modules_of(policy: Policy) -> frozenset[str]:
     """Return the modules that functions of a policy are from which do not come with the program."""
     parts: dict[str, Any] = msgspec.json.decode(policy.text)
-    found = (table["part"] for table in parts.values() if isinstance(table, dict))
-    return frozenset(part.partition(":")[0] for part in found if ":" in part)
+    names = (table["part"] for table in parts.values() if isinstance(table, dict))
+    return frozenset(part.partition(":")[0] for part in names if ":" in part)
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
@@ -252,10 +252,10 @@ def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[...
     """Return a user's function with its parameters."""
     module, _, function = part.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        part_function = getattr(importlib.import_module(module), function)
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
-    if not callable(found):
+    if not callable(part_function):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
-    return UserPart(found, tuple(sorted(parameters.items())))
+    return UserPart(part_function, tuple(sorted(parameters.items())))
