@@ -43,7 +43,7 @@ class Ledger:
     Attributes:
         power: one model per node, or per host where ``host`` says which slot is whose.
         host: the host of each slot; empty where nodes are not shared. On a shared host a job's
-            power comes on top of the host's idle power, which is nobody's: it is in ``idle_j``.
+            power comes on top of the host's idle power, which is in ``idle_j``.
         levels: frequencies and voltages; power on slots of lower ones is as V^2 f.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         off_j, boot_j: energy of nodes while they are off, and while they boot.

@@ -320,7 +320,7 @@ class Spans:
     def _replace(self, now: Span, new: Span) -> None:
         carry = self._end(now, new.begin_s)
         if now in self.changed and (now.begin_s, now.owner) == (new.begin_s, new.owner):
-            self._drop(now)  # rows are told apart by what these have in common
+            self._drop(now)  # rows are distinguished by these fields
             del self.changed[now]
             new.measured, new.saved = now.measured, now.saved
         self._begin(new, carry)

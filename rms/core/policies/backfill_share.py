@@ -93,7 +93,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
 
     @property
     def keys(self) -> dict[str, RunningKey]:
-        """What running jobs are sorted by."""
+        """The keys by which running jobs are sorted."""
         return {"loss": self._loss, "gain": self._gain, "least end": _least_end_s}
 
     def __call__(self, state: State, queue: Iterable[Job], room: Room) -> SharePlan:
@@ -123,7 +123,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 plan.sizes[job.spec.id] = size
                 starting.append(job)
             else:
-                if job.spec.id in state.due:  # nobody is to take what it waits for
+                if job.spec.id in state.due:  # no job is to take the nodes that it waits for
                     short, spare = short - spare, 0
                 short += size
                 short_w += 0.0 if budget is None else budget.start_w(job, size)
@@ -135,12 +135,12 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
             self._widen(state, plan, starting, spare, budget)
         return plan
 
-    # --- who starts --------------------------------------------------------------------------
+    # --- starts ------------------------------------------------------------------------------
 
     def backfilled(self, state: State, queue: Iterable[Job], room: Room) -> Backfilled:
-        """Return who may start if jobs that can be resized held their least sizes only."""
+        """Return the jobs that may start if resizable ones held their least sizes only."""
         if not state.pending:
-            return Backfilled()  # nobody asks what there would be for one
+            return Backfilled()  # no job waits
         base = room.free + state.releasing
         backfill = Backfilled(free=base + state.callable)
         budget = room.budget
@@ -215,7 +215,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         worth = self._start_worth(state, job, job.least, backfill)
         return _is_worth(worth, job.least - max(0, free), donors)
 
-    # --- what jobs are worth -----------------------------------------------------------------
+    # --- the worth of jobs -------------------------------------------------------------------
 
     def _weight(self, state: State, job: Job) -> float:
         return (1.0 + len(state.pending) * job.spec.smallest / state.nodes) / self.short
@@ -231,7 +231,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return self.short * price_s / max(1.0, min(left_s, self.horizon_s))
 
     def _loss(self, state: State, job: Job) -> float:
-        """Return what a node costs that a running job gives, all above its least size given."""
+        """Return the cost of a node that a running job gives, if it gives all above its least."""
         least = job.size - job.callable
         if job.callable <= 0 or state.sizes_stay:
             return inf
@@ -244,7 +244,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return worth * (1.0 - slower + self._stall(left_s, price_s)) / (job.size - least)
 
     def _gain(self, state: State, job: Job) -> float:
-        """Return minus what a node brings that a running job is given; inf for none."""
+        """Return minus the worth of a node that a running job is given; inf for none."""
         if not job.resizable_now or job.kept or state.sizes_stay:
             return inf
         steps = self._steps(state, job, job.size)
@@ -280,7 +280,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         sizes = [n for n in some_sizes(spec.sizes(), spec.preferred) if n <= most]
         return balanced(state, job, sizes, self.energy)
 
-    # --- who is resized ----------------------------------------------------------------------
+    # --- resizes -----------------------------------------------------------------------------
 
     def _make_room(
         self,
@@ -469,7 +469,7 @@ def _affords(budget: PowerBudget | None, job: Job, size: int, wider: int) -> boo
 
 @dataclass(slots=True)
 class BackfillPlan(SharePlan):
-    """A plan that remembers who may start, for those to be told who may not.
+    """A plan that keeps the jobs that may start, to explain why the others may not.
 
     Attributes:
         sizing: that has made it.
@@ -488,7 +488,7 @@ class BackfillPlan(SharePlan):
 
 @dataclass(slots=True)
 class Backfilled:
-    """Who may start by EASY over least sizes.
+    """The jobs that may start by EASY over least sizes.
 
     Attributes:
         jobs, sizes: in order, with the nodes each counts with.
@@ -496,7 +496,7 @@ class Backfilled:
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
         all_fit: whether all waiting jobs fit on those at first.
         used: nodes that those of ``jobs`` take.
-        at_s: the reservation of ``first``; None as long as nobody could have delayed it.
+        at_s: the reservation of ``first``; None as long as no job could have delayed it.
         extra: how many nodes are free then beside those reserved.
         budget: what would be left of the power cap, where there is one; ``extra_w`` then.
     """
@@ -796,7 +796,7 @@ def _shrunk(job: Job, short: int, short_w: float, budget: PowerBudget | None) ->
 
 
 class Planned(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whoever the sizing wants to start, starts.
+    """Start the jobs that the sizing wants to start.
 
     Attributes:
         estimates: run times are those ``requested``.

@@ -111,7 +111,7 @@ class _Shipped(Mapping[str, Policy]):
 POLICIES: Mapping[str, Policy] = _Shipped()
 
 DEFAULT = "backfill-share"
-"""What decides where nobody says."""
+"""The policy where none is named."""
 
 
 Modules = Collection[str] | None

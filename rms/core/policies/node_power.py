@@ -4,7 +4,7 @@ Part ``node_power``: which idle nodes are powered off, and which are powered on 
 
 The other parts decide as if every node that is off or booting were on already: sizes, reservations
 and the order of starts are those of a cluster that is always on. What they decide on nodes that
-are off is put off until those have booted, and decided anew then; nobody else is given the nodes
+are off is put off until those have booted, and decided anew then; no other job is given the nodes
 that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
 Chauhan et al., figures 11 (power off) and 12 (power on).
 """
@@ -60,7 +60,7 @@ class NodePowerPart:
         A node stands for its whole host here: of shared ones the first slot is named.
 
         Args:
-            idle: free nodes that nobody is about to be given, rising.
+            idle: free nodes that no job is about to be given, rising.
             needed: nodes that are off and wanted now.
             until_s: the earliest time at which idle nodes may be needed, as far as is known.
         """
@@ -89,7 +89,7 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
         keep: how many idle nodes stay on, for jobs to come.
         delay_s: a node goes off once it has been idle for so long (Slurm's SuspendTime).
         ahead: nodes are powered on a boot before the expected end of a running job after which
-            somebody who waits will be given them; else when he is.
+            a waiting job will be given them; else when it is.
         at_most: how many hosts are powered off in any minute at most, and how many on (Slurm's
             SuspendRate and ResumeRate); 0 for any number.
     """
@@ -203,7 +203,7 @@ def switched(
 
     Args:
         wanted: what the policy decides for :func:`all_on`.
-        soon: nodes that somebody who waits will be given before they could boot.
+        soon: nodes that a waiting job will be given before they could boot.
         starts: the pass was one that starts jobs.
         widens: the policy may widen running jobs.
     """
@@ -243,10 +243,10 @@ def _hosts(state: State, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
 
 
 def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
-    """Return the earliest time at which idle nodes may be needed by whoever waits after a pass.
+    """Return the earliest time at which jobs that wait after a pass may need idle nodes.
 
     Nobody who waits then can use them before something ends: a running job, or one that starts
-    now; a shrink or a boot under way. Where nobody waits, they may not be needed at all.
+    now; a shrink or a boot under way. Where no job waits, they may not be needed at all.
     """
     gone = {each.job for each in wanted if isinstance(each, Start | Never)}
     if state.pending.keys() <= gone:
@@ -473,7 +473,7 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
             host.movable = movable[host.at] == host.used
             if known[host.at] < host.used:  # others start there, or are moved there
                 host.ends_s = inf
-            if host.at in emptied:  # nobody is moved to where others are moved away
+            if host.at in emptied:  # no job is moved to where others are moved away
                 host.free = []
         return [host for host in hosts.values() if host.at not in asleep]
 

@@ -461,7 +461,7 @@ def rotation_sizes(jobs: Sequence[RotationJob], free: int, since_last_resize_s: 
 
     Args:
         jobs: all running jobs.
-        free: nodes nobody holds.
+        free: free nodes.
         since_last_resize_s: time since the last of them changed its size.
     """
     present = [job.size for job in jobs]

@@ -31,7 +31,7 @@ Counts = dict[int, int]
 """Processes by pool."""
 
 OnNode = Callable[[int, Sequence[float]], Sequence[float]]
-"""How much bandwidth slows the processes in each pool of a node, given what is asked of all."""
+"""How much bandwidth slows the processes in each pool of a node, for the demands on all."""
 
 Alike = tuple[float, ...]
 """Properties of jobs that would start in the same place."""
@@ -303,7 +303,7 @@ class SharedRoom(Room):
     def _improve(self, counts: Counts, each_gb_s: float, span_s: float) -> ByPool:
         """Move processes from where they wait most for memory to where they wait less.
 
-        Pools with free processors are tried once each, in order, until all have been or nobody
+        Pools with free processors are tried once each, in order, until all have been or none
         waits (section IV-A-1). Returns how much bandwidth slows the processes of each pool then.
         """
         on_node = self._on_node(span_s)
@@ -443,7 +443,7 @@ class Waiting:
         asked[source] = gb_s[source] + left * each_gb_s / pools.factor[source]
         asked[target] = gb_s[target] + (here + number) * each_gb_s / pools.factor[target]
         slowdowns = self._on_node(node, asked)
-        if max(slowdowns) >= -least:  # else that of no pool is, whoever is there
+        if max(slowdowns) >= -least:  # else no pool is as slow as before
             for pool, slowdown in zip(pools.members[node], slowdowns, strict=True):
                 if slowdown >= -least and pool in counts:
                     asked[source], asked[target] = before

@@ -92,7 +92,7 @@ class ClusterImage(msgspec.Struct):
 
 
 class TwinImage(msgspec.Struct):
-    """What EASY would run (:mod:`rms.core.scheduler.twin`); jobs that are over there by their places."""
+    """EASY's schedule (:mod:`rms.core.scheduler.twin`); finished jobs there by their places."""
 
     state: dict[str, Any]
     ends: list[tuple[float, int, JobId]]

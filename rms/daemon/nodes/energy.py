@@ -7,7 +7,7 @@ from math import inf
 
 import msgspec
 
-from rms.core.books.measured import Host, Measured
+from rms.core.books.measured import Measured, MeteredHost
 from rms.core.books.spans import WHOLE
 from rms.core.model.cluster import Cluster
 from rms.core.model.events import (
@@ -183,7 +183,7 @@ def restore_energy(scheduler: Scheduler, journal: Journal) -> None:
     energy, notes = scheduler.energy, journal.notes(NOTE)
     measured = energy.measured
     for key, note in notes.items():
-        measured.hosts[key.removeprefix(NOTE)] = msgspec.convert(note, Host)
+        measured.hosts[key.removeprefix(NOTE)] = msgspec.convert(note, MeteredHost)
     sums = journal.energy_sums(measured.spans.totals.since_s)
     energy.restore(sums, journal.newest_energy(min(measured.kept_s.values(), default=inf)))
 
