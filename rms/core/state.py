@@ -181,10 +181,10 @@ class State:
         site: the cluster.
         counted: nodes are counted, not placed: jobs have sizes and no nodes.
         exact: expected ends follow a job's known run time, not its limit.
-        free_count: nodes nobody holds. Below 0 only while an instant lasts in which starts go by
+        free_count: free nodes. Below 0 only while an instant lasts in which starts go by
             expected ends (see :mod:`rms.core.rules.checks`).
         releasing: nodes that shrinks under way are about to free.
-        vacant: of each node, whether nobody holds it and it is up; empty where counted.
+        vacant: of each node, whether it is free and up; empty where counted.
         down: nodes that have failed or are drained.
         off: nodes that are powered off; of shared hosts all slots, as of ``booting``.
         booting: nodes that were powered on, with the times at which they are expected to be up.

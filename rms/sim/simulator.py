@@ -50,7 +50,7 @@ every event, submissions after all else. ``per-timestamp``: once all of an insta
 """
 
 
-class Phase(msgspec.Struct, frozen=True):
+class PowerPhase(msgspec.Struct, frozen=True):
     """A job draws this share of its power from now on."""
 
     at_s: float
@@ -122,7 +122,7 @@ class Simulation:
         self._observer = hooks.observer
         self._together = passes == "per-timestamp"
         self._submissions_last = passes == "ends-first"
-        self._heap: list[tuple[float, int, int, Event | Phase, int]] = []
+        self._heap: list[tuple[float, int, int, Event | PowerPhase, int]] = []
         self._number = 0
         # Of the events in the heap about one job, those of its newest version count.
         self._versions: dict[JobId, int] = {}
@@ -156,7 +156,7 @@ class Simulation:
         while (event := self._pop()) is not None:
             if ledger.at_s is None or event.at_s > ledger.at_s:
                 ledger.advance(state, event.at_s)
-            if isinstance(event, Phase):
+            if isinstance(event, PowerPhase):
                 self._phase(event)
                 continue
             if beside is not None and type(event) is ResizePoint:
@@ -184,7 +184,7 @@ class Simulation:
                 self._observer(self)
         ledger.advance(state, state.now_s)
 
-    def _pop(self) -> Event | Phase | None:
+    def _pop(self) -> Event | PowerPhase | None:
         """Return the next event; submissions go before all else of their time, or after it."""
         heap, submission, last = self._heap, self._next_submission, self._submissions_last
         while True:
@@ -254,7 +254,7 @@ class Simulation:
         while self._more(event.at_s):
             more = self._pop()
             assert more is not None
-            if isinstance(more, Phase):
+            if isinstance(more, PowerPhase):
                 self._phase(more)
                 continue
             self._apply(more)
@@ -316,8 +316,8 @@ class Simulation:
 
     def _free(self, now: float) -> None:
         """Release held jobs whose time has come; look again at the time of the next one."""
-        if found := transition.due(self._state, now):
-            freed = Freed(now, found)
+        if due := transition.due(self._state, now):
+            freed = Freed(now, due)
             if self._record:
                 self.events.append(freed)
             self._follow(freed, self.engine.handle(freed))
@@ -372,7 +372,7 @@ class Simulation:
                 self._schedule_end(job, now, again=True)
         reclocked.clear()
 
-    def _phase(self, phase: Phase) -> None:
+    def _phase(self, phase: PowerPhase) -> None:
         """Let a job draw another share of its power; no policy sees it."""
         job = self._state.running.get(phase.job)
         if job is not None:
@@ -385,7 +385,7 @@ class Simulation:
             if number == 0:
                 self.ledger.scale(job, share)
             else:
-                self._push(Phase(at_s, job.spec.id, share))
+                self._push(PowerPhase(at_s, job.spec.id, share))
             at_s += span * run_s
 
     def _next_point(self, job: Job, now: float, known_s: float = inf) -> None:
@@ -445,7 +445,7 @@ class Simulation:
         over = Resized(now + job.spec.resize_price_s, job.spec.id)
         self._push(over, self._versions[job.spec.id])  # unless a node of it fails before
 
-    def _push(self, event: Event | Phase, version: int = 0) -> None:
+    def _push(self, event: Event | PowerPhase, version: int = 0) -> None:
         self._number += 1
         heapq.heappush(self._heap, (event.at_s, event.rank, self._number, event, version))
 

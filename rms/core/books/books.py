@@ -126,7 +126,7 @@ class EnergyBooks:
             self.closed_by_model = self.ledger.books(at_s)
 
     def reopen(self, state: State, event: Reopened, cluster: Cluster) -> None:
-        """Go on with other nodes; the time between belongs to nobody."""
+        """Go on with another cluster; the time between is not booked."""
         at_s = self.ledger.at_s
         if at_s is not None:
             self.measured.spans.close(at_s)

@@ -43,7 +43,7 @@ class Ledger:
     Attributes:
         power: one model per node, or per host where ``host`` says which slot is whose.
         host: the host of each slot; empty where nodes are not shared. On a shared host a job's
-            power comes on top of the host's idle power, which is nobody's: it is in ``idle_j``.
+            power comes on top of the host's idle power, which is in ``idle_j``.
         levels: frequencies and voltages; power on slots of lower ones is as V^2 f.
         idle_j: energy of nodes that no job holds, or that wait for a resize to begin.
         off_j, boot_j: energy of nodes while they are off, and while they boot.
@@ -227,10 +227,10 @@ class Ledger:
         )
 
     def _busy_at(self, at: float) -> dict[JobId, float]:
-        found = dict(self._busy_j)
+        busy_j = dict(self._busy_j)
         for job_id, draw in self._draws.items():
-            found[job_id] = found.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
-        return found
+            busy_j[job_id] = busy_j.get(job_id, 0.0) + draw.watts * (at - draw.since_s)
+        return busy_j
 
     def _cluster_at(self, at: float) -> float:
         if self._counted:

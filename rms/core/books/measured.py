@@ -47,7 +47,7 @@ class ReplacedAgentError(ValueError):
     """A report of an agent in whose place another one reports now."""
 
 
-class Device(msgspec.Struct):
+class MeteredDevice(msgspec.Struct):
     """A device with its last report.
 
     Attributes:
@@ -69,7 +69,7 @@ class Device(msgspec.Struct):
     left_j: float = 0.0
 
 
-class Host(msgspec.Struct):
+class MeteredHost(msgspec.Struct):
     """The meters of a host: all that a restarted daemon needs.
 
     Attributes:
@@ -87,7 +87,7 @@ class Host(msgspec.Struct):
     heard_s: float
     boot: str = ""
     at_s: float = 0.0
-    devices: dict[str, Device] = {}
+    devices: dict[str, MeteredDevice] = {}
     nodes: dict[str, float] = {}
     before: list[str] = []
 
@@ -99,7 +99,7 @@ class Host(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Reading:
+class DeviceReading:
     """The energy of a device since its last report.
 
     Attributes:
@@ -111,7 +111,7 @@ class Reading:
         watts: its mean power by node, W; empty if nothing was measured.
     """
 
-    device: Device
+    device: MeteredDevice
     nodes: Sequence[str]
     since_s: float
     share: Share
@@ -149,9 +149,9 @@ class Measured:
     def __init__(self) -> None:
         self.most_w = MOST_W
         self.refused: list[str] = []
-        self._newest: dict[str, dict[str, Reading]] = {}
+        self._newest: dict[str, dict[str, DeviceReading]] = {}
         self.spans = Spans()
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[str, MeteredHost] = {}
         self.node_w: dict[str, float] = {}
         self.sources: dict[str, str] = {}
         self.until_s = -inf
@@ -171,7 +171,7 @@ class Measured:
         at_s = min(report.at_s, now_s)
         host = self.hosts.get(report.node)
         if host is None:
-            host = self.hosts[report.node] = Host(report.agent, -1, at_s)
+            host = self.hosts[report.node] = MeteredHost(report.agent, -1, at_s)
         if report.agent != host.agent:
             if report.number or report.agent in host.before:
                 got = f"{report.agent}, which it has replaced"
@@ -190,7 +190,7 @@ class Measured:
 
     def _book(
         self,
-        host: Host,
+        host: MeteredHost,
         report: Metered,
         times_s: tuple[float, float],
         nodes: Mapping[str, Sequence[str]],
@@ -202,7 +202,7 @@ class Measured:
             device = host.devices.get(energy.device)
             if device is None:  # it began since the last report; with nothing measured yet, now
                 begun_s = since_s if energy.joules else at_s
-                device = Device(DeviceEnergy(energy.device, energy.source, 0.0), begun_s)
+                device = MeteredDevice(DeviceEnergy(energy.device, energy.source, 0.0), begun_s)
                 device.taken_s, device.left_j = begun_s, self.most_w * SLACK_S
                 if begun_s == at_s:
                     device.energy = energy
@@ -210,7 +210,7 @@ class Measured:
             device.agent = host.agent
             own = nodes.get(energy.device, ())
             readings.append(self._reading(device, energy, (at_s, now_s), own))
-        by_node: dict[str, list[Reading]] = {}
+        by_node: dict[str, list[DeviceReading]] = {}
         for reading in readings:
             for node in reading.nodes:
                 by_node.setdefault(node, []).append(reading)
@@ -224,11 +224,11 @@ class Measured:
 
     def _reading(
         self,
-        device: Device,
+        device: MeteredDevice,
         energy: DeviceEnergy,
         times_s: tuple[float, float],
         nodes: Sequence[str],
-    ) -> Reading:
+    ) -> DeviceReading:
         """Return the reading of a device since its last report, and enter it."""
         (at_s, now_s), before, since_s = times_s, device.energy, device.at_s
         left_j = min(device.left_j, self.most_w * SLACK_S)
@@ -241,17 +241,17 @@ class Measured:
             device.taken_s, device.left_j = now_s, left_j
         if max(joules, error_j) > left_j:
             self.refused.append(energy.device)
-            return Reading(device, nodes, since_s, share, at_s - since_s)
+            return DeviceReading(device, nodes, since_s, share, at_s - since_s)
         if joules < 0.0:  # the count of another meter: the time between is unseen
-            return Reading(device, nodes, since_s, share, at_s - since_s)
+            return DeviceReading(device, nodes, since_s, share, at_s - since_s)
         device.left_j -= joules
         share.joules, share.uncertainty_j = joules, error_j
         unseen_s = min(max(0.0, energy.unseen_s - before.unseen_s), at_s - since_s)
-        return Reading(device, nodes, since_s, share, unseen_s)
+        return DeviceReading(device, nodes, since_s, share, unseen_s)
 
-    def _set_power(self, newest: Collection[Reading], at_s: float) -> None:
+    def _set_power(self, newest: Collection[DeviceReading], at_s: float) -> None:
         """Set the power of the nodes of a host, and its sources, from the readings of devices."""
-        by_node: dict[str, list[Reading]] = {}
+        by_node: dict[str, list[DeviceReading]] = {}
         for reading in newest:
             for node in reading.nodes:
                 by_node.setdefault(node, []).append(reading)
@@ -276,7 +276,7 @@ class Measured:
                 sorted(sources, key=lambda source: (source == MODEL, source))
             )
 
-    def _replace(self, host: Host, node: str, readings: Sequence[Reading]) -> None:
+    def _replace(self, host: MeteredHost, node: str, readings: Sequence[DeviceReading]) -> None:
         """Take the model's energy of a node out of the books for the time of a report."""
         at_s = host.heard_s
         since_s = host.nodes.get(node, min(reading.since_s for reading in readings))
@@ -290,7 +290,7 @@ class Measured:
             until_s = at_s if span.end_s is None else min(at_s, span.end_s)
             self.spans.replaced(span, share * span.watts * seconds, until_s)
 
-    def _spread(self, reading: Reading) -> None:
+    def _spread(self, reading: DeviceReading) -> None:
         """Split the energy of a device over the owners of its nodes."""
         at_s, since_s, whole = reading.device.at_s, reading.since_s, reading.share
         pieces = [

@@ -471,7 +471,7 @@ def free_words(number: int) -> str:
 class Later(msgspec.Struct, frozen=True, tag=True):
     """A job or a resize that a user requested has to wait; ``reason`` is what ``rms queue`` shows.
 
-    Policies do not decide it: why a job waits is worked out when somebody asks.
+    Policies do not decide it: why a job waits is computed on request.
     """
 
     job: JobId
@@ -488,7 +488,7 @@ class Never(msgspec.Struct, frozen=True, tag=True):
 
 
 class PowerOff(msgspec.Struct, frozen=True, tag=True):
-    """Power idle nodes off; nobody is given them before they have booted again.
+    """Power idle nodes off; no job is given them before they have booted again.
 
     Of a shared host all slots are named, as where it is powered on.
     """

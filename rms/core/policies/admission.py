@@ -75,7 +75,7 @@ class InOrder(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class FirstFitting(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Backfill first fit: whoever fits starts, in order, whether or not others are overtaken.
+    """Backfill first fit: jobs that fit start, in order, whether or not they overtake others.
 
     Without a reservation the first waiting job may be overtaken for ever (Chiesi et al., section
     3, whose jobs need one slot each).
@@ -254,15 +254,15 @@ def reservation(
             if left_w < watts:
                 continue
         if free >= size:
-            found = max(end, now)
+            reserved_s = max(end, now)
             break
     else:
         return inf, 0
     for end, _, job in ends:  # who ends at that time too
-        if end > found:
+        if end > reserved_s:
             break
         free += job.size if job.requested_size is None else job.size + job.gain
-    return found, free - size
+    return reserved_s, free - size
 
 
 def power_then(state: State, room: Room, starts: list[Start], at_s: float) -> float:
@@ -336,7 +336,7 @@ def within_limits(state: State, queue: Iterable[Job]) -> Iterator[Job]:
 # of free nodes over time that the expected ends of running jobs give.
 
 
-class Profile:
+class NodeProfile:
     """Free nodes over time: ``free[i]`` from ``at_s[i]`` on.
 
     Args:
@@ -418,9 +418,9 @@ def expected_starts(
 ) -> dict[JobId, float]:
     """Return when waiting jobs are expected to start.
 
-    As if each started at its least size, nobody overtook, and running jobs ended when expected: a
+    As if each started at its least size, none overtook, and running jobs ended when expected: a
     policy that resizes or backfills may start them earlier. Left out are tasks of an array that
-    waits for its own tasks, and who comes after a job that nobody knows enough free nodes for.
+    waits for its own tasks, and jobs behind one for which no end frees enough nodes.
 
     Args:
         running: how many jobs of each array run.
@@ -435,7 +435,7 @@ def expected_starts(
         (ends[min(at - at % at_once + at_once - 1, last)][0], number, job)
         for at, (_, number, job) in enumerate(ends)
     ]
-    profile, found = Profile(state, room, ends), dict[JobId, float]()
+    profile, starts = NodeProfile(state, room, ends), dict[JobId, float]()
     for job in queue:
         spec, least = job.spec, job.least
         if spec.array_limit is not None and running.get(spec.array, 0) >= spec.array_limit:
@@ -445,8 +445,8 @@ def expected_starts(
         if at_s == inf:
             break
         profile.take(least, at_s, span_s)
-        found[spec.id] = at_s
-    return found
+        starts[spec.id] = at_s
+    return starts
 
 
 def _by_limit_s(job: Job) -> float:
@@ -473,7 +473,7 @@ class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
         if room.free <= 0:
             return starts
         planned = list(islice(queue, self.depth))
-        # Behind the last that is no wider than what is free, nobody could start now.
+        # Behind the last job that is no wider than the free nodes, no job could start now.
         while planned and planned[-1].least > room.free:
             planned.pop()
         for job, size, at_s in self._planned(state, planned, plan, room):
@@ -488,7 +488,7 @@ class Conservative(Admission, msgspec.Struct, frozen=True, forbid_unknown_fields
         self, state: State, queue: Iterable[Job], plan: Plan, room: Room
     ) -> Iterable[tuple[Job, int, float]]:
         """Yield each job with its size and the time of its reservation."""
-        profile, budget = Profile(state, room), room.budget
+        profile, budget = NodeProfile(state, room), room.budget
         left, watts = room.free, 0.0
         for job in islice(queue, self.depth):
             size = plan.start(job, left)

@@ -109,7 +109,7 @@ class _Shipped(Mapping[str, Policy]):
 POLICIES: Mapping[str, Policy] = _Shipped()
 
 DEFAULT = "backfill-share"
-"""What decides where nobody says."""
+"""The policy where none is named."""
 
 
 SHIPPED = "rms."

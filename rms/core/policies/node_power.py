@@ -4,7 +4,7 @@ Part ``node_power``: which idle nodes are powered off, and which are powered on 
 
 The other parts decide as if every node that is off or booting were on already: sizes, reservations
 and the order of starts are those of a cluster that is always on. What they decide on nodes that
-are off is put off until those have booted, and decided anew then; nobody else is given the nodes
+are off is put off until those have booted, and decided anew then; no other job is given the nodes
 that it needs meanwhile. So a job waits longer by a boot, and no policy knows of it.
 Chauhan et al., figures 11 (power off) and 12 (power on).
 """
@@ -60,7 +60,7 @@ class NodePowerPart:
         A node stands for its whole host here: of shared ones the first slot is named.
 
         Args:
-            idle: free nodes that nobody is about to be given, rising.
+            idle: free nodes that no job is about to be given, rising.
             needed: nodes that are off and wanted now.
             until_s: the earliest time at which idle nodes may be needed, as far as is known.
         """
@@ -89,7 +89,7 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
         keep: how many idle nodes stay on, for jobs to come.
         delay_s: a node goes off once it has been idle for so long (Slurm's SuspendTime).
         ahead: nodes are powered on a boot before the expected end of a running job after which
-            somebody who waits will be given them; else when he is.
+            a waiting job will be given them; else when it is.
         at_most: how many hosts are powered off in any minute at most, and how many on (Slurm's
             SuspendRate and ResumeRate); 0 for any number.
     """
@@ -123,19 +123,19 @@ class OffWhenIdle(NodePowerPart, msgspec.Struct, frozen=True, forbid_unknown_fie
 
     def look_s(self, state: State) -> float:
         """Return when there may be something to do even if nothing happens before, else inf."""
-        found, known, now = [], state.idle, state.now_s
+        times, known, now = [], state.idle, state.now_s
         if known is not None and self.delay_s:
             for slots in _hosts(state, state.free_nodes()):
                 since_s = known.whole_since_s(slots)
                 if since_s + self.delay_s > now and all(state.vacant[node] for node in slots):
-                    found.append(since_s + self.delay_s)
+                    times.append(since_s + self.delay_s)
         if known is not None and self.at_most:
-            found.append(known.next_s(self.at_most, now))
+            times.append(known.next_s(self.at_most, now))
         if self.ahead and state.pending and state.off:
             boot_s = longest_boot_s(state)
             ends = (end_s - boot_s for end_s, _, _ in state.ends if end_s - boot_s > now)
-            found.append(next(ends, inf))
-        return min(found, default=inf)
+            times.append(next(ends, inf))
+        return min(times, default=inf)
 
 
 def all_on(state: State) -> State:
@@ -203,7 +203,7 @@ def switched(
 
     Args:
         wanted: what the policy decides for :func:`all_on`.
-        soon: nodes that somebody who waits will be given before they could boot.
+        soon: nodes that a waiting job will be given before they could boot.
         starts: the pass was one that starts jobs.
         widens: the policy may widen running jobs.
     """
@@ -243,10 +243,10 @@ def _hosts(state: State, nodes: Iterable[Node]) -> list[tuple[Node, ...]]:
 
 
 def _next_need_s(state: State, wanted: Sequence[Decision]) -> float:
-    """Return the earliest time at which idle nodes may be needed by whoever waits after a pass.
+    """Return the earliest time at which jobs that wait after a pass may need idle nodes.
 
     Nobody who waits then can use them before something ends: a running job, or one that starts
-    now; a shrink or a boot under way. Where nobody waits, they may not be needed at all.
+    now; a shrink or a boot under way. Where no job waits, they may not be needed at all.
     """
     gone = {each.job for each in wanted if isinstance(each, Start | Never)}
     if state.pending.keys() <= gone:
@@ -275,7 +275,7 @@ def _within_cap(
     """Return as many of the hosts to be powered on as the power cap leaves room to boot."""
     if state.power_cap_w is None:
         return list(on)
-    budget, found = PowerBudget(state), []
+    budget, within = PowerBudget(state), []
     for each in now:
         if isinstance(each, Start):
             budget.take(budget.start_w(state.pending[each.job], each.size))
@@ -285,8 +285,8 @@ def _within_cap(
         more_w = boot_extra_w(state, nodes)
         if budget.covers(more_w):
             budget.take(more_w)
-            found.append(nodes)
-    return found
+            within.append(nodes)
+    return within
 
 
 # --- placement ``consolidate``: jobs are moved together, so that hosts can go off ----------------
@@ -416,10 +416,10 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
         gone = {each.job for each in decided if isinstance(each, Start | Never)}
         until_s = state.ends[0][0] if state.pending.keys() - gone and state.ends else inf
         left = state.resizes_left - sum(isinstance(each, Resize) for each in decided)
-        found: list[Resize] = []
+        resizes: list[Resize] = []
         for source, destination in migrations(hosts):
             if (
-                len(source.jobs) > left - len(found)
+                len(source.jobs) > left - len(resizes)
                 or not _pays(state, source, min(until_s, destination.ends_s))
                 or not _within(state, source, budget)
             ):
@@ -428,16 +428,16 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
             moved = source.jobs
             for job in moved:
                 nodes = _moved(state, job, source, destination)
-                found.append(Resize(job.spec.id, nodes, _TEXT, Reason.CONSOLIDATES))
+                resizes.append(Resize(job.spec.id, nodes, _TEXT, Reason.CONSOLIDATES))
             destination.clock = max(destination.clock, source.clock)
             destination.ends_s = max(destination.ends_s, source.ends_s)
             destination.jobs = [*destination.jobs, *moved]
             source.used, source.jobs = 0, []
             for host in hosts:  # one resize of a job at a time
                 host.movable &= not any(job in moved for job in host.jobs)
-        if self.narrow and not found and left > 0 and until_s == inf:
-            found = _narrowed(state, hosts, left)
-        return found
+        if self.narrow and not resizes and left > 0 and until_s == inf:
+            resizes = _narrowed(state, hosts, left)
+        return resizes
 
     def _hosts(self, state: State, free: Sequence[Node], decided: Sequence[Decision]) -> list[Host]:
         """Return the hosts that are up and have jobs."""
@@ -473,7 +473,7 @@ class Consolidate(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=
             host.movable = movable[host.at] == host.used
             if known[host.at] < host.used:  # others start there, or are moved there
                 host.ends_s = inf
-            if host.at in emptied:  # nobody is moved to where others are moved away
+            if host.at in emptied:  # no job is moved to where others are moved away
                 host.free = []
         return [host for host in hosts.values() if host.at not in asleep]
 
@@ -642,14 +642,14 @@ class OptimalOperatingPoint(FrequencyPart, msgspec.Struct, frozen=True, forbid_u
         slots = state.least_slots
         model = state.power_models[0]
         own_w = model.slot_w(job.spec, job.spec.preferred, slots) or 1.0
-        found, least = 1.0, inf
+        best, least = 1.0, inf
         for ghz, _ in reversed(levels):
             share = ghz / levels[-1][0]
             time = longer(levels, points, share)
             energy = time * (model.idle_w / slots + own_w * drawn(levels, points, share))
             if time <= self.slowdown * (1.0 + 1e-12) and energy < least:
-                found, least = share, energy
-        return found
+                best, least = share, energy
+        return best
 
 
 class ClockedRoom(RoomWithin):

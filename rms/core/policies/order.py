@@ -42,7 +42,7 @@ class Order:
 
 
 class Fcfs(Order, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """First come, first served; jobs of one instant in the order they were handed in."""
+    """First come, first served; jobs of one instant in the order of submission."""
 
     def __call__(self, state: State) -> Iterable[Job]:
         """Return the queue."""

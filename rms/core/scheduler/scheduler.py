@@ -119,14 +119,14 @@ class Scheduler:
             engine.follow(event, recorded)
             return list(recorded)
         engine.apply(event)
-        found: list[Decision] = []
+        decisions: list[Decision] = []
         policies = iter(self.stand_ins)
         while engine.asks(event):
             try:
-                return found + engine.decide((event,))
+                return decisions + engine.decide((event,))
             except Exception as error:  # it may be anything that a user's own function raises
-                found += error.taken if isinstance(error, RuleError) else ()
-                if found and isinstance(event, Submitted):  # some of them may be refused by now
+                decisions += error.taken if isinstance(error, RuleError) else ()
+                if decisions and isinstance(event, Submitted):  # some of them may be refused by now
                     left = tuple(s for s in event.specs if s.id in engine.state.pending)
                     event = Submitted(event.at_s, left)
                 self.failure = self.failure or f"{engine.policy.name} failed: {error}"
@@ -136,7 +136,7 @@ class Scheduler:
                         break
                     raise
                 engine.policy, engine.state.needs_pass = instead, True
-        return found
+        return decisions
 
     def forget(self, jobs: Collection[JobId]) -> None:
         """Drop finished jobs; no decision depends on them."""
@@ -162,7 +162,7 @@ class Scheduler:
         size = len(self.cluster.slots_of(decision.nodes))
         return HistoryEntry(at_s, kind, code, decision.reason, size, names)
 
-    def report(self, said: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
+    def report(self, report: Metered, now_s: float, nodes: Mapping[str, Sequence[str]]) -> bool:
         """Take in a report of a node's meters; return whether it is news.
 
         Args:
@@ -172,8 +172,8 @@ class Scheduler:
         Raises:
             ReplacedAgentError: another agent reports in its place.
         """
-        news = self.energy.measured.take(said, now_s, nodes)
-        if news and said.devices and self.energy.begun:
+        news = self.energy.measured.take(report, now_s, nodes)
+        if news and report.devices and self.energy.begun:
             self._draw(now_s)
         return news
 
@@ -213,11 +213,12 @@ class Scheduler:
             known.append(entry)
 
     def _reopen(self, event: Reopened) -> None:
-        """Go on elsewhere; the time between belongs to nobody."""
+        """Go on with another cluster; the time between is not booked."""
         self.timeline.reopen(event.nodes, self.ledger.at_s)
         self.where = event.where
-        given = event.nodes, event.power, event.widths, event.shared, event.levels
-        self.cluster = Cluster.recorded(*given)
+        self.cluster = Cluster.recorded(
+            event.nodes, event.power, event.widths, event.shared, event.levels
+        )
         self.energy.reopen(self.engine.state, event, self.cluster)
         if self.present is not None:
             where, cluster = self.present

@@ -89,7 +89,7 @@ class ClusterImage(msgspec.Struct):
 
 
 class TwinImage(msgspec.Struct):
-    """The twin (:mod:`rms.core.scheduler.twin`); its jobs that are over by their places."""
+    """EASY's schedule (:mod:`rms.core.scheduler.twin`); finished jobs there by their places."""
 
     state: dict[str, Any]
     ends: list[tuple[float, int, JobId]]

@@ -1,8 +1,8 @@
 """The twin of a stream: the same jobs under EASY, each rigid at its preferred size.
 
-What runs in the twin is what would run had no job been resizable. From the time on at which the
-twin starts a job, that job is *due* (``state.due``): a policy that starts due jobs before all
-others lets none wait for long beyond the start that EASY would have given it.
+The twin runs the jobs that would run if no job were resizable. From the time at which the twin
+starts a job, that job is *due* (``state.due``): a policy that starts due jobs before all others
+lets none wait for long beyond its start under EASY.
 
 A job of the twin ends after its run time at the preferred size: the one that it states, or else
 the one that it is seen to have once it is over. A job that starts later than its twin is over
@@ -75,7 +75,7 @@ class Twin:
         return self.ends[0][0] if self.follows and self.ends and self.state.pending else inf
 
     def follow(self, state: State, event: Event) -> None:
-        """Follow what has happened; enter in ``state`` who is due."""
+        """Follow an event; enter the due jobs in ``state``."""
         if not self.follows:
             if isinstance(event, Submitted) and self._enter_flexible(event):
                 self._begin(state)
@@ -260,7 +260,7 @@ class Twin:
         self.entered = {job_id: at_s for job_id, at_s in self.entered.items() if job_id in left}
 
     def _pass(self, state: State, event: Event) -> None:
-        """Let EASY decide; enter who is due."""
+        """Let EASY decide; enter the due jobs."""
         own = self.state
         for decision in self.policy.decide(own, (event,)):
             if isinstance(decision, Never):

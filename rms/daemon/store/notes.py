@@ -13,7 +13,7 @@ from typing import Self
 
 import msgspec
 
-from rms.core.books.measured import Host
+from rms.core.books.measured import MeteredHost
 from rms.formats.jobscript import OutputNames, expand_output
 from rms.formats.values import SignalAsked
 from rms.wire.users import ResizeRow
@@ -118,7 +118,7 @@ class PoweredOffNote(Note, tag="powered-off"):
 class MeterNote(Note, tag="meter"):
     """The state of a host's meters."""
 
-    host: Host | None = None
+    host: MeteredHost | None = None
 
 
 class StrategyNote(Note, tag="strategy"):
