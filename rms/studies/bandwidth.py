@@ -25,11 +25,10 @@ from typing import NamedTuple
 from rms.client.commands import jobs, script_of, submit
 from rms.client.connection import ask
 from rms.core.model.jobs import Mode
-from rms.formats.jobscript import Options
 from rms.formats.profiles import Bandwidth, SideBySide
 from rms.studies import triad
 from rms.studies.profile import LOOK_S, RESIZE_S, ProfilingError, Setup
-from rms.wire.users import OVER, IdPattern, JobIds, JobRow
+from rms.wire.users import OVER, JobIds, JobRow, JobSelection, Options
 
 ROUNDS = 5
 PROBE_S = 1.0
@@ -112,7 +111,7 @@ def _run(setup: Setup, server: str, case: Case) -> Ran:
         end_s, took_s = time.time(), 0.0
     rates = [triad.rate(path.read_text(), begin_s, end_s) for _, path in told]
     for job, _ in told:
-        ask(JobIds, server, "POST", "/cancel", IdPattern(job))
+        ask(JobIds, server, "POST", "/cancel", JobSelection(job))
     for job, path in told:
         _over(server, [job])
         path.unlink()

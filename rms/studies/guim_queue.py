@@ -13,14 +13,14 @@ from heapq import heappop, heappush
 from math import inf
 from operator import attrgetter
 from sys import float_info
-from typing import NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rms.core.model.events import Reason, Start
 from rms.core.model.jobs import Job
-from rms.core.policies.admission import reservation, start
+from rms.core.policies.admission import Admission, reservation, start
 from rms.core.policies.placement import Plan, Room
 from rms.core.policies.shared import Alike, SharedRoom
 from rms.core.state import State
@@ -112,7 +112,7 @@ class _Reserved(NamedTuple):
     extra: int
 
 
-class LongQueueEasy:
+class LongQueueEasy(Admission):
     """EASY as :class:`rms.core.policies.admission.Easy` decides it, in the order of submission.
 
     It keeps the queue from pass to pass, so each is made for one simulation, of fixed jobs.
@@ -122,7 +122,7 @@ class LongQueueEasy:
             :mod:`rms.core.policies.shared`).
     """
 
-    estimates = "requested"
+    estimates: ClassVar[Literal["requested"]] = "requested"
 
     def __init__(self, alike: Callable[[Job, int], Alike]) -> None:
         self._alike = alike

@@ -32,8 +32,9 @@ from rms.core.model.events import (
 )
 from rms.core.model.jobs import Job, JobId, Node
 from rms.core.policies import Policy
+from rms.core.policies.admission import Admission
 from rms.core.policies.order import Fcfs
-from rms.core.policies.placement import FirstFit, Plan, Room
+from rms.core.policies.placement import FirstFit, Plan, Room, Sizing
 from rms.core.state import State
 
 Size = Callable[[Job], int]
@@ -180,7 +181,7 @@ class _Plan:
         ]
 
 
-class Sharing:
+class Sharing(Sizing):
     """Part ``sizing`` of the malleable strategies, for one simulation.
 
     Attributes:
@@ -261,7 +262,7 @@ class Sharing:
                     self.changes += 1
 
 
-class AsPreferred:
+class AsPreferred(Sizing):
     """Part ``sizing`` of the rigid strategies: all at the preferred size.
 
     Attributes:
@@ -310,10 +311,13 @@ class Passes:
         return self.triggers
 
 
-def _as_planned(state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
-    """Part ``admission``: who the plan says, which is one of the sizings above."""
-    assert isinstance(plan, _Plan)
-    return plan.starts
+class AsPlanned(Admission):
+    """Part ``admission``: the starts of the plan, which is one of the sizings above."""
+
+    def __call__(self, state: State, queue: Iterable[Job], plan: Plan, room: Room) -> list[Start]:
+        """Return the starts of this pass."""
+        assert isinstance(plan, _Plan)
+        return plan.starts
 
 
 KEEPING: tuple[Keeping, ...] = ("agreement", "steal_agreement", "common_pool")
@@ -323,7 +327,7 @@ MALLEABLE = tuple(f"{rule}_{keeping}" for rule in RULES for keeping in KEEPING)
 
 def strategy(name: str) -> Policy:
     """Return a strategy by its published name (``RIGID``, ``MALLEABLE``), for one simulation."""
-    sizing: Callable[[State, Iterable[Job], Room], _Plan]
+    sizing: Sizing
     if name in RIGID:
         sizing = AsPreferred(overtake=name == "rigid_backfill")
     else:
@@ -334,7 +338,7 @@ def strategy(name: str) -> Policy:
         name=name,
         order=Fcfs(),
         sizing=sizing,
-        admission=_as_planned,
+        admission=AsPlanned(),
         placement=FirstFit(),
         passes=Passes(),
         text=f'{{"name": "{name}"}}',

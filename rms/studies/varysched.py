@@ -1,40 +1,68 @@
-"""``rms reproduce varysched``: what Süß et al. state of their strategies, and what comes out here.
+"""``rms reproduce varysched``: the statements of Süß et al. on their strategies, simulated.
 
-The tasks of both applications on the three devices of a Jetson TK1, under each strategy and
-governor, by the scheduler that decides live (section 5). The paper prints no run times of its
-kernels. Six were chosen so that its text holds, so what depends on them is ``fitted``, and
-:func:`moved` counts how often the text still holds with other run times. Table 1 and figures 12
-and 14 (section 6) are simulated on the same devices.
+The tasks of both applications on the three devices of a Jetson TK1, under all strategies and
+governors, by the scheduler that decides live (section 5), on a virtual clock. The paper prints no
+run times of its kernels. Six were chosen so that its text holds, so statements that depend on them
+are ``fitted``, and :func:`moved` counts how often the text still holds with other run times. Table
+1 and figures 12 and 14 (section 6) are simulated on the same devices.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from random import Random
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from rms.kernels.model import Governor
-from rms.kernels.scheduler import Banking, Constraint, LongTerm, ShortTerm, Strategy
+from rms.kernels.model import (
+    Affinity,
+    Governor,
+    GovernorSet,
+    KernelSpec,
+    Resource,
+    TaskDevice,
+    TaskEvent,
+    TaskFinished,
+    TaskId,
+    TaskRegistered,
+    TaskRun,
+    TaskSpec,
+    Woken,
+)
+from rms.kernels.scheduler import (
+    STRATEGIES,
+    Banking,
+    Constraint,
+    LongTerm,
+    ShortTerm,
+    Strategy,
+    TaskScheduler,
+)
 from rms.studies import statements
-from rms.studies.varysched_model import DEVICES, NAMES, Outcome, simulate
 from rms.wire.terminal import columns
+
+DEVICES = (
+    TaskDevice("gpu", Resource.GPU, (0,)),
+    TaskDevice("cores", Resource.CORES, (1,)),
+    TaskDevice("core", Resource.CORE, (2,)),
+)
+AFFINITIES = (Affinity.HIGH, Affinity.MED, Affinity.LOW)
+NAMES = tuple(device.name for device in DEVICES)
 
 DATA = Path(__file__).parent / "data"
 ENERGY = (("system_j", 0), ("application_j", 0), ("mean_w", 1), ("time_s", 0))
 """Columns of table 1, and their decimals; the paper prints all but the time."""
 
-STRATEGIES: Mapping[str, Strategy] = {
-    each.name: each for each in (ShortTerm(), LongTerm(), Banking(), Constraint())
-}
 VARIANTS: Mapping[str, Strategy] = {
     "long-term, run times known": LongTerm(),
     "constraint, 9 credits pay for the GPU": Constraint(gpu_when_low=True),
@@ -57,7 +85,7 @@ ENERGY_NOTES = (
 CHUNK = 25
 """Draws that a process takes at a time."""
 
-Found = Mapping[tuple[str, Governor, str], Outcome]
+Found = Mapping[tuple[str, Governor, str], "SimulatedTasks"]
 """Outcomes by application, governor and strategy."""
 
 HIGH, LOW = Governor.HIGH, Governor.LOW
@@ -112,14 +140,110 @@ def varysched(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
     return result, lines, not wrong
 
 
-# Section 5: the four strategies on a Jetson TK1
+# --- Tasks on the devices of one machine ---------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SimulatedTasks:
+    """The result of one simulation; times in s.
+
+    Attributes:
+        makespan_s: from the registration of all tasks to the end of the last one.
+        median_s: median run time of a kernel.
+        tasks: number of tasks that each device ran.
+        last: device of the task that ended last.
+        spans: how long which devices were in use together, one after the other.
+    """
+
+    makespan_s: float
+    median_s: float
+    tasks: Mapping[str, int]
+    last: str
+    spans: Sequence[tuple[float, tuple[str, ...]]]
+
+    @property
+    def together(self) -> int:
+        """Largest number of devices in use at once."""
+        return max(len(devices) for _, devices in self.spans)
+
+
+def simulate(
+    strategy: Strategy,
+    governor: Governor,
+    allowed: Sequence[Collection[str]],
+    times: Mapping[str, float],
+    machine: Mapping[str, Any],
+    *,
+    known: bool = False,
+) -> SimulatedTasks:
+    """Run tasks, all registered at time 0, to their end.
+
+    Kernels on the CPU share its cores: where they keep more of them busy than there are, they run
+    slower, in equal proportion. A kernel on the GPU is not slowed down.
+
+    Args:
+        allowed: of each task, the devices that it has kernels for (of :data:`NAMES`).
+        times: run time on each device, alone, in s.
+        machine: ``cores``, their number, and ``host``, how many of them a kernel of each device
+            keeps busy.
+        known: the scheduler knows the run times.
+    """
+    scheduler, now_s = TaskScheduler(DEVICES, strategy), 0.0
+    left, begun, running = dict[TaskId, float](), dict[TaskId, float](), dict[TaskId, str]()
+    runs, count, last = list[float](), dict[str, int](), ""
+    spans: list[tuple[float, tuple[str, ...]]] = []
+
+    def feed(event: TaskEvent) -> None:
+        for decision in scheduler.handle(event):
+            if isinstance(decision, TaskRun):
+                device = decision.device
+                left[decision.task], begun[decision.task] = times[device], now_s
+                running[decision.task] = device
+                count[device] = count.get(device, 0) + 1
+
+    kernels = {
+        device.name: KernelSpec(device.resource, affinity, times[device.name] if known else 0.0)
+        for device, affinity in zip(DEVICES, AFFINITIES, strict=True)
+    }
+    specs = {
+        names: TaskSpec(0, tuple(kernels[name] for name in NAMES if name in names))
+        for names in map(frozenset, allowed)
+    }
+    for number, names in enumerate(allowed):
+        scheduler.apply(TaskRegistered(0.0, TaskId(number), specs[frozenset(names)]))
+    feed(GovernorSet(0.0, governor))
+    while scheduler.state.tasks:
+        busy = sum(machine["host"][device] for device in running.values())
+        share = min(1.0, machine["cores"] / busy) if busy else 1.0
+        rates = {task: 1.0 if device == "gpu" else share for task, device in running.items()}
+        ends = {task: now_s + left[task] / rates[task] for task in running}
+        first = min(ends, key=ends.__getitem__, default=None)
+        wake_s = scheduler.wake_s
+        then_s = ends[first] if first is not None else wake_s
+        if then_s is None or (wake_s is not None and wake_s < then_s):
+            assert wake_s is not None, "tasks wait, and no event is to come"
+            first, then_s = None, wake_s
+        spans.append((then_s - now_s, tuple(running.values())))
+        for task in running:
+            left[task] -= rates[task] * (then_s - now_s)
+        now_s = then_s
+        if first is None:
+            feed(Woken(now_s))
+        else:
+            last = running.pop(first)
+            runs.append(now_s - begun[first])
+            feed(TaskFinished(now_s, first))
+    return SimulatedTasks(now_s, median(runs), count, last, spans)
+
+
+# --- Section 5: the four strategies on a Jetson TK1 ----------------------------------------------
 
 
 def outcomes(
     data: Mapping[str, Any],
     strategies: Mapping[str, Strategy],
     factors: Mapping[tuple[str, str], float] | None = None,
-) -> dict[tuple[str, Governor, str], Outcome]:
+) -> dict[tuple[str, Governor, str], SimulatedTasks]:
     """Run both applications under each strategy and governor.
 
     Args:
@@ -228,7 +352,7 @@ def _inputs(data: Mapping[str, Any], found: Found) -> dict[str, float]:
     return values
 
 
-# How much of section 5 depends on the six run times
+# --- How much of section 5 depends on the six run times ------------------------------------------
 
 
 def moved(
@@ -307,7 +431,7 @@ def instances(data: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
-# Table 1
+# --- Table 1 -------------------------------------------------------------------------------------
 
 
 def _energy(data: Mapping[str, Any]) -> dict[str, dict[str, dict[str, float]]]:
@@ -381,7 +505,7 @@ def _of_energy(
     return values
 
 
-# Figure 12: time saved where slower devices help
+# --- Figure 12: time saved where slower devices help ---------------------------------------------
 
 
 def saving(data: Mapping[str, Any]) -> dict[str, dict[str, list[float]]]:
@@ -432,7 +556,7 @@ def _of_saving(
     }
 
 
-# Figure 14: hashes on a CPU, on a GPU, on both
+# --- Figure 14: hashes on a CPU, on a GPU, on both -----------------------------------------------
 
 
 def hash_rates(data: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -462,7 +586,7 @@ def _of_hashes(found: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-# Tables and figures
+# --- Tables and figures --------------------------------------------------------------------------
 
 
 def _rows(

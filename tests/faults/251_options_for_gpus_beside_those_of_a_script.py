@@ -28,7 +28,7 @@ def test_the_last_of_an_option_that_is_repeated_counts() -> None:
 @pytest.mark.parametrize("end", OTHER_LINE_ENDS)
 def test_only_a_line_feed_ends_a_line_of_a_script(end: str) -> None:
     text = f"#!/bin/sh\n# a{end}mpirun b\n#SBATCH --gres=gpu:2\nmpirun c\n"
-    given = Namespace(partition=None, cpus_per_task=None, gres="gpu:1", gpus=None, exclusive=False)
+    given = Namespace(partition=None, cpus_per_task=None, gres="gpu:1", gpus=None, exclusive=None)
     script = _with_slurm_options(text, given)
     assert script == text.replace("mpirun c", "#SBATCH --gres=gpu:1\nmpirun c")
     assert list(parse_text(script, "x").slurm_options) == ["--gres=gpu:2", "--gres=gpu:1"]

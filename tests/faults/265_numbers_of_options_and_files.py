@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from processes import called
 
@@ -18,7 +19,7 @@ from rms.cli.main import main as rms
 from rms.core.policies import PolicyError
 from rms.core.policies.compose import read_policy
 from rms.formats.config import FileError, read_cluster, read_workload
-from rms.formats.jobscript import _READERS, ScriptError, read_option
+from rms.formats.jobscript import OPTIONS, ScriptError, read_option
 from rms.formats.swf import read_trace
 
 NO_NUMBERS = ("nan", "inf", "-inf", "1e400", "")
@@ -61,11 +62,11 @@ def test_no_option_of_seconds_or_watts_accepts_less_than_nothing() -> None:
             assert value_of(action, command, "-1") is None, name
 
 
-@pytest.mark.parametrize("name", sorted(_READERS))
+@pytest.mark.parametrize("name", sorted(option.name for option in OPTIONS if option.read))
 def test_lines_of_scripts_refuse_them(name: str) -> None:
     for text in NO_NUMBERS:
         with contextlib.suppress(ScriptError):
-            (value,) = {*vars(read_option(name, text)).values()} - {None}
+            (value,) = {*msgspec.structs.astuple(read_option(name, text))} - {None}
             assert not isinstance(value, float), f"{name} {text} is {value}"
 
 

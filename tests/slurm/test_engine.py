@@ -12,7 +12,7 @@ from processes import ROOT
 from slurm_bed import NODES, Slurm
 from slurm_daemon import CASE, STEPS, SlurmRms, bare, serving, write_script
 
-from rms.launch.slurm.output import Record, records_from_text
+from rms.launch.slurm.output import AccountingRecord, records_from_text
 
 GRACE = ("--grace", "5")
 LATE_S = 120.0
@@ -30,7 +30,7 @@ def answer(asked: None, tmp_path_factory: pytest.TempPathFactory) -> str:
     return bare(tmp_path_factory.mktemp("bare"), *CASE.split(), "--steps", str(STEPS))
 
 
-def books(bed: Slurm, number: int) -> list[Record]:
+def books(bed: Slurm, number: int) -> list[AccountingRecord]:
     """Return what accounting has of a job."""
     said = bed(
         *["sacct", "--duplicates", "--noheader", "--parsable2", f"--jobs={number}"],
@@ -40,18 +40,18 @@ def books(bed: Slurm, number: int) -> list[Record]:
     return records_from_text(said)
 
 
-def agree(rms: SlurmRms, job: str) -> list[Record]:
+def agree(rms: SlurmRms, job: str) -> list[AccountingRecord]:
     """Wait until accounting has a job whole; it must say of its nodes and times what rms does."""
     row = rms.row(job)
 
-    def same() -> list[Record]:
+    def same() -> list[AccountingRecord]:
         found = books(rms.bed, row["slurm"]["slurm_job"])
         held = rms.row(job)["slurm"]["held"][:-1]
         theirs = [(record.start_s, set(record.hosts)) for record in found]
         return found if theirs == [(h["at_s"], set(h["nodes"])) for h in held] else []
 
     try:
-        found: list[Record] = rms.until(same, f"agreement on job {job}")
+        found: list[AccountingRecord] = rms.until(same, f"agreement on job {job}")
     except AssertionError as error:
         theirs = books(rms.bed, row["slurm"]["slurm_job"])
         raise AssertionError(f"{row['slurm']}, in accounting {theirs}") from error

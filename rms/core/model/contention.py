@@ -69,7 +69,7 @@ def shared_nodes(
 
     Args:
         slots: how many processors each has.
-        bandwidth_gb_s: of each; empty where none is known, so that nobody waits for memory.
+        bandwidth_gb_s: of each; empty where none is known, so that no process waits for memory.
         kinds: of the processors of each, in the order of its slots; empty where all are alike.
     """
     known = bandwidth_gb_s or (inf,) * len(slots)
@@ -150,21 +150,21 @@ class Pools:
         return self.slowdowns(node, asked_gb_s[at : at + number])
 
     def slowdowns(self, node: int, demands_gb_s: Sequence[float]) -> list[float]:
-        """Return the same, given what is asked for in each of the node's pools."""
+        """Return the same for the demands in each of the node's pools."""
         bandwidth_gb_s, sockets_gb_s, whole_demand = self._limits[node]
-        through, found = 0.0, []
+        through, slow = 0.0, []
         for demand, capacity in zip(demands_gb_s, sockets_gb_s, strict=True):
             if demand <= capacity:
-                found.append(1.0)
+                slow.append(1.0)
                 through += demand
             else:
                 over = demand > capacity * ROUNDING
-                found.append(demand / capacity + whole_demand if over else 1.0)
+                slow.append(demand / capacity + whole_demand if over else 1.0)
                 through += capacity
         if through <= bandwidth_gb_s * ROUNDING:
-            return found
+            return slow
         shared = through / bandwidth_gb_s + whole_demand
-        return [each * shared for each in found]
+        return [each * shared for each in slow]
 
 
 _FAST = (1.0,)
@@ -183,17 +183,3 @@ def parts(
     if not frequencies:
         return {(pool, 1.0): number for pool, number in Counter(at).items()}
     return Counter(zip(at, frequencies, strict=True))
-
-
-def dynamic_power(levels: Sequence[tuple[float, float]], share: float) -> float:
-    """Return V^2 f of a processor over that at its highest level: energy is c V^2 f t.
-
-    Args:
-        levels: frequencies and voltages, rising; empty where frequencies are not set.
-        share: its frequency over the highest one, which is that of a level.
-    """
-    if not levels:
-        return share
-    highest, most_v = levels[-1]
-    ghz, volt = min(levels, key=lambda level: abs(level[0] - share * highest))
-    return (volt / most_v) ** 2 * ghz / highest

@@ -1,4 +1,8 @@
-"""Names of jobs and nodes, what jobs allow, and the states that they are in."""
+"""Jobs, nodes and power models: the view that a policy has of them.
+
+Times are seconds on the engine's clock, which is part of the state: nothing here reads a clock. A
+job's progress is the integral of its present rate, so a rate may change while it runs.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +22,17 @@ JobId = NewType("JobId", str)
 """As Slurm writes it: ``7``, ``7_3``."""
 
 Node = NewType("Node", int)
-"""Index of what is given to one job at a time: a node, or a slot where nodes are shared."""
+"""Index of a unit that one job has at a time: a node, or a slot where nodes are shared."""
 
 
 def sort_key(job_id: str) -> tuple[int, int]:
-    """Return what jobs are sorted by: number, then index in the array (-1 where it has none)."""
+    """Return the sort key of a job: number, then index in the array (-1 where it has none)."""
     number, _, index = job_id.partition("_")
     return int(number), int(index or -1)
 
 
 class Mode(StrEnum):
-    """What a job allows (Iserte & Rojek, section 3).
+    """The changes of size that a job allows (Iserte & Rojek, section 3).
 
     Attributes:
         any_start: the job may start at another size than its preferred one.
@@ -62,12 +66,6 @@ class JobState(StrEnum):
     OUT_OF_MEMORY = "OUT_OF_MEMORY"
 
 
-# FUSED rms.core.model.jobs: Jobs, nodes and what is known of them: the view a policy sees.
-#
-# Times are seconds on the engine's clock, which is part of the state: nothing here reads a clock.
-# A job's progress is the integral of its present rate, so a rate may change while it runs.
-
-
 class Dependency(msgspec.Struct, frozen=True):
     """A job, or all of an array, whose end a job waits for (:mod:`rms.core.rules.transition`).
 
@@ -81,7 +79,7 @@ class Dependency(msgspec.Struct, frozen=True):
 
 
 class JobSpec(msgspec.Struct, frozen=True, gc=False):
-    """What was asked for.
+    """A job as it was submitted.
 
     Attributes:
         nodes_min, nodes_max, preferred: sizes in nodes.
@@ -151,7 +149,7 @@ class JobSpec(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def planned_gb_s(self) -> float:
-        """The memory bandwidth of a process that policies count with."""
+        """The memory bandwidth of a process for policies."""
         expected = self.expected_bandwidth_gb_s
         return (self.bandwidth_gb_s if expected is None else expected) or 0.0
 
@@ -227,7 +225,7 @@ class Job(msgspec.Struct, gc=False):
             that an expansion brings are held for the job from the request on.
         resize_begun: the job has stopped stepping for that resize.
         at_resize_point: it has resize points and does not rest after a resize: known beforehand of
-            a simulated job, told by a real one.
+            a simulated job, reported by a real one.
         rests: it is to come to another resize point first, after a resize.
         refused_sizes: sizes to which it could not be brought; they are not requested again.
         end_s, expected_end_s: when it was over, or None; when, running, it is expected to be.
@@ -297,6 +295,11 @@ class Job(msgspec.Struct, gc=False):
         return tuple(sorted({*self.nodes, *self.requested_nodes}))
 
     @property
+    def busy_nodes(self) -> tuple[Node, ...]:
+        """The nodes that it keeps busy: those of both worlds while it is being resized."""
+        return self.held if self.resize_begun else self.nodes
+
+    @property
     def gain(self) -> int:
         """How many nodes a resize under way brings, held for the job already."""
         if self.requested_size is None:
@@ -320,6 +323,10 @@ class Job(msgspec.Struct, gc=False):
             and self.spec.mode.resizable
         )
 
+    def forget_resize(self) -> None:
+        """Drop the resize under way."""
+        self.requested_nodes, self.requested_size, self.resize_begun = None, None, False
+
     def next_larger(self, size: int) -> int | None:
         """Return the next size above ``size`` that it was not refused, None if there is none."""
         sizes = self.spec.sizes()
@@ -333,7 +340,7 @@ class Job(msgspec.Struct, gc=False):
         return self.spec.run_s if self.speedup is None else self.speedup.time(n)
 
     def stepped(self, steps: int, span_s: float, step: int, total: int, now: float) -> None:
-        """Take in that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
+        """Enter that it made ``steps`` in ``span_s`` at its size and is at ``step`` of all."""
         seen = self.seen or {}
         before, so_far_s = seen.get(self.size, (0, 0.0))
         self.seen = {**seen, self.size: (before + steps, so_far_s + span_s / self.stretch)}
@@ -363,7 +370,7 @@ class Job(msgspec.Struct, gc=False):
         return None if whole_s is None else self.remaining_share(now) * whole_s * self.stretch
 
     def set_rate(self) -> None:
-        """Let it do in a second what its size and frequencies bring."""
+        """Set its rate by its size and frequencies."""
         whole = self.spec.run_s if self.speedup is None else self.speedup.time(self.size)
         self.rate = 0.0 if whole is None else (1.0 / (whole * self.stretch) if whole > 0 else inf)
 
@@ -403,13 +410,13 @@ class NodePower(msgspec.Struct, frozen=True):
         return gap_s > self.boot_s and self.idle_w * gap_s > off_j
 
     def slot_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
-        """Return what a job on ``size`` slots adds on each to the idle power of a host of slots."""
+        """Return the power that a job on ``size`` slots adds on each to the host's idle power."""
         if spec.power_w is not None:
             return spec.power_w / size
         return max(0.0, self.busy_w(spec, size) - self.idle_w) / slots
 
     def slot_peak_w(self, spec: JobSpec, size: int, slots: int = 1) -> float:
-        """Return what a job counts with on each of its slots under a power cap.
+        """Return the power of a job on each of its slots under a power cap.
 
         As :meth:`slot_w`, or the highest power of its profile where that is more.
         """
@@ -432,7 +439,7 @@ class NodePower(msgspec.Struct, frozen=True):
 
 
 class Site(msgspec.Struct, frozen=True):
-    """What never changes of a cluster, for those who decide.
+    """The constant properties of a cluster, for decisions.
 
     Attributes:
         nodes: how many there are: nodes, or slots where nodes are shared.

@@ -1,8 +1,8 @@
-"""Policies: compositions of one pure function per part (DESIGN, "The engine of rms").
+"""Policies: compositions of one pure function per part.
 
 A policy is called with the state after every event that can change its mind and returns
 decisions; it keeps no memory and changes nothing. Each job is treated by its own mode, under
-every policy. What a part is given, and how to bring one's own, is in the README.
+every policy. The README has the arguments of parts, and how to bring one's own.
 """
 
 from rms.core.policies.compose import (

@@ -22,8 +22,11 @@ from rms.core.policies import (
     power_slot,
     share,
     shared,
-    strategy,
 )
+from rms.core.policies.admission import Admission
+from rms.core.policies.node_power import FrequencyPart, NodePowerPart
+from rms.core.policies.order import Order
+from rms.core.policies.placement import Placement, Sizing
 from rms.core.policies.policy import MissingPartError, Policy, PolicyError
 from rms.wire.files import check_finite
 
@@ -40,7 +43,6 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "conservative": admission.Conservative,
         "first-fit": admission.FirstFitting,
         "planned": backfill_share.Planned,
-        "strategy": strategy.ByStrategy,
     },
     "sizing": {
         "as-asked": placement.AsAsked,
@@ -68,8 +70,8 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
 
 
 @dataclass(frozen=True)
-class UserPart:
-    """A user's function with its parameters."""
+class UserPart(Order, Admission, Sizing, Placement, FrequencyPart, NodePowerPart):
+    """A user's function with its parameters, as a part of any kind."""
 
     function: Callable[..., Any]
     parameters: tuple[tuple[str, Any], ...]
@@ -107,8 +109,11 @@ class _Shipped(Mapping[str, Policy]):
 POLICIES: Mapping[str, Policy] = _Shipped()
 
 DEFAULT = "backfill-share"
-"""What decides where nobody says."""
+"""The policy where none is named."""
 
+
+SHIPPED = "rms."
+"""The beginning of the names of modules that come with the program."""
 
 Modules = Collection[str] | None
 """Modules whose functions a policy may name; None for any, which is then imported."""
@@ -143,16 +148,17 @@ def placing(name: str, modules: Modules = None) -> Policy:
         PolicyError: also if it only counts nodes.
     """
     policy = named(name, modules)
-    if policy.counted:
+    if policy.placement.counted:
         raise PolicyError(f"expected a placement that says which nodes, got count in {policy.name}")
     return policy
 
 
 def modules_of(policy: Policy) -> frozenset[str]:
-    """Return the modules that functions of a policy are from which do not come with the program."""
-    parts: dict[str, Any] = msgspec.json.decode(policy.text)
-    found = (table["part"] for table in parts.values() if isinstance(table, dict))
-    return frozenset(part.partition(":")[0] for part in found if ":" in part)
+    """Return the modules of a policy's parts that do not come with the program."""
+    tables: dict[str, Any] = msgspec.json.decode(policy.text)
+    parts = [table["part"] for table in tables.values() if isinstance(table, dict)]
+    modules = (part.partition(":")[0] for part in parts if ":" in part)
+    return frozenset(module for module in modules if not module.startswith(SHIPPED))
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
@@ -198,19 +204,21 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
     made: dict[str, Any] = {}
     for kind, known in PARTS.items():
         made[kind] = _part(kind, raw.get(kind, {"part": next(iter(known))}), modules)
-    if isinstance(made["frequency"], node_power.PowerAware):
-        _check_shared(made["placement"], raw)
-    always_on = isinstance(made["node_power"], node_power.AlwaysOn)
-    if always_on and isinstance(made["placement"], node_power.Consolidate):
+    places, got = made["placement"], raw.get("placement", {"part": "first-fit"})["part"]
+    if isinstance(made["frequency"], node_power.PowerAware) and not places.shared:
+        expected = "placement of first-fit-shared, less-consume for frequency power-aware"
+        raise PolicyError(f"expected {expected}, got {got}")
+    if made["node_power"].always_on and places.migrates:
         expected = "node_power of off-when-idle for placement consolidate"
         raise PolicyError(f"expected {expected}, which frees hosts to go off, got always-on")
-    if not always_on:
-        _check_powered(made["placement"], raw)
+    if not made["node_power"].always_on and places.counted:
+        expected = "a placement that says which nodes, for nodes that go off"
+        raise PolicyError(f"expected {expected}, got {got}")
     text = msgspec.json.encode({"name": name, **raw}).decode()
-    if getattr(made["sizing"], "twin", False):
+    if made["sizing"].twin:
         made["twin"] = Policy(
             name="easy",
-            order=getattr(made["order"], "twin", made["order"]),
+            order=made["order"].of_twin,
             sizing=placement.AsAsked(),
             admission=admission.Easy(),
             placement=placement.Count(),
@@ -223,50 +231,45 @@ def _compose(raw: dict[str, Any], name: str, modules: Modules = None) -> Policy:
         raise PolicyError(f"expected parts of a policy, got one with {error!r}") from None
 
 
-def _check_shared(placement: object, raw: Mapping[str, Any]) -> None:
-    """Refuse to set a frequency for each process where processes do not share bandwidth."""
-    if not getattr(placement, "shared", False):
-        got = raw.get("placement", {"part": "first-fit"})["part"]
-        raise PolicyError(
-            "expected placement of first-fit-shared, less-consume for frequency power-aware, got "
-            f"{got}"
-        )
-
-
-def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
-    """Refuse a placement that does not say which nodes are idle."""
-    if getattr(placement, "counted", False):
-        expected = "a placement that says which nodes, for nodes that go off"
-        raise PolicyError(f"expected {expected}, got {raw['placement']['part']}")
-
-
 def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
+    """Return a part by its name or by ``module:name``, with its parameters.
+
+    A struct of the program that is not in :data:`PARTS` is made as those are; a function, or a
+    class of a user's own, is a :class:`UserPart`.
+    """
     if not isinstance(table, dict) or not isinstance(table.get("part"), str):
         raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
     parameters = {key: value for key, value in table.items() if key != "part"}
     part = table["part"]
-    if ":" in part:
-        if modules is not None and part.partition(":")[0] not in modules:
+    module, colon, _ = part.partition(":")
+    made = PARTS[kind].get(part)
+    if colon:
+        allowed, shipped = modules is None or module in modules, part.startswith(SHIPPED)
+        imported = _imported(kind, part) if allowed or shipped else None
+        if shipped and isinstance(imported, type) and issubclass(imported, msgspec.Struct):
+            made = imported
+        elif imported is None or not allowed:
             expected = "a function of a module that rms serve was started with (--policy-modules)"
             raise PolicyError(f"{kind}: expected {expected}, got {part}")
-        return _user_part(kind, part, parameters)
-    known = PARTS[kind]
-    if part not in known:
-        raise PolicyError(f"expected {kind} of {', '.join(known)} or module:function, got {part!r}")
+        else:
+            return UserPart(imported, tuple(sorted(parameters.items())))
+    if made is None:
+        names = ", ".join(PARTS[kind])
+        raise PolicyError(f"expected {kind} of {names} or module:function, got {part!r}")
     try:
-        return msgspec.convert(parameters, known[part])  # type: ignore[return-value]
+        return msgspec.convert(parameters, made)  # type: ignore[return-value]
     except msgspec.ValidationError as error:
         raise PolicyError(f"{kind} {part}: {error}") from None
 
 
-def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]:
-    """Return a user's function with its parameters."""
-    module, _, function = part.partition(":")
+def _imported(kind: str, part: str) -> Callable[..., Any]:
+    """Return a function, or a struct whose instances are parts, by its module and name."""
+    module, _, name = part.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        imported = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
-    if not callable(found):
+    if not callable(imported):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
-    return UserPart(found, tuple(sorted(parameters.items())))
+    return imported  # type: ignore[no-any-return]

@@ -16,11 +16,11 @@ import msgspec
 
 from rms.core.model.events import Reason, Resize
 from rms.core.model.jobs import Job
-from rms.core.policies.placement import Room
+from rms.core.policies.placement import Room, Sizing
 from rms.core.state import State
 
 
-class PaperShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PaperShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Jobs start large and are shrunk at resize points while others wait.
 
     Attributes:

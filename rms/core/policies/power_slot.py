@@ -17,10 +17,11 @@ from typing import ClassVar, Literal
 import msgspec
 
 from rms.core.model.jobs import Job, JobSpec, Node, NodePower, Site
+from rms.core.policies.placement import Placement, Room
 from rms.core.state import TASK, State
 
 
-class PowerRoom:
+class PowerRoom(Room):
     """Free slots during one pass, and the power of each node or rack by equation 1."""
 
     __slots__ = (
@@ -35,6 +36,9 @@ class PowerRoom:
         "free",
         "passed",
     )
+
+    free: int
+    passed: int
 
     def __init__(self, state: State, cap_w: float, per: str) -> None:
         site = state.site
@@ -113,7 +117,7 @@ class PowerRoom:
         return selected
 
 
-class PowerSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PowerSlot(Placement, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The node with the smallest power slot left.
 
     Attributes:
@@ -128,6 +132,7 @@ class PowerSlot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shared: bool = False
 
     pooled: ClassVar[bool] = False
+    caps_nodes: ClassVar[bool] = True
 
     def refusal(self, site: Site, spec: JobSpec) -> str | None:
         """Return why a job can never start: its power passes the cap where nothing else runs."""

@@ -1,8 +1,8 @@
 """The twin of a stream: the same jobs under EASY, each rigid at its preferred size.
 
-What runs in the twin is what would run had no job been resizable. From the time on at which the
-twin starts a job, that job is *due* (``state.due``): a policy that starts due jobs before all
-others lets none wait for long beyond the start that EASY would have given it.
+The twin runs the jobs that would run if no job were resizable. From the time at which the twin
+starts a job, that job is *due* (``state.due``): a policy that starts due jobs before all others
+lets none wait for long beyond its start under EASY.
 
 A job of the twin ends after its run time at the preferred size: the one that it states, or else
 the one that it is seen to have once it is over. A job that starts later than its twin is over
@@ -20,38 +20,17 @@ from math import inf
 
 from msgspec.structs import replace
 
-from rms.core.model.events import (
-    Ended,
-    Event,
-    Freed,
-    HeldByUser,
-    Never,
-    NodeDown,
-    NodesLeased,
-    NodeUp,
-    Reopened,
-    Requeued,
-    Start,
-    Started,
-    Submitted,
-    TasksHold,
-    Withdrawn,
-)
+from rms.core.model.events import Ended, Event, Never, Reopened, Start, Started, Submitted
 from rms.core.model.jobs import Job, JobId, JobSpec, JobState, Mode, Site
 from rms.core.policies import Policy
 from rms.core.rules import transition
 from rms.core.state import State, Usage
 
-_RENEWS = (HeldByUser, Freed, Withdrawn, Requeued, NodesLeased, TasksHold)
-"""Events by which jobs come into the queue or leave it, beside submissions, starts and ends."""
 _MOST_PAST = 256
 """When so many ended jobs are kept, those that cannot matter any more are dropped."""
 
 _MOST_OVER = 1000
 """So many jobs that are over may wait in the twin: where EASY is slower for long, it skips them."""
-
-_OF_NODES = (NodeDown, NodeUp, TasksHold)
-"""Events that change how many nodes there are for jobs."""
 
 
 @dataclass(slots=True)
@@ -96,7 +75,7 @@ class Twin:
         return self.ends[0][0] if self.follows and self.ends and self.state.pending else inf
 
     def follow(self, state: State, event: Event) -> None:
-        """Follow what has happened; enter in ``state`` who is due."""
+        """Follow an event; enter the due jobs in ``state``."""
         if not self.follows:
             if isinstance(event, Submitted) and self._enter_flexible(event):
                 self._begin(state)
@@ -112,9 +91,9 @@ class Twin:
             (state.due or {}).pop(event.job, None)
         elif isinstance(event, Reopened):
             self._begin(state)
-        elif isinstance(event, _RENEWS):
+        elif event.renews_queue:
             self._renew(state)
-        if isinstance(event, _OF_NODES):
+        if event.changes_nodes:
             self._count_nodes(state)
         if not self.flexible and not state.due and self._runs_what_runs(state):
             self.follows, state.due = False, None
@@ -281,7 +260,7 @@ class Twin:
         self.entered = {job_id: at_s for job_id, at_s in self.entered.items() if job_id in left}
 
     def _pass(self, state: State, event: Event) -> None:
-        """Let EASY decide; enter who is due."""
+        """Let EASY decide; enter the due jobs."""
         own = self.state
         for decision in self.policy.decide(own, (event,)):
             if isinstance(decision, Never):

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rms.core.model.jobs import Site
-from rms.core.policies.admission import Profile
+from rms.core.policies.admission import NodeProfile
 from rms.core.policies.placement import Counts
 from rms.core.state import State
 
 
-def profile(steps: list[tuple[int, int]]) -> Profile:
-    made = Profile(State(Site(8), counted=True), Counts(8))
+def profile(steps: list[tuple[int, int]]) -> NodeProfile:
+    made = NodeProfile(State(Site(8), counted=True), Counts(8))
     made.at_s, made.free = [0.0], [steps[0][1]]
     for length, free in steps[1:]:
         made.at_s.append(made.at_s[-1] + length)
@@ -22,7 +22,7 @@ def profile(steps: list[tuple[int, int]]) -> Profile:
     return made
 
 
-def fits(made: Profile, at_s: float, size: int, span_s: float) -> bool:
+def fits(made: NodeProfile, at_s: float, size: int, span_s: float) -> bool:
     ends = [*made.at_s[1:], inf]
     return all(
         free >= size
