@@ -51,7 +51,8 @@ class Stream:
 
     def running(self) -> list[str]:
         """Return the jobs that have started and are not over, by their starts."""
-        rows = [row for row in self.rms.rows() if row["state"] in ("CONFIGURING", "RUNNING")]
+        states = ("CONFIGURING", "RUNNING")
+        rows = [row for row in self.rms.rows() if row["state"] in states and row["start_s"]]
         return [row["id"] for row in sorted(rows, key=lambda row: row["start_s"])]
 
     def waits(self, job: str) -> bool:

@@ -45,10 +45,10 @@ UNKNOWN_S = 1e9
 WIDE = 0.25
 """The oldest flexible job goes first, as any other, if it needs more than this share of nodes."""
 
-START, FIXED_START, LAST_START = 3.0, 0.05, 0.15
+START, FIXED_START, ONLY_START = 3.0, 0.05, 0.12
 """Worth of a start over that of a running job of the same size: who waits makes no progress. That
 of a fixed job is so low that others hardly make room for it before it is due: it makes none. It is
-higher while all waiting jobs fit beside the running ones at their least sizes: none comes next."""
+higher while no other job waits, since none takes the next nodes that come free."""
 
 REST_S, REST_SHARE = 60.0, 0.05
 """Where no price of a resize is stated, a job is not widened again for so long, but at most for a
@@ -150,9 +150,6 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
         narrowest = state.queue_by(_width)[0][0]
         if backfill.free < narrowest:
             return backfill  # ``first`` is worked out when it is needed
-        backfill.all_fit = len(state.pending) * narrowest <= backfill.free and (
-            sum(job.least for job in state.pending.values()) <= backfill.free
-        )
         due = state.due or {}
         for job in _in_turn(state, queue):
             if job.spec.id in due:
@@ -165,7 +162,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 wide = job.spec.mode is not Mode.FLEXIBLE or job.least > WIDE * state.nodes
                 if backfill.first is None and not (
                     backfill.fits(job, job.least)
-                    and self._may_make_room(state, job, base - backfill.used, backfill)
+                    and self._may_make_room(state, job, base - backfill.used)
                 ):
                     backfill.first = job
                 elif backfill.first is None and wide:
@@ -191,9 +188,7 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 if donors is None:
                     donors = _donors(state.running_by("loss"), -free)
                 lacking = size - max(0, free)
-                worth = worth and _is_worth(
-                    self._start_worth(state, job, size, backfill), lacking, donors
-                )
+                worth = worth and _is_worth(self._start_worth(state, job, size), lacking, donors)
                 if not worth:
                     if backfill.first is None:
                         backfill.first = job
@@ -207,12 +202,12 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
                 break
         return backfill
 
-    def _may_make_room(self, state: State, job: Job, free: int, backfill: Backfilled) -> bool:
+    def _may_make_room(self, state: State, job: Job, free: int) -> bool:
         """Return whether a fixed job that is not due is worth the nodes that it lacks."""
         if job.spec.mode is not Mode.FIXED or job.least <= free:
             return True
         donors = _donors(state.running_by("loss"), -free)
-        worth = self._start_worth(state, job, job.least, backfill)
+        worth = self._start_worth(state, job, job.least)
         return _is_worth(worth, job.least - max(0, free), donors)
 
     # --- the worth of jobs -------------------------------------------------------------------
@@ -220,10 +215,9 @@ class BackfillShare(Sizing, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     def _weight(self, state: State, job: Job) -> float:
         return (1.0 + len(state.pending) * job.spec.smallest / state.nodes) / self.short
 
-    def _start_worth(self, state: State, job: Job, size: int, backfill: Backfilled) -> float:
-        start = START
-        if job.spec.mode is Mode.FIXED:
-            start = LAST_START if backfill.all_fit else FIXED_START
+    def _start_worth(self, state: State, job: Job, size: int) -> float:
+        fixed = ONLY_START if len(state.pending) == 1 else FIXED_START
+        start = fixed if job.spec.mode is Mode.FIXED else START
         return start * self._weight(state, job) / float(_to_go_s(job, size, 0.0) ** self.short)
 
     def _stall(self, left_s: float, price_s: float) -> float:
@@ -494,7 +488,6 @@ class Backfilled:
         jobs, sizes: in order, with the nodes each counts with.
         first: the first that may not, or None.
         free: nodes free, were all running jobs at their least sizes and those of ``jobs`` started.
-        all_fit: whether all waiting jobs fit on those at first.
         used: nodes that those of ``jobs`` take.
         at_s: the reservation of ``first``; None as long as no job could have delayed it.
         extra: how many nodes are free then beside those reserved.
@@ -505,7 +498,6 @@ class Backfilled:
     sizes: list[int] = field(default_factory=list)
     first: Job | None = None
     free: int = 0
-    all_fit: bool = False
     used: int = 0
     at_s: float | None = None
     extra: int = 0

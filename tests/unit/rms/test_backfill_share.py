@@ -283,7 +283,7 @@ def test_for_a_job_that_is_not_due_who_loses_least_is_waited_for() -> None:
     assert point(driven, 1, 20.0) == [("1", 2), ("3", 2)]
 
 
-def test_hardly_any_room_is_made_for_a_fixed_job_while_more_wait_than_fit() -> None:
+def test_hardly_any_room_is_made_for_fixed_jobs_before_they_are_due() -> None:
     driven = Driven(8)
     driven.submit(job(1, (4, 8, 8), FLEXIBLE, run_s=100))
     assert driven.submit(job(2, (4,), run_s=1e6), job(3, (1,), run_s=1e6)) == []
@@ -291,7 +291,7 @@ def test_hardly_any_room_is_made_for_a_fixed_job_while_more_wait_than_fit() -> N
     assert point(driven, 1, 10.0) == []
 
 
-def test_room_is_made_for_fixed_jobs_while_all_that_wait_fit() -> None:
+def test_room_is_made_for_the_only_job_that_waits() -> None:
     """An urgent job beside one that has the machine waits for a resize, not for an end."""
     driven = Driven(8)
     driven.submit(job(1, (4, 8, 8), FLEXIBLE, run_s=100))
