@@ -13,11 +13,10 @@ from rms.formats.config import FileError
 from rms.studies.chauhan import chauhan
 from rms.studies.chiesi import chiesi
 from rms.studies.cirrus import cirrus
-from rms.studies.guim import guim
-from rms.studies.guim_model import VARIANTS, Grid
+from rms.studies.experiment import STATUSES, counts, statements, studies
+from rms.studies.guim import VARIANTS, Grid, guim
 from rms.studies.iserte_rojek import iserte_rojek
 from rms.studies.posner import posner
-from rms.studies.statements import STATUSES, counts, statements, studies
 from rms.studies.varysched import varysched
 from rms.wire.terminal import CommandError, at_least, columns, completed_by, publish, refuse_on
 

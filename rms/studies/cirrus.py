@@ -23,8 +23,8 @@ from rms.core.policies.placement import AsAsked
 from rms.formats.config import FileError
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Passes, Simulation
-from rms.studies import statements
-from rms.studies.external import read_rows
+from rms.studies import experiment
+from rms.studies.experiment import read_rows
 from rms.wire.terminal import columns
 
 SOURCE = "the jobs and results of github EPCCed/mira-cirrus-elastisim"
@@ -225,10 +225,10 @@ def cirrus(
             progress(f"{policy}, {mode} jobs")
             schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
     more, table = against_the_log(log, schedules)
-    compared, wrong = statements.compare(
-        statements.statements("cirrus"), computed(log, rows + more)
+    compared, wrong = experiment.compare(
+        experiment.statements("cirrus"), computed(log, rows + more)
     )
-    lines = [*statements.table(compared), *wrong, "", *lines, "", *table, "", *LOG_NOTES]
+    lines = [*experiment.table(compared), *wrong, "", *lines, "", *table, "", *LOG_NOTES]
     if figures is not None:
         draw(log, schedules, figures)
         lines += ["", f"figures in {figures}"]
@@ -339,8 +339,8 @@ def _row(
 ) -> dict[str, Any]:
     """Return a row of the result; of both figures first the published one, then ours."""
     values = {
-        "mean_wait_100s": statements.column_of(*means, note),
-        "starts_as_published": statements.column_of(*starts, note),
+        "mean_wait_100s": experiment.value(*means, note),
+        "starts_as_published": experiment.value(*starts, note),
     }
     return {"case": case, "mode": str(mode), "against": "published schedule", "values": values}
 
@@ -358,7 +358,7 @@ def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]
     rows, cells = [], []
     for (policy, mode), found in schedules.items():
         ours = figures_of(log, found)
-        values = {key: statements.column_of(real[key], value) for key, value in ours.items()}
+        values = {key: experiment.value(real[key], value) for key, value in ours.items()}
         rows.append({"case": policy, "mode": str(mode), "against": REAL, "values": values})
         off = _pct(ours["mean_wait_s"], real["mean_wait_s"])
         cells.append([policy, str(mode), *(f"{ours[key] / 3600:.2f}" for key in HOURS)])

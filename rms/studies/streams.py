@@ -34,7 +34,7 @@ from rms.formats.swf import read_trace
 from rms.sim.classes import by_half
 from rms.sim.run import chosen
 from rms.studies.bounds import turnaround_bound_s
-from rms.studies.external import read_rows
+from rms.studies.experiment import read_rows
 from rms.studies.malleability import Change, Row, malleable, measured, powered
 from rms.studies.malleability import model as assumptions
 from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say

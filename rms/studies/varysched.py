@@ -24,7 +24,7 @@ import msgspec
 
 from rms.kernels.model import Governor
 from rms.kernels.scheduler import Banking, Constraint, LongTerm, ShortTerm, Strategy
-from rms.studies import statements
+from rms.studies import experiment
 from rms.studies.varysched_model import DEVICES, NAMES, Outcome, simulate
 from rms.wire.terminal import columns
 
@@ -78,7 +78,7 @@ def varysched(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
     energy, shares, hashes = _energy(data["table1"]), saving(data), hash_rates(data)
     values = _of_strategies(found) | _inputs(data, found) | _of_energy(data, energy)
     values |= _of_saving(data, shares) | _of_hashes(hashes)
-    compared, wrong = statements.compare(statements.statements("varysched"), values)
+    compared, wrong = experiment.compare(experiment.statements("varysched"), values)
     kept = moved(data, compared)
     result = {
         "experiment": "varysched",
@@ -94,7 +94,7 @@ def varysched(figures: Path | None) -> tuple[dict[str, Any], list[str], bool]:
         "notes": NOTES,
         "wrong": wrong,
     }
-    lines = [*statements.table(compared), *wrong]
+    lines = [*experiment.table(compared), *wrong]
     for part in (
         *(_print_outcomes(name, found) for name in data["applications"]),
         NOTES,
@@ -247,7 +247,7 @@ def moved(
     """
     holding = {row["key"] for row in compared if row["status"] in ("met", "fitted")}
     keys = set(_of_strategies(outcomes(data, STRATEGIES))) & holding
-    stated = [each for each in statements.statements("varysched") if each.key in keys]
+    stated = [each for each in experiment.statements("varysched") if each.key in keys]
     orderings = {each.key for each in stated if isinstance(each.paper, tuple)}
     every = [(pct, draw) for pct in data["moved"]["pct"] for draw in range(data["moved"]["draws"])]
     with ProcessPoolExecutor(
@@ -272,7 +272,7 @@ def moved(
 
 
 def _held(
-    data: Mapping[str, Any], stated: Sequence[statements.Statement], which: tuple[float, int]
+    data: Mapping[str, Any], stated: Sequence[experiment.Statement], which: tuple[float, int]
 ) -> set[str]:
     """Return the keys of the statements that hold in one draw (its largest change, its seed)."""
     pct, seed = which
@@ -475,15 +475,15 @@ def _rows(
             "mode": title,
             "tasks": outcome.tasks,
             "values": {
-                "makespan_s": statements.column_of(None, outcome.makespan_s),
-                "median_s": statements.column_of(None, outcome.median_s),
+                "makespan_s": experiment.value(None, outcome.makespan_s),
+                "median_s": experiment.value(None, outcome.median_s),
             },
         }
         for (name, governor, title), outcome in found.items()
     ]
     for mode, both in energy.items():
         values = {
-            column: statements.column_of(paper, both["ours"][column])
+            column: experiment.value(paper, both["ours"][column])
             for column, paper in both["paper"].items()
         }
         rows.append({"case": "table 1", "mode": mode, "values": values})

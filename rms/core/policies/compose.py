@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ from rms.core.policies import (
     backfill_share,
     node_power,
     order,
-    paper,
     placement,
     policy,
-    power_slot,
     share,
     shared,
     strategy,
@@ -46,12 +45,10 @@ PARTS: dict[str, dict[str, type[msgspec.Struct]]] = {
         "as-asked": placement.AsAsked,
         "equal-share": share.EqualShare,
         "backfill-share": backfill_share.BackfillShare,
-        "paper-share": paper.PaperShare,
     },
     "placement": {
         "first-fit": placement.FirstFit,
         "count": placement.Count,
-        "power-slot": power_slot.PowerSlot,
         "first-fit-shared": shared.FirstFitShared,
         "less-consume": shared.LessConsume,
         "consolidate": node_power.Consolidate,
@@ -149,10 +146,22 @@ def placing(name: str, modules: Modules = None) -> Policy:
 
 
 def modules_of(policy: Policy) -> frozenset[str]:
-    """Return the modules that functions of a policy are from which do not come with the program."""
-    parts: dict[str, Any] = msgspec.json.decode(policy.text)
-    found = (table["part"] for table in parts.values() if isinstance(table, dict))
-    return frozenset(part.partition(":")[0] for part in found if ":" in part)
+    """Return the modules of a policy's parts that do not come with the program."""
+    parts = _modular_parts(msgspec.json.decode(policy.text, type=dict[str, Any]))
+    return frozenset(part.partition(":")[0] for part in parts - shipped_parts())
+
+
+@cache
+def shipped_parts() -> frozenset[str]:
+    """Return the parts ``module:name`` that policies name which come with the program."""
+    texts = (path.read_bytes() for path in FOLDER.glob("*.toml"))
+    return frozenset().union(*(_modular_parts(msgspec.toml.decode(text)) for text in texts))
+
+
+def _modular_parts(raw: Mapping[str, Any]) -> frozenset[str]:
+    """Return the parts ``module:name`` of a composition."""
+    names = (table["part"] for table in raw.values() if isinstance(table, dict))
+    return frozenset(name for name in names if ":" in name)
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
@@ -245,28 +254,33 @@ def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
         raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
     parameters = {key: value for key, value in table.items() if key != "part"}
     part = table["part"]
+    made: Callable[..., Any] | None = PARTS[kind].get(part)
     if ":" in part:
-        if modules is not None and part.partition(":")[0] not in modules:
+        outside = modules is not None and part.partition(":")[0] not in modules
+        if outside and part not in shipped_parts():
             expected = "a function of a module that rms serve was started with (--policy-modules)"
             raise PolicyError(f"{kind}: expected {expected}, got {part}")
-        return _user_part(kind, part, parameters)
-    known = PARTS[kind]
-    if part not in known:
-        raise PolicyError(f"expected {kind} of {', '.join(known)} or module:function, got {part!r}")
+        imported = made = _imported(kind, part)
+        if not (isinstance(imported, type) and issubclass(imported, msgspec.Struct)):
+            return UserPart(imported, tuple(sorted(parameters.items())))
+    if made is None:
+        names = ", ".join(PARTS[kind])
+        raise PolicyError(f"expected {kind} of {names} or module:function, got {part!r}")
     try:
-        return msgspec.convert(parameters, known[part])  # type: ignore[return-value]
+        converted: Callable[..., Any] = msgspec.convert(parameters, made)
     except msgspec.ValidationError as error:
         raise PolicyError(f"{kind} {part}: {error}") from None
+    return converted
 
 
-def _user_part(kind: str, part: str, parameters: dict[str, Any]) -> Callable[..., Any]:
-    """Return a user's function with its parameters."""
-    module, _, function = part.partition(":")
+def _imported(kind: str, part: str) -> Callable[..., Any]:
+    """Return a function, or a struct whose instances are parts, by its module and name."""
+    module, _, name = part.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function)
+        imported: object = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
-    if not callable(found):
+    if not callable(imported):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
-    return UserPart(found, tuple(sorted(parameters.items())))
+    return imported

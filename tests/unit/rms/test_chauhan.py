@@ -6,18 +6,20 @@ import json
 from math import inf
 from pathlib import Path
 
-import msgspec
 import pytest
 from stated import assert_statements
 
 from rms.cli.main import main
-from rms.studies import chauhan as study
-from rms.studies.chauhan import LOADS, by_load, compared, computed
-from rms.studies.chauhan_model import (
+from rms.studies import experiment
+from rms.studies.chauhan import (
+    LOADS,
     WITH,
     WITHOUT,
     Variant,
     Way,
+    by_load,
+    compared,
+    computed,
     jobs,
     levels,
     matrix,
@@ -28,7 +30,7 @@ from rms.studies.chauhan_model import (
     volts,
 )
 
-DATA = msgspec.toml.decode((study.DATA / "chauhan.toml").read_bytes())
+DATA = experiment.settings("chauhan")
 HALF = {"arithmetic": 0.5, "cores_w": 80.0, "memory_w": 20.0}
 
 
@@ -114,9 +116,8 @@ def test_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of three streams, not ten: what was recorded of ten differs, and the command fails."""
-    text = (study.DATA / "chauhan.toml").read_text()
-    (tmp_path / "chauhan.toml").write_text(text.replace("seeds = 10", "seeds = 3"))
-    monkeypatch.setattr(study, "DATA", tmp_path)
+    stream = DATA["stream"] | {"seeds": 3}
+    monkeypatch.setattr(experiment, "settings", lambda study: DATA | {"stream": stream})
     out = tmp_path / "out.json"
     assert main(["reproduce", "chauhan", "--json", str(out), "--figures", str(tmp_path)]) == 1
     assert "statements of the paper:" in capsys.readouterr().out.splitlines()[0]

@@ -8,12 +8,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import msgspec
 import pytest
 from stated import assert_statements
 
 from rms.cli.main import main
 from rms.core.model.jobs import JobSpec
 from rms.studies import chiesi as study
+from rms.studies import experiment
 from rms.studies.chiesi import (
     Schedule,
     Variant,
@@ -21,7 +23,6 @@ from rms.studies.chiesi import (
     computed,
     energy_share,
     measured,
-    read,
     run,
     schedule,
     site,
@@ -32,7 +33,7 @@ from rms.studies.chiesi import (
 
 @pytest.fixture(scope="module")
 def data() -> dict[str, Any]:
-    return dict(read())
+    return experiment.settings("chiesi")
 
 
 @pytest.mark.promise("reproduce")
@@ -129,7 +130,7 @@ def test_the_command_fails_where_a_value_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Of two workloads of 60 jobs: the table comes first, then what differs."""
-    text = (study.DATA / "chiesi.toml").read_text()
+    text = (experiment.DATA / "chiesi.toml").read_text()
     for before, after in (
         ("\njobs = 1000", "\njobs = 60"),
         ("\nworkloads = 10", "\nworkloads = 2"),
@@ -137,8 +138,7 @@ def test_the_command_fails_where_a_value_differs(
     ):
         assert before in text
         text = text.replace(before, after)
-    (tmp_path / "chiesi.toml").write_text(text)
-    monkeypatch.setattr(study, "DATA", tmp_path)
+    monkeypatch.setattr(experiment, "settings", lambda study: msgspec.toml.decode(text))
     out = tmp_path / "out.json"
     assert main(["reproduce", "chiesi", "--json", str(out), "--figures", str(tmp_path)]) == 1
     printed = capsys.readouterr().out.splitlines()

@@ -10,31 +10,27 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from stated import assert_statements
 from traces import trace
 
 from rms.cli.main import main
-from rms.core.model.jobs import Job, JobId, JobSpec, Mode
-from rms.sim.simulator import Simulation
+from rms.core.model.jobs import JobId, JobSpec, Mode
 from rms.studies import guim
-from rms.studies.guim import DATA, View, orderings
-from rms.studies.guim_model import (
+from rms.studies.experiment import settings
+from rms.studies.guim import (
     POLICIES,
     VARIANTS,
     Case,
     Figures,
     Grid,
     Variant,
-    policy,
+    View,
+    orderings,
     run,
     site,
     with_bandwidth,
 )
-from rms.studies.guim_queue import JobClass
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +39,7 @@ def paper() -> dict[str, Any]:
 
 
 def _paper() -> dict[str, Any]:
-    return msgspec.toml.decode((DATA / "guim.toml").read_bytes(), type=dict[str, Any])
+    return settings("guim")
 
 
 def jobs(number: int, widest: int, seed: int = 3) -> list[JobSpec]:
@@ -78,55 +74,6 @@ def test_the_same_jobs_whatever_the_error(paper: dict[str, Any]) -> None:
         assert off.expected_bandwidth_gb_s in (0.0, 2.0 * off.bandwidth_gb_s)
     share = sum(spec.bandwidth_gb_s == 16.0 for spec in found[10]) / len(specs)
     assert share == pytest.approx(0.4, abs=0.04)
-
-
-@pytest.mark.parametrize(
-    ("name", "variant"),
-    [
-        *((name, Variant()) for name in POLICIES),
-        ("lc-pa", Variant(threshold=1.5)),
-        ("lc-pa", Variant(forecast=True)),
-    ],
-)
-def test_long_queues_are_decided_as_easy_does(
-    paper: dict[str, Any], name: str, variant: Variant
-) -> None:
-    number = 60 if variant != Variant() else 150
-    specs = with_bandwidth(jobs(number, 30), paper, Case(name, "sdsc", "hybrid", 50))
-    where, ends = site(paper, 60, Variant(size="cores")), []
-    for long_queue in (False, True):
-        made = policy(name, variant, long_queue=long_queue)
-        simulation = Simulation(specs, where, made)
-        simulation.run()
-        ends.append({job.spec.id: (job.nodes, job.end_s) for job in _ended(simulation)})
-    assert ends[0] == ends[1] and len(ends[0]) == len(specs)
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([5.0, 20.0, 300.0]), st.booleans()), max_size=40),
-    st.integers(1, 45),
-    st.sampled_from([1.0, 15.0]),
-)
-def test_first_of_a_class_that_ends_in_time(
-    waiting: list[tuple[float, bool]], number: int, slowdown: float
-) -> None:
-    """The same as looking at each one."""
-    specs, found = jobs(len(waiting), 1), JobClass(1, 0.0)
-    for at, (spec, (span_s, _)) in enumerate(zip(specs, waiting, strict=True)):
-        found.add(Job(spec, at + 1), span_s)
-    for job, (_, gone) in zip(list(found.jobs), waiting, strict=True):
-        if gone:
-            found.remove(job)
-    fits = [
-        at
-        for at, (span_s, gone) in enumerate(waiting)
-        if not gone and at + 1 >= number and 100.0 + span_s * slowdown <= 400.0
-    ]
-    assert found.first(number, slowdown, 100.0, 400.0) == (fits[0] if fits else None)
-
-
-def _ended(simulation: Simulation) -> list[Any]:
-    return list(simulation.engine.state.ended.values())
 
 
 def test_less_bandwidth_asked_for_costs_less_time(paper: dict[str, Any]) -> None:

@@ -25,19 +25,24 @@ from rms.sim.simulator import Simulation
 from rms.studies.bounds import turnaround_bound_s
 from rms.studies.posner import (
     DIFFER,
+    KEEPING,
+    MALLEABLE,
     MIXES,
     PRICED_S,
+    RIGID,
     SEEDS,
     Case,
+    Keeping,
+    Promises,
     cases,
     computed,
     posner,
     published_results,
+    read_jobs,
     row_of,
     run,
+    strategy,
 )
-from rms.studies.posner_jobs import read_jobs
-from rms.studies.posner_strategies import KEEPING, MALLEABLE, RIGID, Keeping, Promises, strategy
 
 HEAD = "id,submit,type,nodes_min,nodes_pref,nodes_max,flops,parallel,iterations"
 RIGID_JOB = "0,60,rigid,4,4,4,8e12,0.75,1"

@@ -196,7 +196,7 @@ name = "n[1-2]"
 power = { idle_w = 100.0, static_w = 50.0 }
 """
 RACK = """admission = {{ part = "{admission}" }}
-placement = {{ part = "power-slot", cap_w = 500.0, per = "rack" }}
+placement = {{ part = "rms.studies.chiesi:PowerSlot", cap_w = 500.0, per = "rack" }}
 """
 
 
