@@ -21,10 +21,11 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, Site, Speedup
 from rms.core.policies import DEFAULT, named
 from rms.core.policies.placement import AsAsked
 from rms.formats.config import FileError
+from rms.plots import lines as draw_lines
 from rms.sim.run import chosen
 from rms.sim.simulator import Hooks, Passes, Simulation
 from rms.studies import experiment
-from rms.studies.experiment import read_rows
+from rms.studies.experiment import Report, Result, read_rows
 from rms.wire.terminal import columns
 
 SOURCE = "the jobs and results of github EPCCed/mira-cirrus-elastisim"
@@ -98,7 +99,7 @@ class MoldableRow(msgspec.Struct):
 
 
 class RealRow(msgspec.Struct):
-    """What really happened to it."""
+    """Its real start and end."""
 
     id: str
     start: float
@@ -120,7 +121,7 @@ class Log:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When each job of the log started and ended, in units.
+    """Start and end of each job of the log, in units.
 
     Attributes:
         busy: core-units used until the last submission.
@@ -133,7 +134,7 @@ class Schedule:
 
 
 Schedules = dict[tuple[str, Mode], Schedule]
-"""By name of the policy and mode of the jobs; what happened is ``(REAL, Mode.FIXED)``."""
+"""By name of the policy and mode of the jobs; the real log is ``(REAL, Mode.FIXED)``."""
 
 
 def read_log(data: Path) -> Log:
@@ -156,12 +157,12 @@ def read_log(data: Path) -> Log:
 
 def specs(log: Log, mode: Mode) -> list[JobSpec]:
     """Return the jobs in a mode: as they were, or on half to twice their cores as in the study."""
-    found = []
+    jobs = []
     for job in log.jobs:
         least, most = job.nodes, job.nodes
         if mode is not Mode.FIXED:
             least, most = max(1, job.nodes // 2), 2 * job.nodes
-        found.append(
+        jobs.append(
             JobSpec(
                 JobId(job.id),
                 job.submit,
@@ -175,7 +176,7 @@ def specs(log: Log, mode: Mode) -> list[JobSpec]:
                 run_s=job.run if mode is Mode.FIXED else None,
             )
         )
-    return found
+    return jobs
 
 
 def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int = CORES) -> Schedule:
@@ -197,7 +198,7 @@ def simulated(jobs: Sequence[JobSpec], policy: str, passes: Passes, cores: int =
 
 
 def real_schedule(log: Log) -> Schedule:
-    """Return what really happened."""
+    """Return the schedule of the real log."""
     last = log.jobs[-1].submit
     busy = sum(
         job.nodes * max(0.0, min(row.end, last) - row.start)
@@ -208,11 +209,16 @@ def real_schedule(log: Log) -> Schedule:
 
 def cirrus(
     data: Path, figures: Path | None, progress: Callable[[str], None] = lambda text: None
-) -> tuple[dict[str, Any], list[str], bool]:
-    """Return the JSON of the experiment, its tables, and whether its schedules are ours.
+) -> Result:
+    """Run the study.
+
+    Args:
+        data: folder of its files.
+        figures: folder of its figures, or None.
+        progress: called with a line before each simulation of the second part.
 
     Raises:
-        FileError: its files are not in ``data``.
+        FileError: the files are not in ``data``.
     """
     log = read_log(data)
     rows, lines = published(log)
@@ -221,26 +227,14 @@ def cirrus(
         jobs = specs(log, mode)
         for policy in POLICIES:
             if mode.resizable and isinstance(named(policy).sizing, AsAsked):
-                continue  # it resizes nobody: the same as with moldable jobs
+                continue  # it resizes no job: the same as with moldable jobs
             progress(f"{policy}, {mode} jobs")
             schedules[policy, mode] = simulated(jobs, policy, "per-timestamp")
     more, table = against_the_log(log, schedules)
-    compared, wrong = experiment.compare(
-        experiment.statements("cirrus"), computed(log, rows + more)
-    )
-    lines = [*experiment.table(compared), *wrong, "", *lines, "", *table, "", *LOG_NOTES]
-    if figures is not None:
-        draw(log, schedules, figures)
-        lines += ["", f"figures in {figures}"]
-    result = {
-        "experiment": "cirrus",
-        "statements": compared,
-        "unit_s": UNIT_S,
-        "rows": rows + more,
-        "notes": LOG_NOTES,
-        "wrong": wrong,
-    }
-    return result, lines, not wrong
+    report = Report("cirrus", computed(log, rows + more))
+    values = {"unit_s": UNIT_S, "rows": rows + more, "notes": LOG_NOTES}
+    parts = (lines, table, LOG_NOTES)
+    return report.result(values, parts, lambda folder: draw(log, schedules, folder), figures)
 
 
 def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -255,18 +249,19 @@ def computed(log: Log, rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return values
 
 
-# --- the study's own schedules ---------------------------------------------------------------
+# --- The published schedules ---------------------------------------------------------------------
 
 
 def published(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the rows of both published schedules and their lines."""
     jobs, number = specs(log, Mode.FIXED), len(log.jobs)
-    found = simulated(jobs, "fifo", "per-event")
-    equal = _equal(log, found)
+    schedule = simulated(jobs, "fifo", "per-event")
+    equal = _equal(log, schedule)
     less = _equal(log, simulated(jobs, "fifo", "per-event", CORES - 1))
     mean = fmean(job.start_rigid - job.submit for job in log.jobs)
     note = f"{less} with {CORES - 1} cores, those of the machine"
-    rows = [_row("rigid", Mode.FIXED, (mean, mean_wait(log, found)), (number, equal), note)]
+    ours = mean_wait(log, schedule), equal
+    rows = [_row("rigid", Mode.FIXED, (mean, number), ours, note)]
     lines = [
         f"Published schedules of {number} jobs on {CORES} cores, FCFS; waits in units of 100 s",
         f"  rigid: {equal} of {number} starts as published ({note}), mean wait {mean:.4f}",
@@ -285,8 +280,9 @@ def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     rows, lines = [], [f"  moldable: {MOLDABLE}; published mean wait {mean:.4f}"]
     for order, words in ORDERS.items():
         ours, equal = mean_wait(log, schedules[order]), _as_printed(log, schedules[order])
-        means, starts = (mean, ours), (len(jobs), equal)
-        rows.append(_row(f"moldable, {order}", Mode.MOLDABLE, means, starts, MOLDABLE_NOTE))
+        paper = mean, len(jobs)
+        case = f"moldable, {order}"
+        rows.append(_row(case, Mode.MOLDABLE, paper, (ours, equal), MOLDABLE_NOTE))
         lines.append(
             f"    {words:36s} mean wait {ours:.4f} ({_pct(ours, mean):+.2f} %), "
             f"{equal} starts as published"
@@ -300,28 +296,38 @@ def _moldable(log: Log) -> tuple[list[dict[str, Any]], list[str]]:
     return rows, lines
 
 
-def _equal(log: Log, found: Schedule) -> int:
-    """Return how many starts are those of the rigid schedule."""
-    return sum(a == job.start_rigid for a, job in zip(found.starts, log.jobs, strict=True))
+def _row(
+    case: str, mode: Mode, paper: tuple[float, int], ours: tuple[float, int], note: str
+) -> dict[str, Any]:
+    """Return a row of the JSON from the mean wait and the number of starts as published."""
+    theirs = dict(zip(PUBLISHED, paper, strict=True))
+    values = dict(zip(PUBLISHED, ours, strict=True))
+    return experiment.row(case, str(mode), values, theirs, note, against="published schedule")
 
 
-def mean_wait(log: Log, found: Schedule) -> float:
+def _equal(log: Log, schedule: Schedule) -> int:
+    """Return the number of starts that are those of the rigid schedule."""
+    return sum(a == job.start_rigid for a, job in zip(schedule.starts, log.jobs, strict=True))
+
+
+def mean_wait(log: Log, schedule: Schedule) -> float:
     """Return the mean wait in units."""
-    return fmean(a - job.submit for a, job in zip(found.starts, log.jobs, strict=True))
+    return fmean(a - job.submit for a, job in zip(schedule.starts, log.jobs, strict=True))
 
 
-def _as_printed(log: Log, found: Schedule) -> int:
-    """Return how many starts are the published ones, which have 6 significant digits."""
+def _as_printed(log: Log, schedule: Schedule) -> int:
+    """Return the number of starts that are the published ones, which have 6 significant digits."""
     return sum(
         abs(a - row.start) <= (0.0501 if row.start >= 1e4 else 0.00501)
-        for a, row in zip(found.starts, log.moldable, strict=True)
+        for a, row in zip(schedule.starts, log.moldable, strict=True)
     )
 
 
-def _shared_instants(log: Log, found: Schedule) -> int:
-    """Return how many times of submission are also those of an end."""
+def _shared_instants(log: Log, schedule: Schedule) -> int:
+    """Return the number of times at which both a submission and an end take place."""
     submits = {job.submit for job in log.jobs}
-    return len({round(a) for a in found.ends if abs(a - round(a)) <= NEAR}.intersection(submits))
+    ends = {round(a) for a in schedule.ends if abs(a - round(a)) <= NEAR}
+    return len(ends.intersection(submits))
 
 
 def _drawn(jobs: Sequence[JobSpec], seed: int) -> Schedule:
@@ -334,51 +340,40 @@ def _drawn(jobs: Sequence[JobSpec], seed: int) -> Schedule:
     return simulated(moved, "fifo", "per-event")
 
 
-def _row(
-    case: str, mode: Mode, means: tuple[float, float], starts: tuple[int, int], note: str
-) -> dict[str, Any]:
-    """Return a row of the result; of both figures first the published one, then ours."""
-    values = {
-        "mean_wait_100s": experiment.value(*means, note),
-        "starts_as_published": experiment.value(*starts, note),
-    }
-    return {"case": case, "mode": str(mode), "against": "published schedule", "values": values}
-
-
 def _pct(ours: float, paper: float) -> float:
     return 100.0 * (ours / paper - 1.0)
 
 
-# --- our policies and what happened ----------------------------------------------------------
+# --- Our policies and the real log ---------------------------------------------------------------
 
 
 def against_the_log(log: Log, schedules: Schedules) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return a row for each schedule, with what happened as the paper's figure, and the table."""
+    """Return a row for each schedule, with the real log as the paper's figure, and the table."""
     real = figures_of(log, schedules[REAL, Mode.FIXED])
     rows, cells = [], []
-    for (policy, mode), found in schedules.items():
-        ours = figures_of(log, found)
-        values = {key: experiment.value(real[key], value) for key, value in ours.items()}
-        rows.append({"case": policy, "mode": str(mode), "against": REAL, "values": values})
+    for (policy, mode), schedule in schedules.items():
+        ours = figures_of(log, schedule)
+        rows.append(experiment.row(policy, str(mode), ours, real, against=REAL))
         off = _pct(ours["mean_wait_s"], real["mean_wait_s"])
         cells.append([policy, str(mode), *(f"{ours[key] / 3600:.2f}" for key in HOURS)])
         cells[-1] += [f"{ours['mean_bounded_slowdown']:.2f}", f"{100 * ours['utilization']:.2f}"]
-        cells[-1] += [f"{off:+.1f} %", str(found.resizes)]
+        cells[-1] += [f"{off:+.1f} %", str(schedule.resizes)]
     title = "Our policies beside the real log; times in hours"
     return rows, [title, "", *(f"  {line}" for line in columns(HEADS, cells))]
 
 
-def figures_of(log: Log, found: Schedule) -> dict[str, float]:
-    """Return waits, slowdown and use of a schedule, and how far its starts are from the real ones.
+def figures_of(log: Log, schedule: Schedule) -> dict[str, float]:
+    """Return waits, slowdown and use of a schedule, and the distance of its starts from real ones.
 
-    Times in s. Bounded slowdown as in CLI.md; utilization until the last submission.
+    Times in s. Bounded slowdown with run times of at least 10 s; utilization until the last
+    submission.
     """
-    rows = list(zip(log.jobs, found.starts, found.ends, strict=True))
+    rows = list(zip(log.jobs, schedule.starts, schedule.ends, strict=True))
     waits = sorted((start - job.submit) * UNIT_S for job, start, _ in rows)
     slowdowns = [
         max(1.0, (end - job.submit) / max(end - start, 10.0 / UNIT_S)) for job, start, end in rows
     ]
-    off = [abs(start - row.start) for start, row in zip(found.starts, log.real, strict=True)]
+    off = [abs(start - row.start) for start, row in zip(schedule.starts, log.real, strict=True)]
     window = log.jobs[-1].submit - log.jobs[0].submit
     return {
         "mean_wait_s": fmean(waits),
@@ -386,35 +381,33 @@ def figures_of(log: Log, found: Schedule) -> dict[str, float]:
         "p95_wait_s": waits[int(0.95 * (len(waits) - 1))],
         "mean_turnaround_s": fmean((end - job.submit) * UNIT_S for job, _, end in rows),
         "mean_bounded_slowdown": fmean(slowdowns),
-        "utilization": found.busy / (CORES * window) if window else 0.0,
+        "utilization": schedule.busy / (CORES * window) if window else 0.0,
         "start_error_s": UNIT_S * fmean(off),
-        "resizes": float(found.resizes),
+        "resizes": float(schedule.resizes),
     }
 
 
 def draw(log: Log, schedules: Schedules, folder: Path) -> None:
     """Draw the distribution of waits and the mean wait by day of submission."""
-    from rms.plots import lines
-
     days = [int(job.submit * UNIT_S // 86_400) for job in log.jobs]
     shares = [float(share) for share in range(101)]
     for mode in (Mode.FIXED, Mode.MOLDABLE, Mode.FLEXIBLE):
         distribution, by_day = {}, {}
-        for (policy, own), found in schedules.items():
+        for (policy, own), schedule in schedules.items():
             if policy != REAL and own is not mode:
                 continue
             hours = [
                 (start - job.submit) * UNIT_S / 3600
-                for job, start in zip(log.jobs, found.starts, strict=True)
+                for job, start in zip(log.jobs, schedule.starts, strict=True)
             ]
             rising, most = sorted(hours), len(hours) - 1
             distribution[policy] = (shares, [rising[int(s * most / 100)] for s in shares])
             of_day: dict[int, list[float]] = {}
             for day, wait in zip(days, hours, strict=True):
                 of_day.setdefault(day, []).append(wait)
-            by_day[policy] = ([*map(float, of_day)], [fmean(each) for each in of_day.values()])
+            by_day[policy] = ([*map(float, of_day)], [fmean(waits) for waits in of_day.values()])
         title = f"Cirrus, 28 days of 2024, {mode} jobs"
         labels = ("jobs that waited no longer (%)", "wait (h)", title)
-        lines(distribution, folder / f"waits-{mode}.png", labels, marker="", linear_to=0.1)
+        draw_lines(distribution, folder / f"waits-{mode}.png", labels, marker="", linear_to=0.1)
         labels = ("day of submission", "mean wait (h)", title)
-        lines(by_day, folder / f"waits-by-day-{mode}.png", labels)
+        draw_lines(by_day, folder / f"waits-by-day-{mode}.png", labels)

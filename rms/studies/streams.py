@@ -10,16 +10,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from math import inf, isnan, nan
-from multiprocessing import get_context
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
@@ -31,10 +27,11 @@ from rms.core.model.jobs import JobId, JobSpec, Mode, Site
 from rms.core.policies import DEFAULT, POLICIES, named
 from rms.formats.config import FileError
 from rms.formats.swf import read_trace
+from rms.plots import Panel, draw_panels
 from rms.sim.classes import by_half
 from rms.sim.run import chosen
 from rms.studies.bounds import turnaround_bound_s
-from rms.studies.experiment import read_rows
+from rms.studies.experiment import read_rows, run_all, tabulate
 from rms.studies.malleability import Change, Row, malleable, measured, powered
 from rms.studies.malleability import model as assumptions
 from rms.wire.terminal import Parser, at_least, columns, publish, refuse_on, say
@@ -240,37 +237,6 @@ def run(case: Case, stream: Stream) -> Run:
     return Run(row, starts_s, ends_s, resizable)
 
 
-_streams: dict[str, Stream] = {}
-"""The streams of this process: a case names one."""
-
-
-def _begin(streams: Sequence[Stream]) -> None:
-    _streams.update({stream.name: stream for stream in streams})
-
-
-def _begin_worker(streams: Sequence[Stream]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _begin(streams)
-
-
-def _run(case: Case) -> Run:
-    return run(case, _streams[case.stream])
-
-
-def _pool(
-    streams: Sequence[Stream], workers: int, stack: ExitStack
-) -> Callable[[Sequence[Case]], Iterator[Run]]:
-    """Return a function that runs cases, several at once, in their order."""
-    if workers == 1:
-        _begin(streams)
-        return lambda todo: map(_run, todo)
-    pool = ProcessPoolExecutor(
-        workers, get_context("fork"), initializer=_begin_worker, initargs=(streams,)
-    )
-    stack.enter_context(pool)
-    return lambda todo: pool.map(_run, todo)
-
-
 # --- comparisons ---------------------------------------------------------------------------------
 
 
@@ -438,22 +404,24 @@ def by_share(rows: Sequence[Row], policy: str, serial: float) -> list[Row]:
 
 CLASSES = ("rigid", "malleable", "small", "wide", "short", "long")
 NAMES = ("policy", "malleable", "f")
-HEADS = (
-    *NAMES,
-    "turnaround",
-    "of bound",
-    "draws",
-    "p95",
-    "worst",
-    "wait",
-    "p95",
-    "worst",
-    "slowdown",
-    "node hours",
-    "of rigid",
-    "GJ",
-    "resizes",
-    "decisions/s",
+FORM = (
+    ("policy", "{policy}"),
+    ("malleable", "{percent}"),
+    ("f", "{f}"),
+    ("turnaround", "{mean_turnaround_s:.0f}"),
+    ("of bound", "{of_bound}"),
+    ("draws", "{draws}"),
+    ("p95", "{p95_turnaround_s:.0f}"),
+    ("worst", "{max_turnaround_s:.0f}"),
+    ("wait", "{mean_wait_s:.0f}"),
+    ("p95", "{p95_wait_s:.0f}"),
+    ("worst", "{max_wait_s:.0f}"),
+    ("slowdown", "{mean_bounded_slowdown:.2f}"),
+    ("node hours", "{node_h:.0f}"),
+    ("of rigid", "{node_s_of_rigid:.3f}"),
+    ("GJ", "{giga_j:.3f}"),
+    ("resizes", "{resizes:.0f}"),
+    ("decisions/s", "{decisions_per_s:.0f}"),
 )
 NOTES = (
     "Times in s. of bound: mean turnaround over the largest bound of rms/studies/bounds.py, which",
@@ -477,7 +445,7 @@ def table(name: str, found: Row) -> list[str]:
         f"{name}: {found['jobs']} jobs from number {found['first']} on of {found['of']}, "
         f"{found['nodes']} nodes{unit}; {_status(found)}",
         "",
-        *columns(HEADS, [_cells(row) for row in rows]),
+        *tabulate(map(_derived, rows), *FORM),
     ]
     for title, column, form in (
         ("mean turnaround", "mean_turnaround_s", ".0f"),
@@ -509,25 +477,19 @@ def _name(row: Row) -> list[str]:
     return [row["policy"], f"{100 * row['share']:.0f} %", serial]
 
 
-def _cells(row: Row) -> list[str]:
-    times = [f"{row[f'{each}_turnaround_s']:.0f}" for each in ("mean", "p95", "max")]
-    waits = [f"{row[f'{each}_wait_s']:.0f}" for each in ("mean", "p95", "max")]
+def _derived(row: Row) -> Row:
+    """Return a row with the further values of its table."""
+    _, percent, serial = _name(row)
     low, high = row["range_turnaround_s"]
-    of_bound = f"{row['mean_turnaround_s'] / row['bound_s']:.2f}" if row["bound_s"] else ""
-    return [
-        *_name(row),
-        times[0],
-        of_bound,
-        "" if low == high else f"{low:.0f}-{high:.0f}",
-        *times[1:],
-        *waits,
-        f"{row['mean_bounded_slowdown']:.2f}",
-        f"{row['node_s'] / 3600:.0f}",
-        f"{row['node_s_of_rigid']:.3f}",
-        f"{row['energy_j']['cluster'] / 1e9:.3f}",
-        f"{row['resizes']:.0f}",
-        f"{row['decisions_per_s']:.0f}",
-    ]
+    ratio = row["mean_turnaround_s"] / row["bound_s"] if row["bound_s"] else None
+    return row | {
+        "percent": percent,
+        "f": serial,
+        "of_bound": "" if ratio is None else f"{ratio:.2f}",
+        "draws": "" if low == high else f"{low:.0f}-{high:.0f}",
+        "node_h": row["node_s"] / 3600,
+        "giga_j": row["energy_j"]["cluster"] / 1e9,
+    }
 
 
 def _by_class(row: Row, column: str, form: str) -> list[str]:
@@ -560,8 +522,6 @@ def _rises(steps: Sequence[Row]) -> list[str]:
 
 def draw(name: str, found: Row, plan: Plan, path: Path) -> None:
     """Draw a stream: curves of the policies over the share of malleable jobs."""
-    from rms.plots import Panel, draw_panels
-
     rows, label = found["rows"], "malleable jobs (%)"
     panels = []
     for title, value in _CURVES.items():
@@ -599,7 +559,7 @@ def _curve(
 
 
 def streams(
-    given: Sequence[Stream],
+    some: Sequence[Stream],
     plan: Plan,
     workers: int,
     figures: Path | None,
@@ -607,19 +567,21 @@ def streams(
 ) -> tuple[Row, list[str]]:
     """Return the JSON of the study of some streams, and its tables."""
     result: Row = {"study": "streams", "set_on": SET_ON, "plan": plan._asdict(), "streams": {}}
-    lines = [*_assumed(given[0]), ""]
-    with ExitStack() as stack:
-        run_all = _pool(given, workers, stack)
-        for stream in given:
-            todo = cases(stream.name, plan)
-            runs: dict[Case, Run] = {}
-            for case, each in zip(todo, run_all(todo), strict=True):
-                runs[case] = each
-                progress(f"{stream.name}: {len(runs)} of {len(todo)} simulations")
-            found = result["streams"][stream.name] = study(stream, plan, runs)
-            lines += [*table(stream.name, found), ""]
-            if figures is not None:
-                draw(stream.name, found, plan, figures / f"streams-{stream.name}.png")
+    lines = [*_assumed(some[0]), ""]
+    for stream in some:
+        todo, runs = cases(stream.name, plan), dict[Case, Run]()
+
+        def run_one(case: Case, stream: Stream = stream) -> Run:
+            return run(case, stream)
+
+        for case, outcome in run_all(run_one, todo, workers):
+            runs[case] = outcome
+            progress(f"{stream.name}: {len(runs)} of {len(todo)} simulations")
+        rows = study(stream, plan, {case: runs[case] for case in todo})
+        result["streams"][stream.name] = rows
+        lines += [*table(stream.name, rows), ""]
+        if figures is not None:
+            draw(stream.name, rows, plan, figures / f"streams-{stream.name}.png")
     lines += NOTES
     if figures is not None:
         lines.append(f"figures in {figures}")

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +106,9 @@ DEFAULT = "backfill-share"
 """What decides where nobody says."""
 
 
+SHIPPED = "rms."
+"""The beginning of the names of modules that come with the program."""
+
 Modules = Collection[str] | None
 """Modules whose functions a policy may name; None for any, which is then imported."""
 
@@ -147,21 +149,10 @@ def placing(name: str, modules: Modules = None) -> Policy:
 
 def modules_of(policy: Policy) -> frozenset[str]:
     """Return the modules of a policy's parts that do not come with the program."""
-    parts = _modular_parts(msgspec.json.decode(policy.text, type=dict[str, Any]))
-    return frozenset(part.partition(":")[0] for part in parts - shipped_parts())
-
-
-@cache
-def shipped_parts() -> frozenset[str]:
-    """Return the parts ``module:name`` that policies name which come with the program."""
-    texts = (path.read_bytes() for path in FOLDER.glob("*.toml"))
-    return frozenset().union(*(_modular_parts(msgspec.toml.decode(text)) for text in texts))
-
-
-def _modular_parts(raw: Mapping[str, Any]) -> frozenset[str]:
-    """Return the parts ``module:name`` of a composition."""
-    names = (table["part"] for table in raw.values() if isinstance(table, dict))
-    return frozenset(name for name in names if ":" in name)
+    tables: dict[str, Any] = msgspec.json.decode(policy.text)
+    parts = [table["part"] for table in tables.values() if isinstance(table, dict)]
+    modules = (part.partition(":")[0] for part in parts if ":" in part)
+    return frozenset(module for module in modules if not module.startswith(SHIPPED))
 
 
 def read_policy(path: Path, *, name: str = "") -> Policy:
@@ -250,37 +241,44 @@ def _check_powered(placement: object, raw: Mapping[str, Any]) -> None:
 
 
 def _part(kind: str, table: Any, modules: Modules) -> Callable[..., Any]:
+    """Return a part by its name or by ``module:name``, with its parameters.
+
+    A struct of the program that is not in :data:`PARTS` is made as those are; a function, or a
+    class of a user's own, is a :class:`UserPart`.
+    """
     if not isinstance(table, dict) or not isinstance(table.get("part"), str):
         raise PolicyError(f'expected {kind} = {{part = "name", ...}}, got {table!r}')
     parameters = {key: value for key, value in table.items() if key != "part"}
     part = table["part"]
-    made: Callable[..., Any] | None = PARTS[kind].get(part)
-    if ":" in part:
-        outside = modules is not None and part.partition(":")[0] not in modules
-        if outside and part not in shipped_parts():
+    module, colon, _ = part.partition(":")
+    made = PARTS[kind].get(part)
+    if colon:
+        allowed, shipped = modules is None or module in modules, part.startswith(SHIPPED)
+        imported = _imported(kind, part) if allowed or shipped else None
+        if shipped and isinstance(imported, type) and issubclass(imported, msgspec.Struct):
+            made = imported
+        elif imported is None or not allowed:
             expected = "a function of a module that rms serve was started with (--policy-modules)"
             raise PolicyError(f"{kind}: expected {expected}, got {part}")
-        imported = made = _imported(kind, part)
-        if not (isinstance(imported, type) and issubclass(imported, msgspec.Struct)):
+        else:
             return UserPart(imported, tuple(sorted(parameters.items())))
     if made is None:
         names = ", ".join(PARTS[kind])
         raise PolicyError(f"expected {kind} of {names} or module:function, got {part!r}")
     try:
-        converted: Callable[..., Any] = msgspec.convert(parameters, made)
+        return msgspec.convert(parameters, made)  # type: ignore[return-value]
     except msgspec.ValidationError as error:
         raise PolicyError(f"{kind} {part}: {error}") from None
-    return converted
 
 
 def _imported(kind: str, part: str) -> Callable[..., Any]:
     """Return a function, or a struct whose instances are parts, by its module and name."""
     module, _, name = part.partition(":")
     try:
-        imported: object = getattr(importlib.import_module(module), name)
+        imported = getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
         got = str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
         raise MissingPartError(f"{kind}: expected a function {part}, got: {got}") from None
     if not callable(imported):
         raise PolicyError(f"{kind}: expected a function, got {part}, which cannot be called")
-    return imported
+    return imported  # type: ignore[no-any-return]

@@ -10,8 +10,7 @@ from stated import assert_statements
 
 from rms.kernels.model import Governor
 from rms.kernels.scheduler import ShortTerm
-from rms.studies.varysched import varysched
-from rms.studies.varysched_model import NAMES, simulate
+from rms.studies.varysched import NAMES, simulate, varysched
 
 Study = tuple[dict[str, Any], list[str], bool]
 
