@@ -24,7 +24,7 @@ from rms.power import frequency
 from rms.power.choice import MeterChoice
 from rms.power.frequency import FrequencyError
 from rms.power.meter import MeterError
-from rms.studies import bandwidth, profile_tables
+from rms.studies import bandwidth
 from rms.studies import profile as study
 from rms.wire.files import state_folder
 from rms.wire.terminal import (
@@ -97,10 +97,10 @@ def profile(arguments: argparse.Namespace) -> int:
             return _list(arguments, base)
         shown = _known(arguments, base) if arguments.show else _measure(arguments, base)
     if arguments.figure is not None:
-        profile_tables.draw(shown, arguments.figure)
+        study.draw(shown, arguments.figure)
     slowdown = arguments.slowdown
-    lines = profile_tables.lines_of(shown, slowdown)
-    publish(arguments.json, profile_tables.as_json(shown, slowdown), lines)
+    lines = study.lines_of(shown, slowdown)
+    publish(arguments.json, study.as_json(shown, slowdown), lines)
     return 0
 
 
